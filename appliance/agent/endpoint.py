@@ -47,8 +47,11 @@ def run(*argv: str, stdin: bytes = b"", ok: Sequence[int] = (0,), timeout: float
 def shown(argv: Strings) -> str:
     """Return a command for a message: its first words, without how it enters the instance."""
     words = list(argv)
-    if words[0] == "nsenter":
-        words = words[words.index(PATH) + 1 :] if PATH in words else [word for word in words[1:] if word[:2] != "--"]
+    inside = [number for number, word in enumerate(words) if word.startswith("instance://")]
+    if inside:
+        words = words[inside[0] + 1 :]
+    elif words[0] == "nsenter":
+        words = [word for word in words[1:] if word[:2] != "--"]
     return " ".join(words[:4])
 
 
@@ -62,10 +65,6 @@ class Instance:
     def root(self) -> str:
         """Path of its root file system on this host. Paths below it are opened by ``open_in_root`` only."""
         return "/proc/%d/root" % self.pid
-
-    def argv(self, *argv: str) -> List[str]:
-        """Return the command line that runs ``argv`` inside the container."""
-        return ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "env", "-i", PATH, *argv]
 
     def network(self, *argv: str) -> List[str]:
         """Return the command line that runs a program of this host in its network namespace."""
@@ -149,9 +148,6 @@ class Instance:
             argv = self.network("arping", "-q", "-U", "-c", "5", "-I", interface, address)
             null = subprocess.DEVNULL
             subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, start_new_session=True)
-
-
-PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/libexec"
 
 
 def _quietly(call: Any, *arguments: Any) -> None:

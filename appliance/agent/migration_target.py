@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from appliance.agent import endpoint, protocol
 from appliance.agent.channel import Channel, Disconnected
@@ -265,17 +265,24 @@ class MigrationTarget:
         self._save_state("started")
         self.channel.send("started", pid=self.instance.pid, took_s=time.monotonic() - began)
 
+    def _inside(self, *argv: str) -> List[str]:
+        """Return the command line that runs ``argv`` inside the container, confined as its processes are.
+
+        nsenter would run a program of the overlay with all capabilities of this process.
+        """
+        return [*self.request.inside, *argv]
+
     def probe(self, message: Message) -> None:
         """Run the probe inside; send its output, a line per service."""
         assert self.channel and self.instance
-        argv = self.instance.argv(*field(message, "argv", list))
+        argv = self._inside(*field(message, "argv", list))
         limit = float(field(message, "limit_s", (int, float)))  # type: ignore[arg-type]
         self.channel.send("probed", endpoint.run(*argv, ok=(0, 4), timeout=limit))
 
     def run_command(self, message: Message) -> None:
         """Run a command inside; send its output."""
         assert self.channel and self.instance
-        output = endpoint.run(*self.instance.argv(*field(message, "argv", list)), ok=range(256), timeout=30)
+        output = endpoint.run(*self._inside(*field(message, "argv", list)), ok=range(256), timeout=30)
         self.channel.send("told", output)
 
     def arm(self, message: Message) -> None:
@@ -327,7 +334,7 @@ class MigrationTarget:
             path = os.path.normpath("/" + one["path"].lstrip("/"))  # normpath keeps two leading slashes
             if part and path.startswith("/var/log/"):
                 # Inside the container, so that no symbolic link leads out of it.
-                argv = self.instance.argv("dd", "of=" + path, "oflag=append", "conv=notrunc", "bs=1M", "status=none")
+                argv = self._inside("dd", "of=" + path, "oflag=append", "conv=notrunc", "bs=1M", "status=none")
                 endpoint.run(*argv, stdin=part)
         self.channel.send("appended")
 
@@ -349,9 +356,9 @@ class MigrationTarget:
                 os.unlink(self.overlay + left)
         self._mark_overlay()
         self._remove_holds()
-        if self.instance and self.request.ask_nodes:
+        if self.instance and self.request.ask_nodes and self.request.inside:
             try:
-                endpoint.run(*self.instance.argv(*self.request.ask_nodes), ok=range(256), timeout=20)
+                endpoint.run(*self._inside(*self.request.ask_nodes), ok=range(256), timeout=20)
             except Problem as problem:  # slurmctld asks them later anyway
                 self.host_state.record_event("trouble", why=problem.message)
         self.state = "done"

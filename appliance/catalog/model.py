@@ -18,6 +18,23 @@ Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3,4}$")]
 AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
 Role = Literal["controller", "accounting", "logging", "clock", "mail", "routing", "files"]
 PackageSet = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$")]
+Capability = Literal[
+    "AUDIT_WRITE",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "KILL",
+    "NET_ADMIN",
+    "NET_BIND_SERVICE",
+    "NET_RAW",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+]
+"""Capabilities (capabilities(7)) that a service may have. None of them reaches beyond the container's namespaces and
+files, except that AUDIT_WRITE adds records to the host's audit log."""
+Sysctl = Annotated[str, StringConstraints(pattern=r"^net\.[a-z0-9_.]+$")]
 
 
 class Probe(Section):
@@ -30,6 +47,9 @@ class Probe(Section):
     ntp: str | None = Field(None, description="Address queried for the time (RFC 5905, client mode).")
     smtp: str | None = Field(None, description="Address whose port 25 must greet with 220 (RFC 5321).")
     syslog: str | None = Field(None, description="Address that a line is sent to (UDP 514); it must appear in `file`.")
+    routed: str | None = Field(
+        None, description="Address that must answer a ping sent from behind the container, where nodes are."
+    )
     http: str | None = Field(
         None, description="http+unix:/path or http://address:port/path; the status must be below 500."
     )
@@ -40,9 +60,9 @@ class Probe(Section):
 
     @model_validator(mode="after")
     def _one_way(self) -> Probe:
-        ways = [self.exec, self.ntp, self.smtp, self.syslog, self.http, self.fresh]
+        ways = [self.exec, self.ntp, self.smtp, self.syslog, self.routed, self.http, self.fresh]
         if sum(way is not None for way in ways) != 1:
-            raise ValueError("give exactly one of exec, ntp, smtp, syslog, http, fresh")
+            raise ValueError("give exactly one of exec, ntp, smtp, syslog, routed, http, fresh")
         if (self.syslog is None) != (self.file is None):
             raise ValueError("syslog and file go together")
         return self
@@ -105,6 +125,13 @@ class Service(Section):
     accounts: dict[PackageSet, Accounts] = Field({}, description="Accounts by package set of the base.")
     run: tuple[str, ...] = Field((), description="The foreground command.")
     user: str = Field("root", description="User that runs it.")
+    groups: tuple[AccountName, ...] = Field((), description="Further groups of its user, of those that the image has.")
+    capabilities: dict[Capability, str] = Field(
+        {}, description="Capabilities that it has, as any user, each with what needs it. No others can be gained."
+    )
+    sysctl: dict[Sysctl, str] = Field(
+        {}, description="Kernel parameters of the container's network; the host sets them before the container starts."
+    )
     setup: str = Field("", description="Shell, run as root before every start; must be idempotent.")
     needs: tuple[Name, ...] = Field((), description="Services whose probe must succeed before this one starts.")
     after: tuple[Name, ...] = Field((), description="Services to wait for, if the site has them.")

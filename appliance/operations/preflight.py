@@ -8,7 +8,16 @@ from contextlib import AbstractContextManager, contextmanager
 from appliance.errors import Busy, Refused
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
-from appliance.plan.machine import instance_name
+from appliance.plan.machine import instance_name, trial_argv
+from appliance.plan.services.confinement import (
+    HIDDEN_FILES,
+    HIDDEN_FOLDERS,
+    READ_ONLY,
+    Confinement,
+    capabilities_for,
+    find_gaps,
+)
+from appliance.share import share
 from appliance.tools import apptainer, bridge
 from appliance.tools.programs import find_missing
 
@@ -50,6 +59,44 @@ def check_bridges(cluster: Cluster, host: Host) -> None:
             problems.append(f"bridge {network.bridge} has no port that is up: the container would be isolated")
     if problems:
         raise _cannot(host, problems)
+
+
+def query_confinement(cluster: Cluster, host: Host) -> Confinement:
+    """Return what a container on the host is confined with; ``prepare_confinement`` writes its files."""
+    paths = (*HIDDEN_FOLDERS, *HIDDEN_FILES, *READ_ONLY)
+    # -L: a link to nothing cannot be mounted.
+    present = host.run("find", "-L", *paths, "-maxdepth", "0", "!", "-type", "l", ok=None).text.split()
+    where = cluster.places
+    return Confinement(capabilities_for(cluster.services), str(where.seccomp), str(where.empty), tuple(present))
+
+
+def prepare_confinement(cluster: Cluster, host: Host) -> Confinement:
+    """Write the seccomp profile on the host and create the empty folder; return what a container is confined with."""
+    confinement = query_confinement(cluster, host)
+    host.run("mkdir", "-p", confinement.empty)
+    host.write(confinement.seccomp, share("definitions", "seccomp.json").read_bytes())
+    if any(name.startswith("net.netfilter.") for service in cluster.services for name in service.sysctl):
+        # The kernel has these parameters once the module is loaded: built in, or by this.
+        host.run("env", "modprobe", "-q", "nf_conntrack", ok=None)  # env: it may be missing
+    return confinement
+
+
+def check_confinement(cluster: Cluster, host: Host, image: str) -> Confinement:
+    """Check that the host's Apptainer confines a process of the image; return what the container is confined with.
+
+    Apptainer without libseccomp only warns.
+
+    Raises:
+        Refused: it does not.
+    """
+    confinement = prepare_confinement(cluster, host)
+    status = apptainer.run_container(host, *trial_argv(cluster.site, confinement, image), timeout=60).text
+    if gaps := find_gaps(status, confinement.capabilities):
+        raise Refused(
+            f"{host.name} does not confine the services container: {'; '.join(gaps)}",
+            hint="is its Apptainer built with libseccomp? `apptainer --debug exec` of the image prints what it applies",
+        )
+    return confinement
 
 
 def _cannot(host: Host, problems: list[str]) -> Refused:

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from appliance.catalog import Service
 from appliance.config.model import Site
+from appliance.plan.services.confinement import Confinement, capabilities_for, privilege_options
 from appliance.plan.services.network import network_options
 
 
@@ -25,6 +26,9 @@ class Places:
         self.snapshots = PurePosixPath(site.snapshots.directory or state / "snapshots") / site.cluster
         # Beside the overlay: hosts that share the overlay share the lease.
         self.lease = overlays / f"{site.cluster}.lease"
+        # What the container may do.
+        self.seccomp = state / "seccomp.json"
+        self.empty = state / "empty"
         self.journal = state / "journal"
         self.history = self.journal / f"{site.cluster}.history"
         self.lock = run / f"{site.cluster}.lock"
@@ -45,22 +49,24 @@ def instance_name(site: Site) -> str:
     return f"sms-{site.cluster}"
 
 
-def container_options(site: Site) -> list[str]:
+def container_options(site: Site, confinement: Confinement) -> list[str]:
     """Return the options of every run of the image: only the kernel and the time zone are the host's."""
-    options = ["--no-home", "--contain", "--cleanenv", "--no-mount", "/etc/hosts"]
+    options = ["--no-home", "--contain", "--cleanenv", "--no-mount", "/etc/hosts", *confinement.options()]
+    # Pid files and sockets of the last run must not outlive it.
+    options += ["--scratch", "/run"]
     # The container may not be able to reach the host's resolver; an address that refuses at once
     # is better than one that never answers.
     dns = ",".join(str(server) for server in site.networks.dns) or "127.0.0.1"
     return [*options, "--dns", dns]
 
 
-def start_argv(site: Site, image: str, *, isolated: bool = False) -> tuple[str, ...]:
+def start_argv(site: Site, confinement: Confinement, image: str, *, isolated: bool = False) -> tuple[str, ...]:
     """Return the command that starts the instance; ``isolated``: on ``network.isolated_bridges``."""
     return (
         "apptainer",
         "instance",
         "start",
-        *container_options(site),
+        *container_options(site, confinement),
         *network_options(site, isolated=isolated),
         "--hostname",
         site.hostname,
@@ -71,13 +77,21 @@ def start_argv(site: Site, image: str, *, isolated: bool = False) -> tuple[str, 
     )
 
 
-def seed_argv(site: Site, image: str, overlay: str, mark: str) -> tuple[str, ...]:
+def seed_argv(site: Site, confinement: Confinement, image: str, overlay: str, mark: str) -> tuple[str, ...]:
     """Return the command that reads the seed archive and seeds an overlay that is not in use.
 
     ``mark`` is written last; it identifies what the overlay was seeded with.
     """
-    options = container_options(site)
+    options = container_options(site, confinement)
     return ("apptainer", "exec", *options, "--overlay", overlay, image, "/opt/sms/bin/sms-seed", mark)
+
+
+def trial_argv(site: Site, confinement: Confinement, image: str) -> tuple[str, ...]:
+    """Return the command that prints the status (proc(5)) of a process confined as those of the instance are.
+
+    It runs without an overlay, so that nobody but the signed image answers.
+    """
+    return ("apptainer", "exec", *container_options(site, confinement), image, "cat", "/proc/self/status")
 
 
 def stop_timeout(services: Sequence[Service]) -> int:
@@ -90,12 +104,17 @@ def stop_argv(site: Site, timeout_s: int) -> tuple[str, ...]:
     return ("apptainer", "instance", "stop", "--signal", "SIGTERM", "--timeout", str(timeout_s), instance_name(site))
 
 
-def dump_argv(site: Site, service: Service) -> tuple[str, ...]:
+def dump_argv(site: Site, services: Sequence[Service], service: Service) -> tuple[str, ...]:
     """Return the command that makes a service dump its data inside the running instance."""
     limit = ("timeout", "--kill-after=10", str(service.dump_wait_s))
-    return inside_argv(site, *limit, "sh", "-c", service.dump, f"dump-{service.name}")
+    return inside_argv(site, services, *limit, "sh", "-c", service.dump, f"dump-{service.name}")
 
 
-def inside_argv(site: Site, *argv: str) -> tuple[str, ...]:
-    """Return the command that runs ``argv`` inside the running instance."""
-    return ("apptainer", "exec", "--cleanenv", "--pwd", "/", f"instance://{instance_name(site)}", *argv)
+def inside_argv(site: Site, services: Sequence[Service], *argv: str) -> tuple[str, ...]:
+    """Return the command that runs ``argv`` inside the running instance, with its capabilities and system calls.
+
+    Apptainer would give it all capabilities, and its programs are those of the overlay: anyone who is root in the
+    container can replace them.
+    """
+    options = ("--cleanenv", "--pwd", "/", *privilege_options(capabilities_for(services)))
+    return ("apptainer", "exec", *options, f"instance://{instance_name(site)}", *argv)

@@ -78,8 +78,10 @@ class TargetRequest(MigrationRequest):
         store: folder of the snapshots, whose chunks are reused.
         holds: bridges of an isolated instance, which are removed at the end.
         ask_nodes: command inside that makes the controller query its nodes; empty without a controller.
+        inside: first words of a command that runs inside; empty in a state that an earlier version stored.
     """
 
     store: str
     holds: tuple[str, ...]
     ask_nodes: tuple[str, ...]
+    inside: tuple[str, ...] = ()

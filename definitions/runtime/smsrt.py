@@ -13,6 +13,8 @@ import smsfiles
 
 SERVICES = "/etc/sms/services.json"
 NTP_PORT, SMTP_PORT, SYSLOG_PORT = 123, 25, 514
+ETH_P_IP = 0x0800  # linux/if_ether.h
+PROBE_ADDRESS = "169.254.77.2"  # of a node that is not there: nat.yaml
 NTP_DELTA = 2208988800  # seconds from 1900 to 1970 (RFC 5905, figure 4)
 
 
@@ -122,6 +124,65 @@ def probe_syslog(spec):
     raise RuntimeError("a line that was sent did not arrive in %s" % path)
 
 
+def checksum(data):
+    """The checksum of RFC 1071, of an even number of bytes."""
+    total = sum(struct.unpack("!%dH" % (len(data) // 2), data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def echo_request(target, identifier, cookie):
+    """A ping to ``target`` as a packet (RFC 791, RFC 792) from the probe's address."""
+    body = struct.pack("!BBHHH", 8, 0, 0, identifier, 1) + cookie
+    body = body[:2] + struct.pack("!H", checksum(body)) + body[4:]
+    addresses = socket.inet_aton(PROBE_ADDRESS) + socket.inet_aton(target)
+    head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(body), identifier, 0, 64, 1, 0) + addresses
+    return head[:10] + struct.pack("!H", checksum(head)) + head[12:] + body
+
+
+def is_reply(packet, target, identifier, cookie):
+    """Whether a packet is the reply to ``echo_request``."""
+    addresses = socket.inet_aton(target) + socket.inet_aton(PROBE_ADDRESS)
+    body = packet[20:]
+    return (
+        packet[:1] == b"\x45"
+        and packet[9:10] == b"\x01"
+        and packet[12:20] == addresses
+        and body[:1] == b"\0"
+        and body[4:6] == struct.pack("!H", identifier)
+        and body[8 : 8 + len(cookie)] == cookie
+    )
+
+
+def probe_routed(spec):
+    """Ping from behind the container: the packet enters as a node's would, is routed and translated."""
+    identifier, cookie = struct.unpack("!H", os.urandom(2))[0], os.urandom(16)
+    # What is sent into one end of the cable comes out of the other one.
+    with packet_socket("probe0") as inner, packet_socket("probe1") as outer:
+        head = inner.getsockname()[4] + outer.getsockname()[4] + struct.pack("!H", ETH_P_IP)
+        began = time.monotonic()
+        outer.send(head + echo_request(spec["routed"], identifier, cookie))
+        while True:
+            left = began + spec["timeout_s"] - time.monotonic()
+            if left <= 0:
+                raise RuntimeError("no reply from %s within %g s" % (spec["routed"], spec["timeout_s"]))
+            outer.settimeout(left)
+            try:
+                frame = outer.recv(2048)
+            except socket.timeout:
+                continue
+            if is_reply(frame[14:], spec["routed"], identifier, cookie):
+                return "reply after %.1f ms" % ((time.monotonic() - began) * 1000)
+
+
+def packet_socket(interface):
+    """A socket for the IPv4 packets of an interface, with their Ethernet headers."""
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_IP))
+    sock.bind((interface, ETH_P_IP))
+    return sock
+
+
 def probe_http(spec):
     """GET; the path must be there and open to the probe (2xx), or lie elsewhere (3xx)."""
     target = spec["http"]
@@ -161,6 +222,7 @@ PROBES = {
     "ntp": probe_ntp,
     "smtp": probe_smtp,
     "syslog": probe_syslog,
+    "routed": probe_routed,
     "http": probe_http,
     "fresh": probe_fresh,
 }

@@ -22,6 +22,7 @@ from appliance.plan.image.definition import (
 )
 from appliance.plan.machine import Places, inside_argv, seed_argv, start_argv, stop_argv, stop_timeout
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_files
+from appliance.plan.services.confinement import Confinement, capabilities_for
 from appliance.plan.services.network import conflists
 from appliance.plan.services.unit import guard_unit_name, guard_unit_text, unit_name, unit_text
 from appliance.share import share
@@ -80,11 +81,12 @@ def seeds_of(site: Site, services: tuple[Service, ...]) -> tuple[Seed, ...]:
 def rendered(site: Site, base: Base, services: tuple[Service, ...]) -> dict[str, str]:
     """Everything by the name of its golden file."""
     image = str(Places(site).current)
+    confinement = Confinement(capabilities_for(services), str(Places(site).seccomp), str(Places(site).empty))
     commands = (
-        start_argv(site, image),
+        start_argv(site, confinement, image),
         stop_argv(site, stop_timeout(services)),
-        seed_argv(site, image, str(Places(site).overlay), "MARK"),
-        inside_argv(site, "true"),
+        seed_argv(site, confinement, image, str(Places(site).overlay), "MARK"),
+        inside_argv(site, services, "true"),
     )
     seeds = seeds_of(site, services)
     plan = build_plan(site, base, services)
@@ -105,7 +107,7 @@ def rendered(site: Site, base: Base, services: tuple[Service, ...]) -> dict[str,
         ),
         "seed.list": "".join(f"{seed.owner}:{seed.group} {seed.mode:04o} {seed.path}\n" for seed in seeds),
     }
-    texts |= {f"cni/{Path(path).name}": text for path, text in conflists(site).items()}
+    texts |= {f"cni/{Path(path).name}": text for path, text in conflists(site, services).items()}
     return texts | {f"seed{seed.path}": seed.data.decode() for seed in seeds}
 
 

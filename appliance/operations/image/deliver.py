@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,12 +86,27 @@ def trust(cluster: Cluster, host: Host, path: str, sha256: str = "") -> Image:
         key, services = labels["sms.key"], set(labels["sms.services"].split(","))
     except KeyError:
         raise Refused(f"{path} is signed, but was not built by `sms build`", hint="`sms build` creates one") from None
+    check_confined(labels, path)
     missing = [service.name for service in cluster.services if service.name not in services]
     if missing:
         raise Refused(
             f"the image lacks {', '.join(missing)}, which the site file enables", hint="`sms build` builds a new image"
         )
     return Image(path, key, sha256 or find_digest(host, path), signer, labels.get("sms.runtime", ""))
+
+
+def check_confined(labels: Mapping[str, str], path: str) -> None:
+    """Check that the programs of an image can start with the container's few capabilities.
+
+    Raises:
+        Refused: an earlier version of sms built it.
+    """
+    if "sms.confined" not in labels:
+        raise Refused(
+            f"{path} was built by an earlier version of sms: its programs need capabilities that the container no "
+            "longer has",
+            hint="`sms build` builds a new one; `sms stop` and `sms start` switch to it",
+        )
 
 
 def check_signature(cluster: Cluster, host: Host, image: str) -> str:

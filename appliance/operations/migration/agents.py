@@ -12,7 +12,7 @@ from appliance.operations.image.deliver import Image
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
 from appliance.operations.services.unfinished import mark_path
 from appliance.operations.snapshots.list import store
-from appliance.plan.machine import instance_name, start_argv, stop_argv, stop_timeout
+from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
 from appliance.plan.migration.move import stop_groups, stream_ports
 from appliance.plan.services.jobs import ASK_NODES
 from appliance.plan.services.network import INTERFACES, isolated_bridges
@@ -63,7 +63,7 @@ def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> Sour
         tails=tuple(path for service in services for path in service.tails),
         compress=not all(isinstance(host, Local) for host in hosts),
         frozen_mark=f"{store(cluster)}/frozen",
-        start_argv=start_argv(cluster.site, image.path),
+        start_argv=start_argv(cluster.site, inspected.on_source, image.path),
         stream_ports=stream_ports([service for service in services if service.live and service.tails]),
     )
 
@@ -75,6 +75,7 @@ def target_request(cluster: Cluster, inspected: Inspected) -> TargetRequest:
         store=store(cluster),
         holds=tuple(isolated_bridges(cluster.site)),
         ask_nodes=tuple(ASK_NODES) if cluster.find_role("controller") else (),
+        inside=inside_argv(cluster.site, cluster.services),
     )
 
 

@@ -341,7 +341,9 @@ def _count_jobs(cluster: Cluster, host: Host) -> dict[str, int] | None:
     if not cluster.find_role("controller"):
         return None
     try:
-        output = host.run(*inside_argv(cluster.site, "squeue", "--noheader", "--format=%T"), timeout=30).text
+        output = host.run(
+            *inside_argv(cluster.site, cluster.services, "squeue", "--noheader", "--format=%T"), timeout=30
+        ).text
     except SmsError:
         return None
     states = output.split()

@@ -16,7 +16,7 @@ from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
-from appliance.operations.preflight import check_bridges, check_programs, find_instance
+from appliance.operations.preflight import check_bridges, check_programs, find_instance, query_confinement
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.unfinished import read_last_upgrade, recover_migration
@@ -65,7 +65,8 @@ def inspect_hosts(
         plan = plan_migration(facts, cluster.services, force=force)
     for warning in plan.warnings:
         progress.report(f"WARNING: {warning}")
-    return Inspected(source, target, running.pid, lease, plan)
+    confinements = query_confinement(cluster, source), query_confinement(cluster, target)
+    return Inspected(source, target, running.pid, lease, plan, *confinements)
 
 
 @contextmanager

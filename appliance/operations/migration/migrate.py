@@ -15,6 +15,7 @@ from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.inspection import inspect_hosts
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.migration.steps import run_steps
+from appliance.operations.preflight import check_confinement
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard, stop_guard
 from appliance.operations.start_note import record_start
@@ -130,8 +131,10 @@ def prepare(cluster: Cluster, inspected: Inspected, progress: Progress) -> Image
         if image.sha256 != inspected.plan.sha256:
             raise Refused(f"{image.path} on {inspected.target.name} is not the image that is running")
         step.detail(image.signer)
-    for path, text in {**conflists(cluster.site, isolated=True), **conflists(cluster.site)}.items():
-        inspected.target.write(path, text.encode())
+    check_confinement(cluster, inspected.target, image.path)
+    for isolated in (True, False):
+        for path, text in conflists(cluster.site, cluster.services, isolated=isolated).items():
+            inspected.target.write(path, text.encode())
     return image
 
 
@@ -140,7 +143,7 @@ def finish(
 ) -> list[str]:
     """Record which host runs the instance after a migration; return notes about what failed."""
     notes = []
-    for path in conflists(cluster.site, isolated=True):
+    for path in conflists(cluster.site, cluster.services, isolated=True):
         inspected.target.remove(path)
     try:
         lease = query_lease(inspected.target, cluster)

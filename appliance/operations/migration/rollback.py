@@ -161,7 +161,9 @@ def _raise_outcome(migration: Migration, cause: BaseException) -> NoReturn:
     try:
         # The agent may have been killed, too: recover what it left.
         resume_migration(cluster, source)
-        argv = inside_argv(cluster.site, PROBE, "--wait", "20", *(one.name for one in cluster.services))
+        argv = inside_argv(
+            cluster.site, cluster.services, PROBE, "--wait", "20", *(one.name for one in cluster.services)
+        )
         answers = source.run(*argv, ok=None, timeout=60)
     except SmsError:
         raise _find_outcome(migration, message) from cause

@@ -29,7 +29,7 @@ def list_jobs(migration: Migration) -> dict[str, str]:
     if not cluster.find_role("controller"):
         return {}
     try:
-        return read_jobs(migration.source.host.run(*inside_argv(cluster.site, *JOBS)).text)
+        return read_jobs(migration.source.host.run(*inside_argv(cluster.site, cluster.services, *JOBS)).text)
     except CommandError as error:
         # It may be the reason for this migration, as it is for one back.
         migration.result.notes.append(f"jobs are not compared: {error.message.splitlines()[-1].strip()}")
@@ -48,7 +48,8 @@ def start_isolated(migration: Migration, jobs: dict[str, str]) -> None:
     began = time.monotonic()
     cluster, target, result = migration.cluster, migration.target, migration.result
     with migration.progress.step(f"start isolated on {target.name}") as step:
-        target.send("start", argv=list(start_argv(cluster.site, migration.image.path, isolated=True)))
+        argv = start_argv(cluster.site, migration.inspected.on_target, migration.image.path, isolated=True)
+        target.send("start", argv=list(argv))
         target.receive("started", patience_s=START_S)
         migration.started = True
         external = needs_outside(cluster.services)

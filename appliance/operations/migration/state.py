@@ -9,6 +9,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
 from appliance.plan.migration.move import PARTS
 from appliance.plan.migration.plan import Plan
+from appliance.plan.services.confinement import Confinement
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools.move import Endpoint
@@ -48,13 +49,15 @@ class MigrationResult:
 
 @dataclass(frozen=True)
 class Inspected:
-    """Both hosts after all checks, and the plan."""
+    """Both hosts after all checks, how a container is confined on each, and the plan."""
 
     source: Host
     target: Host
     pid: int
     lease: Lease
     plan: Plan
+    on_source: Confinement
+    on_target: Confinement
 
 
 @dataclass

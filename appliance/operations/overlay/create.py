@@ -76,4 +76,4 @@ def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[st
     mark = overlay_mark(archive_for(cluster), image)
     if exists and seeded_with(host, str(cluster.places.overlay)) == mark:
         return []
-    return overlay_commands(cluster, image, mark, exists)
+    return overlay_commands(cluster, host, image, mark, exists)

@@ -14,7 +14,7 @@ from appliance.operations.context import Cluster, read_given
 from appliance.operations.image.deliver import Image
 from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.mirrored import ADOPT, find_mirror, is_linked, opened
-from appliance.operations.preflight import find_instance, lock_host
+from appliance.operations.preflight import find_instance, lock_host, prepare_confinement, query_confinement
 from appliance.plan.machine import inside_argv, seed_argv
 from appliance.plan.overlay.seed import SECRET_PLACES, seed_archive, seed_digest, seed_files
 from appliance.progress import Progress
@@ -44,7 +44,7 @@ def overlay_mark(archive: bytes, image: Image) -> str:
 
 def running_mark(cluster: Cluster, host: Host) -> str:
     """Return the seed mark in the overlay of the running services container."""
-    return host.run(*inside_argv(cluster.site, "cat", MARK), ok=None).text
+    return host.run(*inside_argv(cluster.site, cluster.services, "cat", MARK), ok=None).text
 
 
 def check_overlay(cluster: Cluster, host: Host) -> bool:
@@ -133,11 +133,12 @@ def seeded_with(host: Host, path: str) -> str:
     return ext3.read_inside(host, path, f"/upper{MARK}").decode(errors="replace").strip()
 
 
-def overlay_commands(cluster: Cluster, image: Image, mark: str, exists: bool) -> list[str]:
+def overlay_commands(cluster: Cluster, host: Host, image: Image, mark: str, exists: bool) -> list[str]:
     """Return the commands that create and seed an overlay, for display."""
     overlay = str(cluster.places.overlay)
     create = f"apptainer overlay create --size {cluster.site.overlay.size_mb} --sparse {overlay}"
-    seed = shlex.join(seed_argv(cluster.site, image.path, overlay, mark))
+    confinement = query_confinement(cluster, host)
+    seed = shlex.join(seed_argv(cluster.site, confinement, image.path, overlay, mark))
     return [*([] if exists else [create]), f"{seed} <the site's files>"]
 
 
@@ -186,6 +187,7 @@ def _create(cluster: Cluster, host: Host, image: str, path: str, archive: bytes,
 
 
 def _seed(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes, mark: str) -> dict[str, list[str]]:
-    result = apptainer.run_container(host, *seed_argv(cluster.site, image, overlay, mark), input=archive, timeout=120)
+    argv = seed_argv(cluster.site, prepare_confinement(cluster, host), image, overlay, mark)
+    result = apptainer.run_container(host, *argv, input=archive, timeout=120)
     report: dict[str, list[str]] = json.loads(result.text.splitlines()[-1])
     return report

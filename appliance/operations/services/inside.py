@@ -32,7 +32,7 @@ def need_running(cluster: Cluster, host: Host) -> None:
 def run_inside(cluster: Cluster, host: Host, argv: tuple[str, ...]) -> int:
     """Run a command in the services container on the user's terminal; return its exit status."""
     need_running(cluster, host)
-    return host.interact(*inside_argv(cluster.site, *argv))
+    return host.interact(*inside_argv(cluster.site, cluster.services, *argv))
 
 
 def log_path(cluster: Cluster, name: str) -> str:
@@ -64,7 +64,7 @@ def show_log(
         tail = ("tail", "-n", str(lines), *(("-F",) if follow else ()), path)
         # While it follows a log, what tail reports is shown at once, such as that the log was rotated.
         report = (lambda line: write(f"{line}\n".encode())) if follow else None
-        with host.stream(*inside_argv(cluster.site, *tail), on_line=report) as stream:
+        with host.stream(*inside_argv(cluster.site, cluster.services, *tail), on_line=report) as stream:
             while data := stream.read():
                 write(data)
             stream.result()

@@ -59,7 +59,7 @@ def inspect_inside(cluster: Cluster, host: Host) -> Inside:
     """Return what the running container knows of itself, and its controller of the nodes."""
     controller = cluster.find_role("controller")
     argv = script_argv("inspect-inside", *(NODES if controller else ()))
-    result = host.run(*inside_argv(cluster.site, *argv), ok=None)
+    result = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None)
     return read_inside(result.stdout.decode(errors="replace"), controller.user if controller else "")
 
 
@@ -103,5 +103,7 @@ def probe_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside: In
     if all(is_address(address) for address, _ in chosen):
         argv = ("nsenter", f"--net=/proc/{pid}/ns/net", *argv)  # faster than a start of apptainer
     else:
-        argv = inside_argv(cluster.site, *argv)  # where names are resolved as they are for the controller
+        argv = inside_argv(
+            cluster.site, cluster.services, *argv
+        )  # where names are resolved as they are for the controller
     return read_probes(targets, host.run(*argv, ok=None).stdout.decode(errors="replace"))

@@ -33,7 +33,15 @@ from appliance.operations.overlay.overlay import (
     ready_overlay,
     running_mark,
 )
-from appliance.operations.preflight import check_bridges, check_programs, find_instance, lock_host, refuse_taken
+from appliance.operations.preflight import (
+    check_bridges,
+    check_confinement,
+    check_programs,
+    find_instance,
+    lock_host,
+    query_confinement,
+    refuse_taken,
+)
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.generation import Known, find_known
 from appliance.operations.services.guarded import start_guard
@@ -43,6 +51,7 @@ from appliance.operations.start_note import read_note, record_start
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv, start_argv
 from appliance.plan.migration.lease import find_newer
+from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.network import conflists
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
@@ -199,7 +208,8 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
     refuse_older(cluster, host, leases, set_aside=False)
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(cluster), trusted)
-    return [*overlay_commands(cluster, trusted, mark, exists), shlex.join(start_argv(cluster.site, trusted.path))]
+    argv = start_argv(cluster.site, query_confinement(cluster, host), trusted.path)
+    return [*overlay_commands(cluster, host, trusted, mark, exists), shlex.join(argv)]
 
 
 def _check_running(cluster: Cluster, host: Host, progress: Progress, path: str, wait_s: float) -> Started:
@@ -244,6 +254,8 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
             check_overlay(cluster, host)
         stopwatch.lap("preflight")
         image = _verify_image(cluster, host, progress, options.image, stopwatch)
+        confinement = check_confinement(cluster, host, image.path)
+        stopwatch.lap("confine")
         known = query.result()
     for line in known.notes:
         progress.report(line)
@@ -255,7 +267,7 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
         mark_overlay(cluster, host, lease.generation)
         stopwatch.lap("overlay")
         with hold_taken_lease(host, cluster, lease):
-            _start_instance(cluster, host, progress, image)
+            _start_instance(cluster, host, progress, image, confinement)
         stopwatch.lap("instance")
         services = _wait_for_services(cluster, host, progress, options.wait_s, options.keep)
         stopwatch.lap("probes")
@@ -338,13 +350,13 @@ def _roll_back(cluster: Cluster, host: Host, before: Lease, cause: BaseException
         raise RolledBack(f"{cause.message}\n  everything that was started is stopped again", hint=cause.hint) from cause
 
 
-def _start_instance(cluster: Cluster, host: Host, progress: Progress, image: Image) -> None:
-    for path, text in conflists(cluster.site).items():
+def _start_instance(cluster: Cluster, host: Host, progress: Progress, image: Image, confinement: Confinement) -> None:
+    for path, text in conflists(cluster.site, cluster.services).items():
         host.write(path, text.encode())
     with progress.step("start the instance"):
-        apptainer.run_container(host, *start_argv(cluster.site, image.path), timeout=60)
+        apptainer.run_container(host, *start_argv(cluster.site, confinement, image.path), timeout=60)
         # Apptainer only warns about a read-only overlay; the services would fail one by one.
-        apptainer.prove_writable(host, inside_argv(cluster.site))
+        apptainer.prove_writable(host, inside_argv(cluster.site, cluster.services))
 
 
 def _wait_for_services(cluster: Cluster, host: Host, progress: Progress, wait_s: float, keep: bool) -> dict[str, float]:
@@ -368,7 +380,7 @@ def _wait_for_services(cluster: Cluster, host: Host, progress: Progress, wait_s:
             waiting = f"; waiting for {', '.join(missing)}" if missing else ""
             step.detail(f"{len(took)} of {len(names)} answer{waiting}")
 
-        argv = inside_argv(cluster.site, PROBE, "--wait", f"{wait_s:g}", *names)
+        argv = inside_argv(cluster.site, cluster.services, PROBE, "--wait", f"{wait_s:g}", *names)
         host.run(*argv, ok=(0, 4), timeout=wait_s + 30, on_line=on_line)
         if failed and not keep:
             raise SmsError(
@@ -384,6 +396,8 @@ def _failure_text(cluster: Cluster, host: Host, failed: dict[str, str]) -> str:
     lines = []
     for name, detail in failed.items():
         lines.append(f"{name} does not answer: {detail}")
-        log = host.run(*inside_argv(cluster.site, "tail", "-n", "8", f"/var/log/sms/{name}.log"), ok=None).text
+        log = host.run(
+            *inside_argv(cluster.site, cluster.services, "tail", "-n", "8", f"/var/log/sms/{name}.log"), ok=None
+        ).text
         lines += [f"    {line}" for line in log.splitlines()]
     return "\n".join(lines)

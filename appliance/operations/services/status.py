@@ -201,7 +201,7 @@ def _mirror(cluster: Cluster, host: Host) -> tuple[MirrorState | None, list[str]
 def query_services(cluster: Cluster, host: Host) -> list[Answer]:
     """Probe all services; return one answer per service, in starting order."""
     names = [service.name for service in cluster.services]
-    result = host.run(*inside_argv(cluster.site, PROBE, *names), ok=None, timeout=90)
+    result = host.run(*inside_argv(cluster.site, cluster.services, PROBE, *names), ok=None, timeout=90)
     found: dict[str, Answer] = {}
     for line in result.stdout.decode(errors="replace").splitlines():
         try:

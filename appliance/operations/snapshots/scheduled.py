@@ -245,7 +245,7 @@ def _mail(cluster: Cluster, host: Host, run: Run, notice: Notice) -> list[str]:
     text = mail_text(cluster.site.cluster, host.name, run, notice, to=to, since=since).encode()
     try:
         if cluster.find_role("mail"):
-            argv = inside_argv(cluster.site, *SENDMAIL)
+            argv = inside_argv(cluster.site, cluster.services, *SENDMAIL)
             if not host.run(*argv, input=text, ok=None, timeout=60).status:
                 return []
         if not host.run(*SENDMAIL, input=text, ok=None, timeout=60).status:

@@ -141,7 +141,7 @@ def dump_all(cluster: Cluster, host: Host, progress: Progress) -> list[str]:
 def _dump(cluster: Cluster, host: Host, progress: Progress, service: Service) -> str:
     with progress.step(f"dump {service.name}") as step:
         try:
-            host.run(*dump_argv(cluster.site, service), timeout=service.dump_wait_s + 30)
+            host.run(*dump_argv(cluster.site, cluster.services, service), timeout=service.dump_wait_s + 30)
         except CommandError as error:
             why = _failure_reason(error.result, service.dump_wait_s)
             step.detail(f"failed: {why}")

@@ -10,7 +10,7 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.build import make_current
 from appliance.operations.image.copy import HostFile, copy_file
-from appliance.operations.image.deliver import verify_here
+from appliance.operations.image.deliver import check_confined, verify_here
 from appliance.plan.upgrade.upgrade import Side
 from appliance.progress import Progress
 from appliance.tools import apptainer
@@ -21,13 +21,14 @@ def check_rollback_image(host: Host, side: Side) -> None:
     """Check that an image is still where it was started from.
 
     Raises:
-        Refused: it is missing or has changed.
+        Refused: it is missing, has changed, or cannot be started any more.
     """
     if not side.sha256 or find_digest(host, side.path, needed=False) != side.sha256:
         raise Refused(
             f"{side.path} on {host.name} is no longer the running image: a rollback would be impossible",
             hint="`sms stop` and `sms start` start the image of that file",
         )
+    check_confined(apptainer.labels(host, side.path), side.path)
 
 
 def send_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -> Side:

@@ -158,7 +158,9 @@ class Inside:
 
     def run(self, *argv: str, ok: tuple[int, ...] | None = (0,), input: bytes | None = None) -> Result:
         """Run a command in the container."""
-        return self.host.run(*inside_argv(self.cluster.site, *argv), ok=ok, input=input, timeout=90)
+        return self.host.run(
+            *inside_argv(self.cluster.site, self.cluster.services, *argv), ok=ok, input=input, timeout=90
+        )
 
 
 def check_jobs(inside: Inside, expected: list[int]) -> str:

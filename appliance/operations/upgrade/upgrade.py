@@ -276,7 +276,7 @@ def _jobs(cluster: Cluster, host: Host) -> dict[str, str]:
     """
     if not cluster.find_role("controller"):
         return {}
-    return read_jobs(host.run(*inside_argv(cluster.site, *JOBS)).text)
+    return read_jobs(host.run(*inside_argv(cluster.site, cluster.services, *JOBS)).text)
 
 
 def _resume(
@@ -374,7 +374,7 @@ def _ended(cluster: Cluster, host: Host) -> dict[str, str]:
     if not (controller := cluster.find_role("controller")):
         return {}
     argv = ("grep", "-h", "-a", "job_complete: JobId=", f"/var/log/sms/{controller.name}.log")
-    return read_ended(host.run(*inside_argv(cluster.site, *argv), ok=None).text)
+    return read_ended(host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None).text)
 
 
 def _fail(

@@ -31,5 +31,5 @@ def probe_vm(cluster: Cluster, host: Host) -> Deferred | None:
     if vm is None:
         return None
     address = str(vm.address.ip)
-    up = host.works(*inside_argv(cluster.site, *probe_argv(address, PORT)))
+    up = host.works(*inside_argv(cluster.site, cluster.services, *probe_argv(address, PORT)))
     return Deferred(vm.hostname, address, up, () if up else DEFERRED)

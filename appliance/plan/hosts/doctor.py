@@ -145,7 +145,7 @@ def _singularity(facts: Facts) -> Finding:
 
 
 def _plugins(facts: Facts) -> Finding:
-    lacking = [name for name in ("bridge", "static") if name not in facts.words("cni")]
+    lacking = [name for name in ("bridge", "static", "tuning") if name not in facts.words("cni")]
     if not lacking:
         return Finding("CNI plugins", "ok", facts.values.get("cni_folder", ""))
     elsewhere = facts.values.get("cni_elsewhere")

@@ -67,7 +67,7 @@ def seed_files(
         node_addresses=node_addresses(site),
     )
     seeds = [
-        Seed("/etc/sms/supervisord.conf", supervisor_conf(services).encode()),
+        Seed("/etc/sms/supervisord.conf", supervisor_conf(services, site.overlay.size_mb).encode()),
         Seed("/etc/sms/services.json", (json.dumps(services_json(services, templates), indent=1) + "\n").encode()),
     ]
     service_files = [file for service in services for file in service.files]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 
+from appliance.catalog import Service
 from appliance.config.model import Network, PublicNetwork, Site
 
 CNI_FOLDER = "/etc/apptainer/network"
@@ -33,22 +35,24 @@ def isolated_bridges(site: Site) -> tuple[str, str]:
     return f"sms{short}h0", f"sms{short}h1"
 
 
-def conflists(site: Site, *, isolated: bool = False) -> dict[str, str]:
+def conflists(site: Site, services: Sequence[Service], *, isolated: bool = False) -> dict[str, str]:
     """Return the CNI configuration files: path to text, one per network.
 
     Args:
+        services: their ``sysctl`` is set with the first network.
         isolated: attach the container to ``isolated_bridges``.
     """
     names = network_names(site, isolated=isolated)
     networks: tuple[Network, Network] = (site.networks.provisioning, site.networks.public)
     bridges = isolated_bridges(site) if isolated else tuple(network.bridge for network in networks)
+    sysctl = {name: value for service in services for name, value in service.sysctl.items()}
     return {
-        f"{CNI_FOLDER}/50_{name}.conflist": _conflist(name, network, bridge)
+        f"{CNI_FOLDER}/50_{name}.conflist": _conflist(name, network, bridge, sysctl if network is networks[0] else {})
         for name, network, bridge in zip(names, networks, bridges, strict=True)
     }
 
 
-def _conflist(name: str, network: Network, to: str) -> str:
+def _conflist(name: str, network: Network, to: str, sysctl: dict[str, str]) -> str:
     address: dict[str, str] = {"address": str(network.address)}
     ipam: dict[str, object] = {"type": "static", "addresses": [address]}
     if isinstance(network, PublicNetwork):
@@ -56,8 +60,12 @@ def _conflist(name: str, network: Network, to: str) -> str:
         ipam["routes"] = [{"dst": "0.0.0.0/0"}]
     # No firewall and portmap plugins, no masquerading on the host: the container is a separate machine
     # on both networks.
-    bridge = {"type": "bridge", "bridge": to, "isGateway": False, "ipMasq": False, "ipam": ipam}
-    return json.dumps({"cniVersion": "1.0.0", "name": name, "plugins": [bridge]}, indent=2) + "\n"
+    plugins: list[dict[str, object]] = [
+        {"type": "bridge", "bridge": to, "isGateway": False, "ipMasq": False, "ipam": ipam}
+    ]
+    if sysctl:  # by a plugin on the host: the container itself has no writable /proc/sys
+        plugins.append({"type": "tuning", "sysctl": sysctl})
+    return json.dumps({"cniVersion": "1.0.0", "name": name, "plugins": plugins}, indent=2) + "\n"
 
 
 def network_options(site: Site, *, isolated: bool = False) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from appliance.catalog import Service
 from appliance.plan.render import Templates
+from appliance.plan.services.confinement import NUMBERS
 
 HEADER = """\
 ; Written by sms. Every program waits itself for what it needs (sms-run), so that a service that
@@ -43,16 +44,26 @@ stopwaitsecs={stop_wait}
 killasgroup=true
 redirect_stderr=true
 stdout_logfile=/var/log/sms/{name}.log
-stdout_logfile_maxbytes=10MB
+stdout_logfile_maxbytes={log_bytes}
 stdout_logfile_backups=3
 """
+LOG_FILES = 4
+LARGEST_LOG = 10 << 20
 
 
-def supervisor_conf(services: Sequence[Service]) -> str:
-    """Return supervisord.conf for services in starting order; they are stopped in reverse order."""
+def supervisor_conf(services: Sequence[Service], overlay_mb: int) -> str:
+    """Return supervisord.conf for services in starting order; they are stopped in reverse order.
+
+    Their logs take a sixteenth of the overlay at most: a client that makes them long must not fill it.
+    """
+    log_bytes = min(LARGEST_LOG, (overlay_mb << 20) // 16 // (LOG_FILES * max(1, len(services))))
     programs = [
         PROGRAM.format(
-            name=service.name, priority=number * 10, stop_signal=service.stop_signal, stop_wait=service.stop_wait_s
+            name=service.name,
+            priority=number * 10,
+            stop_signal=service.stop_signal,
+            stop_wait=service.stop_wait_s,
+            log_bytes=log_bytes,
         )
         for number, service in enumerate(services, 1)
     ]
@@ -67,6 +78,8 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
             service.name: {
                 "run": [templates.text(word) for word in service.run],
                 "user": service.user,
+                "groups": list(service.groups),
+                "capabilities": sorted(NUMBERS[name] for name in service.capabilities),
                 "setup": templates.text(service.setup),
                 "running": service.running,
                 "needs": [need for need in (*service.needs, *service.after) if need in names],
@@ -81,7 +94,7 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
 def _probe(service: Service, templates: Templates) -> dict[str, object]:
     assert service.probe
     given = service.probe.model_dump(exclude_none=True, exclude={"outside"})
-    kind = next(name for name in ("exec", "ntp", "smtp", "syslog", "http", "fresh") if name in given)
+    kind = next(name for name in ("exec", "ntp", "smtp", "syslog", "routed", "http", "fresh") if name in given)
     if kind == "exec":
         given["exec"] = [[templates.text(word) for word in argv] for argv in given["exec"]]
     else:

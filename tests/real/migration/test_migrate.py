@@ -222,7 +222,7 @@ def seen(hosts: Hosts) -> Seen:
     key = (hosts.lab.etc / "keys" / "munge.key").read_bytes()
     began = time.time()
     cluster = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
-    writer = [*hosts.lab.host(source).prefix, *inside_argv(cluster.site, "sh", "-c", WRITER)]
+    writer = [*hosts.lab.host(source).prefix, *inside_argv(cluster.site, cluster.services, "sh", "-c", WRITER)]
     prober = Prober(hosts.lab, "node4", CONTROLLER)
     with (
         ExitStack() as stack,

@@ -67,14 +67,14 @@ class Jobs(Background):
 def writing(playground: Playground) -> Iterator[None]:
     """A writer in the container, whose every line is on the disk before the next."""
     cluster = open_cluster(playground.lab.etc / "sms.yaml", None, Silent())
-    argv = inside_argv(cluster.site, "sh", "-c", WRITER)
+    argv = inside_argv(cluster.site, cluster.services, "sh", "-c", WRITER)
     host = playground.host("host-a")
     thread = threading.Thread(target=lambda: host.run(*argv, timeout=None, ok=None))
     thread.start()
     try:
         yield
     finally:
-        host.run(*inside_argv(cluster.site, "rm", "-f", "/var/lib/soak/go"))
+        host.run(*inside_argv(cluster.site, cluster.services, "rm", "-f", "/var/lib/soak/go"))
         thread.join()
 
 

@@ -86,6 +86,7 @@ def test_a_host_with_everything_lacks_nothing(os_release: str) -> None:
             "cni plugin path = /opt/cni/bin",
             "",
         ),
+        ({"cni": "bridge static"}, "CNI plugins", "missing", "containernetworking-plugins", "tuning"),
         ({"cni": "bridge"}, "CNI plugins", "missing", "containernetworking-plugins", ""),
         ({"caps": f"{FULL & ~(1 << 24):x}"}, "capabilities", "missing", "", "--drop-caps CAP_SYS_RESOURCE"),
         ({"caps": None}, "capabilities", "warning", "grep CapPrm /proc/self/status", ""),

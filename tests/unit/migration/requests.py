@@ -33,4 +33,4 @@ SOURCE = {
     "frozen_mark": "/s/frozen",
     "start_argv": ["apptainer", "instance", "start"],
 }
-TARGET = {**COMMON, "store": "/s", "holds": ["sms-hold-0"], "ask_nodes": []}
+TARGET = {**COMMON, "store": "/s", "holds": ["sms-hold-0"], "ask_nodes": [], "inside": ["apptainer", "exec"]}

@@ -22,6 +22,7 @@ from appliance.operations.migration import agents, rollback
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.migration.steps import run_steps
 from appliance.plan.migration.plan import Plan
+from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.jobs import JOBS
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
@@ -29,6 +30,8 @@ from appliance.shared.migration import SourceRequest, TargetRequest
 from appliance.tools import agent
 from tests.places import DEBIAN_SITE
 from tests.unit.migration.requests import SOURCE, TARGET
+
+CONFINED = Confinement((), "/s/seccomp.json", "/s/empty")
 
 IMAGE = Image("/i/x.sif", "k1", "ab" * 32, "us")
 Reply = tuple[str, dict[str, Any], bytes]
@@ -162,7 +165,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def move(world: World, *, shared: bool = False) -> tuple[MigrationResult, str]:
     """Migrate from host a to host b."""
     plan = Plan("a", "b", IMAGE.path, IMAGE.sha256, 4, shared, 0, 0, 0.0, {}, 0, [])
-    inspected = Inspected(world.host("a"), world.host("b"), 77, Lease("sample", 4, "a"), plan)
+    inspected = Inspected(world.host("a"), world.host("b"), 77, Lease("sample", 4, "a"), plan, CONFINED, CONFINED)
     return run_steps(open_sample(), inspected, IMAGE, Silent())
 
 

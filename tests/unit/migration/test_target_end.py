@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from appliance.agent import endpoint
+from appliance.agent.endpoint import Instance
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem, read_request
 from appliance.plan.overlay.generation import read_mark
 from appliance.shared.lease import Lease, peek
 from appliance.shared.migration import TargetRequest
 from tests.unit.migration.requests import TARGET
+
+CONFINED = ["apptainer", "exec", "--no-privs", "instance://sms-c"]
 
 COMMITTED = [
     pytest.param(5, "a", 5, id="as it has taken the lease"),
@@ -119,7 +123,7 @@ def test_a_stale_overlay_set_aside_earlier_stays_set_aside(
 
 def test_commands_are_shown_without_the_way_into_the_instance() -> None:
     instance = endpoint.Instance(7)
-    assert endpoint.shown(instance.argv("/opt/sms/bin/sms-probe", "--wait")) == "/opt/sms/bin/sms-probe --wait"
+    assert endpoint.shown((*CONFINED, "/opt/sms/bin/sms-probe", "--wait")) == "/opt/sms/bin/sms-probe --wait"
     assert endpoint.shown(instance.network("conntrack", "-R", "-")) == "conntrack -R -"
     assert endpoint.shown(("ip", "-force", "-batch", "-", "x")) == "ip -force -batch -"
 
@@ -141,3 +145,26 @@ def test_an_interrupted_rollback_is_completed(tmp_path: Path, monkeypatch: pytes
     target.recover(saved)
     assert (tmp_path / "overlay").read_bytes() == b"before" and copy.read_bytes() == b"copy"
     assert not Path(paths["mark"]).exists()
+
+
+def test_programs_of_the_container_run_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of the overlay, which an intruder may have replaced; nsenter gave them all capabilities."""
+    ran: list[list[str]] = []
+
+    def run(*argv: str, **more: object) -> bytes:
+        ran.append(list(argv))
+        return b""
+
+    monkeypatch.setattr(endpoint, "run", run)
+    sent: list[str] = []
+    channel = SimpleNamespace(
+        send=lambda kind, *body, **more: sent.append(kind), read_body=lambda message: b"line", close=lambda: None
+    )
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, "inside": CONFINED}), channel)  # type: ignore[arg-type]
+    target.instance = Instance(77)
+    target.probe({"do": "probe", "argv": ["sms-probe"], "limit_s": 9})
+    target.run_command({"do": "ask", "argv": ["squeue"]})
+    target.append_logs({"do": "tails", "files": [{"path": "/var/log/messages", "bytes": 4}]})
+    assert sent == ["probed", "told", "appended"]
+    assert [argv[: len(CONFINED)] for argv in ran] == [CONFINED] * 3
+    assert [argv[len(CONFINED)] for argv in ran] == ["sms-probe", "squeue", "dd"]

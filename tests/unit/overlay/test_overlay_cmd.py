@@ -40,6 +40,7 @@ from appliance.operations.snapshots.restore import (
 )
 from appliance.operations.snapshots.snapshot import SnapshotOptions, rehearse_snapshot, snapshot
 from appliance.operations.start_note import StartNote
+from appliance.plan.machine import inside_argv
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.tools import python
@@ -50,7 +51,6 @@ from tests.places import DEBIAN_SITE
 NOW = 1_800_000_000.0
 IMAGE = "/nowhere/sms/images/k1.sif"
 JOBS = "/var/spool/slurmctld/job_state"
-INSIDE = ("apptainer", "exec", "--cleanenv", "--pwd", "/", "instance://sms-sample")
 
 
 def cluster(**changes: Any) -> Cluster:
@@ -58,6 +58,9 @@ def cluster(**changes: Any) -> Cluster:
     found = open_cluster(DEBIAN_SITE, Path("/nowhere/sms"), Silent())
     site = found.site.model_copy(update={"snapshots": found.site.snapshots.model_copy(update=changes)})
     return replace(found, site=site)
+
+
+INSIDE = inside_argv(cluster().site, cluster().services)
 
 
 def manifest(number: int = 42, **changes: Any) -> dict[str, Any]:
@@ -261,8 +264,8 @@ def test_a_database_is_dumped_before() -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"}, more={INSIDE: (0, "")})
     snapshot(cluster(), fake, Silent(), SnapshotOptions())
     order = [argv for argv in fake.asked if argv[0] in ("apptainer", "python3") and argv[1] != "instance"]
-    assert order[0][:10] == (*INSIDE, "timeout", "--kill-after=10", "300", "sh")
-    assert "mariadb-dump" in order[0][11] and order[1][3] == "take"
+    assert order[0][: len(INSIDE) + 4] == (*INSIDE, "timeout", "--kill-after=10", "300", "sh")
+    assert "mariadb-dump" in order[0][len(INSIDE) + 5] and order[1][3] == "take"
     assert "/var/lib/mysql-dump" in requests(fake, "take")[0]["state"]
 
 

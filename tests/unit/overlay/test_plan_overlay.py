@@ -19,6 +19,7 @@ from appliance.operations.site.find import open_site
 from appliance.plan.image.definition import BuildInputs, plan_build, repository_urls
 from appliance.plan.machine import Places, inside_argv, seed_argv, start_argv, stop_argv
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, node_addresses, seed_archive, seed_digest, seed_files
+from appliance.plan.services.confinement import Confinement, capabilities_for
 from appliance.plan.services.network import conflists
 from appliance.plan.services.unit import unit_text
 from appliance.share import share
@@ -56,14 +57,15 @@ def everything_but_the_seed(site: Site) -> str:
     inputs = BuildInputs(repository_urls(base, site.base.mirrors), {"munge": "1"}, runtime={})
     plan = plan_build(base, SERVICES, inputs, definitions=share("definitions"))
     image = str(Places(site).current)
+    confinement = Confinement(capabilities_for(SERVICES), str(Places(site).seccomp), str(Places(site).empty))
     commands = [
-        start_argv(site, image),
+        start_argv(site, confinement, image),
         stop_argv(site, 99),
-        seed_argv(site, image, "o.img", "mark"),
-        inside_argv(site, "true"),
+        seed_argv(site, confinement, image, "o.img", "mark"),
+        inside_argv(site, SERVICES, "true"),
     ]
     unit = unit_text(site.cluster, sms="sms", site="sms.yaml", state="/s", overlays="/", stop_timeout=9)
-    texts = [plan.definition, plan.manifest, repr(plan), unit, *conflists(site).values()]
+    texts = [plan.definition, plan.manifest, repr(plan), unit, *conflists(site, SERVICES).values()]
     texts += [data.decode(errors="replace") for data in plan.context().values()]
     return "\n".join([*texts, *(shlex.join(argv) for argv in commands)])
 
@@ -149,7 +151,9 @@ def test_services_json_is_what_the_programs_read() -> None:
     services = json.loads(text)["services"]
     assert list(services) == [service.name for service in SERVICES], "in starting order"
     for service in services.values():
-        assert set(service) == {"run", "user", "setup", "running", "needs", "sync", "probe"}
+        assert set(service) == {
+            *("run", "user", "groups", "capabilities", "setup", "running", "needs", "sync", "probe")
+        }
         assert "{{" not in json.dumps(service)
 
 

@@ -109,6 +109,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"files": [{"path": "/etc/x", "content": "", "mode": "rw"}]}, "mode"),
     ({"outage": {"seconds": -1, "why": "x"}}, "seconds"),
     ({"stop_signal": "KILL"}, "stop_signal"),
+    ({"capabilities": {"SYS_ADMIN": "it mounts"}}, "capabilities"),
+    ({"capabilities": {"SYS_PTRACE": "it traces"}}, "capabilities"),
+    ({"sysctl": {"kernel.core_pattern": "|/bin/sh"}}, "sysctl"),
 ]
 
 

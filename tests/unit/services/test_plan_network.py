@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 
+from appliance.catalog import read_catalog, select
 from appliance.operations.site.find import open_site
 from appliance.plan.machine import Places, instance_name, seed_argv, start_argv, stop_argv
+from appliance.plan.services.confinement import Confinement, capabilities_for
 from appliance.plan.services.network import CNI_FOLDER, conflists, network_names, network_options
+from appliance.share import share
 from tests.places import DEBIAN_SITE
 
 SITE = open_site(DEBIAN_SITE).site
+SERVICES = select(read_catalog(share("definitions", "services")), SITE.service_names)
+CONFINED = Confinement(capabilities_for(SERVICES), "/s/seccomp.json", "/s/empty")
 
 
 @pytest.fixture
 def lists() -> dict[str, Any]:
-    return {name: json.loads(text) for name, text in conflists(SITE).items()}
+    return {name: json.loads(text) for name, text in conflists(SITE, SERVICES).items()}
 
 
 def test_one_conflist_per_network(lists: dict[str, Any]) -> None:
@@ -28,9 +33,17 @@ def test_one_conflist_per_network(lists: dict[str, Any]) -> None:
 
 def test_container_is_a_separate_machine(lists: dict[str, Any]) -> None:
     for each in lists.values():
-        (plugin,) = each["plugins"]
+        plugin = each["plugins"][0]
         assert plugin["type"] == "bridge", "no firewall, no portmap"
         assert (plugin["isGateway"], plugin["ipMasq"]) == (False, False)
+
+
+def test_the_host_sets_kernel_parameters_of_the_containers_network(lists: dict[str, Any]) -> None:
+    provisioning, public = (each["plugins"][1:] for each in lists.values())
+    sysctl = {"net.ipv4.ip_forward": "1", "net.netfilter.nf_conntrack_tcp_be_liberal": "1"}
+    assert (provisioning, public) == ([{"type": "tuning", "sysctl": sysctl}], [])
+    without = [service for service in SERVICES if service.name != "nat"]
+    assert all("tuning" not in text for text in conflists(SITE, without).values())
 
 
 def test_static_addresses_and_default_route(lists: dict[str, Any]) -> None:
@@ -55,14 +68,14 @@ def test_mac_addresses_of_networks() -> None:
 
 def test_two_clusters_on_one_host() -> None:
     other = SITE.model_copy(update={"cluster": "other"})
-    assert not set(conflists(SITE)) & set(conflists(other))
+    assert not set(conflists(SITE, SERVICES)) & set(conflists(other, SERVICES))
     assert instance_name(SITE) != instance_name(other)
     mine, theirs = Places(SITE), Places(other)
     assert not {mine.overlay, mine.lease, mine.current, mine.lock} & {theirs.overlay, theirs.lease, theirs.current}
 
 
 def test_start_isolates_from_the_host() -> None:
-    argv = start_argv(SITE, "x.sif")
+    argv = start_argv(SITE, CONFINED, "x.sif")
     assert {"--contain", "--cleanenv", "--no-home", "--net"} <= set(argv)
     assert argv[argv.index("--network") + 1] == "sms-sample-prov,sms-sample-pub", "eth0, eth1 in this order"
     assert argv[argv.index("--hostname") + 1] == "sms-services"
@@ -71,12 +84,12 @@ def test_start_isolates_from_the_host() -> None:
 
 def test_no_name_servers() -> None:
     networks = SITE.networks.model_copy(update={"dns": ()})
-    argv = start_argv(SITE.model_copy(update={"networks": networks}), "x.sif")
+    argv = start_argv(SITE.model_copy(update={"networks": networks}), CONFINED, "x.sif")
     assert argv[argv.index("--dns") + 1] == "127.0.0.1"
 
 
 def test_seed_needs_no_network() -> None:
-    assert "--net" not in seed_argv(SITE, "x.sif", "o.img", "mark")
+    assert "--net" not in seed_argv(SITE, CONFINED, "x.sif", "o.img", "mark")
 
 
 def test_stop_is_clean() -> None:

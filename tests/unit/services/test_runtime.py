@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import grp
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -405,7 +406,7 @@ def run_program(name: str, root: Path, *argv: str, **options: Any) -> subprocess
 
 
 def write_services(root: Path, **services: dict[str, Any]) -> None:
-    usual = {"run": ["true"], "user": "root", "setup": "", "needs": [], "sync": []}
+    usual = {"run": ["true"], "user": "root", "groups": [], "capabilities": [], "setup": "", "needs": [], "sync": []}
     full = {name: {**usual, **service} for name, service in services.items()}
     (root / "etc/sms/services.json").write_text(json.dumps({"services": full}))
 
@@ -590,6 +591,39 @@ def test_sms_run_drops_privileges(root: Path) -> None:
     lines = run_program("sms-run", root, "it").stdout.decode().splitlines()
     assert lines[0] == "65534"
     assert "0" not in lines[1].split()
+
+
+@needs_root
+@pytest.mark.parametrize("user", ["root", "nobody"])
+def test_sms_run_keeps_only_the_services_capabilities(root: Path, user: str) -> None:
+    root.chmod(0o755)
+    argv = ["grep", "-E", "^(Uid|Cap)", "/proc/self/status"]
+    write_services(root, it={"user": user, "capabilities": [0, 10], "run": argv})
+    lines = run_program("sms-run", root, "it").stdout.decode().splitlines()
+    found = {name: int(value.split()[0], 16) for name, _, value in (line.partition(":") for line in lines)}
+    assert (found["CapBnd"], found["CapPrm"], found["CapEff"]) == (0x401, 0x401, 0x401)
+    assert found["CapInh"] == found["CapAmb"] == (0x401 if user != "root" else 0)
+    assert bool(found["Uid"]) == (user != "root")
+
+
+@needs_root
+def test_sms_run_adds_the_groups_that_the_image_has(root: Path) -> None:
+    root.chmod(0o755)
+    name = grp.getgrgid(12).gr_name
+    write_services(root, it={"user": "nobody", "groups": [name, "unknown"], "run": ["id", "-G"]})
+    groups = run_program("sms-run", root, "it").stdout.decode().split()
+    assert "12" in groups and "0" not in groups
+
+
+def test_packets_of_the_routed_probe(smsrt: ModuleType) -> None:
+    packet = smsrt.echo_request("192.0.2.1", 77, b"c" * 16)
+    assert smsrt.checksum(packet[:20]) == smsrt.checksum(packet[20:]) == 0, "valid: it sums up to ones"
+    assert (packet[12:16], packet[16:20]) == (socket.inet_aton("169.254.77.2"), socket.inet_aton("192.0.2.1"))
+    reply = packet[:12] + packet[16:20] + packet[12:16] + b"\0" + packet[21:]
+    assert smsrt.is_reply(reply, "192.0.2.1", 77, b"c" * 16)
+    others = [packet, reply[:40], b"", reply[:12] + packet[12:20] + reply[20:], reply[:20] + b"\3" + reply[21:]]
+    assert not any(smsrt.is_reply(other, "192.0.2.1", 77, b"c" * 16) for other in others)
+    assert not smsrt.is_reply(reply, "192.0.2.1", 78, b"c" * 16)
 
 
 # sms-seed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 
 import pytest
 
@@ -23,7 +24,7 @@ SERVICES = select(CATALOG, SITE.service_names)
 @pytest.fixture
 def conf() -> configparser.RawConfigParser:
     parser = configparser.RawConfigParser(inline_comment_prefixes=(" ;", "\t;"))
-    parser.read_string(supervisor_conf(SERVICES))
+    parser.read_string(supervisor_conf(SERVICES, 2048))
     return parser
 
 
@@ -36,6 +37,31 @@ def test_one_program_per_service(conf: configparser.RawConfigParser) -> None:
         assert program["stopsignal"] == service.stop_signal
         assert int(program["stopwaitsecs"]) == service.stop_wait_s
         assert program["autorestart"] == "true"
+
+
+@pytest.mark.parametrize("size_mb", [64, 512, 2048, 65536])
+def test_a_flood_of_logs_and_mail_leaves_room_for_state(size_mb: int) -> None:
+    """All that clients can make long takes less than what Postfix leaves free."""
+    site = SITE.model_copy(update={"overlay": SITE.overlay.model_copy(update={"size_mb": size_mb})})
+    templates = Templates(share("overlays"), site=site, services=[service.name for service in SERVICES])
+    rsyslog, rotation = templates.file("rsyslog/rsyslog.conf.j2"), templates.file("rsyslog/logrotate.j2")
+    mail = templates.file("postfix/main.cf.j2")
+    size = size_mb << 20
+
+    def find(pattern: str, text: str) -> int:
+        return int(re.findall(pattern, text)[0])
+
+    messages = find(r"outchannel messages,/var/log/messages,(\d+),", rsyslog)
+    rotated = find(r"-gt (\d+)", rotation)
+    assert find(r"maxsize (\d+)", rotation) < messages, "rotated before it is full"
+    spool = find(r'maxDiskSpace="(\d+)m"', rsyslog) << 20
+    parser = configparser.RawConfigParser(inline_comment_prefixes=(" ;", "\t;"))
+    parser.read_string(supervisor_conf(SERVICES, size_mb))
+    logs = [parser[name] for name in parser.sections() if name.startswith("program:")]
+    services = sum(int(log["stdout_logfile_maxbytes"]) * (1 + int(log["stdout_logfile_backups"])) for log in logs)
+    # The file, its copy, one that is being compressed.
+    assert 3 * messages + rotated + spool + services < find(r"queue_minfree = (\d+)", mail) * 0.9
+    assert find(r"message_size_limit = (\d+)", mail) * 1.5 < size / 4, "postconf(5)"
 
 
 def test_dependencies_start_first_and_stop_last(conf: configparser.RawConfigParser) -> None:
@@ -78,7 +104,7 @@ def test_nat_probe_pings_the_gateway_or_the_configured_address() -> None:
         public = SITE.networks.public.model_copy(update={"probe": probe})
         site = SITE.model_copy(update={"networks": SITE.networks.model_copy(update={"public": public})})
         made = services_json([CATALOG["nat"]], Templates(share("overlays"), site=site))["services"]["nat"]
-        word: str = made["probe"]["exec"][0][-1]
+        word: str = made["probe"]["routed"]
         return word
 
     assert asked(None) == "192.0.2.1"

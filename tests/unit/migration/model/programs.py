@@ -27,6 +27,7 @@ from appliance.operations.services import generation as known_generation
 from appliance.operations.services import guard, start, stop, unfinished
 from appliance.operations.services.start import StartOptions
 from appliance.operations.snapshots import restore
+from appliance.plan.services.confinement import Confinement
 from appliance.shared.lease import SwapLease
 from appliance.shared.migration import SourceRequest, TargetRequest
 from appliance.shared.overlay import MarkOverlay
@@ -35,6 +36,7 @@ from tests.unit.migration.model.engine import effect, programs
 from tests.unit.migration.model.fakes import FakeChannel, FakeEndpoint, FakeHost, Steps, make_cluster
 from tests.unit.migration.model.world import MISSING
 
+CONFINED = Confinement((), "", "")
 IMAGE = SimpleNamespace(path="image", key="key", sha256="", signer="", runtime="")
 LOST = ("lost",)
 """The message of a channel that is broken or closed."""
@@ -87,7 +89,7 @@ def _do_migrate(cluster: Any, name: str) -> None:
     if source.name == name or fakes.find_instance(cluster, target):
         raise Refused("it runs there")
     plan: Any = SimpleNamespace(shared=SHARED[0])
-    inspected = Inspected(source, target, running.pid, held, plan)  # type: ignore[arg-type]
+    inspected = Inspected(source, target, running.pid, held, plan, CONFINED, CONFINED)  # type: ignore[arg-type]
     result, _ = steps.run_steps(cluster, inspected, IMAGE, Steps())  # type: ignore[arg-type]
     migrate.finish(cluster, inspected, IMAGE, result, Steps())  # type: ignore[arg-type]
 
@@ -143,7 +145,7 @@ def request_of(agent: str, name: str, generation: int, pid: int) -> Any:
         "stop_argv": ("stop-instance", f"{name}:"),
     }
     if agent == "target":
-        return TargetRequest(**facts, store="", holds=(), ask_nodes=())
+        return TargetRequest(**facts, store="", holds=(), ask_nodes=(), inside=("probe",))
     return SourceRequest(
         **facts,
         pid=pid,
@@ -456,7 +458,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(start, record_start=nothing, install_unit=nothing, _take_lease=_take_lease(real_take))
         put(start, start_guard=lambda cluster, host, progress: effect("start_guard", host.name))
         put(start, read_note=nothing, trust=lambda *_: IMAGE, running_mark=nothing, overlay_mark=nothing)
-        put(start, archive_for=nothing)
+        put(start, archive_for=nothing, check_confinement=nothing)
         put(stop, stop_guard=lambda cluster, host: effect("stop_guard", host.name), close_mirror=nothing)
         put(stop, stop_argv=lambda *_: ("stop-instance",), stop_timeout=lambda services: 1, ext3=TOOLS)
         put(overlay, is_linked=lambda *_: False, need_space=nothing, ext3=TOOLS, opened=_opened)
@@ -482,7 +484,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(endpoint, read_file=lambda path: effect("read_lease", path.partition(":")[0]))
         put(endpoint, read_connections=lambda _: [], read_neighbours=lambda _: [])
         put(endpoint, load_connections=lambda *_: "", load_neighbours=nothing)
-        put(Instance, ports=_ports, announce=nothing, argv=lambda _, *argv: ["probe"])
+        put(Instance, ports=_ports, announce=nothing)
         put(Instance, stop_services=lambda one, names, _: _services(one, names, run=False))
         put(Instance, start_services=lambda one, names: _services(one, names, run=True))
         put(HostState, record_event=_record_event)

@@ -1,0 +1,102 @@
+"""What the processes of the services container may do: capabilities, system calls, writable parts of /proc."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from appliance.catalog import Service
+from appliance.catalog.model import Capability
+
+NUMBERS: dict[Capability, int] = {
+    "AUDIT_WRITE": 29,
+    "CHOWN": 0,
+    "DAC_OVERRIDE": 1,
+    "FOWNER": 3,
+    "KILL": 5,
+    "NET_ADMIN": 12,
+    "NET_BIND_SERVICE": 10,
+    "NET_RAW": 13,
+    "SETGID": 6,
+    "SETPCAP": 8,
+    "SETUID": 7,
+    "SYS_CHROOT": 18,
+}
+"""Their bits (linux/capability.h)."""
+
+SUPERVISOR: dict[Capability, str] = {
+    "CHOWN": "sms-seed, sms-filesync and the preparation of services give files to their owners",
+    "DAC_OVERRIDE": "the same write to folders of other users, such as the mark in slurmctld's",
+    "FOWNER": "the same set the mode of files of other users",
+    "KILL": "sms-supervise stops daemons of other users",
+    "NET_RAW": "sms-init announces the addresses (arping), and sms-probe sends packets as a node would",
+    "SETGID": "sms-run changes to the groups of a service",
+    "SETPCAP": "sms-run removes the capabilities that a service does not have",
+    "SETUID": "sms-run changes to the user of a service",
+}
+"""Capabilities of the programs that every container has, besides those of its services, and what needs each."""
+
+HIDDEN_FOLDERS = ("/proc/acpi", "/proc/asound", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/scsi", "/proc/sys/fs")
+HIDDEN_FILES = ("/proc/kcore", "/proc/keys", "/proc/sched_debug", "/proc/sysrq-trigger", "/proc/timer_list")
+"""Parts of /proc that control or describe the host and that root can write or read by its user id alone.
+
+A file system of the host may be mounted below /proc/fs (nfsd) and /proc/sys/fs (binfmt_misc), now or later.
+"""
+READ_ONLY = ("/proc/sys", "/etc/localtime")
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What a container is given on one host; ``present``: those of the paths below that this host has.
+
+    Attributes:
+        seccomp: path of the profile on the host.
+        empty: path of an empty folder on the host.
+    """
+
+    capabilities: tuple[Capability, ...]
+    seccomp: str
+    empty: str
+    present: tuple[str, ...] = (*HIDDEN_FOLDERS, *HIDDEN_FILES, *READ_ONLY)
+
+    def options(self) -> list[str]:
+        """Return the options of every run of the image.
+
+        /sys is not mounted at all. A mount point is covered after those that contain it.
+        """
+        binds = [f"{path}:{path}:ro" for path in READ_ONLY if path in self.present]
+        binds += [f"{self.empty}:{path}:ro" for path in HIDDEN_FOLDERS if path in self.present]
+        binds += [f"/dev/null:{path}:ro" for path in HIDDEN_FILES if path in self.present]
+        return [
+            *privilege_options(self.capabilities),
+            *("--security", f"seccomp:{self.seccomp}"),
+            *("--no-mount", "sys", "--no-mount", "/etc/localtime"),
+            *(word for bind in binds for word in ("--bind", bind)),
+        ]
+
+
+def capabilities_for(services: Sequence[Service]) -> tuple[Capability, ...]:
+    """Return the capabilities of a container with these services, sorted."""
+    return tuple(sorted({*SUPERVISOR, *(name for service in services for name in service.capabilities)}))
+
+
+def privilege_options(capabilities: Sequence[str]) -> list[str]:
+    """Return the options by which a process has these capabilities and can gain no others (no_new_privs)."""
+    return ["--no-privs", "--add-caps", ",".join(f"CAP_{name}" for name in capabilities)]
+
+
+def find_gaps(status: str, capabilities: Sequence[Capability]) -> list[str]:
+    """Return how the process with this ``/proc/PID/status`` is less confined than it should be."""
+    found = dict(re.findall(r"^(\w+):\s*(\w+)$", status, re.MULTILINE))
+    allowed = sum(1 << NUMBERS[name] for name in capabilities)
+    gaps = [f"{name} is {found.get(name)}" for name in ("CapBnd", "CapPrm", "CapInh") if _bits(found, name) & ~allowed]
+    if found.get("Seccomp") != "2":
+        gaps.append("system calls are not filtered (seccomp)")
+    if found.get("NoNewPrivs") != "1":
+        gaps.append("programs can gain privileges (no_new_privs)")
+    return gaps
+
+
+def _bits(found: dict[str, str], name: str) -> int:
+    return int(found.get(name, "ffffffffffffffff"), 16)

@@ -1,0 +1,114 @@
+"""What the processes of the running services container may do, as the kernel reports it; what an intruder tries."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.operations.lab import demo
+from tests.real.conftest import NODES, Playground
+
+pytestmark = pytest.mark.real
+
+FIELDS = ("Name", "Uid", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
+READ = """for file in /proc/[0-9]*/status; do grep -E "^($1):" "$file" && echo; done 2>/dev/null; true"""
+CONTAINER = {"AUDIT_WRITE": 29, "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "NET_ADMIN": 12}
+CONTAINER |= {"NET_BIND_SERVICE": 10, "NET_RAW": 13, "SETGID": 6, "SETPCAP": 8, "SETUID": 7, "SYS_CHROOT": 18}
+BIND = 1 << CONTAINER["NET_BIND_SERVICE"]
+
+DAEMONS = {
+    "munged": (False, 0),
+    "slurmctld": (False, 0),
+    "rsyslogd": (False, BIND),
+    "chronyd": (False, BIND),
+    "nft": (True, 1 << CONTAINER["NET_ADMIN"]),
+}
+"""By name: whether it is root, and its effective capabilities."""
+
+
+def processes(running: Playground) -> list[dict[str, str]]:
+    """The status of every process in the instance, that of the shell which reads them included."""
+    text = running.sms("exec", "--", "sh", "-c", READ, "read", "|".join(FIELDS)).text
+    return [dict(line.split(":", 1) for line in one.splitlines()) for one in text.split("\n\n") if one]
+
+
+def bits(process: dict[str, str], name: str) -> int:
+    return int(process[name].strip(), 16)
+
+
+def test_every_process_is_confined(running: Playground) -> None:
+    found = processes(running)
+    names = {one["Name"].strip() for one in found}
+    assert names >= {*DAEMONS, "cron", "master", "sms-supervise", "sms-filesync", "sh"}
+    allowed = sum(1 << number for number in CONTAINER.values())
+    for one in found:
+        assert one["Seccomp"].strip() == "2", one
+        assert one["NoNewPrivs"].strip() == "1", one
+        for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+            assert not bits(one, name) & ~allowed, one
+
+
+def test_daemons_have_only_what_they_need(running: Playground) -> None:
+    for one in processes(running):
+        if one["Name"].strip() not in DAEMONS:
+            continue
+        root, capabilities = DAEMONS[one["Name"].strip()]
+        assert bits(one, "CapEff") == capabilities, one
+        assert all((uid == "0") == root for uid in one["Uid"].split()), one
+
+
+ATTEMPTS = {
+    "the kernel runs a program of the host for a crash": "echo '|/tmp/x' >/proc/sys/kernel/core_pattern",
+    "the same for a device": "echo /tmp/x >/sys/kernel/uevent_helper",
+    "the same for a file format": "ls /proc/sys/fs/binfmt_misc",
+    "kernel parameters of the network": "echo 0 >/proc/sys/net/ipv4/ip_forward",
+    "the host crashes": "echo c >/proc/sysrq-trigger",
+    "devices of the host": "ls /proc/bus/* /proc/irq/*",
+    "a device": "mknod /tmp/disk b 7 0",
+    "a mount": "mount -t tmpfs none /mnt",
+    "a writable /proc/sys": "mount -o remount,rw /proc/sys",
+    "a user namespace": "unshare --user --map-root-user true",
+    "a network namespace": "unshare --net true",
+    "another process's namespaces": "nsenter -t 1 -m true",
+    "the host's time zone": "echo x >>/etc/localtime",
+    "the clock": "date -s '2030-01-01'",
+    "the host name": "hostname elsewhere",
+}
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_root_inside_cannot_reach_the_host(running: Playground, attempt: str) -> None:
+    done = running.sms("exec", "--", "sh", "-c", ATTEMPTS[attempt], ok=None)
+    assert done.status, attempt
+
+
+def test_logs_are_rotated_for_a_daemon_that_is_not_root(running: Playground) -> None:
+    owner = ("exec", "--", "stat", "-c", "%U:%G %a", "/var/log/messages")
+    assert running.sms(*owner).text == "syslog:syslog 640"
+    running.sms("exec", "--", "logrotate", "--force", "--state", "/var/lib/logrotate/status", "/etc/logrotate.conf")
+    assert running.sms(*owner).text == "syslog:syslog 640"
+    assert "node1" in demo.syslog_arrives(running.lab, running.host("node1"))
+    demo.wait_for("every service", lambda: "yes" if running.status()["healthy"] else "")
+
+
+def test_a_user_of_the_container_sends_mail_without_setgid(running: Playground) -> None:
+    """As slurmctld does; its group is its own, because no program can change it."""
+    script = "id -G; echo test | mail -s confined root && echo sent"
+    argv = ("exec", "--", "setpriv", "--reuid=slurm", "--regid=slurm", "--groups=354", "sh", "-c", script)
+    assert running.sms(*argv).text.splitlines()[-1] == "sent"
+    demo.wait_idle(running.host("node1"), NODES)
+
+
+def test_a_host_whose_apptainer_does_not_confine_is_refused(running: Playground) -> None:
+    """Its wrapper drops the options, as an Apptainer without libseccomp ignores them."""
+    running.sms("stop")
+    host = running.host("host-a")
+    real = host.run("sh", "-c", "command -v apptainer").text
+    host.run("cp", real, f"{real}.kept")
+    text = '#!/bin/sh\nfor word; do shift; case $word in seccomp:*) word=selinux:;; esac; set -- "$@" "$word"; done\n'
+    host.write(real, f'{text}exec {real}.kept "$@"\n'.encode(), mode=0o755)
+    try:
+        done = running.sms("start", ok=None)
+        assert done.status == 3 and b"system calls are not filtered (seccomp)" in done.stderr
+    finally:
+        host.run("mv", f"{real}.kept", real)
+        running.sms("-q", "start")

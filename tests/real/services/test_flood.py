@@ -1,0 +1,59 @@
+"""A node that floods the system log: the controller saves its state all the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.operations.lab import demo
+from tests.real.conftest import NODES, Playground
+
+pytestmark = pytest.mark.real
+
+FLOOD = """
+import os, socket, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.connect(("10.77.0.1", 514))
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    for _ in range(50):
+        sock.send(b"<13>flood: " + os.urandom(700).hex().encode())
+    time.sleep(0.002)
+"""
+"""Some 200 MB that cannot be compressed much; the lab's overlay has 512 MiB."""
+LOGS = "cat /var/log/messages* /var/spool/rsyslog/* | wc -c"
+
+
+def number(running: Playground, script: str) -> int:
+    return int(running.sms("exec", "--", "sh", "-c", script).text)
+
+
+def test_a_flood_leaves_room_for_the_controllers_state(running: Playground) -> None:
+    node = running.host("node1")
+    demo.wait_idle(node, NODES)
+    before = number(running, "df --output=used -B1 / | tail -n 1")
+    # Without the limit per sender, as if many addresses sent it.
+    running.sms("exec", "--", "nft", "delete", "table", "inet", "sms_logs")
+    try:
+        node.run("python3", "-c", FLOOD, timeout=120)
+        assert number(running, LOGS) < 40 << 20
+        assert number(running, "stat -c %s /var/spool/rsyslog/messages.full") > 4 << 20, "it was a flood"
+        for _ in range(3):
+            running.sms("exec", "--", "logrotate", "--state", "/var/lib/logrotate/status", "/etc/logrotate.conf")
+        assert number(running, LOGS) < 60 << 20
+        assert number(running, "df --output=used -B1 / | tail -n 1") - before < 80 << 20
+    finally:
+        running.sms("exec", "--", "nft", "-f", "/etc/sms/nat.nft")
+    saved = "stat -c %Y /var/spool/slurmctld/job_state"
+    last = number(running, saved)
+    demo.as_alice(node, "sbatch", "--parsable", "--wrap=true")
+    demo.wait_for("the saved state", lambda: "yes" if number(running, saved) > last else "")
+    assert "node2" in demo.syslog_arrives(running.lab, running.host("node2"))
+
+
+def test_a_sender_that_floods_is_limited_alone(running: Playground) -> None:
+    running.sms("exec", "--", "nft", "-f", "/etc/sms/nat.nft")
+    running.host("node1").run("python3", "-c", FLOOD, timeout=120)
+    listed = running.sms("exec", "--", "nft", "list", "table", "inet", "sms_logs").text
+    assert "10.77.0.101" in listed and "counter packets 0 " in listed, "that of IPv6"
+    assert listed.count("counter packets 0 ") == 1, "packets were dropped"
+    assert "node2" in demo.syslog_arrives(running.lab, running.host("node2"))

@@ -1,0 +1,103 @@
+"""What a container may do: options of Apptainer, the seccomp profile, and the check of both."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+
+from appliance.catalog import read_catalog, select
+from appliance.catalog.model import Capability
+from appliance.operations.site.find import open_site
+from appliance.plan.machine import inside_argv, seed_argv, start_argv, trial_argv
+from appliance.plan.services.confinement import NUMBERS, SUPERVISOR, Confinement, capabilities_for, find_gaps
+from appliance.share import share
+from tests.places import DEBIAN_SITE
+
+SITE = open_site(DEBIAN_SITE).site
+CATALOG = read_catalog(share("definitions", "services"))
+SERVICES = select(CATALOG, SITE.service_names)
+CONFINED = Confinement(capabilities_for(SERVICES), "/s/seccomp.json", "/s/empty", ("/proc/sys", "/proc/sys/fs"))
+
+
+def profile() -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(share("definitions", "seccomp.json").read_text())
+    return read
+
+
+def calls(action: str) -> set[str]:
+    return {name for rule in profile()["syscalls"] if rule["action"] == action for name in rule["names"]}
+
+
+def test_a_container_has_the_capabilities_of_its_services_and_of_the_supervisor() -> None:
+    few = capabilities_for(select(CATALOG, ["munge"]))
+    assert few == tuple(sorted(SUPERVISOR))
+    assert set(capabilities_for(SERVICES)) - set(few) == {"AUDIT_WRITE", "NET_ADMIN", "NET_BIND_SERVICE", "SYS_CHROOT"}
+
+
+def test_every_capability_has_a_number_and_a_reason() -> None:
+    assert set(NUMBERS) == set(get_args(Capability))
+    reasons = [*SUPERVISOR.values(), *(why for service in CATALOG.values() for why in service.capabilities.values())]
+    assert all(len(why) > 10 for why in reasons)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        start_argv(SITE, CONFINED, "x.sif"),
+        seed_argv(SITE, CONFINED, "x.sif", "o.img", "mark"),
+        trial_argv(SITE, CONFINED, "x.sif"),
+        inside_argv(SITE, SERVICES, "true"),
+    ],
+    ids=["start", "seed", "trial", "inside"],
+)
+def test_no_process_gets_more_than_the_instance(argv: tuple[str, ...]) -> None:
+    """Also not one that the host starts there: its program may be one that an intruder has replaced."""
+    assert "--no-privs" in argv
+    added = argv[argv.index("--add-caps") + 1]
+    assert added == ",".join(f"CAP_{name}" for name in capabilities_for(SERVICES))
+    if not argv[-2].startswith("instance://"):  # one that joins has the filter and the mounts of the instance
+        assert argv[argv.index("--security") + 1] == "seccomp:/s/seccomp.json"
+        assert "/proc/sys:/proc/sys:ro" in argv and "/s/empty:/proc/sys/fs:ro" in argv
+        assert argv.index("/proc/sys:/proc/sys:ro") < argv.index("/s/empty:/proc/sys/fs:ro"), "it would be covered"
+
+
+def test_only_what_the_host_has_is_hidden() -> None:
+    assert not [word for word in CONFINED.options() if "/proc/scsi" in word or "/etc/localtime:" in word]
+
+
+STATUS = "Name:\tcat\nCapInh:\t{0}\nCapPrm:\t{0}\nCapEff:\t{0}\nCapBnd:\t{0}\nNoNewPrivs:\t{1}\nSeccomp:\t{2}\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "gaps"),
+    [
+        (STATUS.format("00000000000000c0", 1, 2), []),
+        (STATUS.format("0000000000000000", 1, 2), []),
+        (STATUS.format("00000000002000c0", 1, 2), ["CapBnd is 00000000002000c0", "CapPrm is 00000000002000c0"]),
+        (STATUS.format("00000000000000c0", 0, 2), ["programs can gain privileges (no_new_privs)"]),
+        (STATUS.format("00000000000000c0", 1, 0), ["system calls are not filtered (seccomp)"]),
+        ("", ["CapBnd is None", "CapPrm is None", "CapInh is None"]),
+    ],
+)
+def test_gaps_are_found(status: str, gaps: list[str]) -> None:
+    found = find_gaps(status, ["SETGID", "SETUID"])
+    assert found[: len(gaps)] == gaps and bool(found) == bool(gaps)
+
+
+def test_the_profile_answers_what_it_does_not_list_as_not_implemented() -> None:
+    """SCMP_ACT_TRACE without a tracer; a tracer inside could let calls pass, so nobody may trace."""
+    assert profile()["defaultAction"] == "SCMP_ACT_TRACE"
+    assert {"ptrace", "setns", "mount", "bpf", "init_module"} <= calls("SCMP_ACT_ERRNO")
+    assert not calls("SCMP_ACT_ALLOW") & calls("SCMP_ACT_ERRNO")
+    assert "clone3" not in calls("SCMP_ACT_ALLOW") | calls("SCMP_ACT_ERRNO"), "the C library tries clone after ENOSYS"
+
+
+@pytest.mark.parametrize(("call", "more"), [("clone", 0), ("unshare", 0x80)])
+def test_no_namespace_can_be_made(call: str, more: int) -> None:
+    """CLONE_NEWTIME is a part of the signal of clone."""
+    (rule,) = [rule for rule in profile()["syscalls"] if call in rule["names"]]
+    (only,) = rule["args"]
+    news = more | 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+    assert (only["index"], only["value"], only["valueTwo"], only["op"]) == (0, news, 0, "SCMP_CMP_MASKED_EQ")
