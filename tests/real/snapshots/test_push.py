@@ -629,7 +629,7 @@ def test_the_repository_is_thinned_out_by_the_retention(with_one: Place) -> None
 
 def test_a_clock_that_was_set_back_prunes_nothing_new(with_one: Place) -> None:
     place = with_one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
-    place.add(seed=2, taken=1_000_000_000.0)
+    place.add(seed=2, sequence=1, taken=1_000_000_000.0)
     assert [one.state for one in place.push(prune=True)] == [PUSHED, REMOVED]
     assert place.numbers() == [2]
 
