@@ -11,7 +11,7 @@ from pathlib import Path
 from appliance.host.base import Host
 from appliance.operations.image.build import Built
 from appliance.share import share
-from tests.real.conftest import Playground, give_image
+from tests.real.conftest import Playground, begin_on, give_image
 from tests.waiting import wait_until
 
 HOST = "host-b"
@@ -87,6 +87,7 @@ def bootable(playground: Playground, built: Built, need: Callable[[str], str]) -
         need(program)
     outer = playground.host(HOST)
     give_image(playground, built, HOST)
+    begin_on(playground, HOST)
     outer.run("sh", "-c", PREPARE)
     try:
         yield outer

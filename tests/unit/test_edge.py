@@ -220,7 +220,7 @@ def test_a_log_on_a_terminal_is_escaped(follow: bool, monkeypatch: pytest.Monkey
     host = Logged({("tail",): (0, HOSTILE)})
     cluster: Any = SimpleNamespace(site=None, services=())
     monkeypatch.setattr(inside, "find_instance", lambda *_: True)
-    monkeypatch.setattr(inside, "inside_argv", lambda _, *argv: argv)
+    monkeypatch.setattr(inside, "inside_argv", lambda *words: words[2:])
     monkeypatch.setattr(logs, "open_target", lambda _: (cluster, host, None))
     assert main(["logs", *(["-f"] if follow else [])]) == 0
     assert [one for one in FORBIDDEN if one in terminal.getvalue()] == [] and "\\x1b]0;title" in terminal.getvalue()
