@@ -76,16 +76,26 @@ class LogSessions:
         self._owners = owners if self._owners is None else self._owners
 
     def reopen(self) -> None:
-        """Let connections begin again, and forget the closed sessions."""
+        """Let connections begin again, and forget the closed sessions.
+
+        Raises:
+            OSError: not possible in a process; it was tried in all of them.
+        """
         while self._closed:
             self._closed.pop().close()
+        failed: Optional[OSError] = None
         for pid in self._processes():
-            for _, one, listens in self._sockets(pid, set()):
-                with one:
-                    if listens:
-                        _detach_filter(one)
+            try:
+                for _, one, listens in self._sockets(pid, set()):
+                    with one:
+                        if listens:
+                            _detach_filter(one)
+            except OSError as error:
+                failed = error
         self._known.clear()
         self._owners = None
+        if failed:
+            raise failed
 
     def wait_until_noticed(self, patience_s: float) -> bool:
         """Wait until each sender's kernel has acknowledged the FIN; return whether all have."""

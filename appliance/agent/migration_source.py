@@ -19,7 +19,7 @@ import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from appliance.agent import endpoint, protocol
 from appliance.agent.changes import IN_MEMORY, Changes
@@ -27,7 +27,6 @@ from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
 from appliance.agent.chunk_frames import BATCH, FrameEncoder, chunk_digest
 from appliance.agent.endpoint import HostState, Instance, MoveMark
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
-from appliance.agent.in_root import open_in_root
 from appliance.agent.log_sessions import LogSessions, attach_filter
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.source import Source
@@ -127,8 +126,6 @@ class MigrationSource:
         if len(loops) != 1:
             raise Problem("%s is in use by %d loop devices" % (self.request.overlay, len(loops)), "losetup -l", 3)
         self.loop = loops[0]
-        with open_in_root(self.instance.root, "/"):
-            pass  # a kernel that cannot do that is reported before anything is copied
         self.ports = self.instance.ports(sorted(self.request.bridges))
         self.host_state.save_state("read", ports=self.ports)
         self.source = Source(self.request.overlay)
@@ -244,8 +241,8 @@ class MigrationSource:
         """Close the TCP sessions of log senders; they send what follows on new ones, which only the target accepts."""
         try:
             self.sessions.close()
-        except OSError as error:
-            text = "the TCP sessions of log senders cannot be closed, lines may be lost: %s" % (error.strerror or error)
+        except Exception as error:
+            text = "the TCP sessions of log senders cannot be closed, lines may be lost: %s" % _reason(error)
             self.host_state.record_event("trouble", why=text)
             protocol.note("note: " + text)
             return
@@ -386,12 +383,9 @@ class MigrationSource:
         """Make the services run here as before."""
         if self.state == "released":
             self._outbid_lease()
-            try:
-                endpoint.set_bridges({port: self.request.bridges[name] for name, port in self.ports.items()})
-            except Problem as problem:
-                # A missing bridge must not prevent the other network and the services from being restored.
-                self.host_state.record_event("trouble", why=problem.message)
-            self.instance.announce(self.request.addresses)
+            ports = {port: self.request.bridges[name] for name, port in self.ports.items()}
+            self._attempt("", lambda: endpoint.set_bridges(ports))
+            self._attempt("", lambda: self.instance.announce(self.request.addresses))
         if self.state == "ended":
             endpoint.wait_until_unused(self.request.overlay, 20)
             endpoint.run(*self.request.start_argv, timeout=90)
@@ -399,15 +393,19 @@ class MigrationSource:
             self.host_state.record_event("back", why=why)
             self.host_state.clear_state()
             return
-        try:
-            self.sessions.reopen()
-        except OSError as error:
-            self.host_state.record_event("trouble", why="log senders cannot connect: %s" % (error.strerror or error))
+        self._attempt("log senders cannot connect: ", self.sessions.reopen)
         names = [*(name for group in reversed(self.request.stop) for name in group), *self.request.loggers]
         self.instance.start_services(names)
         self.state = "gone"
         self.host_state.record_event("back", why=why)
         self.host_state.clear_state()
+
+    def _attempt(self, what: str, work: Callable[[], None]) -> None:
+        """Do a part of ``restore_service`` whose failure, such as of one bridge, must not prevent the others."""
+        try:
+            work()
+        except Exception as error:
+            self.host_state.record_event("trouble", why=what + _reason(error))
 
     def _outbid_lease(self) -> None:
         """Write a lease newer than one that the target may have written; leave that of any other host."""

@@ -101,6 +101,7 @@ class MigrationTarget:
             "probe": self.probe,
             "ask": self.run_command,
             "unseen": self.check_unanswered,
+            "flush": self.flush,
             "arm": self.arm,
             "up": self.take_over,
             "tails": self.append_logs,
@@ -235,7 +236,7 @@ class MigrationTarget:
             sync_folder(os.path.dirname(self.overlay))
             protocol.note("note: %s had another overlay; it is kept as %s" % (self.request.host, self.replaced))
         os.rename(self.incoming, self.overlay)
-        # The instance starts meanwhile; ``arm`` waits for it.
+        # The instance starts meanwhile; ``flush`` waits for it.
         self.flushed = ThreadPoolExecutor(1).submit(self._flush)
         self.channel.send("placed")
 
@@ -285,14 +286,25 @@ class MigrationTarget:
         output = endpoint.run(*self._inside(*field(message, "argv", list)), ok=range(256), timeout=30)
         self.channel.send("told", output)
 
+    def flush(self, message: Message) -> None:
+        """Wait until the copy is on the disk. ``take_over`` must not: no host has the addresses then."""
+        assert self.channel
+        if self.flushed:
+            self.flushed.result()
+        self.channel.send("flushed")
+
     def arm(self, message: Message) -> None:
-        """Load the connections and neighbours known so far; ``take_over`` is allowed for ``ARMED_S`` from now on."""
+        """Load the connections and neighbours known so far; ``take_over`` is allowed for ``ARMED_S`` from now on.
+
+        Raises:
+            Problem: the copy is not on the disk yet.
+        """
         assert self.channel and self.instance
+        if self.flushed and not self.flushed.done():
+            raise Problem("the disk of %s has not written the copy of the overlay yet" % self.request.host)
         lines = self.channel.read_body(message).decode(errors="replace").splitlines()
         self.warning = endpoint.load_connections(self.instance, lines)
         endpoint.load_neighbours(self.instance, field(message, "neighbours", list, []))
-        if self.flushed:
-            self.flushed.result()
         self.armed_at = boot_time()
         self.channel.send("armed")
 

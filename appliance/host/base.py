@@ -171,6 +171,11 @@ class Host(ABC):
     def interact(self, *argv: str) -> int:
         """Run ``argv`` on the user's terminal and return its exit status."""
 
+    @contextmanager
+    def limit_silence(self, seconds: float) -> Iterator[None]:
+        """Within the context, a host that is gone is noticed after so many seconds without a reply of its kernel."""
+        yield
+
     def works(self, *argv: str) -> bool:
         """Return whether ``argv`` ends with status 0."""
         return self.run(*argv, ok=None).status == 0

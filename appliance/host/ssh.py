@@ -48,7 +48,7 @@ GRACE_S = 15
 STALLED_S = 120
 """Seconds without progress until a copy is aborted."""
 GONE_MS = 60_000
-"""TCP_USER_TIMEOUT: how long sent data, keepalives included, may stay unacknowledged."""
+"""TCP_USER_TIMEOUT: how long sent data, keepalives included, may stay unacknowledged; see ``limit_silence``."""
 WINDOW_BYTES = 1 << 24
 """Receive window of a stream. Paramiko's default of 2 MiB often stalls the sender."""
 PACKET_BYTES = 1 << 15
@@ -258,6 +258,8 @@ class Ssh(Host):
         self.known_hosts = known_hosts
         self._client: paramiko.SSHClient | None = None
         self._connecting = threading.Lock()
+        self._gone_ms = 0
+        """Set by ``limit_silence``, in milliseconds; 0: ``GONE_MS``."""
 
     def _transport(self) -> paramiko.Transport:
         """Return the open connection; reconnect if it broke."""
@@ -281,10 +283,30 @@ class Ssh(Host):
             raise
         transport.set_keepalive(5)
         # Keepalives wait for no reply; without this a power failure of the host is noticed only after 15 minutes.
-        if isinstance(transport.sock, socket.socket):
-            transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)
+        self._set_user_timeout(transport)
         self._client = client
         return transport
+
+    def _set_user_timeout(self, transport: paramiko.Transport) -> None:
+        if isinstance(transport.sock, socket.socket):
+            transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._gone_ms or GONE_MS)
+
+    @contextmanager
+    def limit_silence(self, seconds: float) -> Iterator[None]:
+        before = self._gone_ms
+        self._change_user_timeout(round(seconds * 1000))
+        try:
+            yield
+        finally:
+            self._change_user_timeout(before)
+
+    def _change_user_timeout(self, milliseconds: int) -> None:
+        with self._connecting:
+            self._gone_ms = milliseconds
+            transport = self._client.get_transport() if self._client else None
+            if transport:
+                with contextlib.suppress(OSError):  # it is closed
+                    self._set_user_timeout(transport)
 
     def _connect(self, client: paramiko.SSHClient) -> None:
         where = f"{self.user}@{self.address}:{self.port}"

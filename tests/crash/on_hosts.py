@@ -264,6 +264,7 @@ def run_target(root: Path, mark: Mark, *, late: bool = False) -> None:
         target._save_state("started")
         target.state, target.instance = "started", SimpleNamespace(announce=lambda *_: None)  # type: ignore[assignment]
         channel.body = b""
+        target.flush({})
         target.arm({})
         target.armed_at -= 60 if late else 0
         target.take_over({})

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.cli import main
-from appliance.host import ssh
 from appliance.operations.migration import migrate, start
 from appliance.tools import move
 
@@ -50,8 +49,6 @@ class Endpoint(move.Endpoint):
 
 
 start.WAIT_S = float(sys.argv[3])
-ssh.GONE_MS = 10_000
-"""A host that has lost its power is known to be gone after so long; usually it is a minute."""
 move.Endpoint = Endpoint  # type: ignore[misc]
 for name in ("inspect_hosts", "copy_file", "trust"):
     setattr(migrate, name, step(getattr(migrate, name), name))

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from appliance.errors import SmsError
 from appliance.host.base import WRITE_ATOMIC, CommandError, CommandTimeout, Host, check_written, write_argv
 from appliance.host.local import Local, _group_runs
+from appliance.host.ssh import GONE_MS, Ssh
 from tests.waiting import alive, soon
 
 BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
@@ -214,3 +217,22 @@ def test_commands_do_not_see_what_a_site_exports_for_containers(
     assert tools(host.run("env", "APPTAINER_KEYSDIR=y", "env").text) == {*seen, "APPTAINER_KEYSDIR=y"}
     host.interact("env")
     assert tools(capfd.readouterr().out) == seen
+
+
+def test_how_long_a_silent_host_is_waited_for() -> None:
+    """Over SSH, also for connections that are open already; elsewhere there is nothing to wait for."""
+    far = Ssh("far", "192.0.2.1")
+    with socket.socket() as one, Local().limit_silence(10):
+        transport = SimpleNamespace(sock=one, is_active=lambda: True)
+        far._client = SimpleNamespace(get_transport=lambda: transport)  # type: ignore[assignment]
+
+        def milliseconds() -> int:
+            return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+        with far.limit_silence(10):
+            assert milliseconds() == 10_000
+            with far.limit_silence(3):
+                assert milliseconds() == 3000
+            far._set_user_timeout(transport)  # type: ignore[arg-type]  # of a new connection
+            assert milliseconds() == 10_000
+        assert milliseconds() == GONE_MS

@@ -13,9 +13,8 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import deliver, trust
-from appliance.operations.lease import Leases, query_all_leases, query_lease
+from appliance.operations.lease import Leases, query_all_leases
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
-from appliance.operations.overlay.generation import mark_overlay
 from appliance.operations.preflight import check_bridges, check_programs
 from appliance.operations.services.generation import find_known
 from appliance.operations.services.start import Started, StartOptions, start
@@ -238,7 +237,7 @@ def _choose_origin(
     """
     exists = host.works("test", "-e", str(cluster.places.overlay))
     if not options.snapshot:
-        if interrupted and interrupted.restored:
+        if interrupted and interrupted.restored and exists:  # else a start has set it aside since
             return False, None
         if options.shared or (interrupted and interrupted.shared) or is_shared(mine, host.name):
             if not exists:
@@ -310,6 +309,9 @@ def _start(cluster: Cluster, host: Host, plan: Plan, options: FailoverOptions, p
         keep=True,  # there is no host to roll back to: a partial start is better than none
         fenced=plan.old,
         generation_bump=1 if plan.taken else GENERATION_BUMP,
+        # Not marked before the lease is taken: if this is interrupted, the overlay of the failed host is still newer,
+        # and a start here is refused, which would not report what was lost.
+        chosen=max(plan.generation - GENERATION_BUMP, plan.snapshot["generation"] if plan.snapshot else 0),
         without_remote=options.without_remote,
     )
     started = start(cluster, host, progress, start_options)
@@ -321,15 +323,10 @@ def _restore(cluster: Cluster, host: Host, plan: Plan, result: FailoverResult, p
     """Replace the overlay with the snapshot, if the plan has one; the old overlay is kept as a snapshot."""
     chosen = plan.snapshot
     if not chosen:
-        # A shared overlay without a known owner of the lease file: the user states that it is shared.
-        if plan.restored or (plan.shared and not query_lease(host, cluster).file):
-            mark_overlay(cluster, host, plan.generation - GENERATION_BUMP)
         return
     result.snapshot, result.taken_on, result.taken = chosen["number"], chosen["host"], chosen["taken"]
     with progress.step(f"restore snapshot {chosen['number']}") as step:
         restored = restore(cluster, host, str(chosen["number"]), progress, fenced=plan.old)
-        # The lease file on this host may be older than those of others.
-        mark_overlay(cluster, host, max(plan.generation - GENERATION_BUMP, chosen["generation"]))
         step.detail(f"of {chosen['host']}, {format_uptime(int(time.time() - chosen['taken']))} old")
     if restored.kept and not restored.kept.same:
         result.kept = restored.kept.path or f"snapshot {restored.kept.snapshot}"

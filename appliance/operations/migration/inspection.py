@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from appliance.errors import Refused
@@ -50,9 +50,11 @@ def inspect_hosts(
         Refused: with all problems.
     """
     target = cluster.host(name)
-    with _unreachable_is_refused(), progress.step("check both hosts") as step:
-        check_programs(target)
+    with ExitStack() as stack:
+        step = stack.enter_context(progress.step("check both hosts"))
         source, lease = find_source(cluster, target, recover=recover, progress=progress)
+        stack.enter_context(unreachable_is_refused(source.name))
+        check_programs(target)
         step.detail(f"{source.name} to {name}")
         running = _find_running(cluster, source)
         if source.name == name:
@@ -70,11 +72,17 @@ def inspect_hosts(
 
 
 @contextmanager
-def _unreachable_is_refused() -> Iterator[None]:
+def unreachable_is_refused(source: str) -> Iterator[None]:
+    """Refuse if a host cannot be reached while nothing has been changed yet; ``source`` runs the services container.
+
+    Raises:
+        Refused: it cannot.
+    """
     try:
         yield
     except Unreachable as error:
-        raise Refused(error.message, hint=error.hint) from error
+        runs = f"nothing was changed: the services container runs on {source}"
+        raise Refused(f"{error.message}\n  {runs}", hint=error.hint) from error
 
 
 def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Progress) -> tuple[Host, Lease]:

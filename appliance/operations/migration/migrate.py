@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, NoReturn
 
 from appliance.errors import Refused, RolledBack, SmsError
@@ -12,7 +13,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import query_all_leases, query_lease
-from appliance.operations.migration.inspection import inspect_hosts
+from appliance.operations.migration.inspection import inspect_hosts, unreachable_is_refused
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.migration.steps import run_steps
 from appliance.operations.preflight import check_confinement
@@ -22,6 +23,9 @@ from appliance.operations.start_note import record_start
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.network import conflists
 from appliance.progress import Progress
+
+GONE_S = 10.0
+"""Seconds until a silent host counts as gone. Its agent has ended by then (agent/channel.py): no use to wait longer."""
 
 
 def migrate(cluster: Cluster, name: str, progress: Progress, *, force: bool = False) -> MigrationResult:
@@ -35,14 +39,17 @@ def migrate(cluster: Cluster, name: str, progress: Progress, *, force: bool = Fa
         RolledBack: a step failed; the services container serves on the source as before.
         SmsError: a step failed; the message says which host serves now.
     """
-    inspected = inspect_hosts(cluster, name, progress, recover=True, force=force)
-    if isinstance(inspected, MigrationResult):
-        return inspected
-    refuse_over_budget(inspected.plan, force=force)
-    result, failures = execute(cluster, inspected, progress)
-    if failures:
-        migrate_back(cluster, result, failures, progress)
-    return result
+    with ExitStack() as stack:
+        for admin in cluster.site.admin_hosts:
+            stack.enter_context(cluster.host(admin.name).limit_silence(GONE_S))
+        inspected = inspect_hosts(cluster, name, progress, recover=True, force=force)
+        if isinstance(inspected, MigrationResult):
+            return inspected
+        refuse_over_budget(inspected.plan, force=force)
+        result, failures = execute(cluster, inspected, progress)
+        if failures:
+            migrate_back(cluster, result, failures, progress)
+        return result
 
 
 def execute(cluster: Cluster, inspected: Inspected, progress: Progress) -> tuple[MigrationResult, str]:
@@ -51,19 +58,17 @@ def execute(cluster: Cluster, inspected: Inspected, progress: Progress) -> tuple
     Raises:
         SmsError: as ``migrate``.
     """
-    image = prepare(cluster, inspected, progress)
-    facts: dict[str, Any] = {
-        "from": inspected.source.name,
-        "to": inspected.target.name,
-        "generation": inspected.lease.generation,
-    }
-    for host in (inspected.source, inspected.target):
-        history.note(cluster, host, "migrate", "begun", **facts, image=image.key)
-    try:
-        result, failures = run_steps(cluster, inspected, image, progress)
-    except BaseException as error:
-        _note_all(cluster, (inspected.source, inspected.target), "failed", why=str(error) or type(error).__name__)
-        raise
+    hosts, source = (inspected.source, inspected.target), inspected.source.name
+    facts: dict[str, Any] = {"from": source, "to": inspected.target.name, "generation": inspected.lease.generation}
+    with unreachable_is_refused(source):  # once agents have begun, an outcome is another error
+        image = prepare(cluster, inspected, progress)
+        for host in hosts:
+            history.note(cluster, host, "migrate", "begun", **facts, image=image.key)
+        try:
+            result, failures = run_steps(cluster, inspected, image, progress)
+        except BaseException as error:
+            _note_all(cluster, hosts, "failed", why=str(error) or type(error).__name__)
+            raise
     result.notes += finish(cluster, inspected, image, result, progress)
     return result, failures
 
@@ -143,9 +148,9 @@ def finish(
 ) -> list[str]:
     """Record which host runs the instance after a migration; return notes about what failed."""
     notes = []
-    for path in conflists(cluster.site, cluster.services, isolated=True):
-        inspected.target.remove(path)
     try:
+        for path in conflists(cluster.site, cluster.services, isolated=True):
+            inspected.target.remove(path)
         lease = query_lease(inspected.target, cluster)
         record_start(cluster, inspected.target, image, lease)
         query_all_leases(inspected.target, cluster).publish(lease)

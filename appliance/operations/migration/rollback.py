@@ -8,10 +8,11 @@ from typing import NoReturn
 from appliance.errors import RolledBack, SmsError, Unverified
 from appliance.host.base import Unreachable
 from appliance.operations.lease import query_lease
+from appliance.operations.migration.agents import LONG_S
 from appliance.operations.migration.fence import fence
 from appliance.operations.migration.start import check_services, start_isolated
 from appliance.operations.migration.state import Migration
-from appliance.operations.migration.switch import activate, arm, commit
+from appliance.operations.migration.switch import activate, arm, commit, flush
 from appliance.operations.services.start import PROBE
 from appliance.operations.services.unfinished import resume_migration
 from appliance.plan.machine import inside_argv
@@ -20,7 +21,19 @@ from appliance.tools.move import Endpoint
 
 CONFIRM_S = 8.0
 """Longer than a live source keeps its ports off the bridges (agent/migration_source.py, RECLAIM_S) and queries take."""
-TARGET_REPLIES = ("seen", "wanted", "verified", "placed", "started", "probed", "told", "armed", "up", "appended")
+TARGET_REPLIES = (
+    "seen",
+    "wanted",
+    "verified",
+    "placed",
+    "started",
+    "probed",
+    "told",
+    "flushed",
+    "armed",
+    "up",
+    "appended",
+)
 SOURCE_REPLIES = ("offer", "parcels", "sent", "final", "connections", "released", "tails", "handed")
 ABORT_S = 10.0
 """Seconds that the target may take to stop its instance."""
@@ -55,6 +68,7 @@ def take_over(migration: Migration, cause: BaseException) -> bool:
         if not migration.started:
             start_isolated(migration, {})
         with migration.progress.step(f"take over on {target}"):
+            flush(migration, LONG_S)  # there is no host to roll back to
             arm(migration)
             activate(migration, generation_bump=GENERATION_BUMP)
             result.generation += GENERATION_BUMP

@@ -32,6 +32,7 @@ def switch_addresses(migration: Migration) -> None:
     """Move the addresses from the source to the target."""
     source, result = migration.source, migration.result
     with migration.progress.step("switch the addresses") as step:
+        flush(migration, QUICK_S)  # the source closes the sessions of log senders next
         source.send("connections")
         _, migration.connections = source.receive("connections", patience_s=QUICK_S)
         arm(migration, migration.connections)
@@ -56,6 +57,12 @@ def activate_addresses(migration: Migration) -> None:
         result.measured("switch", time.monotonic() - began)
         step.detail(f"{result.connections} connections kept")
     migration.count_outage(time.monotonic(), migration.stopped_at)
+
+
+def flush(migration: Migration, patience_s: float) -> None:
+    """Wait until the target's disk has the whole copy: the lease must not name one that a power failure takes away."""
+    migration.target.send("flush")
+    migration.target.receive("flushed", patience_s=patience_s)
 
 
 def arm(migration: Migration, connections: bytes = b"") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host, Unreachable
@@ -74,11 +75,13 @@ def query_overlays(cluster: Cluster, leases: Leases) -> dict[str, OverlayState |
         return dict(zip(leases.hosts, pool.map(query, leases.hosts), strict=True))
 
 
-def _find_newer(cluster: Cluster, leases: Leases) -> tuple[OverlayState, Newer | None]:
-    """Return the overlay of ``leases.me``, and why it is not the newest."""
+def _find_newer(cluster: Cluster, leases: Leases, chosen: int = 0) -> tuple[OverlayState, Newer | None]:
+    """Return the overlay of ``leases.me``, and why it is not the newest. ``chosen``: as for ``refuse_older``."""
     overlays = query_overlays(cluster, leases)
     mine = overlays[leases.me]
     assert mine
+    if mine.exists and chosen:
+        mine = overlays[leases.me] = replace(mine, generation=max(mine.generation, chosen))
     files = {name: view.lease for name, view in leases.views.items()}
     return mine, find_newer_overlay(leases.me, overlays, files)
 
@@ -92,7 +95,7 @@ def mark_overlay(cluster: Cluster, host: Host, generation: int) -> None:
     agent.perform(host, MarkOverlay(mark_path(str(cluster.places.overlay)), cluster.site.cluster, generation))
 
 
-def refuse_older(cluster: Cluster, host: Host, leases: Leases, *, set_aside: bool = True) -> int:
+def refuse_older(cluster: Cluster, host: Host, leases: Leases, *, set_aside: bool = True, chosen: int = 0) -> int:
     """Check that ``host`` has the newest overlay, or that no host has ever had one; return its generation.
 
     The leases must have been queried before: whoever starts meanwhile changes them, and the lease cannot be taken.
@@ -100,12 +103,13 @@ def refuse_older(cluster: Cluster, host: Host, leases: Leases, *, set_aside: boo
     Args:
         leases: as queried; hosts that they leave out are known to be off.
         set_aside: rename an older overlay, so that nothing uses it.
+        chosen: in a failover, the generation as which the overlay counts: it was chosen, whatever its mark.
 
     Raises:
         Refused: another host has a newer one.
         SmsError: a mark is not one of this cluster.
     """
-    mine, newer = _find_newer(cluster, leases)
+    mine, newer = _find_newer(cluster, leases, chosen)
     if newer is None:
         return mine.generation
     kept = _set_aside(cluster, host, newer) if set_aside and mine.exists else ""

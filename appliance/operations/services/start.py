@@ -112,6 +112,7 @@ class StartOptions:
         unit: install the systemd unit and start the guard.
         fenced: admin hosts that are known to be off: the lease is taken even if they hold it.
         generation_bump: added to the generation of the lease.
+        chosen: in a failover, the generation as which the overlay counts until the lease is taken.
         without_remote: start although every lease was lost and a remote copy of the state does not answer.
     """
 
@@ -122,6 +123,7 @@ class StartOptions:
     unit: bool = True
     fenced: tuple[str, ...] = ()
     generation_bump: int = 1
+    chosen: int = 0
     without_remote: bool = False
 
 
@@ -261,7 +263,7 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
         progress.report(line)
     leases.floor = known.generation
     with ExitStack() as undo:
-        lease = _take_lease(host, leases, progress, undo, generation_bump=options.generation_bump)
+        lease = _take_lease(host, leases, progress, undo, options)
         open_mirror(cluster, host, progress, patience_s=DISK_WAIT_S if options.boot else 0)
         ready_overlay(cluster, host, image, progress)
         mark_overlay(cluster, host, lease.generation)
@@ -304,7 +306,7 @@ def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path
     return image
 
 
-def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack, *, generation_bump: int) -> Lease:
+def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack, options: StartOptions) -> Lease:
     """Take the lease; ``undo`` gets what rolls back the start.
 
     Raises:
@@ -315,7 +317,8 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
         if time.monotonic() - leases.queried_at > MAX_AGE_S:
             leases.query()
         leases.check()  # before anything is changed
-        generation_bump += max(0, refuse_older(leases.cluster, host, leases) - leases.top)
+        known = refuse_older(leases.cluster, host, leases, chosen=options.chosen)
+        generation_bump = options.generation_bump + max(0, known - leases.top)
         # Before the swap, whose reply may be lost.
         undo.push(lambda _, error, __: _roll_back(leases.cluster, host, before, error))
         try:

@@ -35,7 +35,7 @@ FILE_SYSTEMS = {"overlay": "overlay", "squashfs": "squashfs", "ext3": "ext4"}
 """Required file systems, and their kernel modules."""
 
 OLDEST_KERNEL = (5, 6)
-"""The first one with openat2(2)."""
+"""The first one with pidfd_getfd(2)."""
 OLDEST_APPTAINER = (1, 1)
 IMAGE_BYTES = 1 << 30
 """Space for an image and the previous one."""
@@ -94,7 +94,11 @@ def _kernel(facts: Facts) -> Finding:
         found = re.match(r"(\d+)\.(\d+)", release)
         if found and (int(found[1]), int(found[2])) < OLDEST_KERNEL:
             required = ".".join(map(str, OLDEST_KERNEL))
-            return Finding("kernel", "warning", f"{release}: as the source, `sms migrate` requires {required} or later")
+            return Finding(
+                "kernel",
+                "warning",
+                f"{release}: before {required}, `sms migrate` from here loses log lines sent over TCP",
+            )
         return Finding("kernel", "ok", release)
     fix = "modprobe -a " + " ".join(modules) if modules else ""
     return Finding("kernel", "missing", f"no support for {', '.join(lacking)}{detail}", fix)

@@ -273,6 +273,27 @@ def test_a_failover_that_is_killed_is_finished_by_the_next(both: Playground) -> 
     wait_until(lambda: not both.instances(DEAD), "the old host stepped down")
 
 
+@pytest.mark.full
+def test_a_start_after_a_failover_that_was_killed_does_not_hide_what_is_lost(both: Playground) -> None:
+    """The failed host had released the lease, so nothing else prevents the start."""
+    site = both.variant("small.yaml", small)
+    both.sms("--site", site, "-q", "start", on=DEAD)
+    both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
+    both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
+    both.sms("--site", site, "exec", "--", "touch", MARK, on=DEAD)
+    both.sms("--site", site, "-q", "stop", on=DEAD)
+    with cut(both):
+        process = begin(both, "--site", site, "failover", HERE, "--i-have-fenced", on=HERE)
+        wait_for_step(process, "restore snapshot")
+        kill_sms(process.pid)
+        process.communicate()
+        refused = both.sms("--site", site, "-q", "start", on=HERE, ok=(3,)).stderr.decode()
+        assert f"the newest one is on {DEAD}" in refused and f"sms failover {HERE}" in refused
+        done = json.loads(both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", "--json", on=HERE).stdout)
+        assert done["lost_s"] > 0 and len(done["services"]) == 2
+        both.sms("--site", site, "exec", "--", "test", "!", "-e", MARK, on=HERE)
+
+
 ON_THE_NETWORK = """
 import os, select, sys, time
 def serves():

@@ -53,6 +53,8 @@ STEPS = (
 SAVED_S = 15
 """slurmctld writes its state down every few seconds."""
 RECORDED = "it has now been recorded"
+NOTICED_S = 45
+"""Seconds until a command ends whose target has lost its power: about 20 on an idle machine. TCP takes a minute."""
 SETTLE_S = 150
 """Both ends know what to do by themselves long before."""
 
@@ -421,6 +423,7 @@ def test_a_fault(world: World, cell: Cell) -> None:
         settled = time.time()
         healing.close()
         ended = run.end(200)
+        took = time.time() - began
         row = Row(
             cell.fault,
             cell.step,
@@ -435,6 +438,7 @@ def test_a_fault(world: World, cell: Cell) -> None:
         said = ended.stderr.decode(errors="replace")[-1500:]
         check_message(said, ended.status, served=found, target=target)
         assert found in expected, (found, said)
+        assert cell.do is not target_gone or took < NOTICED_S, (took, said)
         for host in scene.gone:
             power_on(world.lab, host)
         row.again = run_again(world, found, source, target, ended=ended.status == 0)

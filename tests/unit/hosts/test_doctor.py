@@ -73,7 +73,7 @@ def test_a_host_with_everything_lacks_nothing(os_release: str) -> None:
     [
         ({"uid": "1000"}, "root", "missing", "", "run it with sudo"),
         ({"loop": "no"}, "kernel", "missing", "modprobe -a loop", ""),
-        ({"kernel": "5.3.18-default"}, "kernel", "warning", "", "as the source, `sms migrate` requires 5.6"),
+        ({"kernel": "5.3.18-default"}, "kernel", "warning", "", "before 5.6, `sms migrate` from here loses log lines"),
         ({"nft": "no"}, "nftables in the kernel", "missing", "modprobe nf_tables", ""),
         ({"apptainer": "sh: 1: apptainer: not found"}, "apptainer", "missing", "sms host prepare host-a", ""),
         ({"apptainer": "apptainer version 1.0.3-1.el9"}, "apptainer", "missing", "sms host prepare host-a", ""),

@@ -100,7 +100,7 @@ def test_a_host_whose_file_cannot_be_written_is_named_with_the_reason(
     monkeypatch.setattr(Silent, "report", lambda _, text: lines.append(text))
     leases = apart.leases("host-a")
     with ExitStack() as undo:
-        assert start._take_lease(apart.hosts["host-a"], leases, Silent(), undo, generation_bump=1).generation == 1
+        assert start._take_lease(apart.hosts["host-a"], leases, Silent(), undo, start.StartOptions()).generation == 1
         undo.pop_all()
     why = "host-b has no Python 3.9 or newer; install python3 there"
     assert lines == ([] if cut else [f"note: the lease file of host-b could not be written: {why}"])

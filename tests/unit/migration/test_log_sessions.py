@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.agent import endpoint
+from appliance.agent import endpoint, log_sessions
 from appliance.agent.endpoint import Instance
 from appliance.agent.log_sessions import LogSessions
 from appliance.agent.migration_source import MigrationSource
@@ -130,6 +130,24 @@ def test_sessions_that_began_meanwhile_are_closed_the_second_time(server: Server
             assert (first.recv(1), second.recv(1)) == (b"", b"")
 
 
+def test_senders_may_connect_again_although_another_process_cannot_be_reached(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.sessions.close()
+    duplicate, fault = log_sessions._duplicate_sockets, PermissionError(1, "not permitted")
+
+    def refuse(pid: int, known: set[int]) -> Iterator[tuple[int, socket.socket]]:
+        if pid == 0:
+            raise fault
+        return duplicate(pid, known)
+
+    monkeypatch.setattr(log_sessions, "_duplicate_sockets", refuse)
+    monkeypatch.setattr(LogSessions, "_processes", lambda _: [0, server.process.pid])
+    with pytest.raises(PermissionError):
+        server.sessions.reopen()
+    server.connect().close()
+
+
 def test_other_ports_stay_as_they_are(server: Server) -> None:
     with server.connect() as sender:
         for sessions in (LogSessions(server.process.pid, [515]), LogSessions(server.process.pid, [])):
@@ -149,7 +167,7 @@ def test_without_log_ports_nothing_is_read() -> None:
 class Recorder:
     """The source of a migration, and the order of what it does to sessions, ports and services."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: OSError | None = None) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception | None = None) -> None:
         self.done: list[str] = []
         self.fault = fault
         paths = {name: str(folder / name) for name in ("overlay", "lease", "history", "mark", "lock")}
@@ -202,12 +220,28 @@ def test_a_rollback_lets_senders_connect_again(tmp_path: Path, monkeypatch: pyte
     assert recorder.done == ["bridge br-prov", "announce", "reopen", "start_services"]
 
 
+@pytest.mark.parametrize("fault", [PermissionError(1, "not permitted"), AttributeError("pidfd_open: not permitted")])
 def test_a_kernel_that_does_not_allow_it_does_not_stop_the_migration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], fault: Exception
 ) -> None:
-    recorder = Recorder(tmp_path, monkeypatch, PermissionError(1, "not permitted"))
+    recorder = Recorder(tmp_path, monkeypatch, fault)
     recorder.source.release({})
     assert recorder.done == ["close", "bridge None", "connections", "sent released"]
-    assert "lines may be lost: not permitted" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "lines may be lost: " in printed and "not permitted" in printed
     recorder.source.restore_service("a test")
     assert recorder.done[-1] == "start_services"
+
+
+def test_services_start_again_whatever_else_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(tmp_path, monkeypatch, RuntimeError("no thread"))
+    recorder.source.release({})
+
+    def fail(*_: object) -> None:
+        raise FileNotFoundError(2, "no arping")
+
+    monkeypatch.setattr(Instance, "announce", fail)
+    monkeypatch.setattr(endpoint, "set_bridges", fail)
+    recorder.source.restore_service("a test")
+    assert recorder.done[-2:] == ["reopen", "start_services"] and not (tmp_path / "mark").exists()
+    assert (tmp_path / "history").read_text().count("trouble") == 4

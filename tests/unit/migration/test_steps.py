@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from appliance.agent.protocol import Problem, read_request
-from appliance.errors import RolledBack, SmsError
+from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.host.fake import Fake
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.deliver import Image
-from appliance.operations.migration import agents, rollback
+from appliance.operations.migration import agents, migrate, rollback
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.migration.steps import run_steps
 from appliance.plan.migration.plan import Plan
@@ -50,6 +50,7 @@ REPLIES: dict[str, list[Reply]] = {
     "start": [("started", {}, b"")],
     "ask": [("told", {}, b"1 RUNNING\n")],
     "connections": [("connections", {}, b"one")],
+    "flush": [("flushed", {}, b"")],
     "arm": [("armed", {}, b"")],
     "release": [("released", {"connections": 2}, b"two")],
     "up": [("up", {"trouble": ""}, b"")],
@@ -61,7 +62,7 @@ REPLIES: dict[str, list[Reply]] = {
 }
 COPY = (
     "b.open a.open a.offer b.build a.send b.parcels a.round b.verify a.run a.round a.stop b.place b.start b.probe "
-    "b.ask a.connections b.arm a.release b.up b.probe b.ask"
+    "b.ask b.flush a.connections b.arm a.release b.up b.probe b.ask"
 )
 SHARED = "b.open a.open a.run a.hand b.start b.probe b.ask b.arm b.up b.probe b.ask"
 CLOSED = "a.close a.wait b.close b.wait"
@@ -164,9 +165,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def move(world: World, *, shared: bool = False) -> tuple[MigrationResult, str]:
     """Migrate from host a to host b."""
+    return run_steps(open_sample(), inspect(world, shared=shared), IMAGE, Silent())
+
+
+def inspect(world: World, *, shared: bool = False) -> Inspected:
     plan = Plan("a", "b", IMAGE.path, IMAGE.sha256, 4, shared, 0, 0, 0.0, {}, 0, [])
-    inspected = Inspected(world.host("a"), world.host("b"), 77, Lease("sample", 4, "a"), plan, CONFINED, CONFINED)
-    return run_steps(open_sample(), inspected, IMAGE, Silent())
+    return Inspected(world.host("a"), world.host("b"), 77, Lease("sample", 4, "a"), plan, CONFINED, CONFINED)
 
 
 def test_with_one_overlay_per_host(world: World) -> None:
@@ -207,7 +211,9 @@ def all_answer() -> list[bytes]:
     return [json.dumps({"name": name, "ok": True, "after_s": 0.1}).encode() for name in names]
 
 
-@pytest.mark.parametrize("at", ["a.offer", "b.build", "b.verify", "a.stop", "b.place", "b.start", "a.release", "b.up"])
+@pytest.mark.parametrize(
+    "at", ["a.offer", "b.build", "b.verify", "a.stop", "b.place", "b.start", "b.flush", "a.release", "b.up"]
+)
 def test_a_failed_step_is_rolled_back(world: World, at: str) -> None:
     world.fails[at] = SmsError("it failed", hint="wait")
     with pytest.raises(RolledBack, match="it failed\n  the services container serves on a as before") as caught:
@@ -216,7 +222,7 @@ def test_a_failed_step_is_rolled_back(world: World, at: str) -> None:
     assert " ".join(world.log) == f"{COPY[: COPY.index(at) + len(at)]} {ROLLED_BACK}"
 
 
-TAKEN_OVER = "a.run b.unseen a.run {} b.arm b.up b.probe {} b.commit " + CLOSED
+TAKEN_OVER = "a.run b.unseen a.run {} b.flush b.arm b.up b.probe {} b.commit " + CLOSED
 
 
 @pytest.mark.parametrize(
@@ -315,6 +321,23 @@ def test_a_broken_connection_names_who_serves(
     error = lose(world, monkeypatch, at, target=target)
     assert error.status == status and hint in error.hint
     assert re.search(words, error.message), error.message
+
+
+@pytest.mark.parametrize("at", ["copy", "b.open", "a.open"])
+def test_a_host_that_is_gone_before_the_migration_has_begun_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def prepare(*_: object) -> Image:
+        if at == "copy":
+            raise Unreachable("b: the connection broke")
+        return IMAGE
+
+    monkeypatch.setattr(migrate, "prepare", prepare)
+    monkeypatch.setattr(migrate.history, "note", lambda *_, **__: None)
+    world.fails[at] = Unreachable("b: the connection broke")
+    with pytest.raises(Refused, match=r"broke\n  nothing was changed: the services container runs on a$"):
+        migrate.execute(open_sample(), inspect(world), Silent())
+    assert not [one for one in world.log if one.partition(".")[2] not in ("open", "close", "wait")]
 
 
 # The requests

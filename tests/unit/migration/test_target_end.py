@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,6 +79,25 @@ class Commands:
 
     def send(self, kind: str, **_: object) -> None:
         self.replies.append(kind)
+
+
+def test_the_switch_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow one is waited for before, while the source serves; what the switch requests is answered at once."""
+    paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
+    monkeypatch.setattr(endpoint, "load_connections", lambda *_: "")
+    monkeypatch.setattr(endpoint, "load_neighbours", lambda *_: None)
+    channel = Commands("flush")
+    channel.read_body = lambda message: b""  # type: ignore[attr-defined]
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), channel)  # type: ignore[arg-type]
+    target.instance = endpoint.Instance(7)
+    target.flushed = Future()
+    threading.Timer(1, target.flushed.set_result, [None]).start()
+    with pytest.raises(Problem, match="the disk of a has not written the copy"):
+        target._do({"do": "arm"})
+    assert not target.flushed.done()
+    target._do({"do": "flush"})
+    target._do({"do": "arm"})
+    assert channel.replies == ["flushed", "armed"]
 
 
 @pytest.mark.parametrize("shared", [False, True])

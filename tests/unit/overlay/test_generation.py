@@ -255,6 +255,6 @@ def test_the_lease_is_taken_above_every_mark(apart: Pair) -> None:
     overlay(apart, "host-a").write_bytes(b"x")
     mark_overlay(apart.cluster, apart.hosts["host-a"], 41)
     with ExitStack() as undo:
-        taken = start._take_lease(apart.hosts["host-a"], apart.leases("host-a"), Silent(), undo, generation_bump=1)
+        taken = start._take_lease(apart.hosts["host-a"], apart.leases("host-a"), Silent(), undo, start.StartOptions())
         undo.pop_all()
     assert taken.generation == 42

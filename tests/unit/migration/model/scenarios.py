@@ -99,6 +99,12 @@ SCENARIOS = [
         excused=BLIND,
     ),
     Scenario(
+        "start after a failover of a free lease, killed",
+        **stopped(store=(SNAPSHOT,)),
+        verbs={"failover b": 1, "start b": 1},
+        faults={"crash": 1, "kill": 1},
+    ),
+    Scenario(
         "snapshots and clocks",
         **serving(guard=False, store=(SNAPSHOT,)),
         verbs={"failover b": 1},
