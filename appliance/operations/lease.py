@@ -90,6 +90,18 @@ class Leases:
         self.queried_at = time.monotonic()
         return self.views
 
+    def query_readable(self) -> dict[str, View]:
+        """Query all hosts in parallel; one whose file is not a lease of this cluster counts as unreachable, too."""
+        with ThreadPoolExecutor(max(1, len(self.hosts))) as pool:
+            self.views = dict(zip(self.hosts, pool.map(self._query_readable, self.hosts), strict=True))
+        return self.views
+
+    def _query_readable(self, name: str) -> View:
+        try:
+            return self.query_host(name, runs=False)
+        except SmsError:
+            return View(None)
+
     def prepare(self) -> None:
         """Do in parallel what a take needs: query all hosts, and copy the agent to those that are other machines.
 

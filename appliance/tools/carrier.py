@@ -12,11 +12,23 @@ RTMGRP_LINK = 1
 """Multicast group of messages about interfaces (linux/rtnetlink.h)."""
 
 
-def live_ports(bridge: str, *, network: Path = NETWORK) -> set[str]:
-    """Return the ports of a bridge that are up and have a carrier; none if there is no such bridge."""
+def has_uplink(bridge: str, port: str, *, network: Path = NETWORK) -> bool:
+    """Return whether a bridge has an uplink that is up and has a carrier; False if there is no such bridge.
+
+    Its uplinks are the ports that are network cards, bonds, VLANs, or others on top of these: ports of local guests do
+    not count. Without any (a lab), all ports but ``port`` and the taps of virtual machines are uplinks.
+    """
     with suppress(OSError):
-        return {path.name for path in (network / bridge / "brif").iterdir() if _has_carrier(network / path.name)}
-    return set()
+        ports = [network / path.name for path in (network / bridge / "brif").iterdir()]
+        uplinks = [one for one in ports if _leads_out(one)]
+        if not uplinks:
+            uplinks = [one for one in ports if one.name != port and not (one / "tun_flags").exists()]
+        return any(_has_carrier(one) for one in uplinks)
+    return False
+
+
+def _leads_out(interface: Path) -> bool:
+    return any((interface / name).exists() for name in ("device", "bonding")) or any(interface.glob("lower_*"))
 
 
 def _has_carrier(interface: Path) -> bool:

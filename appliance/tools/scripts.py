@@ -1,4 +1,4 @@
-"""Shell scripts that run on a host: files of definitions/scripts/."""
+"""Scripts that run on a host: files of definitions/scripts/."""
 
 from __future__ import annotations
 
@@ -6,5 +6,10 @@ from appliance.share import share
 
 
 def script_argv(name: str, *values: str) -> tuple[str, ...]:
-    """Return the command that runs a script with ``values`` as its arguments."""
+    """Return the command that runs a shell script with ``values`` as its arguments."""
     return ("sh", "-c", share("definitions", "scripts", name).read_text(), name, *values)
+
+
+def python_argv(name: str, *values: str) -> tuple[str, ...]:
+    """Return the command that runs a Python script with ``values`` as its arguments."""
+    return ("python3", "-I", "-c", share("definitions", "scripts", name).read_text(), *values)

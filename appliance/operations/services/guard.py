@@ -32,6 +32,8 @@ OTHERS_INTERVAL_S = 5
 """Seconds between two queries of another host's lease file."""
 RECHECK_S = 60
 """Seconds between two checks for an instance while another host holds the lease."""
+CURRENT_S, FAILED_S = 10, 30
+"""Seconds since a query of another host's lease file began within which its result, or its failure, is current."""
 LOCK_WAIT_S = 2
 """Seconds that a guard waits for its lock, which status queries hold for a moment."""
 
@@ -88,6 +90,8 @@ class Guard:
         self.report = report
         self.leases = Leases(host, cluster)
         self._reported: dict[str, str] = {}
+        self._queried: dict[str, tuple[float, bool]] = {}
+        """When the last query of each host began, and whether it read a lease."""
         self._settled: Lease | None = None
         self._stopping: float | None = None
         """Monotonic time since which the instance is being stopped; None when it is not."""
@@ -97,12 +101,16 @@ class Guard:
         """Query the lease file of a host; keep the last known one if the host is unreachable."""
         mine = self.leases.views.get(self.host.name, View(None)).lease
         holds = mine is not None and mine.holder == self.host.name
+        began, read = time.monotonic(), False
         try:
             # How long ago a failed host was last heard from is known on the others by these queries.
             view = self.leases.query_host(name, runs=False, alive=holds and name != self.host.name)
+            read = view.lease is not None
         except SmsError as error:
             self._report_once(name, error.message)
             return
+        finally:
+            self._queried[name] = (began, read)
         if view.lease:
             self.leases.views[name] = view
             self._reported.pop(name, None)
@@ -112,6 +120,14 @@ class Guard:
         """Take over the view of another host that was queried elsewhere."""
         if name != self.host.name:
             self.leases.views[name] = view
+
+    def is_current(self) -> bool:
+        """Return whether the leases of all other hosts have just been read, or their hosts are known not to answer."""
+        now = time.monotonic()
+        queried = [
+            self._queried.get(name, (-FAILED_S * 1.0, False)) for name in self.leases.hosts if name != self.host.name
+        ]
+        return not self.newer() and all(now - began < (CURRENT_S if read else FAILED_S) for began, read in queried)
 
     def publish(self, name: str) -> None:
         """Copy the lease of this host to another one, which may have been unreachable when it was taken."""
@@ -284,6 +300,6 @@ def _watch_uplinks(watcher: Guard) -> None:
     with watcher.reporting_errors(), carrier.link_events() as wait:
         while True:
             with watcher.reporting_errors():
-                watch = watch or UplinkWatch(watcher.cluster, watcher.host, watcher.record, watcher.learn)
+                watch = watch or UplinkWatch(watcher.cluster, watcher.host, watcher.record, watcher)
                 watch.check()
             wait(OWN_INTERVAL_S)

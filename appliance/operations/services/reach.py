@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from appliance.errors import SmsError
@@ -18,14 +18,16 @@ from appliance.plan.services.nodes import (
     NodesView,
     Process,
     choose_targets,
+    expect_nodes,
     find_stopped,
     is_address,
+    judge_probes,
     read_inside,
     read_probes,
     view_nodes,
 )
 from appliance.text import one_line
-from appliance.tools.scripts import script_argv
+from appliance.tools.scripts import python_argv, script_argv
 
 SETTLE_S = 60
 """Seconds after its start within which the controller may not have heard of all nodes."""
@@ -35,7 +37,7 @@ SETTLE_S = 60
 class Reach:
     """How the container is connected, its nodes, and its processes that a signal has stopped.
 
-    ``problems``: why it is unhealthy. ``nodes``: None without a controller.
+    ``problems``: why it is unhealthy. ``notices``: what is not a fault. ``nodes``: None without a controller.
     """
 
     networks: tuple[NetworkState, ...] = ()
@@ -43,6 +45,7 @@ class Reach:
     probes: tuple[NetworkProbe, ...] = ()
     stopped: tuple[Process, ...] = ()
     problems: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
 
 def inspect_links(host: Host, pid: int) -> tuple[Links, str]:
@@ -66,7 +69,8 @@ def inspect_inside(cluster: Cluster, host: Host) -> Inside:
 def inspect_reach(cluster: Cluster, host: Host, pid: int, found: tuple[Links, str], inside: Inside) -> Reach:
     """Connect to nodes from the network of a process of the instance, and judge everything."""
     links, problem = found
-    networks = () if problem else judge_networks(cluster.site, links)
+    reach, unreachable = _inspect_nodes(cluster, host, pid, links, inside)
+    networks = () if problem else judge_networks(cluster.site, links, unreachable)
     problems = [problem] if problem else [one for network in networks for one in network.problems]
     if not inside.processes:
         problems.append("the processes of the services container cannot be listed")
@@ -76,30 +80,33 @@ def inspect_reach(cluster: Cluster, host: Host, pid: int, found: tuple[Links, st
         f"`sms exec -- kill -CONT {process.pid}`"
         for process in stopped
     ]
+    return replace(reach, networks=networks, stopped=stopped, problems=problems + reach.problems)
+
+
+def _inspect_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside: Inside) -> tuple[Reach, set[str]]:
+    """Return what concerns nodes, and the networks of which none can be reached."""
     controller = cluster.find_role("controller")
     if controller is None:
-        return Reach(networks, stopped=stopped, problems=problems)
-    nodes = view_nodes(inside)
-    probes = probe_nodes(cluster, host, pid, links, inside)
-    # Nodes register with a controller that has just started within seconds, and it queries them.
-    if inside.age_s(PurePosixPath(controller.run[0]).name) >= SETTLE_S:
-        problems += [nodes.warning(controller.name)] if nodes.warning(controller.name) else []
-        problems += [
-            f"no node of {probe.network} accepts connections from the services container: {probe.detail}"
-            for probe in probes
-            if not probe.ok
-        ]
-    return Reach(networks, nodes, probes, stopped, problems)
+        return Reach(), set()
+    age_s = inside.age_s(PurePosixPath(controller.run[0]).name)
+    inside = replace(inside, nodes=expect_nodes(inside.nodes, age_s))
+    view, probes = view_nodes(inside), probe_nodes(cluster, host, pid, links, inside)
+    if age_s < SETTLE_S:  # nodes register with a controller that has just started within seconds, and it queries them
+        return Reach(nodes=view, probes=probes), set()
+    unreachable, problems = judge_probes(probes, inside.nodes, controller.name)
+    faulty, missing = view.warning(controller.name), view.missing(controller.name)
+    problems = [faulty, *problems] if faulty else problems
+    return Reach(nodes=view, probes=probes, problems=problems, notices=[missing] if missing else []), unreachable
 
 
 def probe_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside: Inside) -> tuple[NetworkProbe, ...]:
-    """Connect from the container to slurmd on nodes of each network, all at the same time."""
+    """Connect from the container to slurmd on nodes of each network, all at the same time; slurmd logs nothing."""
     known = {name: address for address, name in node_addresses(cluster.site)}
     targets = choose_targets(inside.nodes, links.routes, known)
     chosen = [(known.get(node.address, node.address), node.port) for nodes in targets.values() for node in nodes]
     if not chosen:
         return ()
-    argv = script_argv("connect-each", *(word for address, port in chosen for word in (address, str(port))))
+    argv = python_argv("connect-each", *(word for address, port in chosen for word in (address, str(port))))
     if all(is_address(address) for address, _ in chosen):
         argv = ("nsenter", f"--net=/proc/{pid}/ns/net", *argv)  # faster than a start of apptainer
     else:

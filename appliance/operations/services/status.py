@@ -134,7 +134,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
         image |= {"key": note.key, "sha256": note.sha256, "signer": note.signer}
     else:
         warnings.append("the running image is not the one that was recorded at its start")
-    warnings += [*faults, *_unsynchronised(cluster, answers, uptime)]
+    warnings += [*faults, *reach.notices, *_unsynchronised(cluster, answers, uptime)]
     found = replace(found, networks=reach.networks, nodes=reach.nodes, probes=reach.probes, stopped=reach.stopped)
     return replace(
         found,

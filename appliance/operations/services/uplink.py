@@ -1,16 +1,19 @@
 """Part of the guard: a container whose uplink lost its carrier is back on the network only after the leases were read.
 
 While the cable is out, another host may have taken over; when it is plugged in again, both would have the address.
+After a moment without a carrier, in which no host can take over, it is back at once.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Host
@@ -18,34 +21,51 @@ from appliance.operations.context import Cluster
 from appliance.operations.lease import Leases
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.plan.migration.lease import View, find_newer
-from appliance.plan.services.network import INTERFACES, VM_TAP
+from appliance.plan.services.network import INTERFACES
 from appliance.shared.files import replace_file
 from appliance.tools import carrier, ports
+from appliance.tools.apptainer import Instance
 
 INSTANCE_INTERVAL_S = 5
 """Seconds between two queries for an instance while none is known."""
 PATIENCE_S = 35
 """Seconds to wait for other hosts after the carrier is back: a switch port with spanning tree forwards after 30 s."""
+FLAP_S = 2
+"""Seconds without a carrier after which no failover that began with it can be on the network."""
+CALM_S = 60
+"""Seconds between two returns before the leases were read: reads may fail while a link goes up and down."""
 
 Record = Callable[[str, str, dict[str, object]], None]
 """Record an event of the history: its name, a message and facts."""
 
 
+class Known(Protocol):
+    """The leases as known to the guard."""
+
+    def learn(self, name: str, view: View) -> None:
+        """Take over a lease that was read."""
+
+    def is_current(self) -> bool:
+        """Return whether all leases that can be read were read just now."""
+
+
 class UplinkWatch:
     """The container's ports, and those that were taken off their bridges."""
 
-    def __init__(self, cluster: Cluster, host: Host, record: Record, learn: Callable[[str, View], None]) -> None:
-        """``learn`` receives the leases that were read."""
+    def __init__(self, cluster: Cluster, host: Host, record: Record, known: Known) -> None:
         self.cluster = cluster
         self.host = host
         self.record = record
-        self.learn = learn
+        self.known = known
         self.kept_off: dict[str, str] = self._load()
         """Bridge by port."""
         self._ports: dict[str, str] = {}
-        self._had_uplink: set[str] = set()
+        self._seen: dict[str, float] = {}
+        """Monotonic time at which each bridge last had its uplink."""
         self._leases: Leases | None = None
         self._back_at: float | None = None
+        self._flap_ends = self._returned_at = -CALM_S * 1.0
+        """Until when ports may return before the leases were read, and when they last did."""
         self._looked_at = -INSTANCE_INTERVAL_S * 1.0
 
     def check(self) -> None:
@@ -54,19 +74,21 @@ class UplinkWatch:
             del self.kept_off[port]  # the instance has ended
             self._save()
         for bridge, port in self._find_ports().items():
-            if self.has_uplink(bridge, port):
-                self._had_uplink.add(bridge)
-            elif bridge in self._had_uplink and (port not in self.kept_off or carrier.is_port(bridge, port)):
+            if carrier.has_uplink(bridge, port):
+                self._seen[bridge] = time.monotonic()
+            elif bridge in self._seen and (port not in self.kept_off or carrier.is_port(bridge, port)):
                 self._take_off(port, bridge)
-        ready = {port: bridge for port, bridge in self.kept_off.items() if self.has_uplink(bridge, port)}
+        ready = {port: bridge for port, bridge in self.kept_off.items() if carrier.has_uplink(bridge, port)}
         if not ready:
             self._back_at = None
+        elif time.monotonic() < self._flap_ends:
+            self._returned_at = time.monotonic()
+            self._put_back(ready, ", before the leases are read: it was lost for a moment only")
+            leases = Leases(self.host, replace(self.cluster))
+            threading.Thread(target=self._read_leases, args=(leases,), daemon=True).start()
         elif self._may_return():
-            self._put_back(ready)
-
-    def has_uplink(self, bridge: str, port: str) -> bool:
-        """Return whether a bridge has a port with a carrier besides the container's and the provisioning VM's."""
-        return any(name != port and not name.startswith(VM_TAP) for name in carrier.live_ports(bridge))
+            unread = ", ".join(self._leases.unreachable) if self._leases else ""
+            self._put_back(ready, f"; the lease of {unread} could not be read" if unread else "")
 
     def _find_ports(self) -> dict[str, str]:
         """Return the instance's port by bridge; empty without an instance."""
@@ -76,14 +98,26 @@ class UplinkWatch:
         if now - self._looked_at >= INSTANCE_INTERVAL_S:
             self._looked_at = now
             running = find_instance(self.cluster, self.host)
-            found = ports.find_ports(self.host, running.pid) if running else {}
+            found = self._ports_of(running) if running else {}
             networks = (self.cluster.site.networks.provisioning, self.cluster.site.networks.public)
             pairs = zip(networks, INTERFACES, strict=True)
             self._ports = {network.bridge: found[name] for network, name in pairs if name in found}
         return self._ports
 
+    def _ports_of(self, running: Instance) -> dict[str, str]:
+        try:
+            return ports.find_ports(self.host, running.pid)
+        except CommandError:
+            if Path(f"/proc/{running.pid}/ns/net").exists():
+                raise
+            return {}  # it has ended meanwhile
+
     def _take_off(self, port: str, bridge: str) -> None:
+        seen = self._seen[bridge]
         with suppress(Busy), lock_host(self.cluster, self.host):  # another sms is at work here: with the next check
+            if not self.kept_off:
+                calm = seen - self._returned_at >= CALM_S and self.known.is_current()
+                self._flap_ends = seen + FLAP_S if calm else seen
             self.kept_off[port] = bridge
             self._save()  # first: a guard that is started after this one was killed puts it back
             with suppress(CommandError):  # it has ended meanwhile
@@ -94,28 +128,30 @@ class UplinkWatch:
             self.record("uplink lost", message, {"bridge": bridge})
 
     def _may_return(self) -> bool:
-        """Read the leases of all hosts; return whether no other one has taken over."""
+        """Read the leases of all hosts; return whether no other one has taken over, as far as they can be read."""
         if self._back_at is None:
             self._back_at = time.monotonic()
         self._leases = self._leases or Leases(self.host, replace(self.cluster))
-        views = self._leases.query()
-        for name, view in views.items():
-            if view.lease:
-                self.learn(name, view)
-        if find_newer(self.host.name, views):
+        if find_newer(self.host.name, self._read_leases(self._leases)):
             return False  # the guard stops the instance
         return not self._leases.unreachable or time.monotonic() - self._back_at > PATIENCE_S
 
-    def _put_back(self, ready: dict[str, str]) -> None:
+    def _read_leases(self, leases: Leases) -> dict[str, View]:
+        views = leases.query_readable()
+        for name, view in views.items():
+            if view.lease:
+                self.known.learn(name, view)
+        return views
+
+    def _put_back(self, ready: dict[str, str], remark: str) -> None:
         with suppress(Busy), lock_host(self.cluster, self.host):
             with suppress(CommandError):
                 ports.attach(self.host, ready)
             self.kept_off = {port: bridge for port, bridge in self.kept_off.items() if port not in ready}
             self._save()
             unread = ", ".join(self._leases.unreachable) if self._leases else ""
-            without = f"; {unread} could not be reached" if unread else ""
             for port, bridge in ready.items():
-                message = f"{bridge} has its uplink again: {port} is back on the bridge{without}"
+                message = f"{bridge} has its uplink again: {port} is back on the bridge{remark}"
                 self.record("uplink back", message, {"bridge": bridge, "unreachable": unread})
             self._leases = self._back_at = None
 

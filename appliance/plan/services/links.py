@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Any
@@ -12,8 +12,8 @@ from appliance.config.model import Network, PublicNetwork, Site
 from appliance.plan.services.network import INTERFACES, VM_TAP
 from appliance.text import one_line
 
-SILENT = ("FAILED", "INCOMPLETE")
-"""States of a neighbour that did not answer ARP requests."""
+SILENT = "FAILED"
+"""State of a neighbour that did not answer ARP requests; INCOMPLETE is one that may still do."""
 NAME_LENGTH = 15
 """Characters of an interface's name."""
 
@@ -117,14 +117,19 @@ def _read_route(destination: str) -> IPv4Network:
     return IPv4Network("0.0.0.0/0" if destination == "default" else destination, strict=False)
 
 
-def judge_networks(site: Site, links: Links) -> tuple[NetworkState, ...]:
-    """Judge both networks of the container."""
+def judge_networks(site: Site, links: Links, unreachable: Collection[str] = ()) -> tuple[NetworkState, ...]:
+    """Judge both networks of the container.
+
+    Args:
+        unreachable: networks of which no node can be reached. Neighbours alone prove nothing: those that were switched
+            off stay in the table as FAILED.
+    """
     names = ("provisioning", "public")
     networks = (site.networks.provisioning, site.networks.public)
-    return tuple(_judge(*one, links) for one in zip(names, networks, INTERFACES, strict=True))
+    return tuple(_judge(*one, links, unreachable) for one in zip(names, networks, INTERFACES, strict=True))
 
 
-def _judge(name: str, network: Network, interface: str, links: Links) -> NetworkState:
+def _judge(name: str, network: Network, interface: str, links: Links, unreachable: Collection[str]) -> NetworkState:
     inside = next((link for link in links.inside if link.name == interface), None)
     # Both ends must refer to each other: one index may belong to a peer in another namespace.
     port = next(
@@ -138,8 +143,13 @@ def _judge(name: str, network: Network, interface: str, links: Links) -> Network
         faults = "; ".join(f"{link.name} {link.fault}" for link in uplinks) or "none of its ports leads out of the host"
         problems.append(f"bridge {network.bridge} has no uplink: {faults}")
     neighbours = {address: state for device, address, state in links.neighbours if device == interface}
-    silent = tuple(sorted(address for address, state in neighbours.items() if state in SILENT))
-    problems += _neighbour_problems(network, interface, silent, len(neighbours))
+    silent = tuple(sorted(address for address, state in neighbours.items() if state == SILENT))
+    if isinstance(network, PublicNetwork) and str(network.gateway) in silent:
+        problems.append(f"the gateway {network.gateway} does not answer on {network.bridge}")
+    elif silent and len(silent) == len(neighbours) and str(network.address.network) in unreachable:
+        problems.append(
+            f"no neighbour of the container's {interface} answers on {network.bridge} ({len(silent)} known)"
+        )
     return NetworkState(
         name,
         network.bridge,
@@ -175,11 +185,3 @@ def _port_problems(network: Network, interface: str, inside: Link | None, port: 
     if str(network.address.ip) not in inside.addresses:
         problems.append(f"{interface} of the container has lost its address {network.address.ip}")
     return problems
-
-
-def _neighbour_problems(network: Network, interface: str, silent: Sequence[str], count: int) -> list[str]:
-    if isinstance(network, PublicNetwork) and str(network.gateway) in silent:
-        return [f"the gateway {network.gateway} does not answer on {network.bridge}"]
-    if silent and len(silent) == count:
-        return [f"no neighbour of the container's {interface} answers on {network.bridge} ({count} known)"]
-    return []

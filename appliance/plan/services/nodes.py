@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network
 
 from appliance.config.hostlist import fold
@@ -22,6 +22,12 @@ NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 ADDRESS_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*")
 STATE_FORM = re.compile(r"[a-z0-9_+*~#!%$@^-]+")
 NOT_RESPONDING = "not_responding"
+UNREGISTERED = "unknown"
+"""State of a node that has not registered since the controller started. If it had before, it becomes DOWN, as the time
+of its last response is saved; a node that never has stays as it is."""
+KNOWN_S = 600
+"""Seconds after the controller's start by which the former is DOWN: SlurmdTimeout (300), and two rounds of queries, one
+each third of it."""
 EXPECTED = {
     *("drain", "drained", "draining", "maint", "maintenance", "future"),
     *("powered_down", "powering_down", "power_down", "powering_up", "power_up"),
@@ -40,6 +46,7 @@ class NodeState:
     """A node as Slurm's controller sees it.
 
     ``acknowledged``: an administrator took it out of service, or it is off or booting: it need not respond.
+    ``registered``: whether it has registered with the controller, as far as that knows.
     """
 
     name: str
@@ -49,16 +56,18 @@ class NodeState:
     reason: str
     silent: bool
     acknowledged: bool
+    registered: bool = True
 
 
 @dataclass(frozen=True)
 class SilentNode:
-    """A node that does not respond to the controller."""
+    """A node that does not respond to the controller; ``registered`` as for ``NodeState``."""
 
     name: str
     state: str
     reason: str
     acknowledged: bool
+    registered: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class NodesView:
         """Return what is wrong, empty if nothing is: nodes that do not respond, and the first one's reason."""
         if self.problem:
             return f"the nodes' state is not known: {self.problem}"
-        faulty = [node for node in self.silent if not node.acknowledged]
+        faulty = [node for node in self.silent if not node.acknowledged and node.registered]
         if not faulty:
             return ""
         names = one_line(fold(node.name for node in faulty), 120)
@@ -82,6 +91,12 @@ class NodesView:
             f"{len(faulty)} of {self.count} nodes do not respond to {controller}: {names} ({reason}); "
             "repair them, or drain them with `scontrol update`"
         )
+
+    def missing(self, controller: str) -> str:
+        """Return which nodes have never registered, as they may not be installed yet; empty if all have."""
+        absent = [node.name for node in self.silent if not node.acknowledged and not node.registered]
+        names = one_line(fold(absent), 120)
+        return f"{len(absent)} of {self.count} nodes have not registered with {controller}: {names}" if absent else ""
 
 
 @dataclass(frozen=True)
@@ -194,19 +209,34 @@ def _read_node(line: str, user: str) -> NodeState | None:
         "" if reason == "none" else reason,
         NOT_RESPONDING in parts,
         bool(parts & EXPECTED) or taken_out,
+        UNREGISTERED not in parts,
     )
+
+
+def expect_nodes(nodes: tuple[NodeState, ...], age_s: float) -> tuple[NodeState, ...]:
+    """Return the nodes, all of them as registered if none responds to a controller that may yet set them DOWN.
+
+    Args:
+        age_s: since when the controller runs, in seconds.
+    """
+    responds = any(node.registered and not node.silent and not node.acknowledged for node in nodes)
+    return nodes if responds or age_s >= KNOWN_S else tuple(replace(node, registered=True) for node in nodes)
 
 
 def view_nodes(inside: Inside) -> NodesView:
     """Return the controller's view."""
-    silent = tuple(SilentNode(one.name, one.state, one.reason, one.acknowledged) for one in inside.nodes if one.silent)
+    silent = tuple(
+        SilentNode(one.name, one.state, one.reason, one.acknowledged, one.registered)
+        for one in inside.nodes
+        if one.silent
+    )
     return NodesView(len(inside.nodes), silent, inside.problem)
 
 
 def choose_targets(
     nodes: Sequence[NodeState], routes: Sequence[IPv4Network], addresses: Mapping[str, str]
 ) -> dict[str, list[NodeState]]:
-    """Return up to ``PER_NETWORK`` nodes of each network, preferring those that respond to the controller.
+    """Return up to ``PER_NETWORK`` nodes of each network, preferring those that respond, then those that registered.
 
     Args:
         routes: of the container; each leads to a network of its own.
@@ -219,7 +249,8 @@ def choose_targets(
             networks.setdefault(_find_network(address, routes), []).append(node)
     chosen = {}
     for network, members in sorted(networks.items())[:MOST_NETWORKS]:
-        some = [node for node in members if not node.silent] or members
+        registered = [node for node in members if node.registered]
+        some = [node for node in registered if not node.silent] or registered or members
         spread = (some[0], some[len(some) // 2], some[-1])
         chosen[network] = list(dict.fromkeys(spread))[:PER_NETWORK]
     return chosen
@@ -261,6 +292,29 @@ def read_probes(targets: Mapping[str, Sequence[NodeState]], output: str) -> tupl
         names = tuple(node.name for node in nodes)
         probes.append(NetworkProbe(network, names, nodes[0].port, accepted, "" if accepted else "; ".join(details)))
     return tuple(probes)
+
+
+def judge_probes(
+    probes: Sequence[NetworkProbe], nodes: Sequence[NodeState], controller: str
+) -> tuple[set[str], list[str]]:
+    """Return the networks that cannot be reached, and what is wrong: also with one whose nodes do not register.
+
+    One of which no node has ever registered may not be installed yet.
+    """
+    registered, unreachable, problems = {node.name for node in nodes if node.registered}, set(), []
+    for probe in probes:
+        known = not registered.isdisjoint(probe.nodes)
+        if known and not probe.ok:
+            unreachable.add(probe.network)
+            problems.append(
+                f"no node of {probe.network} accepts connections from the services container: {probe.detail}"
+            )
+        elif probe.ok and not known:
+            problems.append(
+                f"nodes of {probe.network} accept connections, but have not registered with {controller}: "
+                f"{', '.join(probe.nodes)}; compare their munge key, clock and slurm.conf"
+            )
+    return unreachable, problems
 
 
 def find_stopped(processes: Sequence[Process]) -> tuple[Process, ...]:

@@ -384,7 +384,28 @@ def test_a_cable_that_was_out_and_nobody_took_over(both: Playground) -> None:
     began = time.monotonic()
     wait_until(lambda: not off_the_bridge(both), "its return", 60)
     print(f"back after {time.monotonic() - began:.1f} s")
-    assert history(both, DEAD)[-1] == ("guard", "uplink back")
+    wait_until(lambda: history(both, DEAD)[-1] == ("guard", "uplink back"), "its record", 10)
+
+
+@pytest.mark.full
+def test_a_carrier_that_was_lost_for_a_moment_while_the_other_host_is_off(both: Playground) -> None:
+    """It would take 35 s to wait for that host."""
+    site = both.variant("small.yaml", small)
+    begin_on_the_host_that_dies(both, site)
+    port = f"u-{HERE}"
+    switch = ("ip", "-n", f"sms-{both.lab.name}-switch", "link", "set", port)
+    subprocess.run([*switch, "down"], check=True)
+    try:
+        time.sleep(40)  # until queries of it fail: that of an open session waits for 15 s
+        with cut(both):
+            wait_until(lambda: off_the_bridge(both), "the guard", 15, 0.01)
+        began = time.monotonic()
+        wait_until(lambda: not off_the_bridge(both), "its return", 60, 0.01)
+        took = time.monotonic() - began
+        print(f"back after {took:.2f} s")
+        assert took <= 2
+    finally:
+        subprocess.run([*switch, "up"], check=True)
 
 
 @pytest.mark.full

@@ -19,6 +19,9 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.real
 
 HOST, NODES = "host-a", 2
+ABSENT, ABSENT_ADDRESS = "node9", "10.77.0.99"
+"""A node that is not installed yet."""
+UNREGISTERED = f"1 of {NODES + 1} nodes have not registered with slurmctld: {ABSENT}"
 SLURMD_TIMEOUT_S = 30
 """The controller queries its nodes each third of it."""
 Status = dict[str, Any]
@@ -30,6 +33,7 @@ def served() -> Iterator[Playground]:
 
     def quick(document: dict[str, Any]) -> None:
         document["slurm"]["extra"] = [f"SlurmdTimeout={SLURMD_TIMEOUT_S}"]
+        document["slurm"]["nodes"].append({"name": ABSENT, "address": ABSENT_ADDRESS, "cpus": 1, "memory_mb": 512})
 
     with fresh_lab("t-status", NODES) as lab:
         playground = Playground(lab)
@@ -71,15 +75,26 @@ def fault(playground: Playground, *, within_s: float = 0) -> Iterator[Callable[[
 
 def test_nothing_is_wrong(served: Playground) -> None:
     found = looked(served)
-    assert found["healthy"] and found["warnings"] == []
+    assert found["healthy"] and found["warnings"] == [UNREGISTERED]
     prov, pub = found["networks"]
     assert (prov["bridge"], prov["uplinks"], prov["problems"]) == ("br-prov", ["prov0"], [])
     assert (pub["bridge"], pub["uplinks"], pub["problems"]) == ("br-pub", ["pub0"], [])
-    assert prov["port"].startswith("veth") and prov["answering"] >= NODES and prov["silent"] == []
-    assert found["nodes"] == {"count": NODES, "silent": [], "problem": ""}
+    assert prov["port"].startswith("veth") and prov["answering"] >= NODES and set(prov["silent"]) <= {ABSENT_ADDRESS}
+    assert found["nodes"]["count"] == NODES + 1 and found["nodes"]["problem"] == ""
+    (silent,) = found["nodes"]["silent"]
+    assert silent["name"] == ABSENT and not silent["registered"] and not silent["acknowledged"]
     (probe,) = found["probes"]
     assert (probe["network"], probe["nodes"], probe["port"]) == ("10.77.0.0/24", ["node1", "node2"], 6818)
     assert probe["ok"] and found["stopped"] == [] and found["guarded"] is True
+
+
+def test_slurmd_logs_nothing_about_a_status(served: Playground) -> None:
+    log = ("wc", "-l", "/var/log/lab/slurmd.log")
+    before = [served.host(name).run(*log).text for name in ("node1", "node2")]
+    for _ in range(3):
+        assert looked(served)["probes"][0]["ok"]
+    time.sleep(1)
+    assert [served.host(name).run(*log).text for name in ("node1", "node2")] == before
 
 
 @pytest.mark.parametrize("network", [0, 1])
@@ -148,7 +163,8 @@ def test_a_partition_beyond_the_switch(served: Playground) -> None:
             found = looked(served)
             assert not found["healthy"] and not found["probes"][0]["ok"]
             assert any("no node of 10.77.0.0/24 accepts connections" in warning for warning in found["warnings"])
-            silent = seen(f"{NODES} of {NODES} nodes do not respond to slurmctld: node[1-2]")["nodes"]["silent"]
+            silent = seen(f"{NODES} of {NODES + 1} nodes do not respond to slurmctld: node[1-2]")["nodes"]["silent"]
+            silent = [one for one in silent if one["name"] != ABSENT]
             assert [one["name"] for one in silent] == ["node1", "node2"]
             assert all("not_responding" in one["state"] and not one["acknowledged"] for one in silent)
         finally:
@@ -168,7 +184,7 @@ def test_a_wrong_munge_key_on_a_node(served: Playground) -> None:
     with fault(served, within_s=SLURMD_TIMEOUT_S / 3 + 30) as seen:
         munged("/root/wrong.key")
         try:
-            found = seen("1 of 2 nodes do not respond to slurmctld: node2")
+            found = seen(f"1 of {NODES + 1} nodes do not respond to slurmctld: node2")
             assert all(service["ok"] for service in found["services"]), "no probe sees it"
             assert found["probes"][0]["ok"], "nor a connection"
             # Down, with the controller's own reason.
@@ -184,9 +200,9 @@ def test_a_node_that_is_drained_is_no_fault_and_its_reason_stays_text(served: Pl
     served.sms(*update, "state=drain", "reason=\x1b[2J\nnode1" + " " * 60 + "x")
     switch(served, "p-node2", "down")
     try:
-        wait_until(lambda: served.status()["nodes"]["silent"], "the controller's view")
+        wait_until(lambda: len(served.status()["nodes"]["silent"]) == 2, "the controller's view")
         found = looked(served)
-        (silent,) = found["nodes"]["silent"]
+        (silent,) = (one for one in found["nodes"]["silent"] if one["name"] != ABSENT)
         text = served.sms("status").text
         assert all(letter.isprintable() or letter == "\n" for letter in text) and "1 of them out of service" in text
         assert silent["name"] == "node2" and silent["acknowledged"] and silent["reason"].isprintable()

@@ -19,7 +19,7 @@ from appliance.operations.history import note, read_history
 from appliance.operations.lease import Leases, check_lease, hold_taken_lease, raise_lease, release_lease, take_lease
 from appliance.operations.migration import failover
 from appliance.operations.services import start
-from appliance.operations.services.guard import Guard
+from appliance.operations.services.guard import CURRENT_S, FAILED_S, Guard
 from appliance.progress import Silent
 from appliance.shared.files import ALWAYS
 from appliance.shared.lease import Lease, SwapLease
@@ -321,6 +321,28 @@ def test_guard_updates_a_host_that_was_unreachable(apart: Pair) -> None:
     guard.query("host-b")
     assert apart.files()["host-b"] == ("host-a", 1, "host-b")
     assert guard.check() is None and messages == []
+
+
+def test_guard_knows_whether_what_it_read_is_current(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart.take("host-a")
+    now = [1000.0]
+    monkeypatch.setattr("appliance.operations.services.guard.time.monotonic", lambda: now[0])
+    watcher = make_guard(apart, "host-a", [])
+    assert not watcher.is_current(), "it has read nothing"
+    watcher.query("host-b")
+    now[0] += CURRENT_S - 1
+    assert watcher.is_current()
+    now[0] += 1
+    assert not watcher.is_current(), "its queries may hang"
+    apart.hosts["host-b"].cut = True
+    watcher.query("host-b")
+    now[0] += FAILED_S - 1
+    assert watcher.is_current(), "it is off"
+    apart.hosts["host-b"].cut = False
+    apart.leases("host-b", without=("host-a",)).take(generation_bump=1000)
+    watcher.query("host-a")
+    watcher.query("host-b")
+    assert not watcher.is_current(), "another host has taken over"
 
 
 def test_guard_of_the_holder_leaves_a_sign_of_life_on_the_others(apart: Pair) -> None:

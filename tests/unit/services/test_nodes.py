@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import re
+import socket
+import subprocess
+import time
 from ipaddress import IPv4Network
 
 import pytest
 
 from appliance.plan.services.nodes import (
+    KNOWN_S,
     NODES,
+    Inside,
+    NetworkProbe,
     NodeState,
     choose_targets,
+    expect_nodes,
     find_stopped,
+    judge_probes,
     read_inside,
     read_probes,
     view_nodes,
 )
+from appliance.tools.scripts import python_argv
+from tests.ownnet import own_network
 
 
 def line(name: str, state: str, reason: str = "none", *, address: str = "", user: str = "Unknown") -> str:
@@ -63,6 +73,40 @@ def test_the_warning_names_nodes_and_the_reason() -> None:
     assert view_nodes(read_inside(line("n4", "idle"), "slurm")).warning("slurmctld") == ""
 
 
+def test_nodes_that_have_never_registered_are_no_fault() -> None:
+    """They may not be installed yet."""
+    lines = [line("n1", "UNKNOWN+NOT_RESPONDING"), line("n2", "UNKNOWN+NOT_RESPONDING"), line("n3", "IDLE")]
+    nodes = expect_nodes(read(*lines), 61)
+    view = view_nodes(Inside(nodes=nodes))
+    assert view.warning("slurmctld") == ""
+    assert view.missing("slurmctld") == "2 of 3 nodes have not registered with slurmctld: n[1-2]"
+    assert view_nodes(Inside(nodes=nodes[2:])).missing("slurmctld") == ""
+    probes = [NetworkProbe("10.2.0.0/16", ("n1", "n2"), 6818, False, "x")]
+    assert judge_probes(probes, nodes, "slurmctld") == (set(), [])
+
+
+@pytest.mark.parametrize("responding", [[], [line("n3", "DOWN+NOT_RESPONDING", user="root")]])
+def test_all_nodes_may_have_registered_before_the_controllers_start(responding: list[str]) -> None:
+    """It does not keep that of idle ones, and sets them DOWN later. The host may have the wrong VLAN."""
+    nodes = read(line("n1", "UNKNOWN+NOT_RESPONDING"), line("n2", "UNKNOWN+NOT_RESPONDING"), *responding)
+    early, late = expect_nodes(nodes, KNOWN_S - 1), expect_nodes(nodes, KNOWN_S)
+    assert "2 of " in view_nodes(Inside(nodes=early)).warning("slurmctld")
+    assert view_nodes(Inside(nodes=late)).warning("slurmctld") == ""
+    probes = [NetworkProbe("10.0.0.0/16", ("n1", "n2"), 6818, False, "x")]
+    unreachable, (problem,) = judge_probes(probes, early, "slurmctld")
+    assert unreachable == {"10.0.0.0/16"} and "no node of 10.0.0.0/16 accepts connections" in problem
+
+
+def test_nodes_that_answer_and_do_not_register_are_a_fault() -> None:
+    nodes = (node("n1", registered=False), node("n2"))
+    probes = [NetworkProbe("10.2.0.0/16", ("n1",), 6818, True), NetworkProbe("10.0.0.0/16", ("n2",), 6818, True)]
+    unreachable, (problem,) = judge_probes(probes, nodes, "slurmctld")
+    assert (
+        not unreachable
+        and "nodes of 10.2.0.0/16 accept connections, but have not registered with slurmctld: n1" in problem
+    )
+
+
 @pytest.mark.parametrize(
     ("output", "words"),
     [
@@ -93,8 +137,10 @@ def test_a_reason_cannot_hide_a_node_or_reach_the_terminal() -> None:
 ROUTES = (IPv4Network("0.0.0.0/0"), IPv4Network("10.0.0.0/16"), IPv4Network("10.2.0.0/16"))
 
 
-def node(name: str, address: str = "", *, silent: bool = False, acknowledged: bool = False) -> NodeState:
-    return NodeState(name, address or name, 6818, "idle", "", silent, acknowledged)
+def node(
+    name: str, address: str = "", *, silent: bool = False, acknowledged: bool = False, registered: bool = True
+) -> NodeState:
+    return NodeState(name, address or name, 6818, "idle", "", silent, acknowledged, registered)
 
 
 def test_some_nodes_of_each_network_are_chosen() -> None:
@@ -104,6 +150,9 @@ def test_some_nodes_of_each_network_are_chosen() -> None:
     names = {network: [one.name for one in some] for network, some in chosen.items()}
     assert names == {"0.0.0.0/0": ["d1"], "10.0.0.0/16": ["a3", "a7", "c1"], "10.2.0.0/16": ["b1"]}
     assert choose_targets([node("a1", silent=True)], ROUTES, {}).keys() == {"other addresses"}
+    nodes = [node("a1", "10.0.0.1", silent=True), node("a2", "10.0.0.2", silent=True, registered=False)]
+    assert [one.name for one in choose_targets(nodes, ROUTES, {})["10.0.0.0/16"]] == ["a1"]
+    assert [one.name for one in choose_targets(nodes[1:], ROUTES, {})["10.0.0.0/16"]] == ["a2"]
     assert choose_targets([], ROUTES, {}) == {}
 
 
@@ -116,6 +165,31 @@ def test_one_accepted_connection_is_enough() -> None:
     assert not two.ok and two.detail == "b1: no answer within 2 s; b2: No route to host"
     lost = read_probes(targets, "")
     assert [probe.ok for probe in lost] == [False, False] and "no result" in lost[0].detail
+
+
+def test_a_probe_does_not_wake_the_server() -> None:
+    """slurmd logs two errors for each connection that it accepts and that sends nothing."""
+    with own_network(["10.0.0.9/32"]), socket.create_server(("10.0.0.9", 6818)) as server:
+        argv = python_argv("connect-each", "10.0.0.9", "6818", "10.0.0.9", "6819", "10.0.0.9", "6818", "x.invalid", "1")
+        began = time.monotonic()
+        result = subprocess.run(argv, capture_output=True, text=True, check=True)
+        assert result.stdout.splitlines()[:3] == ["1 0 ", "2 1 Connection refused", "3 0 "]
+        assert result.stdout.splitlines()[3].startswith("4 ") and time.monotonic() - began < 10
+        server.settimeout(1)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    targets = {"10.0.0.0/16": [node("a1")], "10.2.0.0/16": [node("b1")]}
+    assert [probe.detail for probe in read_probes(targets, result.stdout)] == ["", "b1: Connection refused"]
+
+
+def test_a_probe_gives_up_after_two_seconds() -> None:
+    with own_network(["10.0.0.9/32"]), socket.create_server(("10.0.0.9", 6818), backlog=0):
+        full = [socket.create_connection(("10.0.0.9", 6818), timeout=1)]
+        result = subprocess.run(
+            python_argv("connect-each", "10.0.0.9", "6818"), capture_output=True, text=True, check=True
+        )
+        full[0].close()
+    assert result.stdout == "1 124 \n"
 
 
 def stat(pid: int, parent: int, state: str, name: str, started: int = 1000) -> str:

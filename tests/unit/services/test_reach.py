@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,19 @@ def test_nodes_count_some_time_after_the_controllers_start(cluster: Cluster, age
     about_nodes = [problem for problem in found.problems if "node" in problem]
     assert len(about_nodes) == faults, found.problems
     assert found.nodes and len(found.nodes.silent) == 1 and not found.probes[0].ok, "it is shown at once"
+
+
+def test_nodes_that_are_not_installed_yet_are_a_notice(cluster: Cluster) -> None:
+    """Neither they nor their network make it unhealthy, nor what ARP has not found."""
+    network = str(cluster.site.networks.provisioning.address.network)
+    absent = replace(GONE, address="10.20.0.9", state="unknown+not_responding", registered=False)
+    here = replace(GONE, name="n2", address="192.0.2.2", state="idle", silent=False)
+    host = Fake({("nsenter",): (0, "1 124 \n2 0 \n")}, name="host-a")
+    links = Links(neighbours=(("eth0", "10.20.0.9", "FAILED"),), routes=(IPv4Network(network),))
+    found = inspect_reach(cluster, host, 7, (links, ""), inside(absent, here))
+    assert not any("node" in problem or "neighbour" in problem for problem in found.problems), found.problems
+    assert [probe.ok for probe in found.probes] == [False, True]
+    assert found.notices == ["1 of 2 nodes have not registered with slurmctld: n1"]
 
 
 def test_names_are_resolved_in_the_container(cluster: Cluster) -> None:

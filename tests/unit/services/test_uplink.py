@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from appliance.errors import SmsError
+from appliance.host.base import CommandError, Result
 from appliance.host.fake import Fake
-from appliance.operations.context import open_cluster
+from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.services import uplink
-from appliance.operations.services.uplink import PATIENCE_S, UplinkWatch
+from appliance.operations.services.uplink import CALM_S, FLAP_S, INSTANCE_INTERVAL_S, PATIENCE_S, UplinkWatch
 from appliance.plan.migration.lease import View
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.tools import carrier
 from appliance.tools.apptainer import Instance
 from tests.ownnet import own_network
+from tests.pairs import Pair
 from tests.places import DEBIAN_SITE
+from tests.waiting import wait_until
 
 PORT = "veth1"
 
 
 @dataclass
 class World:
-    """A host's bridge, the other host's lease, and the time. ``live``: ports of the bridge that have a carrier."""
+    """A host's bridge, the other host's lease, and the time. ``live``: ports of the bridge that have a carrier.
+
+    ``current``: whether the guard has just read the leases.
+    """
 
     bridge: str
     live: set[str] = field(default_factory=lambda: {PORT, "ens1"})
@@ -36,6 +43,7 @@ class World:
     instance: bool = True
     generation: int = 1
     reachable: bool = True
+    current: bool = False
     now: float = 100.0
     queries: int = 0
     events: list[str] = field(default_factory=list)
@@ -45,7 +53,13 @@ class World:
     def unreachable(self) -> list[str]:
         return [] if self.reachable else ["host-b"]
 
-    def query(self) -> dict[str, View]:
+    def learn(self, name: str, view: View) -> None:
+        self.learnt[name] = view
+
+    def is_current(self) -> bool:
+        return self.current
+
+    def query_readable(self) -> dict[str, View]:
         self.queries += 1
         mine = View(Lease("c", 1, "host-a", 1.0, "host-a"))
         other = Lease("c", self.generation, "host-a" if self.generation == 1 else "host-b", 1.0, "host-b")
@@ -59,8 +73,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     def change(_: object, ports: object) -> None:
         found.attached = isinstance(ports, dict)
 
-    def live(bridge: str) -> set[str]:
-        return found.live - (set() if found.attached else {PORT}) if bridge == found.bridge else {"ens2"}
+    def has_uplink(bridge: str, _: str) -> bool:
+        return bridge != found.bridge or "ens1" in found.live
 
     monkeypatch.setattr(uplink, "Leases", lambda *_: found)
     monkeypatch.setattr(uplink, "lock_host", lambda *_: nullcontext())
@@ -68,7 +82,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(uplink.ports, "find_ports", lambda *_: {"eth0": PORT})
     monkeypatch.setattr(uplink.ports, "detach", change)
     monkeypatch.setattr(uplink.ports, "attach", change)
-    monkeypatch.setattr(uplink.carrier, "live_ports", live)
+    monkeypatch.setattr(uplink.carrier, "has_uplink", has_uplink)
     monkeypatch.setattr(uplink.carrier, "is_port", lambda *_: found.attached)
     monkeypatch.setattr(uplink.carrier, "exists", lambda _: found.instance)
     monkeypatch.setattr(uplink.time, "monotonic", lambda: found.now)
@@ -77,18 +91,15 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def watch(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UplinkWatch:
     cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
-    monkeypatch.setattr(type(cluster), "places", _Places(str(tmp_path / "uplink")))
+    places = cluster.places
+    places.uplink_mark = PurePosixPath(tmp_path / "uplink")
+    monkeypatch.setattr(Cluster, "places", places)
     return UplinkWatch(
         cluster,
         Fake({}, name="host-a"),
         lambda event, *_: world.events.append(event),
-        lambda name, view: world.learnt.update({name: view}),
+        world,
     )
-
-
-@dataclass(frozen=True)
-class _Places:
-    uplink_mark: str
 
 
 def lose(world: World, seen: UplinkWatch) -> None:
@@ -125,6 +136,27 @@ def test_it_stays_off_if_another_host_took_over(world: World, tmp_path: Path, mo
     assert watch(world, tmp_path, monkeypatch).kept_off == {}
 
 
+def test_another_hosts_file_that_is_no_lease_counts_as_unread(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(tmp_path, shared=False)
+    pair.take("host-a")
+    monkeypatch.setattr(uplink, "Leases", lambda *_: pair.leases("host-a", query=False))
+    (lease,) = (tmp_path / "host-b").rglob("*.lease")
+    lease.write_bytes(b"\0" * 200)
+    places = pair.cluster.places
+    seen = watch(world, tmp_path, monkeypatch)
+    places.uplink_mark = seen.cluster.places.uplink_mark
+    monkeypatch.setattr(Cluster, "places", places)
+    lose(world, seen)
+    world.live |= {"ens1"}
+    seen.check()
+    assert not world.attached and list(world.learnt) == ["host-a"]
+    world.now += PATIENCE_S + 1
+    seen.check()
+    assert world.attached and world.events[-1] == "uplink back"
+
+
 def test_it_waits_for_a_host_that_does_not_answer(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +184,7 @@ def test_a_guard_that_is_started_again_goes_on(world: World, tmp_path: Path, mon
     seen.check()
     assert seen.kept_off == {PORT: world.bridge} and not world.attached
     world.attached = True  # as a migration that was rolled back does
-    seen._had_uplink = {world.bridge}
+    seen._seen = {world.bridge: world.now}
     seen.check()
     assert not world.attached
     (tmp_path / "uplink").write_text('{"veth1"')
@@ -176,10 +208,110 @@ def test_ports_with_a_carrier(tmp_path: Path) -> None:
         (tmp_path / "br0" / "brif" / name).mkdir(parents=True)
         if state:
             (tmp_path / name / "carrier").write_text(state)
-    assert carrier.live_ports("br0", network=tmp_path) == {"ens1"}
-    assert carrier.live_ports("br1", network=tmp_path) == set()
+    assert carrier.has_uplink("br0", "ens3", network=tmp_path)
+    assert not carrier.has_uplink("br0", "ens1", network=tmp_path) and not carrier.has_uplink(
+        "br1", "", network=tmp_path
+    )
     assert carrier.is_port("br0", "ens3", network=tmp_path) and not carrier.is_port("br0", "x", network=tmp_path)
     assert carrier.exists("ens2", network=tmp_path) and not carrier.exists("x", network=tmp_path)
+
+
+@pytest.mark.parametrize("real", ["device", "bonding", "lower_ens9"])
+def test_ports_of_guests_are_no_uplinks(tmp_path: Path, real: str) -> None:
+    """A virtual machine's tap and another container's veth have a carrier when the cable is out."""
+
+    def add(name: str, state: str, *marks: str) -> None:
+        for path in (tmp_path / name, tmp_path / "br0" / "brif" / name, *(tmp_path / name / mark for mark in marks)):
+            path.mkdir(parents=True)
+        (tmp_path / name / "carrier").write_text(state)
+
+    add("tap0", "1", "tun_flags")
+    add(PORT, "1")
+    assert not carrier.has_uplink("br0", PORT, network=tmp_path)
+    add("veth9", "1")
+    assert carrier.has_uplink("br0", PORT, network=tmp_path), "a bridge without a network card, as in a lab"
+    add("up0", "0", real)
+    assert not carrier.has_uplink("br0", PORT, network=tmp_path)
+    (tmp_path / "up0" / "carrier").write_text("1")
+    assert carrier.has_uplink("br0", PORT, network=tmp_path)
+
+
+def flap(world: World, seen: UplinkWatch, *, seconds: float) -> None:
+    """The carrier is lost 0.1 s after the last check, and back later; without the guard being woken in between."""
+    seen.check()
+    world.now += 0.1
+    world.live -= {"ens1"}
+    seen.check()
+    assert not world.attached
+    world.now += seconds
+    world.live |= {"ens1"}
+    seen.check()
+
+
+def test_after_a_moment_it_is_back_at_once(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while another admin host is off; the leases are read all the same."""
+    seen = watch(world, tmp_path, monkeypatch)
+    world.current, world.reachable = True, False
+    flap(world, seen, seconds=0.2)
+    assert world.attached and world.events == ["uplink lost", "uplink back"]
+    wait_until(lambda: "host-a" in world.learnt, "the reads", 5)
+    world.now += 10
+    flap(world, seen, seconds=0.2)
+    assert not world.attached, "the link is not calm"
+    world.reachable = True
+    seen.check()
+    assert world.attached
+    world.now += CALM_S
+    flap(world, seen, seconds=0.2)
+    assert world.attached
+    world.now += CALM_S
+    world.reachable = False
+    flap(world, seen, seconds=FLAP_S)
+    assert not world.attached, "long enough for a failover"
+
+
+def test_a_moment_is_counted_from_when_the_uplink_was_seen(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sms was at work on the host, and the guard could not take the port off for long."""
+    seen = watch(world, tmp_path, monkeypatch)
+    world.current, world.reachable = True, False
+    seen.check()
+    world.now += 10
+    world.live -= {"ens1"}
+    seen.check()
+    world.live |= {"ens1"}
+    seen.check()
+    assert not world.attached
+
+
+def test_a_moment_counts_only_if_the_leases_were_known(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = watch(world, tmp_path, monkeypatch)
+    world.reachable = False
+    flap(world, seen, seconds=0.2)
+    assert not world.attached
+
+
+def test_an_instance_that_ended_meanwhile_is_not_an_error(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a stop, its first process is a zombie for a moment: it has no network any more."""
+
+    def gone(*_: object) -> dict[str, str]:
+        raise CommandError(Result("host-a", ("nsenter",), 1, b"", b"nsenter: cannot open /proc/7/ns/net"))
+
+    with subprocess.Popen(["true"]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        seen = watch(world, tmp_path, monkeypatch)
+        monkeypatch.setattr(uplink.ports, "find_ports", gone)
+        monkeypatch.setattr(uplink, "find_instance", lambda *_: Instance("sms", zombie.pid, "/i.sif"))
+        seen.check()
+    world.now += INSTANCE_INTERVAL_S
+    monkeypatch.setattr(uplink, "find_instance", lambda *_: Instance("sms", os.getpid(), "/i.sif"))
+    with pytest.raises(CommandError):
+        seen.check()
 
 
 def test_a_change_of_an_interface_wakes_it() -> None:
