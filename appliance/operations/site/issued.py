@@ -64,8 +64,11 @@ def serial_of(certificate: x509.Certificate) -> str:
     return digits if len(digits) % 2 == 0 else f"0{digits}"
 
 
-def log_issued(folder: Path, certificate: x509.Certificate, purpose: str) -> None:
+def log_issued(folder: Path, certificate: x509.Certificate, purpose: str, *, issued: float = 0) -> None:
     """Append a certificate to the log; it is on the disk when this returns.
+
+    Args:
+        issued: when an earlier release issued it, as Unix time; 0 for a new one.
 
     Raises:
         SmsError: the log cannot be written; the certificate must not be used.
@@ -74,10 +77,9 @@ def log_issued(folder: Path, certificate: x509.Certificate, purpose: str) -> Non
         who = getpass.getuser()
     except (KeyError, OSError):
         who = "unknown"
+    by = "an earlier release" if issued else f"{who}@{socket.gethostname()}"
     subject, ends = certificate.subject.rfc4514_string(), certificate.not_valid_after_utc.timestamp()
-    entry = Issued(
-        round(time.time(), 3), serial_of(certificate), subject, purpose, ends, f"{who}@{socket.gethostname()}"
-    )
+    entry = Issued(round(issued or time.time(), 3), serial_of(certificate), subject, purpose, ends, by)
     try:
         AppendLine(str(folder / LOG), json.dumps(asdict(entry))).perform()
     except OSError as error:
