@@ -48,6 +48,8 @@ SERVER, ISSUER = "vm-server", "vm-issuer"
 """Files of the VM's certificates and keys, without their endings."""
 SOON_DAYS = 60
 """A certificate that expires within this many days is due for renewal."""
+UNHEALTHY_DAYS = 14
+"""With fewer days left, it has not been renewed for weeks: status reports it as a fault."""
 HINT = "`sms key ca create` creates one beside the site file"
 
 
@@ -213,8 +215,8 @@ def vm_pairs(folder: Path, *, hostname: str, addresses: Sequence[str], renew: bo
     Raises:
         ConfigError: new ones are needed, and the authority's key is not here.
     """
-    server, issuer = _read_pair(folder, SERVER), _read_pair(folder, ISSUER)
-    if server and issuer and not renew and _is_for(server, hostname, addresses):
+    server, issuer = read_pair(folder, SERVER), read_pair(folder, ISSUER)
+    if server and issuer and not renew and is_for(server.certificate, hostname, addresses):
         left = min(_load(pair.certificate).not_valid_after_utc for pair in (server, issuer)) - _now()
         if left.days >= ISSUER_SOON_DAYS or (left.days >= 0 and not has_key(folder)):
             return server, issuer
@@ -229,7 +231,7 @@ def first_end(pairs: Sequence[Pair]) -> float:
     return min(_load(pair.certificate).not_valid_after_utc for pair in pairs).timestamp()
 
 
-def _read_pair(folder: Path, name: str) -> Pair | None:
+def read_pair(folder: Path, name: str) -> Pair | None:
     """Return a stored certificate of this authority and its key; None if they are missing or do not match."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
@@ -244,12 +246,46 @@ def _read_pair(folder: Path, name: str) -> Pair | None:
     return pair if key.public_key() == certificate.public_key() else None
 
 
-def _is_for(server: Pair, hostname: str, addresses: Sequence[str]) -> bool:
+def is_for(server: bytes, hostname: str, addresses: Sequence[str]) -> bool:
+    """Return whether a server's certificate has exactly these names."""
     from cryptography import x509
 
-    names = _load(server.certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        names = _load(server).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return False
     has = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
     return has == [hostname, *addresses]
+
+
+def matches(certificate: bytes, key: bytes) -> bool:
+    """Return whether a certificate and a key, in PEM format, belong together."""
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        return serialization.load_pem_private_key(key, password=None).public_key() == _load(certificate).public_key()
+    except (ValueError, TypeError):
+        return False
+
+
+def supersedes(certificate: bytes, present: bytes, revoked: Collection[str]) -> bool:
+    """Return whether a certificate replaces the present one: it is valid for longer, or that one is revoked."""
+    new = _load(certificate)
+    if serial_of(new) in revoked:
+        return False
+    try:
+        old = _load(present)
+    except ValueError:
+        return True
+    return serial_of(old) in revoked or new.not_valid_after_utc > old.not_valid_after_utc
+
+
+def days_left(certificate: bytes) -> int | None:
+    """Return for how many whole days a certificate is valid, negative if it has expired; None if it is not one."""
+    try:
+        return (_load(certificate).not_valid_after_utc - _now()).days
+    except ValueError:
+        return None
 
 
 def renew_due_clients(folder: Path) -> tuple[Path, ...]:

@@ -16,15 +16,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.errors import ConfigError, SmsError
+from appliance.errors import Busy, ConfigError, SmsError
 from appliance.shared.files import replace_file
 from appliance.shared.history import AppendLine
+from appliance.shared.locks import Locked, hold_lock
 from appliance.shared.records import RecordError, from_json, from_value, to_json
 
 if TYPE_CHECKING:
     from cryptography import x509
 
 LOG, REVOKED = "issued.log", "revoked.json"
+LOCK_WAIT_S = 5
+"""Seconds to wait for another process that changes the list."""
 SERIAL = re.compile(r"[0-9A-F]{16,40}")
 """A serial number as ``serial_of`` returns it."""
 
@@ -131,12 +134,17 @@ def add_revoked(folder: Path, new: Collection[Revocation]) -> list[Revocation]:
         ConfigError: the list cannot be read.
         SmsError: it cannot be written.
     """
-    before = read_revoked(folder)
-    known = {each.serial for each in before}
-    added = [each for each in new if each.serial not in known]
+    if not new:
+        return []
     try:
-        if added:
-            replace_file(str(folder / REVOKED), to_json(Revocations([*before, *added])), 0o644)
+        with hold_lock(str(folder / f".{REVOKED}.lock"), wait_s=LOCK_WAIT_S):
+            before = read_revoked(folder)
+            known = {each.serial for each in before}
+            added = [each for each in new if each.serial not in known]
+            if added:
+                replace_file(str(folder / REVOKED), to_json(Revocations([*before, *added])), 0o644)
+    except Locked:
+        raise Busy(f"another sms changes {folder / REVOKED}", hint="run this again") from None
     except OSError as error:
         raise SmsError(f"cannot write {folder / REVOKED}: {error.strerror}", hint="nothing was revoked") from error
     return added
