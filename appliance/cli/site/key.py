@@ -162,10 +162,10 @@ def run_ca_revoke(arguments: argparse.Namespace) -> int:
         out.print("they were revoked already", markup=False)
     if set(CLIENTS) & set(arguments.names) and not done.installed.container:
         out.print(STARTED_LATER, markup=False)
-    vm = done.installed.vm
-    if not done.installed.problems:
-        where = f"the VM on {vm} refuses them" if vm else "the VM does not run: its next start installs the list"
-        out.print(where, markup=False)
+    if done.installed.refuses:
+        out.print(f"the VM on {done.installed.vm} refuses them", markup=False)
+    elif not done.installed.vm:
+        out.print("the VM does not run on a host that answers: its next start installs the list", markup=False)
     return _show_installed(done.installed)
 
 

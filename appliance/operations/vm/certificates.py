@@ -28,6 +28,7 @@ from appliance.plan.overlay import seed
 from appliance.plan.vm.vm import REVOKED_MAP, VmPlaces
 from appliance.shared.records import to_json
 from appliance.tools.guest import open_guest
+from appliance.tools.qmp import NotResponding
 from appliance.tools.scripts import script_argv
 
 VM_TLS = "/etc/sms/tls"
@@ -40,11 +41,15 @@ MAX_BYTES = 1 << 16
 class Installed:
     """Where certificates and the list of revoked ones are in use.
 
-    ``vm``, ``container``: host that runs it; empty if none does. ``later``: what could not be done now, because a host
-    is unreachable or another sms is at work; ``problems``: what failed.
+    Attributes:
+        vm, container: the host that runs it; empty if none does.
+        refuses: the VM has the list.
+        later: what could not be done now, because a host or the VM does not answer, or another sms is at work.
+        problems: what failed.
     """
 
     vm: str = ""
+    refuses: bool = False
     container: str = ""
     later: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -53,7 +58,7 @@ class Installed:
         """Do one step; record why it failed, so that the others still run."""
         try:
             do()
-        except (Busy, Unreachable) as error:
+        except (Busy, NotResponding, Unreachable) as error:
             self.later.append(f"{what}: {error.message}")
         except SmsError as error:
             self.problems.append(f"{what}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
@@ -96,7 +101,7 @@ def install_certificates(cluster: Cluster) -> Installed:
     for view in views:
         if view.running:
             done.vm = view.name
-            done.attempt(f"the VM on {view.name}", partial(_install_in_vm, cluster, cluster.host(view.name)))
+            done.attempt(f"the VM on {view.name}", partial(_install_in_vm, cluster, cluster.host(view.name), done))
     return done
 
 
@@ -151,14 +156,12 @@ def container_problems(cluster: Cluster, host: Host) -> list[str]:
     return [f"the container's certificate for files of the VM {end}: `sms key ca renew` replaces it"]
 
 
-def _install_in_vm(cluster: Cluster, host: Host) -> None:
+def _install_in_vm(cluster: Cluster, host: Host, done: Installed) -> None:
     """Give the running VM new certificates if its own expire soon, and revoked ones that it does not refuse yet."""
     with open_guest(host, str(VmPlaces(cluster.site).guest)) as guest:
         server, refused = (guest.run(("/bin/cat", f"{VM_TLS}/{name}")).stdout for name in ("server.pem", REVOKED_MAP))
-    if _renew_vm(cluster, host, server):
-        return
     wanted = revoked_map(tls_folder(cluster))
-    if {*wanted.splitlines()} - {*refused.splitlines()}:
+    if not _renew_vm(cluster, host, server) and {*wanted.splitlines()} - {*refused.splitlines()}:
         install_tls(cluster, host, seed.seed_archive([seed.Seed(f"{VM_TLS}/{REVOKED_MAP}", wanted)]))
     if wanted:
         with open_guest(host, str(VmPlaces(cluster.site).guest)) as guest:
@@ -167,6 +170,7 @@ def _install_in_vm(cluster: Cluster, host: Host) -> None:
                     f"the VM on {host.name} runs an older image, which checks no revoked certificates",
                     hint="`sms vm build`, `sms vm stop`, `sms vm start`",
                 )
+    done.refuses = True
 
 
 def _renew_vm(cluster: Cluster, host: Host, server: bytes) -> bool:

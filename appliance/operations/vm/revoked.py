@@ -22,7 +22,8 @@ def merge_revoked(cluster: Cluster) -> dict[str, str]:
         ConfigError: the list of this machine cannot be read.
         SmsError: it cannot be written.
     """
-    folder, problems = tls_folder(cluster), {}
+    folder = tls_folder(cluster)
+    problems: dict[str, str] = {}
     hosts = [cluster.host(admin.name) for admin in cluster.site.admin_hosts]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda host: _read(cluster, host), hosts))

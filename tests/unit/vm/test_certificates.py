@@ -36,6 +36,7 @@ from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
 from appliance.tools.guest import GuestResult
 from appliance.tools.qemu import Process
+from appliance.tools.qmp import NotResponding
 from appliance.tools.scripts import script_argv
 
 PROVISIONING = '\nprovisioning: {address: 10.77.0.2/24, mac: "02:00:0a:4d:00:02"}\n'
@@ -47,8 +48,11 @@ class Guest:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.hangs = False
 
     def run(self, argv: Sequence[str], *, input: bytes | None = None) -> GuestResult:
+        if self.hangs:
+            raise NotResponding("the guest agent does not answer")
         if argv[0] == "/bin/cat":
             data = self.files.get(argv[1])
             return GuestResult(data is None, data or b"", b"")
@@ -234,7 +238,7 @@ def test_a_revoked_certificate_is_refused_wherever_the_vm_is_started(sites: Site
     """Host-b has no list of its own; afterwards each has all that was revoked on either."""
     first = {name: serial((tmp_path / f"a/tls/{name}.pem").read_bytes()) for name in ("admin", "services")}
     done = revoke(sites.a, ["admin", "services"], Silent()).installed
-    assert (done.vm, done.container, done.problems, done.later) == ("host-b", "host-b", [], [])
+    assert (done.vm, done.container, done.problems, done.later) == ("host-b", "host-b", [], []) and done.refuses
     assert set(first.values()) == sites.guest.refused()
     sites.start_vm(sites.b)
     assert set(first.values()) == sites.guest.refused(), "started from the other host"
@@ -258,6 +262,18 @@ def test_a_host_that_was_off_gets_the_list_later(sites: Sites, tmp_path: Path, m
     run_as_standby(sites.b, monkeypatch)
     assert sites.guest.refused() == {serial}
     assert [each.serial for each in read_revoked(tmp_path / "b/tls")] == [serial]
+
+
+def test_a_vm_that_does_not_answer_gets_it_later(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it boots, or hangs, a scheduled run is not a failed one."""
+    sites.guest.hangs = True
+    done = revoke(sites.a, ["ABCD" * 10], Silent()).installed
+    assert done.vm == "host-b" and not done.refuses and len(done.later) == 1 and not done.problems
+    run_as_standby(sites.a, monkeypatch)
+    assert not [argv for host in sites.hosts.values() for argv in host.asked if argv[0] == "logger"]
+    sites.guest.hangs = False
+    run_as_standby(sites.a, monkeypatch)
+    assert sites.guest.refused() == {"ABCD" * 10}
 
 
 def test_an_unreadable_list(sites: Sites, tmp_path: Path) -> None:
