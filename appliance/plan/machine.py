@@ -38,6 +38,8 @@ class Places:
         self.guard_log = self.journal / f"{site.cluster}.guard.log"
         # Written by the guard of the host that serves, on every other host: when it was last heard from.
         self.sign = run / f"{site.cluster}.alive"
+        # Revoked certificates, the same list on all admin hosts.
+        self.revoked = state / f"{site.cluster}.revoked"
         self.public_keys = state / "keys"
         # Borg's cache and its data about repositories.
         self.borg = state / "borg" / site.cluster

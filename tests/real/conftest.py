@@ -135,7 +135,7 @@ def running(playground: Playground, built: Built) -> Playground:
 
 
 def begin_on(playground: Playground, name: str) -> None:
-    """An earlier test may have left the newest overlay on the other one: then neither has one, and ``name`` may start."""
+    """An earlier test may have left the newest overlay on the other: then neither has one, and ``name`` may start."""
     other = "host-b" if name == "host-a" else "host-a"
     overlay = "/var/lib/sms/overlays/lab.img"
     if playground.at_rest(name) and playground.at_rest(other) and playground.host(other).works("test", "-e", overlay):

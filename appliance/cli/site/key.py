@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
+
+if TYPE_CHECKING:
+    from appliance.operations.vm.certificates import Installed
 
 STARTED_LATER = "the container's own is installed by the next `sms start`; until then it has its previous one"
 
@@ -40,7 +44,7 @@ def add(verbs: Verbs) -> None:
     shown = of_ca.add_parser("show", help="show its certificates and their expiry dates")
     add_json(shown)
     shown.set_defaults(run=run_ca_show)
-    renew = of_ca.add_parser("renew", help="replace certificates and keys of its clients; the authority is kept")
+    renew = of_ca.add_parser("renew", help="replace and install certificates of its clients; the authority is kept")
     renew.set_defaults(run=run_ca_renew)
     log = of_ca.add_parser("log", help="show every certificate that was issued, and which were revoked")
     add_json(log)
@@ -103,14 +107,18 @@ def run_ca_show(arguments: argparse.Namespace) -> int:
 def run_ca_renew(arguments: argparse.Namespace) -> int:
     """Replace the clients' certificates."""
     from appliance.cli.screen import out
-    from appliance.operations.site.ca import ca_folder, renew_clients
-    from appliance.operations.site.find import find_site
+    from appliance.operations.site.ca import renew_clients
+    from appliance.operations.vm.certificates import Installed, install_certificates
+    from appliance.operations.vm.client import tls_folder
 
-    for path in renew_clients(ca_folder(find_site(arguments.site))):
+    cluster, _ = open_site(arguments)
+    for path in renew_clients(tls_folder(cluster)):
         out.print(str(path), markup=False)
-    out.print(STARTED_LATER, markup=False)
+    done = install_certificates(cluster) if cluster.site.provisioning else Installed()
+    if not done.container:
+        out.print(STARTED_LATER, markup=False)
     out.print("previous certificates stay valid until they expire: `sms key ca log`, `sms key ca revoke`", markup=False)
-    return 0
+    return _show_installed(done)
 
 
 def run_ca_log(arguments: argparse.Namespace) -> int:
@@ -152,12 +160,21 @@ def run_ca_revoke(arguments: argparse.Namespace) -> int:
         out.print(f"revoked {each.serial}  {each.subject}", markup=False)
     if not done.revoked:
         out.print("they were revoked already", markup=False)
-    if set(CLIENTS) & set(arguments.names):
-        out.print(f"{STARTED_LATER}; copy tls/admin.* to other admin hosts that use it", markup=False)
-    where = (
-        f"the VM on {done.host} refuses them" if done.host else "the VM does not run: its next start installs the list"
-    )
-    out.print(where, markup=False)
-    for name in done.silent:
-        out.print(f"{name} is unreachable: if the VM runs there, revoke them again when it answers", markup=False)
-    return 4 if done.silent and not done.host else 0
+    if set(CLIENTS) & set(arguments.names) and not done.installed.container:
+        out.print(STARTED_LATER, markup=False)
+    if done.installed.refuses:
+        out.print(f"the VM on {done.installed.vm} refuses them", markup=False)
+    elif not done.installed.vm:
+        out.print("the VM does not run on a host that answers: its next start installs the list", markup=False)
+    return _show_installed(done.installed)
+
+
+def _show_installed(done: Installed) -> int:
+    """Report what could not be installed; return the exit status."""
+    from appliance.cli.screen import err
+
+    for each in done.problems:
+        err.print(f"warning: {each}", markup=False)
+    for each in done.later:
+        err.print(f"note: {each}: a scheduled run or the same command installs it later", markup=False)
+    return 4 if done.problems or done.later else 0

@@ -63,7 +63,7 @@ def _lines(found: VmStatus) -> Iterator[str]:
         facts.append(("image", f"sha256:{found.digest[:16]}"))
     if found.running and found.issuer_days < ISSUER_SOON_DAYS:
         left = f"nodes get no certificates after {max(0, found.issuer_days)} days"
-        facts.append(("WARNING", f"{left}: `sms vm start` gives it a new issuer while it runs"))
+        facts.append(("WARNING", f"{left}: `sms vm start` renews its certificates while it runs"))
     refused = found.api.get("refused")
     if isinstance(refused, list) and refused:
         names = ", ".join(one_line(str(name)) for name in refused[:5]) + (" and others" if len(refused) > 5 else "")

@@ -51,21 +51,25 @@ class Login:
         return Controller(url, self.user, self.password, self.ca, self.insecure, section=section, address=address)
 
     def _find_address(self, host: str) -> str:
+        """Return the address to connect to: of a name with several ones, such as of both IP versions, one that may be.
+
+        The connection is made to this address, whatever the name resolves to later.
+        """
         try:
             found = sorted({str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
         except (OSError, UnicodeError) as error:
             raise SmsError(f"{host}: no such host", hint="is it the controller's name?") from error
-        for text in found:
-            address = ip_address(text.partition("%")[0])
-            if address in self.vm:
-                raise Refused(f"{host} is the provisioning VM: the password is not sent there", hint=FOREIGN_HINT)
-            if not any(address in network for network in self.networks):
-                raise Refused(
-                    f"{host} is not in the controllers' networks ({', '.join(map(str, self.networks))}): "
-                    "the password is not sent there",
-                    hint=FOREIGN_HINT,
-                )
-        return found[0]
+        addresses = [ip_address(text.partition("%")[0]) for text in found]
+        if any(address in self.vm for address in addresses):
+            raise Refused(f"{host} is the provisioning VM: the password is not sent there", hint=FOREIGN_HINT)
+        for address in addresses:
+            if any(address in network for network in self.networks):
+                return str(address)
+        raise Refused(
+            f"{host} is not in the controllers' networks ({', '.join(map(str, self.networks))}): "
+            "the password is not sent there",
+            hint=FOREIGN_HINT,
+        )
 
 
 def find_login(cluster: Cluster) -> Login:

@@ -19,6 +19,7 @@ from appliance.operations.services.start import PROBE
 from appliance.operations.services.unfinished import read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
 from appliance.operations.start_note import read_note
+from appliance.operations.vm.certificates import container_problems
 from appliance.operations.vm.deferred import Deferred, probe_vm
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.links import NetworkState
@@ -118,17 +119,18 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
         elif lease.holder:
             warnings.append(f"{lease.holder} holds the lease: `sms status --host {lease.holder}`")
         return found
-    with ThreadPoolExecutor(6) as pool:  # a VM that is off is detected only by a timeout
+    with ThreadPoolExecutor(7) as pool:  # a VM that is off is detected only by a timeout
         services = pool.submit(query_services, cluster, host)
         inside = pool.submit(inspect_inside, cluster, host)
         links = pool.submit(inspect_links, host, running.pid)
+        certificate = pool.submit(container_problems, cluster, host)
         vm = pool.submit(probe_vm, cluster, host)
         note_query = pool.submit(read_note, cluster, host)
         guard = pool.submit(is_guarded, cluster, host) if len(cluster.site.admin_hosts) > 1 else None
         reach = inspect_reach(cluster, host, running.pid, links.result(), inside.result())
         answers, note, guarded = services.result(), note_query.result(), guard.result() if guard else None
     space, uptime = inside.result().space, inside.result().uptime_s()
-    faults = _faults(cluster, host, lease, space, guarded) + reach.problems
+    faults = _faults(cluster, host, lease, space, guarded) + reach.problems + certificate.result()
     image = {"path": running.image}
     if note and note.image == running.image:
         image |= {"key": note.key, "sha256": note.sha256, "signer": note.signer}

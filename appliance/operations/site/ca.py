@@ -21,7 +21,6 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.site.issued import (
     LOG,
     SERIAL,
-    Issued,
     Revocation,
     add_revoked,
     log_issued,
@@ -49,6 +48,8 @@ SERVER, ISSUER = "vm-server", "vm-issuer"
 """Files of the VM's certificates and keys, without their endings."""
 SOON_DAYS = 60
 """A certificate that expires within this many days is due for renewal."""
+UNHEALTHY_DAYS = 14
+"""With fewer days left, it has not been renewed for weeks: status reports it as a fault."""
 HINT = "`sms key ca create` creates one beside the site file"
 
 
@@ -169,8 +170,22 @@ def renew_clients(folder: Path, clients: Collection[str] = tuple(CLIENTS)) -> tu
 
     The previous certificates stay valid until they expire, unless they are revoked.
     """
-    chosen = [(client, unit) for client, unit in CLIENTS.items() if client in clients]
-    return tuple(path for client, unit in chosen for path in _store(folder, client, issue_client(folder, client, unit)))
+    files: tuple[Path, ...] = ()
+    for client, unit in CLIENTS.items():
+        if client in clients:
+            _log_present(folder, client)
+            files += _store(folder, client, issue_client(folder, client, unit))
+    return files
+
+
+def _log_present(folder: Path, client: str) -> None:
+    """Log the certificate of a client if an earlier release issued it: later it could not be revoked by name."""
+    try:
+        present = _load((folder / f"{client}.pem").read_bytes())
+    except (OSError, ValueError):
+        return
+    if serial_of(present) not in {each.serial for each in read_issued(folder)}:
+        log_issued(folder, present, "client", issued=present.not_valid_before_utc.timestamp())
 
 
 def _store(folder: Path, name: str, pair: Pair) -> tuple[Path, ...]:
@@ -200,8 +215,8 @@ def vm_pairs(folder: Path, *, hostname: str, addresses: Sequence[str], renew: bo
     Raises:
         ConfigError: new ones are needed, and the authority's key is not here.
     """
-    server, issuer = _read_pair(folder, SERVER), _read_pair(folder, ISSUER)
-    if server and issuer and not renew and _is_for(server, hostname, addresses):
+    server, issuer = read_pair(folder, SERVER), read_pair(folder, ISSUER)
+    if server and issuer and not renew and is_for(server.certificate, hostname, addresses):
         left = min(_load(pair.certificate).not_valid_after_utc for pair in (server, issuer)) - _now()
         if left.days >= ISSUER_SOON_DAYS or (left.days >= 0 and not has_key(folder)):
             return server, issuer
@@ -216,7 +231,7 @@ def first_end(pairs: Sequence[Pair]) -> float:
     return min(_load(pair.certificate).not_valid_after_utc for pair in pairs).timestamp()
 
 
-def _read_pair(folder: Path, name: str) -> Pair | None:
+def read_pair(folder: Path, name: str) -> Pair | None:
     """Return a stored certificate of this authority and its key; None if they are missing or do not match."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
@@ -231,12 +246,46 @@ def _read_pair(folder: Path, name: str) -> Pair | None:
     return pair if key.public_key() == certificate.public_key() else None
 
 
-def _is_for(server: Pair, hostname: str, addresses: Sequence[str]) -> bool:
+def is_for(server: bytes, hostname: str, addresses: Sequence[str]) -> bool:
+    """Return whether a server's certificate has exactly these names."""
     from cryptography import x509
 
-    names = _load(server.certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        names = _load(server).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return False
     has = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
     return has == [hostname, *addresses]
+
+
+def matches(certificate: bytes, key: bytes) -> bool:
+    """Return whether a certificate and a key, in PEM format, belong together."""
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        return serialization.load_pem_private_key(key, password=None).public_key() == _load(certificate).public_key()
+    except (ValueError, TypeError):
+        return False
+
+
+def supersedes(certificate: bytes, present: bytes, revoked: Collection[str]) -> bool:
+    """Return whether a certificate replaces the present one: it is valid for longer, or that one is revoked."""
+    new = _load(certificate)
+    if serial_of(new) in revoked:
+        return False
+    try:
+        old = _load(present)
+    except ValueError:
+        return True
+    return serial_of(old) in revoked or new.not_valid_after_utc > old.not_valid_after_utc
+
+
+def days_left(certificate: bytes) -> int | None:
+    """Return for how many whole days a certificate is valid, negative if it has expired; None if it is not one."""
+    try:
+        return (_load(certificate).not_valid_after_utc - _now()).days
+    except ValueError:
+        return None
 
 
 def renew_due_clients(folder: Path) -> tuple[Path, ...]:
@@ -251,38 +300,50 @@ def revoke(folder: Path, words: Sequence[str]) -> list[Revocation]:
     Returns those that were not revoked before. The VM refuses them once the list is installed there.
 
     Raises:
-        ConfigError: a word is neither, or a serial number is not that of a client; nothing was changed.
+        ConfigError: a word is neither, a serial number is not that of a client, or a client is named and the
+            authority's key is not here; nothing was changed.
     """
-    now = time.time()
-    named = {each.serial: each for each in read_issued(folder)}
-    chosen = {word.replace(":", "").upper() for word in words if word not in CLIENTS}
-    for serial in sorted(chosen):
+    log = {each.serial: each for each in read_issued(folder)}
+    serials = {word.replace(":", "").upper() for word in words if word not in CLIENTS}
+    for serial in sorted(serials):
         if not SERIAL.fullmatch(serial):
             raise ConfigError(
                 f"{serial[:70]!r} is neither {' nor '.join(CLIENTS)} nor a serial number",
                 hint="`sms key ca log` lists the certificates with their serial numbers",
             )
-        if serial in named and named[serial].purpose != "client":
+        if serial in log and log[serial].purpose != "client":
             raise ConfigError(
                 f"{serial} is the certificate of the VM or of the authority: nodes do not check a list",
                 hint="those of the VM expire within 90 days; only another authority makes them invalid at once",
             )
-    for client in [word for word in words if word in CLIENTS]:
-        # Also the one of an earlier release, which is not in the log.
-        present = _load((folder / f"{client}.pem").read_bytes())
-        subject, ends = present.subject.rfc4514_string(), present.not_valid_after_utc.timestamp()
-        named.setdefault(serial_of(present), Issued(0, serial_of(present), subject, "client", ends))
-        chosen |= {each.serial for each in named.values() if each.subject == subject and each.ends > now}
-    renew_clients(folder, words)
-    return add_revoked(
-        folder,
-        [
-            Revocation(serial, named[serial].subject, now, named[serial].ends)
-            if serial in named
-            else Revocation(serial, at=now)
-            for serial in sorted(chosen)
-        ],
-    )
+    clients = [client for client in CLIENTS if client in words]
+    if clients:
+        _read_root(folder)  # without its key nothing is revoked: nobody would have a valid certificate
+    for client in clients:
+        _log_present(folder, client)
+    # Before others are issued, so that an interruption leaves none unrevoked; and after, for what was issued meanwhile.
+    revoked = add_revoked(folder, _of_serials(folder, serials) + _of_clients(folder, clients))
+    renew_clients(folder, clients)
+    present = {serial_of(_load((folder / f"{client}.pem").read_bytes())) for client in clients}
+    return revoked + add_revoked(folder, [each for each in _of_clients(folder, clients) if each.serial not in present])
+
+
+def _of_serials(folder: Path, serials: Collection[str]) -> list[Revocation]:
+    now, log = time.time(), {each.serial: each for each in read_issued(folder)}
+    return [
+        Revocation(serial, log[serial].subject, now, log[serial].ends) if serial in log else Revocation(serial, at=now)
+        for serial in sorted(serials)
+    ]
+
+
+def _of_clients(folder: Path, clients: Collection[str]) -> list[Revocation]:
+    """Return all certificates that these clients ever had and that have not expired."""
+    now, subjects = time.time(), {_name(client, CLIENTS[client]).rfc4514_string() for client in clients}
+    return [
+        Revocation(each.serial, each.subject, now, each.ends)
+        for each in read_issued(folder)
+        if each.subject in subjects and each.ends > now
+    ]
 
 
 def _now() -> datetime.datetime:

@@ -16,15 +16,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.errors import ConfigError, SmsError
+from appliance.errors import Busy, ConfigError, SmsError
 from appliance.shared.files import replace_file
 from appliance.shared.history import AppendLine
+from appliance.shared.locks import Locked, hold_lock
 from appliance.shared.records import RecordError, from_json, from_value, to_json
 
 if TYPE_CHECKING:
     from cryptography import x509
 
 LOG, REVOKED = "issued.log", "revoked.json"
+LOCK_WAIT_S = 5
+"""Seconds to wait for another process that changes the list."""
 SERIAL = re.compile(r"[0-9A-F]{16,40}")
 """A serial number as ``serial_of`` returns it."""
 
@@ -64,8 +67,11 @@ def serial_of(certificate: x509.Certificate) -> str:
     return digits if len(digits) % 2 == 0 else f"0{digits}"
 
 
-def log_issued(folder: Path, certificate: x509.Certificate, purpose: str) -> None:
+def log_issued(folder: Path, certificate: x509.Certificate, purpose: str, *, issued: float = 0) -> None:
     """Append a certificate to the log; it is on the disk when this returns.
+
+    Args:
+        issued: when an earlier release issued it, as Unix time; 0 for a new one.
 
     Raises:
         SmsError: the log cannot be written; the certificate must not be used.
@@ -74,10 +80,9 @@ def log_issued(folder: Path, certificate: x509.Certificate, purpose: str) -> Non
         who = getpass.getuser()
     except (KeyError, OSError):
         who = "unknown"
+    by = "an earlier release" if issued else f"{who}@{socket.gethostname()}"
     subject, ends = certificate.subject.rfc4514_string(), certificate.not_valid_after_utc.timestamp()
-    entry = Issued(
-        round(time.time(), 3), serial_of(certificate), subject, purpose, ends, f"{who}@{socket.gethostname()}"
-    )
+    entry = Issued(round(issued or time.time(), 3), serial_of(certificate), subject, purpose, ends, by)
     try:
         AppendLine(str(folder / LOG), json.dumps(asdict(entry))).perform()
     except OSError as error:
@@ -129,12 +134,17 @@ def add_revoked(folder: Path, new: Collection[Revocation]) -> list[Revocation]:
         ConfigError: the list cannot be read.
         SmsError: it cannot be written.
     """
-    before = read_revoked(folder)
-    known = {each.serial for each in before}
-    added = [each for each in new if each.serial not in known]
+    if not new:
+        return []
     try:
-        if added:
-            replace_file(str(folder / REVOKED), to_json(Revocations([*before, *added])), 0o644)
+        with hold_lock(str(folder / f".{REVOKED}.lock"), wait_s=LOCK_WAIT_S):
+            before = read_revoked(folder)
+            known = {each.serial for each in before}
+            added = [each for each in new if each.serial not in known]
+            if added:
+                replace_file(str(folder / REVOKED), to_json(Revocations([*before, *added])), 0o644)
+    except Locked:
+        raise Busy(f"another sms changes {folder / REVOKED}", hint="run this again") from None
     except OSError as error:
         raise SmsError(f"cannot write {folder / REVOKED}: {error.strerror}", hint="nothing was revoked") from error
     return added

@@ -1,4 +1,7 @@
-"""A scheduled run: take a snapshot, prune, push, record the result; failures are reported by syslog and mail."""
+"""A scheduled run: take a snapshot, prune, push, renew certificates, record the result.
+
+Failures are reported by syslog and mail.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.push import FAILED, PushOptions, push, site_targets
 from appliance.operations.snapshots.schedule import run_record, schedule_files
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
+from appliance.operations.vm.certificates import renew_due
 from appliance.plan.machine import inside_argv
 from appliance.plan.overlay.mirror import scrub_is_due
 from appliance.plan.snapshots.offsite import BORG
@@ -97,7 +101,7 @@ class RunState:
 def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: SnapshotOptions) -> Run | None:
     """Take a snapshot, prune and push; return the record of the run.
 
-    None: nothing was done, because the services container does not run on this host, or another run is in progress.
+    None: no snapshot was taken, because the container does not run on this host, or another run is in progress.
     Failures are not raised; they are recorded and reported by syslog and mail.
     """
     started = time.time()
@@ -107,6 +111,7 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
             lease = query_lease(host, cluster)
             # An instance whose lease was lost still needs snapshots.
             if lease.holder != host.name and (lease.since or not find_instance(cluster, host)):
+                _renew_certificates(cluster, host)
                 return None
             work.generation = lease.generation
             work.missed = detect_gap(cluster, host, lease, started)
@@ -131,7 +136,7 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
 
 
 def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunState) -> None:
-    """Prune, push and scrub. Also after a failed snapshot: pruning frees a full disk."""
+    """Prune, push, scrub, renew certificates. Also after a failed snapshot: pruning frees a full disk."""
 
     def thin() -> None:
         work.stored_bytes = prune(cluster, host, (), progress).stored_bytes
@@ -142,6 +147,15 @@ def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunS
     for target in site_targets(cluster, host.name):
         work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress))
     work.attempt("scrub", partial(scrub_when_due, cluster, host, progress))
+    work.attempt("certificates", partial(renew_due, cluster))
+
+
+def _renew_certificates(cluster: Cluster, host: Host) -> None:
+    """Renew certificates on a host that takes no snapshots, which may be the one with the authority's key."""
+    work = RunState()
+    work.attempt("certificates", partial(renew_due, cluster))
+    for error in work.errors:
+        host.run("logger", "-t", "sms", "-p", "cron.err", "--", one_line(error)[:900], ok=None)
 
 
 def reread_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:

@@ -11,8 +11,8 @@ from appliance.operations.context import Cluster
 from appliance.operations.site.ca import CLIENTS
 from appliance.operations.site.ca import revoke as revoke_here
 from appliance.operations.site.issued import SERIAL, Revocation, add_revoked, read_issued, read_revoked
+from appliance.operations.vm.certificates import Installed, install_certificates
 from appliance.operations.vm.client import open_api, read_certificates, tls_folder
-from appliance.operations.vm.start import install_revoked
 from appliance.progress import Progress
 
 
@@ -31,11 +31,10 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class RevokeResult:
-    """What was revoked; ``host`` runs the VM, empty if it is off; ``silent``: unreachable admin hosts."""
+    """What was revoked, and where that is in effect."""
 
     revoked: list[Revocation]
-    host: str
-    silent: tuple[str, ...]
+    installed: Installed
 
 
 def read_log(cluster: Cluster, *, nodes: bool = True) -> list[LogEntry]:
@@ -76,10 +75,9 @@ def revoke(cluster: Cluster, words: Sequence[str], progress: Progress) -> Revoke
         done = revoke_here(folder, [word for word in words if word not in names])
         done += add_revoked(folder, of_nodes)
     if not cluster.site.provisioning:
-        return RevokeResult(done, "", ())
-    with progress.step("install the list in the VM"):
-        host, silent = install_revoked(cluster)
-    return RevokeResult(done, host, silent)
+        return RevokeResult(done, Installed())
+    with progress.step("install the list in the VM and on admin hosts"):
+        return RevokeResult(done, install_certificates(cluster))
 
 
 def _of_node(cluster: Cluster, name: str) -> list[Revocation]:

@@ -17,6 +17,7 @@ from appliance.operations.site import ca
 from appliance.operations.site.issued import revoked_map
 from appliance.operations.vm.client import tls_folder
 from appliance.operations.vm.image import VmImage, deliver_vm
+from appliance.operations.vm.revoked import merge_revoked
 from appliance.operations.vm.snapshots import list_snapshots
 from appliance.operations.vm.vm import (
     Health,
@@ -30,7 +31,6 @@ from appliance.operations.vm.vm import (
     view_hosts,
     wait_for_health,
 )
-from appliance.plan.overlay import seed
 from appliance.plan.vm.holder import Holder, HostView, follow_known, may_start, newest_holder
 from appliance.plan.vm.vm import (
     FIRMWARE,
@@ -334,7 +334,7 @@ def renew_certificates(cluster: Cluster, host: Host) -> float:
         SmsError: the VM did not accept them.
     """
     ends = issuer_end(cluster, renew=True)
-    _install_tls(cluster, host, make_seed(cluster))
+    install_tls(cluster, host, make_seed(cluster))
     return ends
 
 
@@ -348,36 +348,16 @@ def issuer_end(cluster: Cluster, *, renew: bool = False) -> float:
 
 
 def _vm_pairs(cluster: Cluster, *, renew: bool = False) -> tuple[ca.Pair, ca.Pair]:
-    hostname, addresses = need_vm(cluster.site).hostname, [card.address for card in cards(cluster.site)]
+    hostname, addresses = vm_names(cluster)
     return ca.vm_pairs(tls_folder(cluster), hostname=hostname, addresses=addresses, renew=renew)
 
 
-def install_revoked(cluster: Cluster) -> tuple[str, tuple[str, ...]]:
-    """Install the list of revoked certificates in the running VM, which refuses them from then on.
-
-    Returns:
-        The host that runs the VM, or an empty name: then the next start installs it; and the unreachable admin hosts.
-
-    Raises:
-        SmsError: the VM did not accept it.
-    """
-    views = view_hosts(cluster, cluster.host(cluster.site.admin_hosts[0].name))
-    silent = tuple(view.name for view in views if not view.reachable)
-    name = next((view.name for view in views if view.running), "")
-    if name:
-        data = revoked_map(tls_folder(cluster))
-        archive = seed.seed_archive([seed.Seed(f"etc/sms/tls/{REVOKED_MAP}", data)])
-        _install_tls(cluster, cluster.host(name), archive)
-        with open_guest(cluster.host(name), str(VmPlaces(cluster.site).guest)) as guest:
-            if guest.run(("/bin/grep", "-q", "revoked", "/etc/nginx/nginx.conf")).status:
-                raise SmsError(
-                    f"the VM on {name} runs an older image, which checks no revoked certificates",
-                    hint="`sms vm build`, `sms vm stop`, `sms vm start`",
-                )
-    return name, silent
+def vm_names(cluster: Cluster) -> tuple[str, list[str]]:
+    """Return the host name and the addresses of the VM, which its certificate has."""
+    return need_vm(cluster.site).hostname, [card.address for card in cards(cluster.site)]
 
 
-def _install_tls(cluster: Cluster, host: Host, archive: bytes) -> None:
+def install_tls(cluster: Cluster, host: Host, archive: bytes) -> None:
     """Unpack the files of ``etc/sms/tls`` of an archive in the running VM; nginx and the service use them at once."""
     with open_guest(host, str(VmPlaces(cluster.site).guest)) as guest:
         ran = guest.run(UNPACK_TLS, input=archive)
@@ -506,6 +486,7 @@ def make_seed(cluster: Cluster) -> bytes:
     if ca.has_key(folder):
         ca.renew_due_clients(folder)
     server, issuer = _vm_pairs(cluster)
+    merge_revoked(cluster)  # what another admin host revoked while this one, or the VM, was off
     tls = {
         "ca.pem": (folder / "ca.pem").read_bytes(),
         "server.pem": server.certificate,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
+from appliance.operations.site.ca import UNHEALTHY_DAYS
 from appliance.operations.vm.snapshots import count_elsewhere, list_snapshots
 from appliance.operations.vm.start import issuer_days, read_note
 from appliance.operations.vm.vm import Health, all_hosts, find_running, query_health, view_hosts
@@ -103,7 +104,7 @@ def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
         str(settings.address.ip),
         host.name,
         process is not None,
-        process is not None and health.ok,
+        process is not None and health.ok and issuer_days(written) >= UNHEALTHY_DAYS,
         round(process.since) if process else 0,
         written.accel,
         written.why,

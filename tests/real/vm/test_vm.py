@@ -23,6 +23,7 @@ from appliance.host.base import Result
 from appliance.host.netns import Netns
 from appliance.lab import Lab
 from appliance.operations.context import open_cluster
+from appliance.operations.site import ca
 from appliance.operations.site.ca import make_ca
 from appliance.operations.vm.build import build_vm
 from appliance.progress import Silent
@@ -221,7 +222,7 @@ def test_a_start_gives_new_certificates_when_it_is_time(world: World) -> None:
     assert world.status()["issuer_days"] > 80
     late = json.loads(host.read("/run/sms/vm/lab/vm.json") or b"") | {"issuer_ends": time.time() + 86400}
     host.write("/run/sms/vm/lab/vm.json", json.dumps(late).encode(), mode=0o600)
-    assert "nodes get no certificates after" in world.vm("status").text
+    assert "nodes get no certificates after" in world.vm("status", ok=(4,)).text
     world.vm("start", "--host", "host-a", "--wait", WAIT)
     after = world.inside(digests).splitlines()
     assert before[:2] != after[:2] and before[2] == after[2] == "root:sms-provision:640"
@@ -245,6 +246,27 @@ def test_a_revoked_certificate_is_refused_at_once(world: World) -> None:
     log = json.loads(host.run(*sms, "key", "ca", "log", "--json").stdout)
     assert [bool(one["revoked"]) for one in log if one["subject"] == "CN=admin,OU=admin"] == [True, False]
     assert world.inside("wc -l </etc/sms/tls/revoked.map") == "1"
+    for name in ("host-a", "host-b"):
+        found = json.loads(world.host(name).read("/var/lib/sms/lab.revoked") or b"")
+        assert [one["subject"] for one in found["revoked"]] == ["CN=admin,OU=admin"]
+
+
+def test_a_scheduled_run_renews_while_the_vm_runs(world: World) -> None:
+    """Also on a host without the lease: the services container was never started here."""
+    host, digests = world.host("host-a"), "cd /etc/sms/tls && sha256sum issuer.pem server.pem"
+    before = world.inside(digests)
+    run = ("sms", "-q", "--site", "/etc/sms/sms.yaml", "overlay", "snapshot", "--scheduled")
+    host.run(*run)
+    assert world.inside(digests) == before, "nothing is due"
+    folder = world.lab.etc / "tls"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ca, "ISSUER_DAYS", 20)
+        ca._store(folder, ca.ISSUER, ca.issue_issuer(folder))
+    note = json.loads(host.read("/run/sms/vm/lab/vm.json") or b"") | {"issuer_ends": time.time() + 20 * 86400}
+    host.write("/run/sms/vm/lab/vm.json", json.dumps(note).encode(), mode=0o600)
+    host.run(*run)
+    assert not {*before.split()[::2]} & {*world.inside(digests).split()[::2]}
+    assert world.status()["issuer_days"] > 80 and world.status()["healthy"]
 
 
 def test_it_runs_once(world: World) -> None:

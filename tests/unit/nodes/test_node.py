@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +18,9 @@ import pytest
 import yaml
 
 from appliance.cli import main
+from appliance.errors import Refused
 from appliance.operations.context import open_cluster
+from appliance.operations.nodes.bmc import Login
 from appliance.operations.nodes.power import Boot
 from appliance.operations.nodes.power import boot as boot_nodes
 from appliance.progress import Silent
@@ -321,6 +324,29 @@ def test_the_password_goes_to_controllers_networks_only(cluster: Cluster) -> Non
     found = cluster.discover(VM, f"{NET}.11", status=4)
     assert [one["message"].rpartition(": ")[2] for one in found["broken"]] == ["the password is not sent there"] * 2
     assert spy.asked == []
+
+
+@pytest.mark.parametrize(
+    ("addresses", "chosen"),
+    [
+        (["2001:db8::9", "10.0.9.9"], "10.0.9.9"),
+        (["10.9.9.9", "fe80::9%eth0", "10.0.9.9"], "10.0.9.9"),
+        (["2001:db8::9"], "is not in the controllers' networks"),
+        (["10.0.9.9", "10.0.9.2"], "is the provisioning VM"),
+    ],
+)
+def test_a_controller_with_several_addresses(
+    monkeypatch: pytest.MonkeyPatch, addresses: list[str], chosen: str
+) -> None:
+    """The password goes to its address in the controllers' networks; the others are not used."""
+    found = [(0, 0, 0, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+    login = Login("u", "p", (IPv4Network("10.0.9.0/24"),), (IPv4Address("10.0.9.2"),))
+    try:
+        outcome = login.controller("https://bmc007/redfish/v1/Systems/1").address
+    except Refused as error:
+        outcome = error.message
+    assert chosen in outcome
 
 
 def test_a_changed_controller_is_confirmed_on_this_machine(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,16 +169,62 @@ def test_revoking_a_client_replaces_its_certificate(tmp_path: Path, need: Callab
     issue_client(tmp_path, "admin", "admin")
     done = revoke(tmp_path, ["admin"])
     third = serial(tmp_path / "admin.pem")
-    assert second in {each.serial for each in done} and len(done) == 2, "one was issued by hand"
+    assert {first, second} < {each.serial for each in done} and len(done) == 3, "one was issued by hand"
     assert third not in revoked_map(tmp_path).decode() and second in revoked_map(tmp_path).decode()
     assert all(each.subject == "CN=admin,OU=admin" and each.ends > each.at for each in done)
-    lower = ":".join(first.lower()[at : at + 2] for at in range(0, len(first), 2))
-    assert [each.serial for each in revoke(tmp_path, [lower])] == [first], "by its number, as openssl prints it"
-    assert revoke(tmp_path, [first]) == []
+    lost = "5AFE" * 10  # 519381b replaced it: it is not in the log
+    lower = ":".join(lost.lower()[at : at + 2] for at in range(0, len(lost), 2))
+    assert [each.serial for each in revoke(tmp_path, [lower])] == [lost], "by its number, as openssl prints it"
+    assert revoke(tmp_path, [lost]) == []
     assert revoked_map(tmp_path).decode().splitlines() == sorted(
-        f"{each} 1;" for each in (first, *(one.serial for one in done))
+        f"{each} 1;" for each in (lost, *(one.serial for one in done))
     )
     assert serial(tmp_path / "services.pem") not in revoked_map(tmp_path).decode()
+
+
+def test_a_certificate_of_an_earlier_release_is_revoked_after_it_was_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, need: Callable[[str], str]
+) -> None:
+    """519381b kept no log: it is logged when it is replaced, by hand or because it is due."""
+    need("openssl")
+    for way in (renew_clients, renew_due_clients):
+        folder = tmp_path / way.__name__
+        make_ca(folder)
+        (folder / "issued.log").unlink()
+        first = serial(folder / "admin.pem")
+        with monkeypatch.context() as patched:
+            patched.setattr(ca, "SOON_DAYS", CLIENT_DAYS + 1)
+            assert way(folder)
+        (entry,) = [each for each in read_issued(folder) if each.serial == first]
+        assert (entry.purpose, entry.by) == ("client", "an earlier release")
+        assert first in {each.serial for each in revoke(folder, ["admin"])}
+        assert f"{first} 1;" in revoked_map(folder).decode().splitlines()
+        assert serial(folder / "admin.pem") not in revoked_map(folder).decode()
+
+
+def test_an_interrupted_revocation_leaves_no_certificate_unrevoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, need: Callable[[str], str]
+) -> None:
+    """Interrupted before the new certificate is issued, or another process renews meanwhile."""
+    need("openssl")
+    make_ca(tmp_path)
+    first = serial(tmp_path / "admin.pem")
+    with monkeypatch.context() as patched:
+        patched.setattr(ca, "renew_clients", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            revoke(tmp_path, ["admin"])
+    assert first in revoked_map(tmp_path).decode()
+    real, meanwhile = ca.renew_clients, []
+
+    def renew(folder: Path, clients: Any) -> Any:
+        real(folder, ["admin"])
+        meanwhile.append(serial(folder / "admin.pem"))
+        return real(folder, clients)
+
+    monkeypatch.setattr(ca, "renew_clients", renew)
+    done = {each.serial for each in revoke(tmp_path, ["admin"])}
+    assert done == set(meanwhile)
+    assert serial(tmp_path / "admin.pem") not in revoked_map(tmp_path).decode()
 
 
 def test_what_cannot_be_revoked(tmp_path: Path) -> None:
@@ -192,6 +238,11 @@ def test_what_cannot_be_revoked(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=why):
             revoke(tmp_path, words)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "ca.key").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"ca\.key"):
+        revoke(tmp_path, ["admin"])
+    assert not (tmp_path / "revoked.json").exists()
+    (tmp_path / "elsewhere").rename(tmp_path / "ca.key")
     (tmp_path / "revoked.json").write_text("garbage")
     for use in (lambda: revoked_map(tmp_path), lambda: revoke(tmp_path, ["12" * 10])):
         with pytest.raises(ConfigError, match="cannot read"):
