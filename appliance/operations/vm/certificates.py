@@ -136,12 +136,12 @@ def _install_inside(cluster: Cluster, host: Host, done: Installed) -> None:
     if ca.matches(certificate, key) and ca.supersedes(certificate, present, _revoked(cluster)):
         # sms-filesync reads both files for each connection.
         argv = script_argv("install-pair", str(PurePosixPath(CONTAINER_CERTIFICATE).parent))
-        host.run(*inside_argv(cluster.site, *argv), input=key.rstrip() + b"\n" + certificate)
+        host.run(*inside_argv(cluster.site, cluster.services, *argv), input=key.rstrip() + b"\n" + certificate)
 
 
 def read_container_certificate(cluster: Cluster, host: Host) -> bytes:
     """Return the certificate that the running container shows to the VM; empty if it has none."""
-    argv = inside_argv(cluster.site, "head", "-c", str(MAX_BYTES), CONTAINER_CERTIFICATE)
+    argv = inside_argv(cluster.site, cluster.services, "head", "-c", str(MAX_BYTES), CONTAINER_CERTIFICATE)
     return host.run(*argv, ok=None).stdout
 
 
