@@ -383,7 +383,7 @@ class MigrationSource:
         """Make the services run here as before."""
         if self.state == "released":
             self._outbid_lease()
-            ports = {port: self.request.bridges[name] for name, port in self.ports.items()}
+            ports: Dict[str, Optional[str]] = {port: self.request.bridges[name] for name, port in self.ports.items()}
             self._attempt("", lambda: endpoint.set_bridges(ports))
             self._attempt("", lambda: self.instance.announce(self.request.addresses))
         if self.state == "ended":
