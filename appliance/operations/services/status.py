@@ -30,7 +30,7 @@ UNSYNCHRONISED = "stratum 10,"
 """Start of chrony's answer while it reaches no time server (`local stratum` of its configuration)."""
 SETTLE_S = 60
 """Seconds that chrony may take to choose a server."""
-FULL_PERCENT = 80
+FULL_PERCENT = 70
 """Use of the overlay from which status warns."""
 
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from appliance.errors import ConfigError, Refused, SmsError
+from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.operations.site.issued import (
+    LOCK_WAIT_S,
     LOG,
     SERIAL,
     Revocation,
@@ -30,6 +31,7 @@ from appliance.operations.site.issued import (
 from appliance.operations.site.keys import write_new
 from appliance.shared.files import make_folder, sync_folder
 from appliance.shared.history import AppendLine
+from appliance.shared.locks import Locked, hold_lock
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -48,6 +50,8 @@ SERVER, ISSUER = "vm-server", "vm-issuer"
 """Files of the VM's certificates and keys, without their endings."""
 SOON_DAYS = 60
 """A certificate that expires within this many days is due for renewal."""
+ALARM_DAYS = 21
+"""With fewer days left, the runs that should have renewed a certificate report that they cannot."""
 UNHEALTHY_DAYS = 14
 """With fewer days left, it has not been renewed for weeks: status reports it as a fault."""
 HINT = "`sms key ca create` creates one beside the site file"
@@ -191,14 +195,18 @@ def _log_present(folder: Path, client: str) -> None:
 def _store(folder: Path, name: str, pair: Pair) -> tuple[Path, ...]:
     """Replace a certificate and its key; return both files, the key first."""
     files = ((folder / f"{name}.key", pair.key, 0o600), (folder / f"{name}.pem", pair.certificate, 0o644))
-    # Both files are complete before either is replaced, so that key and certificate always match.
-    for path, data, mode in files:
-        beside = path.with_name(f".{path.name}.new")
-        beside.unlink(missing_ok=True)
-        write_new(beside, data, mode)
-    for path, _, _ in files:
-        path.with_name(f".{path.name}.new").replace(path)
-    sync_folder(str(folder))
+    try:
+        with hold_lock(str(folder / ".renew.lock"), wait_s=LOCK_WAIT_S):
+            # Both files are complete before either is replaced, so that key and certificate match but for a moment.
+            for path, data, mode in files:
+                beside = path.with_name(f".{path.name}.new")
+                beside.unlink(missing_ok=True)
+                write_new(beside, data, mode)
+            for path, _, _ in files:
+                path.with_name(f".{path.name}.new").replace(path)
+            sync_folder(str(folder))
+    except Locked:
+        raise Busy(f"another sms renews certificates in {folder}", hint="run this again") from None
     return tuple(path for path, _, _ in files)
 
 
@@ -289,9 +297,15 @@ def days_left(certificate: bytes) -> int | None:
 
 
 def renew_due_clients(folder: Path) -> tuple[Path, ...]:
-    """Replace the client certificates that expire within ``SOON_DAYS``; return the files."""
+    """Replace the client certificates that expire within ``SOON_DAYS`` or do not match their keys; return the files."""
     due = [each.file.stem for each in show_ca(folder) if each.file.stem in CLIENTS and each.days_left < SOON_DAYS]
-    return renew_clients(folder, due) if due else ()
+    torn = [client for client in CLIENTS if _is_torn(folder / f"{client}.pem", folder / f"{client}.key")]
+    return renew_clients(folder, {*due, *torn}) if due or torn else ()
+
+
+def _is_torn(certificate: Path, key: Path) -> bool:
+    """Return whether both files are there and do not belong together: a crash came between them."""
+    return certificate.exists() and key.exists() and not matches(certificate.read_bytes(), key.read_bytes())
 
 
 def revoke(folder: Path, words: Sequence[str]) -> list[Revocation]:

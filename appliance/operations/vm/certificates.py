@@ -176,12 +176,19 @@ def _install_in_vm(cluster: Cluster, host: Host, done: Installed) -> None:
 def _renew_vm(cluster: Cluster, host: Host, server: bytes) -> bool:
     """Install newer certificates of the VM if its own, of which ``server`` is one, expire soon; return whether."""
     hostname, addresses = vm_names(cluster)
-    if issuer_days(read_note(cluster, host)) >= ca.ISSUER_SOON_DAYS or not ca.is_for(server, hostname, addresses):
+    days = issuer_days(read_note(cluster, host))
+    if days >= ca.ISSUER_SOON_DAYS or not ca.is_for(server, hostname, addresses):
         return False  # with another address in the site file, the next start issues others
     try:
         ends = issuer_end(cluster)
     except ConfigError:
-        return False  # the key is on another machine
+        ends = 0.0  # the key is on another machine
+    if days < ca.ALARM_DAYS and ends <= read_note(cluster, host).issuer_ends:
+        # The machine that has the key would have renewed them before.
+        raise SmsError(
+            f"certificates of the VM on {host.name} expire in {max(days, 0)} days",
+            hint="`sms key ca renew` on the machine that has tls/ca.key",
+        )
     with only_one(host, str(VmPlaces(cluster.site).lock), f"another sms is at work on the VM on {host.name}"):
         written = read_note(cluster, host)
         if ends <= written.issuer_ends:

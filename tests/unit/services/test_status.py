@@ -35,8 +35,8 @@ UNGUARDED = "no guard runs on host-a: nothing stops it here if another host take
 @pytest.mark.parametrize(
     ("percent", "guarded", "problems", "warning"),
     [
-        (79, True, [], ""),
-        (80, True, [], FULL.format(80)),
+        (69, True, [], ""),
+        (70, True, [], FULL.format(70)),
         (97, True, [], FULL.format(97)),
         (1, False, [], UNGUARDED),
         (1, True, ["bridge br-prov does not exist"], "bridge br-prov does not exist"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from appliance.errors import ConfigError
+from appliance.errors import ConfigError, SmsError
 from appliance.host.base import CommandError, Host, Result, Unreachable
 from appliance.host.fake import Fake
 from appliance.operations.context import Cluster, open_cluster
@@ -137,7 +137,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sites:
     """Authority and container's certificate are on both, the authority's key on host-a only."""
     with monkeypatch.context() as short:
         short.setattr(ca, "CLIENT_DAYS", 30)
-        short.setattr(ca, "ISSUER_DAYS", 10)
+        short.setattr(ca, "ISSUER_DAYS", 30)
         short.setattr(ca, "SOON_DAYS", 0)
         sites = Sites(tmp_path, monkeypatch)
         ca.make_ca(tmp_path / "a/tls")
@@ -195,6 +195,32 @@ def test_a_machine_without_the_key_replaces_nothing_by_older_ones(
     run_as_standby(sites.b, monkeypatch)
     assert state == (sites.guest.files, sites.container)
     assert not [argv for argv in sites.hosts["host-a"].asked if argv[0] == "logger"]
+
+
+def test_a_machine_without_the_key_reports_a_vm_whose_certificates_end(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine that has the key would have renewed them before; a mail of the schedule is the only sign."""
+    note = str(VmPlaces(sites.b.site).note)
+    for days, reported in ((22, False), (20, True), (-1, True)):
+        ends = time.time() + days * DAY + 60
+        sites.hosts["host-b"].files[note] = to_json(VmNote(issuer_ends=ends))
+        monkeypatch.setattr(certificates, "issuer_end", lambda _, ends=ends: ends)
+        if not reported:
+            run_as_standby(sites.b, monkeypatch)
+            continue
+        with pytest.raises(SmsError, match="certificates of the VM on host-b expire in"):
+            certificates.renew_due(sites.b)
+
+
+def test_a_certificate_that_does_not_match_its_key_is_renewed(tmp_path: Path) -> None:
+    """A crash between both files; the dates alone would leave it for most of a year."""
+    folder = tmp_path / "ca"
+    ca.make_ca(folder)
+    assert ca.renew_due_clients(folder) == ()
+    (folder / "admin.key").write_bytes((folder / "services.key").read_bytes())
+    assert {path.name for path in ca.renew_due_clients(folder)} == {"admin.key", "admin.pem"}
+    assert ca.read_pair(folder, "admin") and ca.renew_due_clients(folder) == ()
 
 
 def test_another_address_of_the_vm_waits_for_its_next_start(
