@@ -82,7 +82,9 @@ class Pair:
 
     def inside(self, *argv: str, timeout: float | None = 300) -> str:
         """Run a command in the container; return its output."""
-        return self.host.run(*inside_argv(self.bed.cluster.site, *argv), timeout=timeout).text
+        return self.host.run(
+            *inside_argv(self.bed.cluster.site, self.bed.cluster.services, *argv), timeout=timeout
+        ).text
 
     @property
     def host(self) -> Host:
@@ -92,7 +94,7 @@ class Pair:
     @contextmanager
     def busy(self) -> Iterator[None]:
         """Run the writer in the container for the duration of the context, or until the container stops."""
-        argv = inside_argv(self.bed.cluster.site, "python3", "-c", WRITER, str(self.rate_kb))
+        argv = inside_argv(self.bed.cluster.site, self.bed.cluster.services, "python3", "-c", WRITER, str(self.rate_kb))
         host = self.host
         pid = host.run("sh", "-c", '"$@" </dev/null >/dev/null 2>&1 & echo $!', "writer", *argv).text
         try:

@@ -21,14 +21,14 @@ def manual(bed: Bed) -> list[tuple[str, ...]]:
         probe = service["probe"]
         if probe["kind"] == "exec":
             line = " | ".join(shlex.join(argv) for argv in probe["exec"])
-            argvs.append(inside_argv(bed.cluster.site, "sh", "-c", line))
+            argvs.append(inside_argv(bed.cluster.site, bed.cluster.services, "sh", "-c", line))
         else:
-            argvs.append(inside_argv(bed.cluster.site, "/opt/sms/bin/sms-probe", name))
+            argvs.append(inside_argv(bed.cluster.site, bed.cluster.services, "/opt/sms/bin/sms-probe", name))
     return argvs
 
 
 def _services(bed: Bed) -> dict[str, Any]:
-    text = bed.carrier.run(*inside_argv(bed.cluster.site, "cat", "/etc/sms/services.json")).stdout
+    text = bed.carrier.run(*inside_argv(bed.cluster.site, bed.cluster.services, "cat", "/etc/sms/services.json")).stdout
     services: dict[str, Any] = json.loads(text)["services"]
     return services
 

@@ -83,7 +83,9 @@ def cluster() -> Iterator[Playground]:
         give_image(play, build(opened, Silent(), lock=play.lab.etc / "sms.lock"))
         on_all(play, lambda number, host: host.run("supervisorctl", "-c", "/lab/supervisord.conf", "stop", "slurmd"))
         play.sms("-q", "start", "--host", "host-a", on="admin")
-        conf = play.host("host-a").run(*inside_argv(opened.site, "cat", "/etc/slurm/slurm.conf")).stdout
+        conf = (
+            play.host("host-a").run(*inside_argv(opened.site, opened.services, "cat", "/etc/slurm/slurm.conf")).stdout
+        )
 
         def start(number: int, host: Host) -> None:
             first, last = spans()[number - 1]

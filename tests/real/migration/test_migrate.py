@@ -394,13 +394,16 @@ def test_bytes_sent_in_the_outage_follow_what_changed(seen: Seen, changed_mb: in
 def test_nodes_that_did_not_reach_the_new_controller_are_queried_at_once(hosts: Hosts) -> None:
     """Without it, it queries them again after a third of SlurmdTimeout, 100 s, and begins no job until then."""
     _, target = where(hosts)
-    site = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent()).site
+    cluster = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
     silent = ("sinfo", "--noheader", "--dead", "--format=%D")
     run = Stepping(hosts.lab, "-q", "migrate", target)
     try:
         assert run.to("<arm"), run.end(60)
         there = hosts.host(target)
-        wait_for("nodes that count as silent", lambda: there.run(*inside_argv(site, *silent), ok=None).text)
+        wait_for(
+            "nodes that count as silent",
+            lambda: there.run(*inside_argv(cluster.site, cluster.services, *silent), ok=None).text,
+        )
         run.free()
         ended = run.end(300)
     finally:
