@@ -17,6 +17,7 @@ from appliance.operations.site import ca
 from appliance.operations.site.issued import revoked_map
 from appliance.operations.vm.client import tls_folder
 from appliance.operations.vm.image import VmImage, deliver_vm
+from appliance.operations.vm.interrupted import continue_paused
 from appliance.operations.vm.snapshots import list_snapshots
 from appliance.operations.vm.vm import (
     Health,
@@ -36,11 +37,12 @@ from appliance.plan.vm.vm import (
     FIRMWARE,
     QEMU_OVERHEAD_MB,
     REVOKED_MAP,
+    USER,
     VARIABLES,
     VmPlaces,
     cards,
     need_vm,
-    qemu_argv,
+    qemu_machine,
     seed_archive,
 )
 from appliance.progress import Progress
@@ -138,6 +140,7 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOpt
     check_programs(host)
     with lock_vm_everywhere(cluster, host) as others:
         if process := find_running(cluster, host):
+            continue_paused(cluster, host, progress)
             others.close()
             return _check_running(cluster, host, progress, process, options)
         tidy_run(cluster, host)
@@ -470,6 +473,8 @@ def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, i
     """
     where = VmPlaces(cluster.site)
     with progress.step("start the machine") as step:
+        if qemu.create_user(host, USER):
+            progress.report(f"created the system account {USER} on {host.name}, which runs QEMU")
         host.run("mkdir", "-p", "-m", "0700", str(where.run))
         # In memory, readable by root only, and removed once QEMU has it open.
         host.write(str(where.seed), make_seed(cluster), mode=0o600)
@@ -477,8 +482,8 @@ def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, i
         for card in cards(cluster.site):
             qemu.plug(host, card)
         host.write(str(where.note), to_json(replace(written, at=round(time.time(), 1))), mode=0o600)
-        argv = qemu_argv(cluster.site, written.image, written.accel, incoming=incoming)
-        qemu.launch(host, argv, qmp=str(where.qmp), log=str(where.run / "qemu.log"))
+        machine = qemu_machine(cluster.site, written.image, written.accel, incoming=incoming)
+        qemu.launch(host, machine, qemu.Run(USER, str(where.pid), str(where.qmp), str(where.run / "qemu.log")))
         host.remove(str(where.seed))
         step.detail(written.accel + (f": {written.why}" if written.why else ""))
 
