@@ -193,6 +193,8 @@ def rehearse_start_vm(cluster: Cluster, host: Host, progress: Progress, options:
     steps = [f"record that {host.name} has the disks, generation {holder.generation}"]
     if not host.works("test", "-e", str(where.state)):
         steps.append(f"create the state disk of {settings.disk_mb} MiB")
+    if not host.works("id", "-u", USER):
+        steps.append(f"create the system account {USER}")
     steps += [f"attach {card.tap} to {card.bridge}" for card in cards(cluster.site)]
     return [*steps, f"start QEMU with {accel}" + (f" ({why})" if why else "")]
 

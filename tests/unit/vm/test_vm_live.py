@@ -22,10 +22,11 @@ from appliance.host.local import Local
 from appliance.host.stream import Stream
 from appliance.operations.context import Cluster
 from appliance.operations.site.keys import create_pair
-from appliance.operations.vm import live
+from appliance.operations.vm import interrupted, live
 from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
+from appliance.operations.vm.interrupted import continue_paused
 from appliance.operations.vm.live import Handover, continue_there, move_memory, resolve_interrupted
-from appliance.plan.vm.holder import Holder, read_holder
+from appliance.plan.vm.holder import Holder, HostView, read_holder
 from appliance.plan.vm.vm import Machine, Opened, VmPlaces
 from appliance.progress import Silent
 from appliance.share import share
@@ -324,6 +325,35 @@ def test_a_source_whose_sms_was_killed_goes_on(pair: Pair, monkeypatch: pytest.M
         time.sleep(0.2)
     assert pair.counts_on(pair.source)
     assert find_machine(pair.target, str(pair.where.pid), "t-live") is None or pair.status(pair.target) != "running"
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_start_continues_what_was_left_paused(
+    pair: Pair, committed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sms was killed at the switch, before or after the record was written: it says which host continues."""
+    handover = (Interrupted if committed else Unwritable)(pair.source, pair.target, pair.where, HOLDER)
+    with pytest.raises(BaseException, match=None if committed else "no space"):
+        move_memory(pair.source, pair.target, pair.where, Steps(), handover)
+    assert (pair.status(pair.source), pair.status(pair.target)) == ("postmigrate", "paused")
+    hosts = {"source": pair.source, "target": pair.target}
+    for name, host in hosts.items():
+        host.name = name
+    monkeypatch.setattr(interrupted, "VmPlaces", lambda site: pair.where)
+    monkeypatch.setattr(
+        interrupted, "all_hosts", lambda _, first: [first, *(hosts[n] for n in hosts if n != first.name)]
+    )
+    views = [HostView(name, running=True, holder=pair.holder()) for name in hosts]
+    monkeypatch.setattr(interrupted, "view_hosts", lambda *_: views)
+    monkeypatch.setattr(interrupted, "find_running", lambda _, host: find_machine(host, str(pair.where.pid), "t-live"))
+    monkeypatch.setattr(interrupted, "tidy_run", lambda *_: None)
+    cluster = Cluster(make_site(tmp_path), (), read_bases(share("definitions", "bases"))["debian-12"])
+    chosen, other = (pair.target, pair.source) if committed else (pair.source, pair.target)
+    with pytest.raises(Refused, match=f"its disks are on {chosen.name}"):
+        continue_paused(cluster, other, Silent())
+    continue_paused(cluster, chosen, Silent())
+    assert pair.counts_on(chosen) and find_machine(other, str(pair.where.pid), "t-live") is None
+    continue_paused(cluster, chosen, Silent())
 
 
 def test_a_migration_fetches_the_image_of_the_source(tmp_path: Path) -> None:
