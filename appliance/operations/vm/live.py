@@ -227,12 +227,12 @@ def move_memory(source: Host, target: Host, where: VmPlaces, step: Any, handover
         ends = [
             stack.enter_context(open_memory(host, str(where.qmp), sends=host is source)) for host in (source, target)
         ]
-        qmp = stack.enter_context(open_qmp(source, str(where.qmp), silence_s=MIGRATE_S))
-        there = stack.enter_context(open_qmp(target, str(where.qmp)))
+        qmp = stack.enter_context(open_qmp(source, str(where.qmp), silence_s=SETTLE_S))
+        there = stack.enter_context(open_qmp(target, str(where.qmp), silence_s=SETTLE_S))
         _set_capabilities(there, "return-path", "late-block-activate")
+        there.execute("migrate-incoming", uri=MEMORY_URI)
         # With it, the source has only completed once the target has loaded everything.
         _set_capabilities(qmp, "return-path")
-        there.execute("migrate-incoming", uri=MEMORY_URI)
         qmp.execute("migrate-set-parameters", **LIMITS)
         began = None if qmp.execute("query-kvm")["enabled"] else time.monotonic()
         if began:
@@ -241,7 +241,7 @@ def move_memory(source: Host, target: Host, where: VmPlaces, step: Any, handover
         pumps = [threading.Thread(target=_pump, args=(*way, failed), daemon=True) for way in (ends, ends[::-1])]
         for pump in pumps:
             pump.start()
-        downtime_ms = _wait(qmp, step, failed)
+        downtime_ms = _wait(qmp, there, step, failed)
         began = began or time.monotonic() - downtime_ms / 1000
         _wait_for_state(there, "paused")
         handover.commit()
@@ -280,10 +280,11 @@ def _pump(source: Stream, target: Stream, failed: list[BaseException]) -> None:
         failed.append(error)
 
 
-def _wait(qmp: Qmp, step: Any, failed: list[BaseException]) -> float:
+def _wait(qmp: Qmp, there: Qmp, step: Any, failed: list[BaseException]) -> float:
     """Wait until the memory is transferred; return the milliseconds for which QEMU has stopped the VM."""
     deadline = time.monotonic() + MIGRATE_S
     while True:
+        there.execute("query-status")  # it is alive, and the session stays open
         found: Mapping[str, Any] = qmp.execute("query-migrate")
         ram = found.get("ram", {})
         step.moved(ram.get("transferred", 0), ram.get("transferred", 0) + ram.get("remaining", 0))

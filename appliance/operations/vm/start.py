@@ -474,9 +474,9 @@ def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, i
     ``stop_and_clean`` undoes it, even a part of it.
     """
     where = VmPlaces(cluster.site)
+    if qemu.create_user(host, USER):
+        progress.report(f"created the system account {USER} on {host.name}, which runs QEMU")
     with progress.step("start the machine") as step:
-        if qemu.create_user(host, USER):
-            progress.report(f"created the system account {USER} on {host.name}, which runs QEMU")
         host.run("mkdir", "-p", "-m", "0700", str(where.run))
         # In memory, readable by root only, and removed once QEMU has it open.
         host.write(str(where.seed), make_seed(cluster), mode=0o600)
