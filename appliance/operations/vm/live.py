@@ -155,8 +155,8 @@ def resolve_interrupted(
         found = _roll_back(source, target, where, handover, undo, (words, getattr(error, "hint", "")))
     else:
         undo.pop_all()
-        handover.done = handover.done or state in ("running", "ended")
-        moved = f"the VM has moved to {target.name}" + (" and ended there" if state == "ended" else "")
+        handover.done = handover.done or bool(state)
+        moved = f"the VM has moved to {target.name}" + ("" if state == "running" else f"; its state there: {state}")
         if not handover.done:
             moved = f"it is unknown whether the VM continues on {target.name}: it was stopped on neither host"
         hint = f"`sms vm status`; `sms vm start --host {target.name}` if it is not running"

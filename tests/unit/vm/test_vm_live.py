@@ -278,7 +278,7 @@ def test_a_target_that_was_told_to_run_is_not_stopped(pair: Pair) -> None:
     end_it(pair.target, pair.where)
     handover.done = False
     error = resolve_interrupted(pair.source, pair.target, pair.where, handover, pair.undo(), lost)
-    assert handover.done and "and ended there" in str(error)
+    assert handover.done and "its state there: ended" in str(error)
     handover.done = False
     pair.target.remove(str(pair.where.pid))
     error = resolve_interrupted(pair.source, pair.target, pair.where, handover, pair.undo(), lost)
