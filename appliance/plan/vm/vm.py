@@ -176,7 +176,9 @@ def qemu_machine(site: Site, image: str, accel: str, *, incoming: bool = False) 
     argv += ["-accel", accelerator, "-cpu", cpu, "-m", str(settings.memory_mb), "-smp", str(settings.cpus)]
     argv += ["-display", "none", "-rtc", "base=utc", "-device", "virtio-rng-pci"]
     argv += ["-drive", f"if=pflash,format=raw,unit=0,readonly=on,file={FIRMWARE}"]
-    argv += ["-drive", f"if=pflash,format=raw,unit=1,file={inherited.name('write', where.variables)}"]
+    # QEMU would first open it for reading only, which needs another descriptor.
+    variables = inherited.name("write", where.variables)
+    argv += ["-drive", f"if=pflash,format=raw,unit=1,auto-read-only=off,file={variables}"]
     argv += _disks(where, image, inherited)
     for number, card in enumerate(cards(site)):
         argv += ["-netdev", f"tap,id=net{number},fd={inherited.number('tap', card.tap)}"]

@@ -7,12 +7,13 @@ import json
 import os
 import pwd
 import re
+import shutil
 import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ import pytest
 from appliance.errors import SmsError
 from appliance.host.fake import Fake
 from appliance.host.local import Local
-from appliance.plan.vm.vm import Machine, Opened
+from appliance.plan.vm.vm import VARIABLES, Machine, Opened, VmPlaces, cards, qemu_machine
 from appliance.tools.guest import open_guest
 from appliance.tools.qemu import (
     Process,
@@ -37,6 +38,7 @@ from appliance.tools.qemu import (
     probe_accel,
 )
 from appliance.tools.qmp import NotResponding, open_channel, open_qmp, parse_line
+from tests.sites import make_site
 
 Need = Callable[..., None]
 
@@ -97,6 +99,47 @@ def test_qemu_runs_without_privileges_on_what_root_opened(machine: Path) -> None
         with pytest.raises(SmsError, match="Permission denied"):
             file = {"driver": "file", "node-name": "x", "filename": f"{machine}/disk"}
             qmp.execute("blockdev-add", **file)
+
+
+@pytest.mark.slow
+@needs_root
+def test_the_vms_own_command_starts(tmp_path: Path, need: Need) -> None:
+    """It gets all that it opens: disks, sockets, taps in a network namespace; also to wait for a migration."""
+    need("qemu-system-x86_64")
+    need("qemu-img")
+    if not Path(VARIABLES).exists():
+        pytest.skip("needs ovmf")
+    site = make_site(tmp_path, directory=str(tmp_path / "vm"), memory_mb=384)
+    site = site.model_copy(update={"cluster": "t-command"})
+    where = VmPlaces(site)
+    for name in vars(where):
+        setattr(where, name, PurePosixPath(tmp_path) / getattr(where, name).name)
+    for path in (where.root, where.state):
+        make_disk(Local(), str(path), size=64 << 20)
+    make_disk(Local(), f"{tmp_path}/image", size=64 << 20)
+    Path(where.seed).write_bytes(bytes(4096))
+    shutil.copy(VARIABLES, where.variables)
+    with subprocess.Popen(["unshare", "-n", "sh", "-c", "echo ready; exec sleep 60"], stdout=subprocess.PIPE) as space:
+        assert space.stdout and space.stdout.readline()
+        host = Local(prefix=("nsenter", "-t", str(space.pid), "-n", "--"))
+        for card in cards(site):
+            host.run("ip", "tuntap", "add", "dev", card.tap, "mode", "tap")
+        run = Run("nobody", str(where.pid), str(where.qmp), f"{tmp_path}/log")
+        for incoming, state in ((False, "running"), (True, "inmigrate")):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("appliance.plan.vm.vm.VmPlaces", lambda _: where)
+                machine = qemu_machine(site, f"{tmp_path}/image", "tcg", incoming=incoming)
+            launch(host, machine, run)
+            process = find_machine(host, run.pid, "sms-vm-t-command")
+            assert process
+            try:
+                with open_qmp(host, run.qmp) as qmp:
+                    assert qmp.execute("query-status")["status"] == state
+                    nodes = {node["node-name"]: node["ro"] for node in qmp.execute("query-named-block-nodes")}
+                assert [nodes[name] for name in ("image", "seed", "root", "state")] == [True, True, False, False]
+            finally:
+                end_machine(host, process)
+        space.kill()
 
 
 def test_qemu_gets_files_that_it_cannot_open(machine: Path) -> None:
