@@ -21,7 +21,10 @@ import pytest
 from appliance.errors import SmsError
 from appliance.host.fake import Fake
 from appliance.host.local import Local
+from appliance.operations.vm.snapshot import _copy_running
+from appliance.operations.vm.vm import DISKS
 from appliance.plan.vm.vm import VARIABLES, Machine, Opened, VmPlaces, cards, qemu_machine
+from appliance.progress import Silent
 from appliance.tools.guest import open_guest
 from appliance.tools.qemu import (
     Process,
@@ -103,8 +106,8 @@ def test_qemu_runs_without_privileges_on_what_root_opened(machine: Path) -> None
 
 @pytest.mark.slow
 @needs_root
-def test_the_vms_own_command_starts(tmp_path: Path, need: Need) -> None:
-    """It gets all that it opens: disks, sockets, taps in a network namespace; also to wait for a migration."""
+def test_the_vms_own_command_starts(tmp_path: Path, need: Need, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets all that it opens: disks, sockets, taps of a network namespace; the copies of its disks in a snapshot."""
     need("qemu-system-x86_64")
     need("qemu-img")
     if not Path(VARIABLES).exists():
@@ -114,9 +117,10 @@ def test_the_vms_own_command_starts(tmp_path: Path, need: Need) -> None:
     where = VmPlaces(site)
     for name in vars(where):
         setattr(where, name, PurePosixPath(tmp_path) / getattr(where, name).name)
-    for path in (where.root, where.state):
-        make_disk(Local(), str(path), size=64 << 20)
-    make_disk(Local(), f"{tmp_path}/image", size=64 << 20)
+    for path in (f"{tmp_path}/image", str(where.state)):
+        make_disk(Local(), path, size=64 << 20)
+    make_root(Local(), str(where.root), f"{tmp_path}/image")
+    (tmp_path / "copy").mkdir(mode=0o700)
     Path(where.seed).write_bytes(bytes(4096))
     shutil.copy(VARIABLES, where.variables)
     with subprocess.Popen(["unshare", "-n", "sh", "-c", "echo ready; exec sleep 60"], stdout=subprocess.PIPE) as space:
@@ -137,9 +141,16 @@ def test_the_vms_own_command_starts(tmp_path: Path, need: Need) -> None:
                     assert qmp.execute("query-status")["status"] == state
                     nodes = {node["node-name"]: node["ro"] for node in qmp.execute("query-named-block-nodes")}
                 assert [nodes[name] for name in ("image", "seed", "root", "state")] == [True, True, False, False]
+                if not incoming:
+                    monkeypatch.setattr("appliance.operations.vm.snapshot._guest", lambda *_: None)
+                    with Silent().step("copy") as step:
+                        _copy_running(host, where, f"{tmp_path}/copy", step)
             finally:
                 end_machine(host, process)
         space.kill()
+    for disk in DISKS:
+        assert (info := image_info(Local(), f"{tmp_path}/copy/{disk}.qcow2")) and info["virtual-size"] == 64 << 20
+        subprocess.run(["qemu-img", "check", "-q", f"{tmp_path}/copy/{disk}.qcow2"], check=True)
 
 
 def test_qemu_gets_files_that_it_cannot_open(machine: Path) -> None:
