@@ -3,30 +3,94 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
-from appliance.plan.vm.vm import Card, choose_accel
+from appliance.plan.vm.vm import FIRST_DESCRIPTOR, Card, Machine, choose_accel
 from appliance.tools import files
 
-# $1 QMP socket, $2 log; then the command. It runs in its own session and outlives this program.
-LAUNCH = """
-socket=$1 log=$2
-shift 2
-rm -f "$socket"
-umask 077
-setsid "$@" </dev/null >"$log" 2>&1 &
-pid=$!
-tries=0
-until [ -S "$socket" ]; do
-    kill -0 "$pid" 2>/dev/null || { cat "$log" >&2; exit 1; }
-    tries=$((tries + 1))
-    [ "$tries" -lt 300 ] || { kill -9 "$pid"; echo "QEMU did not create its QMP socket within 30 s" >&2; exit 1; }
-    sleep 0.1
-done
+# Opens what the machine uses, then runs it as another user, in a session of its own: it outlives this program.
+LAUNCH = """\
+import fcntl, json, os, pwd, signal, socket, struct, sys
+spec, argv = json.loads(sys.argv[1]), sys.argv[2:]
+sys.excepthook = lambda kind, error, trace: sys.stderr.write("%s\\n" % error)
+os.umask(0o077)
+FILES = {
+    "read": os.O_RDONLY,
+    "write": os.O_RDWR,
+    "log": os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND,
+    "append": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+}
+
+def open_one(kind, path):
+    if kind == "socket":
+        if os.path.lexists(path):
+            os.unlink(path)
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        server.bind(path)
+        server.listen(8)
+        found = server.detach()
+    elif kind == "tap":
+        found = os.open("/dev/net/tun", os.O_RDWR)
+        # TUNSETIFF; IFF_TAP, IFF_NO_PI and IFF_VNET_HDR, which QEMU sets itself if it opens the device.
+        fcntl.ioctl(found, 0x400454CA, struct.pack("16sH22x", path.encode(), 0x5002))
+    else:
+        found = os.open(path, FILES[kind], 0o600)
+    # Out of the way of the numbers that the machine expects.
+    moved = fcntl.fcntl(found, fcntl.F_DUPFD_CLOEXEC, 200)
+    os.close(found)
+    return moved
+
+account = pwd.getpwnam(spec["user"])
+if not account.pw_uid:
+    sys.exit("%s is root" % spec["user"])
+kvm = os.stat("/dev/kvm").st_gid if spec["kvm"] else 0
+become = ["setpriv", "--reuid", str(account.pw_uid), "--regid", str(account.pw_gid)]
+become += ["--groups", str(kvm)] if kvm else ["--clear-groups"]
+become += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
+opened = [open_one(kind, path) for kind, path in spec["opened"]]
+log = os.open(spec["log"], os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+pid = os.fork()
+if not pid:
+    try:
+        os.setsid()
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        for number, found in enumerate(opened, spec["first"]):
+            os.dup2(found, number)
+        with open(spec["pid"], "w") as file:
+            file.write("%d\\n" % os.getpid())
+        os.chdir("/")
+        os.execvpe("setpriv", become + argv, {"PATH": os.defpath, "LC_ALL": "C"})
+    except BaseException as error:
+        os.write(2, str(error).encode())
+    os._exit(1)
+for found in opened:
+    os.close(found)
+# It answers commands once all its devices are there.
+peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+peer.settimeout(60)
+try:
+    peer.connect(spec["qmp"])
+    peer.sendall(b'{"execute": "qmp_capabilities"} {"execute": "query-status"}')
+    answers = b""
+    while answers.count(b'"return"') < 2:
+        block = peer.recv(1 << 16)
+        if not block:
+            raise OSError("QEMU ended")
+        answers += block
+except OSError as error:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass
+    os.waitpid(pid, 0)
+    output = os.pread(log, 1 << 16, 0).decode("utf-8", "replace").strip()
+    sys.exit(output or "QEMU does not answer: %s" % error)
 """
 
 # $1 PID, $2 seconds until SIGKILL: terminate the process and wait for its end.
@@ -42,6 +106,14 @@ done
 """
 
 
+# As the machine's account, whose only group is that of the device.
+OPEN_KVM = """
+group=$(stat -c %g /dev/kvm) || exit
+[ "$group" = 0 ] && groups=--clear-groups || groups=--groups=$group
+exec setpriv --reuid=65534 --regid=65534 "$groups" --no-new-privs sh -c ': <>/dev/kvm'
+"""
+
+
 @dataclass(frozen=True)
 class Process:
     """A running machine: PID and start time in seconds since 1970."""
@@ -54,8 +126,17 @@ def probe_accel(host: Host) -> tuple[str, str]:
     """Return ``kvm`` if it works, otherwise ``tcg``, and the reason."""
     listed = host.run("ls", "/sys/module", ok=None).text.split()
     # /dev/kvm alone does not prove that KVM works, and QEMU does not fall back if it cannot run a kernel.
-    opens = host.works("dd", "if=/dev/kvm", "of=/dev/null", "count=0", "status=none")
+    opens = host.works("sh", "-c", OPEN_KVM)
     return choose_accel([name for name in listed if name.startswith("kvm")], opens)
+
+
+def create_user(host: Host, name: str) -> bool:
+    """Create a system account without home and login, if there is none; return whether there was none."""
+    if host.works("id", "-u", name):
+        return False
+    about = ("--no-create-home", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin")
+    host.run("useradd", "--system", "--user-group", *about, name)
+    return True
 
 
 def find_machine(host: Host, pid_file: str, name: str) -> Process | None:
@@ -69,14 +150,26 @@ def find_machine(host: Host, pid_file: str, name: str) -> Process | None:
     return Process(int(pid), float(since)) if f"{name},debug-threads=on".encode() in words and since else None
 
 
-def launch(host: Host, argv: Sequence[str], *, qmp: str, log: str) -> None:
-    """Start a machine in the background.
+@dataclass(frozen=True)
+class Run:
+    """How a machine runs: its account, its PID file, its QMP socket, and the log of its standard output and error."""
+
+    user: str
+    pid: str
+    qmp: str
+    log: str
+
+
+def launch(host: Host, machine: Machine, run: Run) -> None:
+    """Start a machine in the background, and wait until it answers.
 
     Raises:
         SmsError: QEMU did not start; with its error message.
     """
+    opened = [(one.kind, one.path) for one in machine.opened]
+    spec = json.dumps({**vars(run), "kvm": machine.kvm, "first": FIRST_DESCRIPTOR, "opened": opened})
     try:
-        host.run("sh", "-c", LAUNCH, "launch", qmp, log, *argv, timeout=60)
+        host.run("python3", "-I", "-c", LAUNCH, spec, *machine.argv, timeout=90)
     except CommandError as error:
         output = error.result.stderr.decode(errors="replace").strip()[-1000:]
         raise SmsError(f"{host.name}: QEMU does not start: {output}", hint=_why(output)) from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,16 +17,18 @@ from appliance.host.stream import Stream
 from appliance.text import one_line
 
 RELAY = """\
-import os, select, socket, sys
+import array, os, select, socket, sys
 there = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 there.settimeout(5)
 try:
+    files = [os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW) for path in sys.argv[3:]]
     there.connect(sys.argv[1])
 except OSError as error:
-    sys.stderr.write("%s: %s\\n" % (sys.argv[1], error.strerror or error))
+    sys.stderr.write("%s: %s\\n" % (error.filename or sys.argv[1], error.strerror or error))
     sys.exit(74)
 silence = float(sys.argv[2])
 there.settimeout(silence)
+held = b""
 while True:
     ready = select.select([0, there], [], [], silence)[0]
     if not ready:
@@ -36,8 +38,14 @@ while True:
         data = os.read(0, 1 << 16)
         if not data:
             break
+        lines, found, rest = (held + data).rpartition(b"\\n")
+        lines, held = lines + found, rest
+        rights = []
+        if files and b'"add-fd"' in lines:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [files.pop(0)]))]
         try:
-            there.sendall(data)
+            if lines:
+                there.sendall(lines[there.sendmsg([lines], rights):])
         except OSError as error:
             sys.stderr.write("cannot send: %s\\n" % error)
             sys.exit(75)
@@ -48,7 +56,10 @@ while True:
         while data:
             data = data[os.write(1, data):]
 """
-"""Relay between standard input and output and a socket, until one closes or a timeout without data."""
+"""Relay lines between standard input and output and a socket, until one closes or a timeout without data.
+
+Files named after the timeout are opened; each command ``add-fd`` takes the next one along.
+"""
 Message = Mapping[str, object]
 """An object of QMP or of the guest agent. Its values are untrusted: the machine may be compromised."""
 MAX_BYTES = 64 << 20
@@ -148,13 +159,14 @@ def _error_of(reply: Message, sender: str, command: str) -> SmsError:
 
 
 @contextmanager
-def open_channel(host: Host, path: str, what: str, *, silence_s: float) -> Iterator[Channel]:
+def open_channel(host: Host, path: str, what: str, *, silence_s: float, files: Sequence[str] = ()) -> Iterator[Channel]:
     """Open a channel to a Unix socket of a host.
 
     Args:
         silence_s: timeout in seconds, both for silence and for each reply.
+        files: files of the host for commands ``add-fd``, in their order.
     """
-    with host.stream("python3", "-I", "-c", RELAY, path, f"{silence_s:g}") as stream:
+    with host.stream("python3", "-I", "-c", RELAY, path, f"{silence_s:g}", *files) as stream:
         yield Channel(stream, what, silence_s)
 
 
@@ -163,6 +175,10 @@ class Qmp:
 
     def __init__(self, channel: Channel) -> None:
         self.execute = channel.execute
+
+    def pass_file(self) -> str:
+        """Give QEMU, which cannot open files, the next file of the session. Returns the name that it opens it by."""
+        return f"/dev/fdset/{self.execute('add-fd')['fdset-id']}"
 
     def wait_for_jobs(self, names: list[str], *, timeout_s: float, on_progress: Any = None) -> None:
         """Wait until jobs have completed.
@@ -205,13 +221,16 @@ class Qmp:
 
 
 @contextmanager
-def open_qmp(host: Host, path: str, *, silence_s: float = 60) -> Iterator[Qmp]:
+def open_qmp(host: Host, path: str, *, silence_s: float = 60, files: Sequence[str] = ()) -> Iterator[Qmp]:
     """Open a QMP session with a QEMU on the host.
 
+    Args:
+        files: files of the host for ``pass_file``.
+
     Raises:
-        NotResponding: QEMU does not run, or does not answer.
+        NotResponding: QEMU does not run, or does not answer; or one of ``files`` cannot be opened.
     """
-    with open_channel(host, path, "QEMU", silence_s=silence_s) as channel:
+    with open_channel(host, path, "QEMU", silence_s=silence_s, files=files) as channel:
         greeting = channel.receive(channel.deadline())
         if "QMP" not in greeting:
             raise SmsError(f"{path} is not a QMP socket")

@@ -1,6 +1,8 @@
 """Live migration of the VM: both hosts share its disks; its memory is relayed by this process over SSH.
 
-The target's QEMU listens on a Unix socket of its host; no network port is opened.
+The target loads the memory, confirms that to the source, and waits. Only then is it told to run; until then the source
+can go on. Without KVM the VM is paused before: QEMU older than 9.0 misses writes of a machine that it emulates while it
+copies the memory (fixed by its commit 03bfc2188f06), and the target gets old pages, such as the rings of its disks.
 """
 
 from __future__ import annotations
@@ -22,77 +24,74 @@ from appliance.plan.vm.holder import Holder
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.shared.records import to_json
-from appliance.tools.qemu import end_machine
-from appliance.tools.qmp import Qmp, open_qmp
+from appliance.tools.guest import open_guest
+from appliance.tools.memory import MEMORY_URI, SETTLE_S, open_memory, resume
+from appliance.tools.qemu import Process, end_machine, has_ended
+from appliance.tools.qmp import NotResponding, Qmp, open_qmp
 
 MIGRATE_S = 3600
-SETTLE_S = 120
-"""Seconds to wait until data in transit has arrived, or until a cancelled migration has ended."""
-# Accepts one connection on a socket and copies what arrives there to standard output.
-RECEIVE = """\
-import os, socket, sys
-path = sys.argv[1]
-if os.path.exists(path):
-    os.unlink(path)
-os.umask(0o077)
-server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-server.bind(path)
-server.listen(1)
-server.settimeout(60)
-sys.stderr.write("ready\\n")
-sys.stderr.flush()
-peer = server.accept()[0]
-peer.settimeout(None)
-os.unlink(path)
-while True:
-    data = peer.recv(1 << 18)
-    if not data:
-        break
-    while data:
-        data = data[os.write(1, data):]
-"""
-# Copies its standard input to a socket.
-SEND = """\
-import os, socket, sys
-peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-peer.connect(sys.argv[1])
-while True:
-    data = os.read(0, 1 << 18)
-    if not data:
-        break
-    peer.sendall(data)
-"""
+LIMITS = {"downtime-limit": 300, "max-bandwidth": 0}
+"""Pause of a VM with KVM, in milliseconds; bandwidth in bytes per second, 0 for no limit."""
 
 
 class Handover:
-    """The pending change of the disks' holder. ``done``: the target has them, and there is no way back."""
+    """The pending change of the disks' holder.
+
+    Attributes:
+        begun: the target was told to run: it may have written to the disks.
+        done: the target runs, and there is no way back.
+        problems: what failed after that.
+    """
 
     def __init__(self, source: Host, target: Host, where: VmPlaces, holder: Holder) -> None:
         self.hosts = (target, source)
         self.where = where
         self.holder = holder
-        self.done = False
+        self.begun = self.done = False
         self.problems: list[str] = []
+        self._before: bytes | None = None
+        self._written = False
 
     def commit(self) -> None:
-        """Write the record on one host; both share the folder. Errors are collected in ``problems``, not raised."""
-        if self.done:
-            return
-        self.done = True
-        for host in self.hosts:
+        """Write the record on one host; both share the folder.
+
+        Raises:
+            SmsError: it cannot be written on either.
+        """
+        _, source = self.hosts
+        self._before = source.read(str(self.where.holder))
+        self._written = True
+        try:
+            self._write(to_json(self.holder))
+        except SmsError as error:
+            raise SmsError(f"the record of the disks' holder could not be written: {error.message}") from error
+
+    def withdraw(self) -> str:
+        """Restore the record. Returns the problem, or nothing."""
+        if self._written:
             try:
-                host.write(str(self.where.holder), to_json(self.holder), mode=0o600)
+                self._write(self._before)
             except SmsError as error:
-                self.problems.append(f"the record of the disks' holder could not be written: {error.message}")
-            else:
-                return
+                return f"the record of the disks' holder could not be restored: {error.message}"
+        return ""
+
+    def _write(self, data: bytes | None) -> None:
+        first, second = self.hosts
+        try:
+            _put(first, str(self.where.holder), data)
+        except SmsError:
+            _put(second, str(self.where.holder), data)
+
+
+def _put(host: Host, path: str, data: bytes | None) -> None:
+    if data is None:
+        host.remove(path)
+    else:
+        host.write(path, data, mode=0o600)
 
 
 def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, holder: Holder) -> float:
     """Move the running VM to ``target``; the caller holds the lock of every host.
-
-    Once QEMU reports the migration as completed, the target may have written to the disks: from then on the target is
-    not stopped and the source is not resumed.
 
     Returns:
         How long the VM was paused, in milliseconds.
@@ -124,10 +123,16 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
             if handover.done:
                 undo.pop_all()
                 _end_source(cluster, source, handover)
-        undo.pop_all()
+    set_clock(target, where)
     if handover.problems:
         raise SmsError(f"the VM has moved to {target.name}, but {'; '.join(handover.problems)}", hint="`sms vm status`")
     return paused
+
+
+def set_clock(host: Host, where: VmPlaces) -> None:
+    """Set the VM's clock, which stood still while it was paused; it has no other source of time."""
+    with suppress(SmsError), open_guest(host, str(where.guest), silence_s=20) as guest:
+        guest.execute("guest-set-time", time=time.time_ns())
 
 
 def check_same_image(written: VmNote, digest: str) -> None:
@@ -142,32 +147,59 @@ def check_same_image(written: VmNote, digest: str) -> None:
 def resolve_interrupted(
     source: Host, target: Host, where: VmPlaces, handover: Handover, undo: ExitStack, error: BaseException
 ) -> BaseException:
-    """Commit or roll back an interrupted migration. Returns the error to raise."""
-    status = "completed" if handover.done else _cancel(source, where)
+    """Complete or roll back an interrupted migration. Returns the error to raise."""
     words = error.message if isinstance(error, SmsError) else type(error).__name__
-    if status == "completed":
-        handover.commit()
-        undo.pop_all()
-        found: SmsError = SmsError(
-            f"{words}\n  the VM had already moved to {target.name}{_qemu_log_tail(target, where)}",
-            hint=f"`sms vm status`; `sms vm start --host {target.name}` if it is not running",
-        )
-    elif not status:
-        undo.pop_all()
-        found = SmsError(
-            f"{words}\n  it is unknown whether the VM has moved to {target.name}: it was stopped on neither host",
-            hint=f"`sms vm status`; when {source.name} answers, `sms vm stop --host` the one that is not healthy",
-        )
+    words += _qemu_log_tail(target, where)
+    state = _query_state(target, where) if handover.begun else "paused"
+    if state == "paused":
+        found = _roll_back(source, target, where, handover, undo, (words, getattr(error, "hint", "")))
     else:
-        found = RolledBack(f"{words}\n  the VM keeps running on {source.name}", hint=getattr(error, "hint", ""))
-        try:
-            undo.close()
-        except SmsError as second:
-            left = f"its new instance on {target.name} could not be stopped: {second.message}"
-            found = SmsError(f"{found.message}; {left}", hint=f"`sms vm stop --host {target.name}`")
-        if wrong := _resume(source, where):
-            found = SmsError(f"{words}\n  the VM was not resumed on {source.name}: {wrong}", hint="`sms vm status`")
+        undo.pop_all()
+        handover.done = handover.done or bool(state)
+        moved = f"the VM has moved to {target.name}" + ("" if state == "running" else f"; its state there: {state}")
+        if not handover.done:
+            moved = f"it is unknown whether the VM continues on {target.name}: it was stopped on neither host"
+        hint = f"`sms vm status`; `sms vm start --host {target.name}` if it is not running"
+        found = SmsError(f"{words}\n  {moved}", hint=hint)
     return found if isinstance(error, Exception) else error
+
+
+def _roll_back(
+    source: Host, target: Host, where: VmPlaces, handover: Handover, undo: ExitStack, words: tuple[str, str]
+) -> SmsError:
+    """End the target's machine and let the source's go on; return the error to raise. ``words``: message and hint."""
+    problems = []
+    try:
+        undo.close()
+    except SmsError as second:
+        problems.append(f"its new instance on {target.name} could not be stopped: {second.message}")
+        if handover.begun:
+            return SmsError(
+                f"{words[0]}\n  {problems[0]}: the VM was not resumed on {source.name}",
+                hint=f"`sms vm stop --host {target.name}`, then `sms vm start --host {source.name}`",
+            )
+    problems += filter(None, [handover.withdraw()])
+    # Its migration may have completed; the target has not run.
+    if wrong := resume(source, str(where.qmp), force=True):
+        problems.append(wrong)
+        return SmsError(
+            f"{words[0]}\n  the VM was not resumed on {source.name}: {'; '.join(problems)}", hint="`sms vm status`"
+        )
+    message = f"{words[0]}\n  the VM keeps running on {source.name}"
+    if problems:
+        return SmsError(f"{message}; {'; '.join(problems)}", hint=f"`sms vm stop --host {target.name}`")
+    return RolledBack(message, hint=words[1])
+
+
+def _query_state(target: Host, where: VmPlaces) -> str:
+    """Return the state of the target's machine, ``ended`` without a process; empty if it does not answer."""
+    with suppress(SmsError), open_qmp(target, str(where.qmp), silence_s=20) as qmp:
+        return str(qmp.execute("query-status")["status"])
+    with suppress(SmsError):
+        pid = target.run("cat", "--", str(where.pid)).text
+        if pid.isdecimal() and has_ended(target, Process(int(pid), 0)):
+            return "ended"
+    return ""
 
 
 def _qemu_log_tail(target: Host, where: VmPlaces) -> str:
@@ -189,47 +221,70 @@ def _end_source(cluster: Cluster, source: Host, handover: Handover) -> None:
 
 
 def move_memory(source: Host, target: Host, where: VmPlaces, step: Any, handover: Handover) -> float:
-    """Transfer the memory and wait until the target runs; ``handover`` is committed once QEMU has completed."""
-    outgoing = str(where.run / "outgoing.sock")
-    ready = threading.Event()
+    """Transfer the memory, commit ``handover`` and let the target run. Returns the pause in milliseconds."""
     failed: list[BaseException] = []
     with ExitStack() as stack:
-        qmp = stack.enter_context(open_qmp(source, str(where.qmp), silence_s=MIGRATE_S))
-        listener = source.stream(
-            "python3", "-I", "-c", RECEIVE, outgoing, on_line=lambda line: ready.set() if line == "ready" else None
-        )
-        receiver = stack.enter_context(listener)
-        sender = stack.enter_context(target.stream("python3", "-I", "-c", SEND, str(where.incoming)))
-        if not ready.wait(30):
-            raise SmsError(f"{source.name} cannot open a channel for the VM's memory")
-        qmp.execute("migrate-set-parameters", **{"downtime-limit": 300, "max-bandwidth": 0})
-        pump = threading.Thread(target=_pump, args=(receiver, sender, failed), daemon=True)
-        qmp.execute("migrate", uri=f"unix:{outgoing}")
-        pump.start()
-        downtime_ms = _wait(qmp, step, failed)
+        ends = [
+            stack.enter_context(open_memory(host, str(where.qmp), sends=host is source)) for host in (source, target)
+        ]
+        qmp = stack.enter_context(open_qmp(source, str(where.qmp), silence_s=SETTLE_S))
+        there = stack.enter_context(open_qmp(target, str(where.qmp), silence_s=SETTLE_S))
+        _set_capabilities(there, "return-path", "late-block-activate")
+        there.execute("migrate-incoming", uri=MEMORY_URI)
+        # With it, the source has only completed once the target has loaded everything.
+        _set_capabilities(qmp, "return-path")
+        qmp.execute("migrate-set-parameters", **LIMITS)
+        began = None if qmp.execute("query-kvm")["enabled"] else time.monotonic()
+        if began:
+            qmp.execute("stop")
+        qmp.execute("migrate", uri=MEMORY_URI)
+        pumps = [threading.Thread(target=_pump, args=(*way, failed), daemon=True) for way in (ends, ends[::-1])]
+        for pump in pumps:
+            pump.start()
+        downtime_ms = _wait(qmp, there, step, failed)
+        began = began or time.monotonic() - downtime_ms / 1000
+        _wait_for_state(there, "paused")
         handover.commit()
-        pump.join(SETTLE_S)
-        if failed or pump.is_alive():
-            reason = failed[0] if failed else "it does not end"
-            raise SmsError(f"the connection to {target.name} failed after the transfer: {reason}")
-    with open_qmp(target, str(where.qmp)) as there:
-        _wait_running(there)
-    return downtime_ms
+        continue_there(there, handover)
+        return (time.monotonic() - began) * 1000
 
 
-def _pump(receiver: Stream, sender: Stream, failed: list[BaseException]) -> None:
+def _set_capabilities(qmp: Qmp, *names: str) -> None:
+    qmp.execute("migrate-set-capabilities", capabilities=[{"capability": name, "state": True} for name in names])
+
+
+def continue_there(there: Qmp, handover: Handover) -> None:
+    """Let the target's machine run.
+
+    Raises:
+        SmsError: it does not; ``handover.begun`` says whether it may have run.
+    """
+    handover.begun = True
     try:
-        while block := receiver.read():
-            sender.write(block)
-        sender.end()
+        there.execute("cont")
+    except NotResponding:
+        raise
+    except SmsError:
+        handover.begun = False  # QEMU refused: it could not open the disks
+        raise
+    _wait_for_state(there, "running")
+    handover.done = True
+
+
+def _pump(source: Stream, target: Stream, failed: list[BaseException]) -> None:
+    try:
+        while block := source.read():
+            target.write(block)
+        target.end()
     except BaseException as error:
         failed.append(error)
 
 
-def _wait(qmp: Qmp, step: Any, failed: list[BaseException]) -> float:
-    """Wait until the memory is transferred; return the milliseconds for which the VM was stopped."""
+def _wait(qmp: Qmp, there: Qmp, step: Any, failed: list[BaseException]) -> float:
+    """Wait until the memory is transferred; return the milliseconds for which QEMU has stopped the VM."""
     deadline = time.monotonic() + MIGRATE_S
     while True:
+        there.execute("query-status")  # it is alive, and the session stays open
         found: Mapping[str, Any] = qmp.execute("query-migrate")
         ram = found.get("ram", {})
         step.moved(ram.get("transferred", 0), ram.get("transferred", 0) + ram.get("remaining", 0))
@@ -246,34 +301,9 @@ def _wait(qmp: Qmp, step: Any, failed: list[BaseException]) -> float:
         time.sleep(0.1)
 
 
-def _wait_running(qmp: Qmp) -> None:
-    deadline = time.monotonic() + 60
-    while qmp.execute("query-status")["status"] != "running":
+def _wait_for_state(qmp: Qmp, wanted: str) -> None:
+    deadline = time.monotonic() + SETTLE_S
+    while (state := qmp.execute("query-status")["status"]) != wanted:
         if time.monotonic() > deadline:
-            raise SmsError("the VM has moved, but does not run", hint="`sms vm console` shows it")
-        time.sleep(0.1)
-
-
-def _cancel(source: Host, where: VmPlaces) -> str:
-    """Cancel the migration at the source and return its final status; empty if that is unknown."""
-    with suppress(SmsError), open_qmp(source, str(where.qmp)) as qmp:
-        with suppress(SmsError):
-            qmp.execute("migrate_cancel")
-        deadline = time.monotonic() + SETTLE_S
-        while time.monotonic() < deadline:
-            status = str(qmp.execute("query-migrate").get("status", "none"))
-            if status in ("none", "cancelled", "failed", "completed"):
-                return status
-            time.sleep(0.1)
-    return ""
-
-
-def _resume(source: Host, where: VmPlaces) -> str:
-    """Resume the machine on the source. Returns the error message, or nothing."""
-    try:
-        with open_qmp(source, str(where.qmp)) as qmp:
-            if qmp.execute("query-status")["status"] != "running":
-                qmp.execute("cont")
-    except SmsError as error:
-        return error.message
-    return ""
+            raise SmsError(f"the VM is {state} on the target, not {wanted}", hint="`sms vm console` shows it")
+        time.sleep(0.02)

@@ -113,12 +113,14 @@ def take_locked(
 
 def _copy_running(host: Host, where: VmPlaces, part: str, step: Any) -> tuple[float, float]:
     """Copy the disks of a running VM. Returns the time of the copy, and how long the VM was frozen, in ms."""
+    for disk in DISKS:
+        _make_target(host, where, part, disk)
     with ExitStack() as stack:
-        qmp = stack.enter_context(open_qmp(host, str(where.qmp), silence_s=300))
+        targets = [f"{part}/{disk}.qcow2" for disk in DISKS]
+        qmp = stack.enter_context(open_qmp(host, str(where.qmp), silence_s=300, files=targets))
         clear_jobs(qmp)
         for disk in DISKS:
-            _make_target(host, where, part, disk)
-            qmp.execute("blockdev-add", **_target(part, disk))
+            qmp.execute("blockdev-add", **_target(qmp.pass_file(), disk))
             stack.callback(_forget, qmp, disk)
         guest = _guest(host, where, stack)
         if guest and guest.execute("guest-fsfreeze-status") != "thawed":
@@ -182,8 +184,8 @@ def _make_target(host: Host, where: VmPlaces, part: str, disk: str) -> None:
     make_disk(host, f"{part}/{disk}.qcow2", backing=backing, size=info["virtual-size"])
 
 
-def _target(part: str, disk: str) -> dict[str, object]:
-    file = {"driver": "file", "filename": f"{part}/{disk}.qcow2", "node-name": f"snap-{disk}-file"}
+def _target(name: str, disk: str) -> dict[str, object]:
+    file = {"driver": "file", "filename": name, "node-name": f"snap-{disk}-file"}
     return {"driver": "qcow2", "node-name": f"snap-{disk}", "file": file, "backing": None}
 
 

@@ -17,6 +17,7 @@ from appliance.operations.site import ca
 from appliance.operations.site.issued import revoked_map
 from appliance.operations.vm.client import tls_folder
 from appliance.operations.vm.image import VmImage, deliver_vm
+from appliance.operations.vm.interrupted import continue_paused
 from appliance.operations.vm.revoked import merge_revoked
 from appliance.operations.vm.snapshots import list_snapshots
 from appliance.operations.vm.vm import (
@@ -36,11 +37,12 @@ from appliance.plan.vm.vm import (
     FIRMWARE,
     QEMU_OVERHEAD_MB,
     REVOKED_MAP,
+    USER,
     VARIABLES,
     VmPlaces,
     cards,
     need_vm,
-    qemu_argv,
+    qemu_machine,
     seed_archive,
 )
 from appliance.progress import Progress
@@ -138,6 +140,7 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOpt
     check_programs(host)
     with lock_vm_everywhere(cluster, host) as others:
         if process := find_running(cluster, host):
+            continue_paused(cluster, host, progress)
             others.close()
             return _check_running(cluster, host, progress, process, options)
         tidy_run(cluster, host)
@@ -190,6 +193,8 @@ def rehearse_start_vm(cluster: Cluster, host: Host, progress: Progress, options:
     steps = [f"record that {host.name} has the disks, generation {holder.generation}"]
     if not host.works("test", "-e", str(where.state)):
         steps.append(f"create the state disk of {settings.disk_mb} MiB")
+    if not host.works("id", "-u", USER):
+        steps.append(f"create the system account {USER}")
     steps += [f"attach {card.tap} to {card.bridge}" for card in cards(cluster.site)]
     return [*steps, f"start QEMU with {accel}" + (f" ({why})" if why else "")]
 
@@ -449,6 +454,8 @@ def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, i
     ``stop_and_clean`` undoes it, even a part of it.
     """
     where = VmPlaces(cluster.site)
+    if qemu.create_user(host, USER):
+        progress.report(f"created the system account {USER} on {host.name}, which runs QEMU")
     with progress.step("start the machine") as step:
         host.run("mkdir", "-p", "-m", "0700", str(where.run))
         # In memory, readable by root only, and removed once QEMU has it open.
@@ -457,8 +464,8 @@ def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, i
         for card in cards(cluster.site):
             qemu.plug(host, card)
         host.write(str(where.note), to_json(replace(written, at=round(time.time(), 1))), mode=0o600)
-        argv = qemu_argv(cluster.site, written.image, written.accel, incoming=incoming)
-        qemu.launch(host, argv, qmp=str(where.qmp), log=str(where.run / "qemu.log"))
+        machine = qemu_machine(cluster.site, written.image, written.accel, incoming=incoming)
+        qemu.launch(host, machine, qemu.Run(USER, str(where.pid), str(where.qmp), str(where.run / "qemu.log")))
         host.remove(str(where.seed))
         step.detail(written.accel + (f": {written.why}" if written.why else ""))
 

@@ -16,7 +16,11 @@ from appliance.plan.overlay import seed
 from appliance.plan.services.network import VM_TAP
 
 QEMU = "qemu-system-x86_64"
-PROGRAMS = (QEMU, "qemu-img", "mke2fs", "e2fsck", "ip", "arping", "flock", "python3")
+PROGRAMS = (QEMU, "qemu-img", "mke2fs", "e2fsck", "ip", "arping", "flock", "python3", "setpriv")
+USER = "sms-vm"
+"""System account that QEMU runs as. It owns no file: QEMU inherits what it uses as open descriptors."""
+FIRST_DESCRIPTOR = 10
+"""Number of the first inherited descriptor."""
 FIRMWARE = "/usr/share/OVMF/OVMF_CODE_4M.fd"
 VARIABLES = "/usr/share/OVMF/OVMF_VARS_4M.fd"
 STATE = "/var/lib/sms-provision"
@@ -65,7 +69,6 @@ class VmPlaces:
         self.qmp = self.run / "qmp.sock"
         self.guest = self.run / "guest.sock"
         self.console = self.run / "console.sock"
-        self.incoming = self.run / "incoming.sock"
         self.lock = PurePosixPath("/run/sms") / f"{site.cluster}.vm.lock"
 
 
@@ -117,49 +120,99 @@ def machine_name(site: Site) -> str:
     return f"sms-vm-{site.cluster}"
 
 
-def qemu_argv(site: Site, image: str, accel: str, *, incoming: bool = False) -> tuple[str, ...]:
-    """Return the command that starts the machine in the background. It contains no secret.
+@dataclass(frozen=True)
+class Opened:
+    """What root opens for QEMU: a file to ``read`` or ``write``, a new ``log`` or one to ``append`` to, a listening
+    ``socket``, a ``tap`` (``path`` is its name)."""
+
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """QEMU's command line, and what it inherits: descriptors from FIRST_DESCRIPTOR on, in this order.
+
+    Attributes:
+        kvm: whether it uses /dev/kvm.
+    """
+
+    argv: tuple[str, ...]
+    opened: tuple[Opened, ...] = ()
+    kvm: bool = False
+
+
+class _Descriptors:
+    """Collects what is opened for QEMU."""
+
+    def __init__(self) -> None:
+        self.opened: list[Opened] = []
+
+    def number(self, kind: str, path: PurePosixPath | str) -> int:
+        """Return the number of a new descriptor."""
+        self.opened.append(Opened(kind, str(path)))
+        return FIRST_DESCRIPTOR + len(self.opened) - 1
+
+    def name(self, kind: str, path: PurePosixPath | str) -> str:
+        """Return the name under which QEMU opens a new descriptor as a file."""
+        return f"/dev/fdset/{self.number(kind, path)}"
+
+    def sets(self) -> list[str]:
+        """Return the options that declare the files."""
+        numbers = [FIRST_DESCRIPTOR + i for i, one in enumerate(self.opened) if one.kind not in ("socket", "tap")]
+        return [word for number in numbers for word in ("-add-fd", f"fd={number},set={number}")]
+
+
+def qemu_machine(site: Site, image: str, accel: str, *, incoming: bool = False) -> Machine:
+    """Return the command that runs the machine, and what is opened for it. It contains no secret.
 
     Args:
         accel: ``kvm`` or ``tcg``.
-        incoming: wait for a live migration.
+        incoming: wait for a live migration, and do not run after it.
     """
-    settings, where = need_vm(site), VmPlaces(site)
+    settings, where, inherited = need_vm(site), VmPlaces(site), _Descriptors()
     accelerator, cpu = ("kvm", "host") if accel == "kvm" else ("tcg,thread=multi,tb-size=256", TCG_CPU)
     argv = [QEMU, "-name", f"{machine_name(site)},debug-threads=on", "-M", "q35", "-nodefaults", "-no-user-config"]
     argv += ["-accel", accelerator, "-cpu", cpu, "-m", str(settings.memory_mb), "-smp", str(settings.cpus)]
     argv += ["-display", "none", "-rtc", "base=utc", "-device", "virtio-rng-pci"]
     argv += ["-drive", f"if=pflash,format=raw,unit=0,readonly=on,file={FIRMWARE}"]
-    argv += ["-drive", f"if=pflash,format=raw,unit=1,file={where.variables}"]
-    argv += _disks(where, image)
+    # QEMU would first open it for reading only, which needs another descriptor.
+    variables = inherited.name("write", where.variables)
+    argv += ["-drive", f"if=pflash,format=raw,unit=1,auto-read-only=off,file={variables}"]
+    argv += _disks(where, image, inherited)
     for number, card in enumerate(cards(site)):
-        argv += ["-netdev", f"tap,id=net{number},ifname={card.tap},script=no,downscript=no"]
+        argv += ["-netdev", f"tap,id=net{number},fd={inherited.number('tap', card.tap)}"]
         argv += ["-device", f"virtio-net-pci,netdev=net{number},mac={card.mac},romfile="]
     argv += ["-device", "virtio-serial-pci"]
-    argv += ["-chardev", f"socket,id=guest,path={where.guest},server=on,wait=off"]
+    argv += ["-chardev", _socket("guest", where.guest, inherited)]
     argv += ["-device", "virtserialport,chardev=guest,name=org.qemu.guest_agent.0"]
-    log = f"logfile={where.console_log},logappend=off"
-    argv += ["-chardev", f"socket,id=console,path={where.console},server=on,wait=off,{log}"]
+    # The source of a migration still writes to the same log.
+    log = f"logfile={inherited.name('append' if incoming else 'log', where.console_log)},logappend=on"
+    argv += ["-chardev", f"{_socket('console', where.console, inherited)},{log}"]
     argv += ["-serial", "chardev:console"]
-    argv += ["-chardev", f"socket,id=qmp,path={where.qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"]
+    argv += ["-chardev", _socket("qmp", where.qmp, inherited), "-mon", "chardev=qmp,mode=control"]
     if incoming:
-        argv += ["-incoming", f"unix:{where.incoming}"]
+        argv += ["-S", "-incoming", "defer"]
     argv += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
-    # No -daemonize: the sandbox forbids its fork.
-    return (*argv, "-pidfile", str(where.pid))
+    return Machine((*argv, *inherited.sets()), tuple(inherited.opened), accel == "kvm")
 
 
-def _disks(where: VmPlaces, image: str) -> list[str]:
+def _socket(name: str, path: PurePosixPath, inherited: _Descriptors) -> str:
+    return f"socket,id={name},fd={inherited.number('socket', path)},server=on,wait=off"
+
+
+def _disks(where: VmPlaces, image: str, inherited: _Descriptors) -> list[str]:
     """Return the disks' options. The backing chain is explicit: backing files named in the images are not trusted."""
-    root, state = str(where.root), str(where.state)
+    base, seed_file = inherited.name("read", image), inherited.name("read", where.seed)
+    root, state = inherited.name("write", where.root), inherited.name("write", where.state)
     nodes: list[dict[str, str | bool | None]] = [
-        {"driver": "file", "node-name": "image-file", "filename": image, "read-only": True},
+        {"driver": "file", "node-name": "image-file", "filename": base, "read-only": True},
         {"driver": "qcow2", "node-name": "image", "file": "image-file", "read-only": True},
         {"driver": "file", "node-name": "root-file", "filename": root, "discard": "unmap", "locking": "on"},
         {"driver": "qcow2", "node-name": "root", "file": "root-file", "backing": "image", "discard": "unmap"},
         {"driver": "file", "node-name": "state-file", "filename": state, "discard": "unmap", "locking": "on"},
         {"driver": "qcow2", "node-name": "state", "file": "state-file", "backing": None, "discard": "unmap"},
-        {"driver": "file", "node-name": "seed-file", "filename": str(where.seed), "read-only": True},
+        {"driver": "file", "node-name": "seed-file", "filename": seed_file, "read-only": True},
         {"driver": "raw", "node-name": "seed", "file": "seed-file", "read-only": True},
     ]
     argv = [word for node in nodes for word in ("-blockdev", json.dumps(node))]
@@ -249,10 +302,10 @@ def choose_accel(modules: Sequence[str], device: bool) -> tuple[str, str]:
 
     Args:
         modules: names below /sys/module.
-        device: whether /dev/kvm can be opened.
+        device: whether QEMU's account can open /dev/kvm, with the group of that file.
     """
     if not device:
-        return "tcg", "/dev/kvm cannot be opened"
+        return "tcg", "/dev/kvm is missing, or its group cannot open it"
     if "kvm_pvm" in modules:
         return "tcg", "this host's KVM (kvm_pvm) cannot run stock kernels"
     if not {"kvm_intel", "kvm_amd"} & {*modules}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -30,12 +31,14 @@ from appliance.operations.vm.start import StartedVm, keep_console, prepare_disks
 from appliance.operations.vm.vm import DISKS, finish_restore, read_health
 from appliance.plan.vm.holder import Holder, HostView, check_disks_here, has_disks, may_start, read_holder
 from appliance.plan.vm.vm import (
+    FIRST_DESCRIPTOR,
+    Opened,
     VmPlaces,
     cards,
     choose_accel,
     network_units,
     provision_document,
-    qemu_argv,
+    qemu_machine,
     seed_archive,
 )
 from appliance.share import share
@@ -52,12 +55,27 @@ def blockdevs(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def test_the_image_is_read_only_and_disks_are_locked(tmp_path: Path) -> None:
     """The backing chain is explicit: backing files named in an overlay are ignored."""
-    nodes = blockdevs(qemu_argv(make_site(tmp_path), "/images/disk.qcow2", "tcg"))
+    machine = qemu_machine(make_site(tmp_path), "/images/disk.qcow2", "tcg")
+    nodes = blockdevs(machine.argv)
+    inherited = {f"/dev/fdset/{number}": one for number, one in enumerate(machine.opened, FIRST_DESCRIPTOR)}
+    opened = {name: inherited[node["filename"]] for name, node in nodes.items() if "filename" in node}
     assert nodes["image"]["read-only"] and nodes["image-file"]["read-only"] and nodes["seed"]["read-only"]
-    assert nodes["image-file"]["filename"] == "/images/disk.qcow2"
-    assert nodes["state-file"]["filename"].endswith("/one/state.qcow2")
+    assert opened["image-file"] == Opened("read", "/images/disk.qcow2") and opened["seed-file"].kind == "read"
+    assert opened["state-file"].kind == "write" and opened["state-file"].path.endswith("/one/state.qcow2")
     assert nodes["root"]["backing"] == "image" and nodes["state"]["backing"] is None
     assert nodes["state-file"]["locking"] == nodes["root-file"]["locking"] == "on"
+
+
+def test_qemu_opens_nothing_but_the_firmware_by_name(tmp_path: Path) -> None:
+    """Its account owns no file; each descriptor is used once, and files are declared as sets."""
+    machine = qemu_machine(make_site(tmp_path), "/images/disk.qcow2", "tcg")
+    line = " ".join(machine.argv)
+    assert not [one.path for one in machine.opened if one.path.startswith("/") and one.path in line]
+    for number, one in enumerate(machine.opened, FIRST_DESCRIPTOR):
+        uses = re.findall(rf"(?:fd=|/dev/fdset/){number}\b(?!,set=)", line)
+        assert len(uses) == 1, one
+        assert (f"fd={number},set={number}" in machine.argv) == (one.kind not in ("socket", "tap"))
+    assert "ifname=" not in line and "-sandbox on," in line
 
 
 @pytest.mark.parametrize(
@@ -66,16 +84,18 @@ def test_the_image_is_read_only_and_disks_are_locked(tmp_path: Path) -> None:
 )
 def test_exactly_one_accelerator_is_configured(tmp_path: Path, accel: str, expected: tuple[str, str]) -> None:
     """QEMU would fall back only if KVM cannot be opened, not if it cannot run a kernel."""
-    argv = qemu_argv(make_site(tmp_path), "i", accel)
-    assert argv.count("-accel") == 1
+    machine = qemu_machine(make_site(tmp_path), "i", accel)
+    argv = machine.argv
+    assert argv.count("-accel") == 1 and machine.kvm == (accel == "kvm")
     assert argv[argv.index("-accel") + 1] == expected[0]
     assert argv[argv.index("-cpu") + 1].startswith(expected[1])
 
 
-def test_a_live_migration_listens_on_a_unix_socket(tmp_path: Path) -> None:
-    """No network port is opened for a machine's memory."""
-    argv = qemu_argv(make_site(tmp_path), "i", "kvm", incoming=True)
-    assert argv[argv.index("-incoming") + 1] == "unix:/run/sms/vm/one/incoming.sock"
+def test_the_target_of_a_live_migration_does_not_run_by_itself(tmp_path: Path) -> None:
+    """Its memory comes by a descriptor; it appends to the console's log, which the source still writes."""
+    machine = qemu_machine(make_site(tmp_path), "i", "kvm", incoming=True)
+    assert machine.argv[machine.argv.index("-incoming") + 1] == "defer" and "-S" in machine.argv
+    assert "append" in {one.kind for one in machine.opened}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +103,7 @@ def test_a_live_migration_listens_on_a_unix_socket(tmp_path: Path) -> None:
     [
         (["kvm", "kvm_intel"], True, "kvm", ""),
         (["kvm", "kvm_amd"], True, "kvm", ""),
-        (["kvm", "kvm_intel"], False, "tcg", "cannot be opened"),
+        (["kvm", "kvm_intel"], False, "tcg", "cannot open it"),
         (["kvm", "kvm_intel", "kvm_pvm"], True, "tcg", "kvm_pvm"),
         (["kvm", "kvm_pvm"], True, "tcg", "kvm_pvm"),
         (["kvm"], True, "tcg", "neither"),

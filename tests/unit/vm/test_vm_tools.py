@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import os
+import pwd
 import re
+import shutil
 import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -19,9 +21,15 @@ import pytest
 from appliance.errors import SmsError
 from appliance.host.fake import Fake
 from appliance.host.local import Local
+from appliance.operations.vm.snapshot import _copy_running
+from appliance.operations.vm.vm import DISKS
+from appliance.plan.vm.vm import VARIABLES, Machine, Opened, VmPlaces, cards, qemu_machine
+from appliance.progress import Silent
 from appliance.tools.guest import open_guest
 from appliance.tools.qemu import (
     Process,
+    Run,
+    create_user,
     end_machine,
     find_machine,
     has_ended,
@@ -33,21 +41,137 @@ from appliance.tools.qemu import (
     probe_accel,
 )
 from appliance.tools.qmp import NotResponding, open_channel, open_qmp, parse_line
+from tests.sites import make_site
 
 Need = Callable[..., None]
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: QEMU runs as another user")
+SANDBOX = ("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
+
+
+def run_of(folder: Path) -> Run:
+    return Run("nobody", f"{folder}/pid", f"{folder}/qmp", f"{folder}/log")
+
+
 @pytest.fixture
 def machine(tmp_path: Path, need: Need) -> Iterator[Path]:
-    """Start a machine that does nothing; yields the folder of its sockets."""
+    """Start a machine that does nothing; yields the folder of its sockets, which only root can enter."""
     need("qemu-system-x86_64")
+    if os.geteuid():
+        pytest.skip("needs root: QEMU runs as another user")
+    tmp_path.chmod(0o700)
+    (tmp_path / "disk").write_bytes(bytes(1 << 20))
+    (tmp_path / "disk").chmod(0o600)
     argv = ["qemu-system-x86_64", "-name", "t-nothing,debug-threads=on", "-M", "none", "-nodefaults"]
-    argv += ["-display", "none", "-qmp", f"unix:{tmp_path}/qmp,server=on,wait=off", "-pidfile", f"{tmp_path}/pid"]
-    argv += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
-    launch(Local(), argv, qmp=f"{tmp_path}/qmp", log=f"{tmp_path}/log")
+    argv += [
+        "-display",
+        "none",
+        "-chardev",
+        "socket,id=qmp,fd=10,server=on,wait=off",
+        "-mon",
+        "chardev=qmp,mode=control",
+    ]
+    argv += ["-chardev", "socket,id=other,fd=11,server=on,wait=off,logfile=/dev/fdset/12,logappend=on"]
+    argv += ["-add-fd", "fd=12,set=12", "-add-fd", "fd=13,set=13", *SANDBOX]
+    argv += ["-blockdev", "driver=file,node-name=disk,filename=/dev/fdset/13,locking=on"]
+    opened = (("socket", "qmp"), ("socket", "other"), ("log", "console"), ("write", "disk"))
+    launch(
+        Local(), Machine((*argv,), tuple(Opened(kind, f"{tmp_path}/{name}") for kind, name in opened)), run_of(tmp_path)
+    )
     yield tmp_path
     if process := find_machine(Local(), f"{tmp_path}/pid", "t-nothing"):
         end_machine(Local(), process)
+
+
+def test_qemu_runs_without_privileges_on_what_root_opened(machine: Path) -> None:
+    """Another account, no capability, none to get, the sandbox; root's files and sockets stay root's."""
+    process = find_machine(Local(), f"{machine}/pid", "t-nothing")
+    assert process
+    lines = (line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    status = {name: value.split() for name, value in lines}
+    nobody = pwd.getpwnam("nobody")
+    assert status["Uid"] == [f"{nobody.pw_uid}"] * 4 and status["Gid"] == [f"{nobody.pw_gid}"] * 4
+    assert not status["Groups"] and status["NoNewPrivs"] == ["1"] and status["Seccomp"] == ["2"]
+    assert {int(status[f"Cap{name}"][0], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}
+    for name in ("qmp", "other", "console", "disk", "log", "pid"):
+        assert (machine / name).lstat().st_uid == 0 and not (machine / name).lstat().st_mode & 0o077
+    with open_qmp(Local(), f"{machine}/qmp") as qmp:
+        node = qmp.execute("query-named-block-nodes")[0]
+        assert (node["node-name"], node["ro"]) == ("disk", False)
+        with pytest.raises(SmsError, match="Permission denied"):
+            file = {"driver": "file", "node-name": "x", "filename": f"{machine}/disk"}
+            qmp.execute("blockdev-add", **file)
+
+
+@pytest.mark.slow
+@needs_root
+def test_the_vms_own_command_starts(tmp_path: Path, need: Need, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets all that it opens: disks, sockets, taps of a network namespace; the copies of its disks in a snapshot."""
+    need("qemu-system-x86_64")
+    need("qemu-img")
+    if not Path(VARIABLES).exists():
+        pytest.skip("needs ovmf")
+    site = make_site(tmp_path, directory=str(tmp_path / "vm"), memory_mb=384)
+    site = site.model_copy(update={"cluster": "t-command"})
+    where = VmPlaces(site)
+    for name in vars(where):
+        setattr(where, name, PurePosixPath(tmp_path) / getattr(where, name).name)
+    for path in (f"{tmp_path}/image", str(where.state)):
+        make_disk(Local(), path, size=64 << 20)
+    make_root(Local(), str(where.root), f"{tmp_path}/image")
+    (tmp_path / "copy").mkdir(mode=0o700)
+    Path(where.seed).write_bytes(bytes(4096))
+    shutil.copy(VARIABLES, where.variables)
+    with subprocess.Popen(["unshare", "-n", "sh", "-c", "echo ready; exec sleep 60"], stdout=subprocess.PIPE) as space:
+        assert space.stdout and space.stdout.readline()
+        host = Local(prefix=("nsenter", "-t", str(space.pid), "-n", "--"))
+        for card in cards(site):
+            host.run("ip", "tuntap", "add", "dev", card.tap, "mode", "tap")
+        run = Run("nobody", str(where.pid), str(where.qmp), f"{tmp_path}/log")
+        for incoming, state in ((False, "running"), (True, "inmigrate")):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("appliance.plan.vm.vm.VmPlaces", lambda _: where)
+                machine = qemu_machine(site, f"{tmp_path}/image", "tcg", incoming=incoming)
+            launch(host, machine, run)
+            process = find_machine(host, run.pid, "sms-vm-t-command")
+            assert process
+            try:
+                with open_qmp(host, run.qmp) as qmp:
+                    assert qmp.execute("query-status")["status"] == state
+                    nodes = {node["node-name"]: node["ro"] for node in qmp.execute("query-named-block-nodes")}
+                assert [nodes[name] for name in ("image", "seed", "root", "state")] == [True, True, False, False]
+                if not incoming:
+                    monkeypatch.setattr("appliance.operations.vm.snapshot._guest", lambda *_: None)
+                    with Silent().step("copy") as step:
+                        _copy_running(host, where, f"{tmp_path}/copy", step)
+            finally:
+                end_machine(host, process)
+        space.kill()
+    for disk in DISKS:
+        assert (info := image_info(Local(), f"{tmp_path}/copy/{disk}.qcow2")) and info["virtual-size"] == 64 << 20
+        subprocess.run(["qemu-img", "check", "-q", f"{tmp_path}/copy/{disk}.qcow2"], check=True)
+
+
+def test_qemu_gets_files_that_it_cannot_open(machine: Path) -> None:
+    """As the target of a snapshot; two of one session, and a file that is not there."""
+    for name in ("one", "two"):
+        (machine / name).write_bytes(bytes(1 << 16))
+    with open_qmp(Local(), f"{machine}/qmp", files=[f"{machine}/one", f"{machine}/two"]) as qmp:
+        for name in ("one", "two"):
+            qmp.execute("blockdev-add", **{"driver": "file", "node-name": name, "filename": qmp.pass_file()})
+        qmp.execute("blockdev-del", **{"node-name": "one"})
+        with pytest.raises(SmsError):
+            qmp.pass_file()
+    with pytest.raises(NotResponding, match="No such file"), open_qmp(Local(), f"{machine}/qmp", files=["/not/there"]):
+        pass
+
+
+def test_an_account_is_created_once() -> None:
+    host = Fake({("id",): (1, ""), ("useradd",): (0, "")})
+    assert create_user(host, "sms-x")
+    assert [argv[-1] for argv in host.asked if argv[0] == "useradd"] == ["sms-x"]
+    assert not create_user(Local(), "nobody")
 
 
 def test_qmp_commands_and_errors(machine: Path) -> None:
@@ -61,12 +185,12 @@ def test_qmp_commands_and_errors(machine: Path) -> None:
 
 def test_jobs_are_waited_for(machine: Path) -> None:
     """A job that succeeds, and one that fails."""
-    with open_qmp(Local(), f"{machine}/qmp") as qmp:
-        good = {"driver": "file", "filename": f"{machine}/disk", "size": 1 << 20}
+    with open_qmp(Local(), f"{machine}/qmp", files=[f"{machine}/disk"]) as qmp:
+        good = {"driver": "file", "filename": qmp.pass_file(), "size": 1 << 21}
         qmp.execute("blockdev-create", **{"job-id": "good", "options": good})
         qmp.wait_for_jobs(["good"], timeout_s=30)
-        assert (machine / "disk").stat().st_size == 1 << 20
-        bad = {"driver": "file", "filename": f"{machine}/no/such/folder", "size": 1 << 20}
+        assert (machine / "disk").stat().st_size == 1 << 21
+        bad = {"driver": "file", "filename": "/no/such/folder", "size": 1 << 20}
         qmp.execute("blockdev-create", **{"job-id": "bad", "options": bad})
         with pytest.raises(SmsError, match="No such file"):
             qmp.wait_for_jobs(["bad"], timeout_s=30)
@@ -78,8 +202,8 @@ def test_a_machine_is_found_by_name_and_killed(machine: Path) -> None:
     assert find_machine(Local(), f"{machine}/pid", "t-other") is None
     found = find_machine(Local(), f"{machine}/pid", "t-nothing")
     assert found
-    (machine / "other").write_text(f"{os.getpid()}\n")
-    assert find_machine(Local(), f"{machine}/other", "t-nothing") is None
+    (machine / "others").write_text(f"{os.getpid()}\n")
+    assert find_machine(Local(), f"{machine}/others", "t-nothing") is None
     end_machine(Local(), found)
     assert find_machine(Local(), f"{machine}/pid", "t-nothing") is None
     with pytest.raises(NotResponding), open_qmp(Local(), f"{machine}/qmp", silence_s=5):
@@ -95,12 +219,15 @@ def test_a_process_has_ended_when_its_files_are_closed() -> None:
     assert has_ended(Local(), Process(runs.pid, 0.0))
 
 
+@needs_root
 def test_the_error_of_a_failed_launch_is_reported(tmp_path: Path, need: Need) -> None:
     """The error is QEMU's message, not a missing socket."""
     need("qemu-system-x86_64")
+    opened = (Opened("socket", f"{tmp_path}/qmp"),)
+    with pytest.raises(SmsError, match="No such file"):
+        launch(Local(), Machine(("qemu-system-x86_64",), (*opened, Opened("read", "/no/such"))), run_of(tmp_path))
     with pytest.raises(SmsError, match="unsupported machine type"):
-        argv = ["qemu-system-x86_64", "-M", "no-such-machine"]
-        launch(Local(), argv, qmp=f"{tmp_path}/qmp", log=f"{tmp_path}/log")
+        launch(Local(), Machine(("qemu-system-x86_64", "-M", "no-such-machine"), opened), run_of(tmp_path))
 
 
 def test_the_states_disk_is_an_empty_file_system(tmp_path: Path, need: Need) -> None:
