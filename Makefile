@@ -1,9 +1,13 @@
 # `make demo` and `make test` do all that is needed on a fresh Debian 12 machine, as root.
-.PHONY: help setup setup-tests core demo demo-vm test test-full fast lint format bench bench-full wheel lock schema man imports clean
+.PHONY: help setup setup-tests core demo demo-vm test test-full fast lint format bench bench-full wheel lock apptainer-pins schema man imports clean
 
 # Where it is set, every start of `sms` compiles its modules anew: half of its processor time.
 unexport PYTHONDONTWRITEBYTECODE
 PYTHON = .venv/bin/python
+COMPILE = .venv/bin/pip-compile -q --allow-unsafe --generate-hashes --no-emit-index-url --no-emit-find-links \
+    --no-emit-trusted-host --strip-extras
+EL9 = playbooks/roles/vm_packages/files/python-el9
+APPTAINER = playbooks/roles/apptainer/files
 MAN = docs/man/sms.1
 
 help:
@@ -15,7 +19,8 @@ help:
 	@echo "make lint    mypy, ruff, shellcheck, house rules"
 	@echo "make bench   the benchmarks of 20 minutes: JSON lines, and a table; make bench-full has all of them"
 	@echo "make core    compile the native core of sms classify (setup does when it changed)"
-	@echo "make wheel   build the wheel into dist/"
+	@echo "make wheel   build the wheel into dist/, and the lock file to install it with"
+	@echo "make lock    write the lock files of Python packages; make apptainer-pins those of Apptainer on Debian"
 	@echo "make man     write docs/man/sms.1 from the parsers"
 	@echo "make imports draw docs/imports.svg, which package imports which, from the sources"
 	@echo "make clean   take every lab down and remove what was built here"
@@ -60,12 +65,20 @@ bench-full: setup-tests
 	@tests/machine --fill .venv/bin/python -m tests.images >&2
 	@tests/machine .venv/bin/python -m bench --full --runs 5
 
+# Beside the wheel a lock file that names it: all that `pip install --require-hashes -r` needs to know.
 wheel: setup
 	.venv/bin/python -m build --wheel --no-isolation
+	$(PYTHON) scripts/lock-wheel dist
 
+# For a checkout with its tests, for `sms` alone, and for a provisioning VM of Enterprise Linux 9.
 lock: setup
-	.venv/bin/pip-compile -q --allow-unsafe --generate-hashes --no-emit-index-url --no-emit-find-links \
-	    --no-emit-trusted-host --strip-extras --extra dev -o requirements.lock pyproject.toml
+	$(COMPILE) --extra dev -o requirements.lock pyproject.toml
+	$(COMPILE) -c requirements.lock -o requirements-run.lock pyproject.toml
+	$(COMPILE) -o $(EL9).lock $(EL9).in
+
+apptainer-pins:
+	sh $(APPTAINER)/install-apptainer-debian --print-pins amd64 arm64 >$(APPTAINER)/pins.new
+	mv $(APPTAINER)/pins.new $(APPTAINER)/apptainer-debian.pins
 
 schema: setup
 	.venv/bin/sms config schema >docs/sms.schema.json

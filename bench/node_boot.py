@@ -33,6 +33,7 @@ ENDS = (
     ("kernel", r"sms: .* the kernel is up"),
     ("initramfs: drivers", r"sms: .* asking for an address"),
     ("initramfs: DHCP", r"sms: .* fetching "),
+    ("initramfs: manifest, signature", r"sms: .* fetching .*root\.squashfs"),
     ("initramfs: image", r"sms: .* verifying its digest"),
     ("initramfs: digest, mounts", r"sms: .* starting the system of"),
     ("systemd, Python", r"sms-filesync: a node boots"),

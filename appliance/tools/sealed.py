@@ -174,6 +174,27 @@ def _private(path: Path) -> Any:
         raise Refused(f"{path} is not a private key in PEM format without a passphrase") from error
 
 
+def read_key(path: Path) -> tuple[str, bytes]:
+    """Return the type of a public key (ed25519, ec, rsa) and the key as PEM, without what else its file contains.
+
+    Raises:
+        Refused: it cannot be read, or its type cannot verify a seal.
+    """
+    key = _public(path)
+    kind = {Ed25519PublicKey: "ed25519", ec.EllipticCurvePublicKey: "ec", rsa.RSAPublicKey: "rsa"}
+    name = next((name for each, name in kind.items() if isinstance(key, each)), None)
+    if name is None:
+        raise Refused(f"{path} is a key of type {type(key).__name__}", hint="`sms key create` creates a pair")
+    return name, key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _public(path: Path) -> Any:
+    try:
+        return serialization.load_pem_public_key(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Refused(f"cannot read the public key {path}: {error}", hint="`sms key create` creates a pair") from error
+
+
 def _scheme(key: Any) -> tuple[Any, ...] | None:
     """Return what follows the data in calls of ``sign`` and ``verify``; None for another type of key."""
     if isinstance(key, Ed25519PrivateKey | Ed25519PublicKey):
@@ -194,10 +215,7 @@ def _sign(key: Any, data: bytes) -> bytes:
 
 
 def _verifies(path: Path, signature: bytes, data: bytes) -> bool:
-    try:
-        key: Any = serialization.load_pem_public_key(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise Refused(f"cannot read the public key {path}: {error}", hint="`sms key create` creates a pair") from error
+    key = _public(path)
     scheme = _scheme(key)
     if scheme is None:
         return False

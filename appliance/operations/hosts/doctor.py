@@ -14,8 +14,10 @@ from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.site.config import check_files, named_files
+from appliance.plan.hosts.apptainer import PINS
 from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, install_fix, worst
 from appliance.plan.hosts.facts import Facts, parse_values, read_bridges
+from appliance.share import share
 from appliance.tools.programs import has_program
 from appliance.tools.scripts import script_argv
 
@@ -64,6 +66,7 @@ def collect_facts(cluster: Cluster, host: Host) -> Facts:
         frozenset(kinds),
         parse_values(output),
         dict(read_bridges(json.loads(links.stdout or b"[]"))) if links else {},
+        share(*PINS).read_text(),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.files import replace_file
 from appliance.tools import mmdebstrap
-from appliance.tools.sealed import check_seal, digest_file, seal
+from appliance.tools.sealed import check_seal, digest_file, read_key, read_seal, seal
 
 PROGRAMS = ("sms-filesync", "sms-enroll", "smsenroll.py", "smsfiles.py", "smskept.py", "smslink.py", "smsrt.py")
 """Programs of the container that are also installed on nodes."""
@@ -96,7 +97,11 @@ def plan_image(cluster: Cluster, name: str, progress: Progress) -> NodePlan:
         sources,
         versions,
         files=_files(cluster, folder),
-        initramfs={each: ((folder / each).read_bytes(), 0o755) for each in ("init", "udhcpc")},
+        initramfs={
+            "init": ((folder / "init").read_bytes(), 0o755),
+            "etc/udhcpc": ((folder / "udhcpc").read_bytes(), 0o755),
+            **_keys(cluster),
+        },
         tools={"finish": (folder / "finish").read_bytes()},
     )
     return plan_node(name, profile, site, inputs)
@@ -116,6 +121,12 @@ def _files(cluster: Cluster, folder: Path) -> Mapping[str, tuple[bytes, int]]:
         return {**files, CA: (authority.read_bytes(), 0o644)}
     except OSError as error:
         raise Refused(f"cannot read {authority}: {error.strerror}", hint="`sms key ca create` creates it") from error
+
+
+def _keys(cluster: Cluster) -> Mapping[str, tuple[bytes, int]]:
+    """Return the keys with which a node verifies the manifest, by path in the initramfs; the suffix is the type."""
+    keys = [read_key(path) for path in cluster.site.signing.public_keys]
+    return {f"etc/sms/keys/{number}.{kind}": (pem, 0o644) for number, (kind, pem) in enumerate(keys)}
 
 
 def build_node(cluster: Cluster, name: str, progress: Progress, *, force: bool = False) -> NodeImage:
@@ -174,6 +185,8 @@ def _build(cluster: Cluster, plan: NodePlan, folder: Path, progress: Progress) -
             step.detail(f"{(out / 'root.squashfs').stat().st_size >> 20} MiB")
         with progress.step("seal the image"):
             seal(out, cluster.site.signing.private_key, about={**plan.about, "kernel": version, "packages": packages})
+            # Nodes would refuse it.
+            read_seal(out, cluster.site.signing.public_keys)
             digest = digest_file(out / "root.squashfs")[0]
         target = folder / digest
         if target.exists():  # the same root again: its manifest may differ
@@ -253,14 +266,28 @@ def _make_initramfs(plan: NodePlan, root: Path, version: str, work: Path, target
     busybox = _find_busybox(root)
     entries |= {
         "bin/busybox": (busybox.read_bytes(), 0o755),
-        "init": plan.inputs.initramfs["init"],
-        "etc/udhcpc": plan.inputs.initramfs["udhcpc"],
+        **_openssl(root),
+        **plan.inputs.initramfs,
+        # Of the images that the site has signed, it boots that of the same build only.
+        "etc/sms/build": (f"{plan.key}\n".encode(), 0o644),
         **{f"{folder}/.here": (b"", 0o644) for folder in ("dev", "proc", "sys", "run")},
     }
     applets = Local().run(str(busybox), "--list").text.split()
     archive = work / "initramfs.cpio"
     archive.write_bytes(cpio(entries, {f"bin/{name}": "busybox" for name in applets if name != "busybox"}))
     mmdebstrap.compress(Local(), str(archive), str(target))
+
+
+def _openssl(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Return the root's openssl with its libraries, by path in the initramfs."""
+    if not (root / "usr/bin/openssl").is_file():
+        raise SmsError("the root has no openssl", hint="name openssl among the profile's packages")
+    listed = Local().run("chroot", str(root), "ldd", "/usr/bin/openssl").text
+    libraries = re.findall(r"(?:^|=>)\s*/(\S+) \(0x", listed, re.MULTILINE)
+    return {
+        "bin/openssl": ((root / "usr/bin/openssl").read_bytes(), 0o755),
+        **{path: ((root / path).read_bytes(), 0o755) for path in libraries},
+    }
 
 
 def _find_busybox(root: Path) -> Path:

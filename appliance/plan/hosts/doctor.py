@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from appliance.plan.hosts.apptainer import find_newer
 from appliance.plan.hosts.distro import INSTALL, install_command
 from appliance.plan.hosts.facts import Facts
 
@@ -138,6 +139,8 @@ def _apptainer(facts: Facts) -> Finding:
     if version < OLDEST_APPTAINER:
         required = ".".join(map(str, OLDEST_APPTAINER))
         return Finding("apptainer", "missing", f"{found[0]} is too old, {required} or newer is required", fix)
+    if newer := find_newer(facts):
+        return Finding("apptainer", "warning", f"{found[0]}: {newer[0]}", newer[1])
     return Finding("apptainer", "ok", found[0])
 
 

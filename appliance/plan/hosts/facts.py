@@ -24,13 +24,14 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Facts:
-    """A machine. ``values`` are the name=value lines of definitions/scripts/collect-facts."""
+    """A machine. ``values`` are the name=value lines of definitions/scripts/collect-facts, ``pins`` Apptainer's."""
 
     host: str
     os_release: str
     filesystems: frozenset[str]
     values: Mapping[str, str]
     bridges: Mapping[str, Bridge] = field(default_factory=dict)
+    pins: str = ""
 
     @property
     def family(self) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shutil
+import ssl
 import stat
 import subprocess
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,12 +20,13 @@ from appliance.errors import Refused
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.nodes.files import put_master
 from appliance.operations.nodes.image import NodeImage, build_node, list_nodes, nodes_folder
-from appliance.operations.nodes.push import push_node, query_images, rollback_node
+from appliance.operations.nodes.push import BASE, Upload, push_node, query_images, rollback_node
 from appliance.operations.site.ca import make_ca
 from appliance.operations.site.keys import create_pair
+from appliance.operations.vm.client import open_api
 from appliance.plan.nodes.files import Master
 from appliance.progress import Silent
-from appliance.tools.sealed import check_seal
+from appliance.tools.sealed import check_seal, digest_file
 from tests.conftest import find_tool
 from tests.provisioning import Vm
 from tests.real.netboot import SITE, Machine, network, served
@@ -161,3 +165,51 @@ def test_there_is_nothing_before_the_first_image(cluster: Cluster, vm: Vm) -> No
         rollback_node(cluster, "compute")
     images, why = query_images(cluster)
     assert why == "" and [each["current"] for each in images] == [True]
+
+
+def test_an_image_that_the_site_has_not_signed_is_not_booted(
+    cluster: Cluster, image: NodeImage, vm: Vm, tmp_path: Path
+) -> None:
+    """Whoever writes to the VM can give it another root and its digests, but not the signature."""
+    other = tmp_path / "image"
+    shutil.copytree(image.path, other)
+    with (other / "root.squashfs").open("ab") as stream:
+        stream.write(bytes(4096))  # it can be mounted
+    about = json.loads((other / "manifest.json").read_text())
+    digest, size = digest_file(other / "root.squashfs")
+    about["files"]["root.squashfs"] = {"sha256": digest, "bytes": size}
+    (other / "manifest.json").write_text(json.dumps(about, indent=1, sort_keys=True) + "\n")
+    place = f"{BASE}/compute/{digest}"
+    sizes = {path.name: path.stat().st_size for path in other.iterdir()}
+    api = open_api(cluster)
+    Upload(api, place, other, sizes, lambda _: None).run()
+    api.request("POST", place, {"keep": 3})
+    try:
+        with Machine(vm.folder, "node1", MAC) as machine:
+            said = machine.wait_for("the node starts again in 60 s")
+        assert f"/images/compute/{digest}/manifest.json is not signed with a key of this site" in said
+        assert "fetching http://10.77.0.2/images/compute/" in said and "root.squashfs" not in said.split("fetching")[-1]
+        assert "starting the system of" not in said
+    finally:
+        rollback_node(cluster, "compute")
+
+
+def test_an_ipxe_that_verifies_the_server_gets_all_it_fetches_over_https(
+    cluster: Cluster, image: NodeImage, vm: Vm
+) -> None:
+    assert cluster.path is not None
+    trust = ssl.create_default_context(cafile=str(cluster.path.parent / "tls" / "ca.pem"))
+
+    def get(url: str) -> bytes:
+        assert url.startswith("https://10.77.0.2:8443/")
+        with urllib.request.urlopen(url, timeout=20, context=trust) as answer:
+            data: bytes = answer.read()
+            return data
+
+    first = get("https://10.77.0.2:8443/boot.ipxe").decode()
+    (chained,) = re.findall(r"^chain \S+ \S+ (\S+)\?mac=", first, re.MULTILINE)
+    script = get(f"{chained}?mac={MAC}").decode()
+    for command, name in (("kernel", "vmlinuz"), ("initrd", "initrd.img")):
+        (url,) = re.findall(rf"^{command} --name {re.escape(name)} (\S+)", script, re.MULTILINE)
+        assert get(url) == (Path(image.path) / name).read_bytes()
+    assert "sms.image=http://10.77.0.2/images/" in script

@@ -20,17 +20,13 @@ from tests.places import ROOT
 pytestmark = pytest.mark.real
 
 
-def pinned(lock: str) -> str:
-    """The lock file as constraints: its versions without digests, which pip takes for all or for none."""
-    return "".join(f"{line}\n" for line in re.findall(r"^([A-Za-z0-9._-]+==[^ \\]+)", lock, re.MULTILINE))
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, by way of the source distribution, as those build it who have that alone."""
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True, timeout=300)
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "lock-wheel"), str(folder)], check=True, timeout=60)
     return next(folder.glob("*.whl"))
 
 
@@ -38,21 +34,27 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sms(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the installed `sms` in an empty folder with an empty environment."""
     folder = tmp_path_factory.mktemp("installed")
-    (folder / "constraints.txt").write_text(pinned((ROOT / "requirements.lock").read_text()))
     python = folder / "venv" / "bin" / "python"
     subprocess.run(["/usr/bin/python3", "-m", "venv", str(folder / "venv")], check=True, timeout=120)
     # What is used is compiled then: to compile all of Ansible takes longer than to use it.
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
     # Where packages come from is the machine's own configuration; PYTHON* would lead back here.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        [*pip, "-c", str(folder / "constraints.txt"), str(wheel)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
+    (lock,) = wheel.parent.glob("sms_appliance-*.lock")
+    # Anything else than what the lock file names is refused.
+    other = folder / lock.name
+    altered = re.sub(r"(sms-appliance==\S+ --hash=sha256:).{8}", rf"\g<1>{'0' * 8}", lock.read_text())
+    other.write_text(altered.replace("--find-links .", f"--find-links {wheel.parent}"))
+    for path, status in ((other, 1), (lock, 0)):
+        done = subprocess.run(
+            [*pip, "--require-hashes", "-r", str(path)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == status, done.stderr
+        assert status == 0 or "DO NOT MATCH THE HASHES" in done.stderr
     work = folder / "work"
     work.mkdir()
 

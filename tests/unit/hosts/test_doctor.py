@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +16,15 @@ from appliance.host.base import Unreachable
 from appliance.host.fake import Fake
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.hosts.doctor import _files, collect_facts, diagnose
+from appliance.plan.hosts.apptainer import PINS as PINS_FILE
+from appliance.plan.hosts.apptainer import pinned_versions, version_key
 from appliance.plan.hosts.distro import family, install_command
 from appliance.plan.hosts.doctor import CHECKS, PROGRAMS, Finding, examine, worst
 from appliance.plan.hosts.facts import Bridge, Facts, parse_values, read_bridges
 from appliance.progress import Silent
 from appliance.share import share
 
+Need = Callable[[str], str]
 DEBIAN = 'NAME="Debian GNU/Linux"\nID=debian\n'
 ROCKY = 'NAME="Rocky Linux"\nID="rocky"\nID_LIKE="rhel centos fedora"\n'
 LEAP = 'NAME="openSUSE Leap"\nID="opensuse-leap"\nID_LIKE="suse opensuse"\n'
@@ -136,6 +142,90 @@ def test_a_wrapper_that_drops_what_root_lacks_is_ok() -> None:
     assert problems(facts(caps=lacking, wrapper="CAP_SYS_RESOURCE,CAP_PERFMON")) == []
     (finding,) = problems(facts(caps=lacking, wrapper="CAP_SYS_RESOURCE"))
     assert "CAP_PERFMON" in finding.detail
+
+
+PINS = "# comment\n" + "".join(
+    f"{arch} {package} {version} {'a' * 64} {'b' * 40} pool/x.deb\n"
+    for arch in ("amd64", "arm64")
+    for package, version in (("apptainer", "1.4.5-2"), ("libc6", "2.41-12+deb13u5"))
+)
+PINNED = "apptainer=1.4.5-2 libc6=2.41-12+deb13u5"
+PREPARE = "sms host prepare host-a"
+
+
+@pytest.mark.parametrize(
+    ("record", "package", "lists", "detail", "mend"),
+    [
+        (PINNED, "", "", "", ""),
+        (PINNED, "", "1.4.5-2 1.3.9-1", "", ""),
+        (None, "", "1.4.6-1", "", ""),  # not Debian's
+        ("", "", "", "1.4.5: installed from sid without a record of versions and digests", PREPARE),
+        ("apptainer=1.4.4-1 libc6=2.41-12+deb13u5", "", "", "1.4.5: pinned are apptainer 1.4.5-2", PREPARE),
+        ("apptainer=1.4.5-2 libc6=2.41-12", "", "", "1.4.5: pinned are libc6 2.41-12+deb13u5", PREPARE),
+        ("apptainer=1.4.5-2", "", "", "1.4.5: pinned are libc6 2.41-12+deb13u5", PREPARE),
+        ("apptainer=1.4.6-1 libc6=2.41-12", "", "1.4.6-1", "", ""),  # the administrator's own pins
+        (
+            PINNED,
+            "",
+            "1.4.5-2 1.4.10-1 1.4.9-3",
+            "1.4.5: 1.4.5-2 is installed, the host's package lists have 1.4.10-1: docs/hosts.md describes the upgrade",
+            "",
+        ),
+        (None, "1.4.5-2", "1.4.5-2", "", ""),
+        (
+            None,
+            "1.4.5-2",
+            "1.4.6-1 1.4.5-2",
+            "1.4.5: 1.4.5-2 is installed, the host's package lists have 1.4.6-1",
+            "apt-get install apptainer",
+        ),
+        # The private folder is of no use any more.
+        ("", "1.4.5-2", "", "", ""),
+    ],
+)
+def test_a_newer_apptainer_is_a_warning(record: str | None, package: str, lists: str, detail: str, mend: str) -> None:
+    values = {"apptainer_record": record, "apptainer_package": package, "apptainer_lists": lists}
+    found = problems(replace(facts(apptainer_arch="amd64", **values), pins=PINS))
+    assert [(one.what, one.state, one.detail, one.mend) for one in found] == (
+        [("apptainer", "warning", detail, mend)] if detail else []
+    )
+
+
+def test_without_pins_for_its_architecture_a_host_has_what_it_has() -> None:
+    assert problems(replace(facts(apptainer_arch="riscv64", apptainer_record="apptainer=1.4.4-1"), pins=PINS)) == []
+
+
+VERSIONS = (
+    "0",
+    "0~",
+    "1.0~rc1-1",
+    "1.0",
+    "1.0-0",
+    "1.0-1~bpo12+1",
+    "1.0-1",
+    "1.0-1+b2",
+    "1.0a",
+    "1.0+dfsg-1",
+    "1.0.1",
+    "1.10",
+    "1:0.1",
+)
+
+
+def test_versions_sort_as_dpkg_sorts_them(need: Need) -> None:
+    need("dpkg")
+    for first in VERSIONS:
+        for second in VERSIONS:
+            newer = subprocess.run(["dpkg", "--compare-versions", first, "gt", second], check=False).returncode == 0
+            assert (version_key(first) > version_key(second)) == newer, (first, second)
+
+
+def test_the_pins_name_every_package_and_digest() -> None:
+    pins = share(*PINS_FILE).read_text()
+    for architecture in ("amd64", "arm64"):
+        assert set(pinned_versions(pins, architecture)) == {"apptainer", "libc6", "libseccomp2", "libsqlite3-0"}
+    for line in pins.splitlines():
+        assert re.fullmatch(r"#.*|(amd64|arm64) \S+ \S+ [0-9a-f]{64} [0-9a-f]{40} pool/main/\S+\.deb", line)
 
 
 @pytest.mark.parametrize(

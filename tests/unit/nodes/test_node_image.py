@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import shutil
 import subprocess
@@ -10,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from appliance.catalog.node import NodeProfile, read_node_profile
 from appliance.config.provisioning import Profile
@@ -25,6 +29,7 @@ from appliance.plan.nodes.image import (
     plan_node,
 )
 from appliance.share import share
+from appliance.tools.sealed import read_key, seal
 
 Need = Callable[[str], str]
 NODES = share("definitions", "nodes")
@@ -155,8 +160,18 @@ def shell() -> list[str]:
 def run_init(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Run functions of init without its main part; system paths are redirected to a folder."""
     text = INIT.read_text().partition("\nmount_kernel\n")[0]
-    for path in ("/proc/cmdline", "/proc/uptime", "/dev/console", "/run/", "/root/etc", "/sys/class/net"):
-        text = text.replace(path, f"{tmp_path}{path}")
+    for path in (
+        "/proc/cmdline",
+        "/proc/uptime",
+        "/dev/console",
+        "/run/",
+        "/root/etc",
+        "/sys/class/net",
+        "/etc/sms",
+        "/image/",
+        " /image\n",
+    ):
+        text = text.replace(path, f"{path[: -len(path.lstrip())]}{tmp_path}{path.lstrip()}")
     text = text.replace("PATH=/bin\n", "").replace(">" + str(tmp_path / "dev/console"), f">>{tmp_path}/dev/console")
     for folder in ("proc", "dev", "run", "root/etc/chrony/sources.d", "root/etc/rsyslog.d", "sys/class/net"):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
@@ -219,6 +234,123 @@ def test_an_image_without_a_digest_is_never_fetched(cmdline: str, tmp_path: Path
     done = run_init(tmp_path, "wget() { echo fetched; }\nget_image")
     assert done.stdout == "rebooted\n"
     assert "names no image" in (tmp_path / "dev/console").read_text()
+
+
+def make_keys(folder: Path) -> dict[str, Any]:
+    """Pairs of each type, and their public keys as an initramfs has them."""
+    folder.mkdir(parents=True)
+    pairs: dict[str, Any] = {
+        "ed25519": ed25519.Ed25519PrivateKey.generate(),
+        "ec": ec.generate_private_key(ec.SECP256R1()),
+        "rsa": rsa.generate_private_key(65537, 2048),
+    }
+    for name, pair in pairs.items():
+        private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+        private.write_bytes(pair.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        private.chmod(0o600)
+        public.write_bytes(pair.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+        assert read_key(public) == (name, public.read_bytes())
+    return pairs
+
+
+ROOT_FS = "root.squashfs"
+BUILD = "b1" * 32
+
+
+def sealed(folder: Path, private: Path, **about: object) -> str:
+    """A sealed image; returns the digest of its root."""
+    folder.mkdir(parents=True)
+    for name in (ROOT_FS, "vmlinuz", "initrd.img"):
+        (folder / name).write_bytes(name.encode())
+    names = {"kind": "node", "key": BUILD, "packages": {ROOT_FS: "1", "key": "2"}, "groups": ["a"]}
+    seal(folder, private, about={**names, **about})
+    return hashlib.sha256((folder / ROOT_FS).read_bytes()).hexdigest()
+
+
+def get_image(tmp_path: Path, served: Path, digest: str, more: str = "") -> tuple[bool, str]:
+    """Run ``get_image`` of init; return whether it ended with an image that may be mounted, and its console."""
+    give(tmp_path, f"sms.image=http://10.77.0.2/images/compute/{digest}/{ROOT_FS} sms.sha256={digest}")
+    stub = f'mount() {{ :; }}\nfetch() {{ cp "{served}/${{1##*/}}" "$2" || fail "$1"; }}\n'
+    done = run_init(tmp_path, f"{stub}{more}get_image && echo mounted")
+    assert done.stdout in ("mounted\n", "rebooted\n"), done.stderr
+    return done.stdout == "mounted\n", (tmp_path / "dev/console").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ed25519", "ec", "rsa"])
+def test_a_manifest_with_a_valid_signature(kind: str, tmp_path: Path, need: Need) -> None:
+    need("openssl")
+    make_keys(tmp_path / "keys")
+    initramfs(tmp_path, "rsa", "ec", "ed25519")
+    digest = sealed(tmp_path / "served", tmp_path / "keys" / f"{kind}.pem")
+    mounted, console = get_image(tmp_path, tmp_path / "served", digest)
+    assert mounted, console
+    assert (tmp_path / "image" / ROOT_FS).read_bytes() == ROOT_FS.encode()
+
+
+def initramfs(tmp_path: Path, *kinds: str) -> None:
+    """What a build puts into the initramfs."""
+    there = tmp_path / "etc" / "sms"
+    (there / "keys").mkdir(parents=True)
+    (there / "build").write_text(f"{BUILD}\n")
+    for number, kind in enumerate(kinds):
+        shutil.copy(tmp_path / "keys" / f"{kind}.pub", there / "keys" / f"{number}.{kind}")
+
+
+def alter(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new, 1))
+
+
+UNSIGNED = "manifest.json is not signed with a key of this site"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("manifest", UNSIGNED),
+        ("signature", UNSIGNED),
+        ("no signature", UNSIGNED),
+        ("empty", UNSIGNED),
+        ("another key", UNSIGNED),
+        ("no keys", UNSIGNED),
+        ("no openssl", UNSIGNED),
+        ("image", "is not the image it should be: its digest is"),
+        ("boot script", "manifest.json is that of another image than"),
+        ("older", "is signed, but that of another image than this initramfs is of"),
+        ("no build", "is signed, but that of another image than this initramfs is of"),
+    ],
+)
+def test_what_is_not_signed_is_not_mounted(fault: str, why: str, tmp_path: Path, need: Need) -> None:
+    need("openssl")
+    make_keys(tmp_path / "keys")
+    initramfs(tmp_path, *(() if fault == "no keys" else ("ed25519",)))
+    served = tmp_path / "served"
+    about = {"key": "a0" * 32} if fault == "older" else {"kind": "vm", "key": ""} if fault == "no build" else {}
+    digest = sealed(served, tmp_path / "keys" / ("ec.pem" if fault == "another key" else "ed25519.pem"), **about)
+    if fault == "manifest":
+        alter(served / "manifest.json", b'"node"', b'"nodE"')
+    elif fault == "signature":
+        (served / "manifest.sig").write_bytes(base64.b64encode(bytes(64)))
+    elif fault in ("no signature", "empty"):
+        (served / "manifest.sig").write_bytes(b"")
+        if fault == "empty":
+            (served / "manifest.json").write_bytes(b"")
+    elif fault == "image":
+        alter(served / ROOT_FS, b"root", b"toor")
+    elif fault == "boot script":
+        # With an image of the attacker's that the boot script names.
+        alter(served / ROOT_FS, b"root", b"toor")
+        digest = hashlib.sha256((served / ROOT_FS).read_bytes()).hexdigest()
+    mounted, console = get_image(
+        tmp_path, served, digest, "openssl() { return 127; }\n" if fault == "no openssl" else ""
+    )
+    assert not mounted
+    assert why in console
+    assert "no right image could be fetched" in console
+    assert ("fetching http://10.77.0.2/images/compute/" + digest + "/root.squashfs" in console) == (fault == "image")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ PARAMETERS = "/boot/v1/bootparameters"
 MAC, ADDRESS = "02:00:0a:4d:00:97", "10.77.0.151"
 SCRIPT = f"/boot/v1/bootscript?mac={MAC}"
 NOBODY: dict[str, str] = {}
+PLAIN, SECURE = "http://10.77.0.2", "https://10.77.0.2:8443"
 
 
 @dataclass
@@ -151,6 +152,32 @@ def test_a_profile_s_image(provd: Provd) -> None:
     assert "n1 is disabled" in script(provd)
 
 
+def test_over_https_a_boot_stays_there(provd: Provd) -> None:
+    """For an iPXE that verifies the server; the initramfs verifies the root by itself."""
+    provd.world.images = Images()
+    write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
+    over = {"X-SMS-Scheme": "https", "X-SMS-Verify": "NONE"}
+    folder = f"/images/compute/{'d1' * 32}"
+
+    def fetched(headers: dict[str, str], query: str) -> tuple[set[str], str]:
+        text = provd.ask("GET", query, headers=headers, address=ADDRESS).text
+        commands = re.sub(r" sms\.\S+", "", text)  # what iPXE itself fetches
+        return set(re.findall(r"https?://[^/\s]+", commands)), text
+
+    for query in ("/boot.ipxe", SCRIPT):
+        # Without an image of its own it waits, and asks again.
+        assert fetched(over, query)[0] == {SECURE}
+        assert fetched(NOBODY, query)[0] == {PLAIN}
+    provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute"})
+    for _ in range(2):  # the second one is cached
+        secure, plain = fetched(over, SCRIPT), fetched(NOBODY, SCRIPT)
+        assert (secure[0], plain[0]) == ({SECURE}, {PLAIN})
+        assert all(f" sms.image={PLAIN}{folder}/root.squashfs " in text for _, text in (secure, plain))
+        assert all("sms.token=" in text for _, text in (secure, plain))
+    kernel = provd.good("GET", f"{SCRIPT}&json=1")["kernel"]["path"]
+    assert kernel == f"{PLAIN}{folder}/vmlinuz"
+
+
 def test_only_the_node_itself_gets_a_token(provd: Provd) -> None:
     provd.world.images = Images()
     provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute"})
@@ -230,7 +257,7 @@ def test_the_script_cache_is_limited_to_known_nodes(provd: Provd) -> None:
             app = SimpleNamespace(state=SimpleNamespace(trust=False))
             scope: dict[str, Any] = {"type": "http", "query_string": query.encode(), "headers": [], "client": None}
             views._render(Request({**scope, "app": app}))
-    assert views._cache is not None and set(views._cache.scripts) == {("n1", MAC), ("n1", "")}
+    assert views._cache is not None and set(views._cache.scripts) == {("n1", MAC, PLAIN), ("n1", "", PLAIN)}
 
 
 def test_headers_are_not_trusted_on_an_open_port(tmp_path: Path) -> None:

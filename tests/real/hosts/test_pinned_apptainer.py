@@ -1,0 +1,193 @@
+"""`install-apptainer-debian` on a `/usr` of its own, with a mirror of this test: only pinned packages are installed."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from appliance.share import share
+
+pytestmark = pytest.mark.real
+
+SCRIPT = share("playbooks", "roles", "apptainer", "files", "install-apptainer-debian")
+ARCHITECTURE = "amd64"
+INDEX = f"Package: x\nVersion: 1\nArchitecture: {ARCHITECTURE}\nFilename: x\nSize: 1\nSHA256: {'0' * 64}\n"
+PRIVATE_USR = r"""
+set -eu
+for name in usr etc; do
+    mkdir -p "$1/$name/up" "$1/$name/work"
+    mount -t overlay -o "lowerdir=/$name,upperdir=$1/$name/up,workdir=$1/$name/work" overlay "/$name"
+done
+rm -rf /usr/lib/apptainer-private /usr/bin/apptainer* /etc/apt/sources.list.d
+echo "deb [trusted=yes] $2 $(. /etc/os-release && echo "$VERSION_CODENAME") main" >/etc/apt/sources.list
+mkdir -p /etc/apt/lists/partial
+echo 'Dir::State::lists "/etc/apt/lists";' >/etc/apt/apt.conf
+echo "Acquire::http::Proxy::snapshot.debian.org \"$2\";" >>/etc/apt/apt.conf
+apt-get -q update
+echo ready
+exec sleep infinity
+"""
+"""Shell: a `/usr` and an `/etc` of its own, without Apptainer, whose apt knows one mirror."""
+
+
+class Machine:
+    """A mirror, and a mount namespace in which the script runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mirror = folder / "mirror"
+        self.process: subprocess.Popen[bytes]
+
+    def package(self, name: str, version: str, files: dict[str, str]) -> str:
+        """Put a package of files of this machine on the mirror; return its pin."""
+        root = self.folder / "root"
+        shutil.rmtree(root, ignore_errors=True)
+        (root / "DEBIAN").mkdir(parents=True)
+        control = f"Package: {name}\nVersion: {version}\nArchitecture: {ARCHITECTURE}\nMaintainer: x\nDescription: x\n"
+        (root / "DEBIAN" / "control").write_text(control)
+        for target, source in files.items():
+            (root / target).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, root / target)
+        deb = self.mirror / "pool" / f"{name}_{version}.deb"
+        subprocess.run(["dpkg-deb", "-Znone", "-b", str(root), str(deb)], check=True, capture_output=True)
+        digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+        return f"{ARCHITECTURE} {name} {version} {digest} {'0' * 40} pool/{deb.name}\n"
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the namespace."""
+        enter = ["nsenter", "-t", str(self.process.pid), "-m", *argv]
+        return subprocess.run(enter, capture_output=True, text=True, timeout=120, check=False)
+
+    def install(self, pins: str, *options: str) -> tuple[int, str]:
+        """Run the script with pins; return its status and standard output."""
+        path = self.folder / "pins"
+        path.write_text(pins)
+        done = self.run("sh", str(SCRIPT), *options, str(path))
+        print(done.stderr)
+        return done.returncode, done.stdout
+
+    def record(self) -> str:
+        return self.run("cat", "/usr/lib/apptainer-private/installed").stdout
+
+
+@pytest.fixture
+def machine(tmp_path: Path, need: Callable[[str], str]) -> Iterator[Machine]:
+    for program in ("patchelf", "dpkg-deb", "apt-get"):
+        need(program)
+    if subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True).stdout.strip() != ARCHITECTURE:
+        pytest.skip(f"the packages of this test are for {ARCHITECTURE}")
+    made = Machine(tmp_path)
+    (made.mirror / "pool").mkdir(parents=True)
+    codename = subprocess.run(
+        ["sh", "-c", '. /etc/os-release && echo "$VERSION_CODENAME"'], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    index = made.mirror / "dists" / codename / "main" / f"binary-{ARCHITECTURE}" / "Packages"
+    index.parent.mkdir(parents=True)
+    index.write_text(INDEX)
+    (made.mirror / "dists" / codename / "Release").write_text(
+        f"Origin: Debian\nCodename: {codename}\nComponents: main\nArchitectures: {ARCHITECTURE}\nSHA256:\n"
+        f" {hashlib.sha256(INDEX.encode()).hexdigest()} {len(INDEX)} main/binary-{ARCHITECTURE}/Packages\n"
+    )
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    handler = partial(SimpleHTTPRequestHandler, directory=str(made.mirror))
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    subprocess.run(["mount", "-t", "tmpfs", "disk", str(disk)], check=True)
+    made.process = subprocess.Popen(
+        [
+            "unshare",
+            "-m",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            PRIVATE_USR,
+            "sh",
+            str(disk),
+            f"http://127.0.0.1:{http.server_port}/",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert made.process.stdout is not None
+    try:
+        said = b""
+        while not said.endswith(b"ready\n"):
+            line = made.process.stdout.readline()
+            assert line, said.decode()
+            said += line
+        yield made
+    finally:
+        made.process.kill()
+        made.process.wait()
+        made.process.stdout.close()
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+        http.shutdown()
+        http.server_close()
+
+
+def test_only_pinned_packages_are_installed(machine: Machine) -> None:
+    libraries = {
+        "lib64/ld-linux-x86-64.so.2": "/lib64/ld-linux-x86-64.so.2",
+        "lib/libc.so.6": "/lib/x86_64-linux-gnu/libc.so.6",
+    }
+    starter = "usr/lib/x86_64-linux-gnu/apptainer/bin/starter"
+
+    def pins(version: str) -> str:
+        # Programs that know --version, and stay when told so.
+        program = {
+            "usr/bin/apptainer": "/bin/sleep",
+            starter: "/bin/true",
+            "etc/apptainer/apptainer.conf": "/etc/os-release",
+        }
+        return machine.package("apptainer", version, program) + machine.package("libc6", version, libraries)
+
+    first = pins("1.4.5-2")
+    assert machine.install(first, "--dry-run") == (0, "changed\n")
+    assert not machine.run("sh", "-c", "command -v apptainer").stdout
+    altered = first.replace(first.split()[3], "f" * 64)
+    assert machine.install(altered)[0] == 3
+    assert not machine.run("sh", "-c", "command -v apptainer").stdout, "what is not pinned is not installed"
+
+    assert machine.install(first) == (0, "changed\n")
+    assert machine.record() == first
+    assert machine.install(first) == (0, "")
+    assert machine.install(first, "--dry-run") == (0, "")
+
+    second = pins("1.4.6-1")
+    program = "/usr/bin/apptainer-unwrapped"
+    if machine.run("test", "-e", program).returncode:
+        program = "/usr/bin/apptainer"
+    running = subprocess.Popen(["nsenter", "-t", str(machine.process.pid), "-m", program, "600"])
+    try:
+        assert machine.install(second) == (0, "changed\n")
+        assert running.poll() is None, "a program that runs keeps its files"
+    finally:
+        running.kill()
+        running.wait()
+    assert machine.record() == second
+    assert machine.install(first) == (0, ""), "never an older one"
+    assert machine.record() == second
+
+    # An installation without a record is replaced, whatever it is.
+    machine.run("rm", "/usr/lib/apptainer-private/installed")
+    assert machine.install(second) == (0, "changed\n")
+    assert machine.record() == second
+    # What the mirror has replaced comes from the archive of snapshots; what is nowhere is not replaced by anything.
+    machine.run("rm", "-r", "/usr/lib/apptainer-private")
+    kept = machine.mirror / "http:" / "snapshot.debian.org" / "file" / ("0" * 40)
+    kept.parent.mkdir(parents=True)
+    (machine.mirror / "pool" / "apptainer_1.4.6-1.deb").rename(kept)
+    assert machine.install(second) == (0, "changed\n")
+    machine.run("rm", "-r", "/usr/lib/apptainer-private")
+    kept.unlink()
+    assert machine.install(second) == (3, "")
