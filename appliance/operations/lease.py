@@ -403,10 +403,10 @@ def check_lease(host: Host, cluster: Cluster, *, fenced: Collection[str] = ()) -
     return lease
 
 
-def raise_lease(host: Host, cluster: Cluster, generation: int, *, cluster_uuid: str = "", locked: bool = False) -> None:
+def raise_lease(host: Host, cluster: Cluster, generation: int, *, cluster_uuid: str = "", locked: bool = False) -> str:
     """Raise the generation of the lease of ``host`` above that of a snapshot, unless another host holds it.
 
-    Snapshots taken later are then newer than that one.
+    Snapshots taken later are then newer than that one. Return a note if the lease got a UUID, else an empty text.
 
     Args:
         cluster_uuid: of the snapshot; a lease that was never taken gets it.
@@ -416,11 +416,18 @@ def raise_lease(host: Host, cluster: Cluster, generation: int, *, cluster_uuid: 
         Refused: another run changes the lease.
     """
     path = str(cluster.places.lease)
-    before = host.read(path)
-    raised = raise_above(_read(before, cluster, host), host.name, generation, cluster_uuid=cluster_uuid)
+    data = host.read(path)
+    before = _read(data, cluster, host)
+    raised = raise_above(before, host.name, generation, cluster_uuid=cluster_uuid)
     if raised:
-        swap = SwapLease(path, raised.text().decode(), digest(before), wait_s=OWN_WAIT_S, locked=locked)
+        swap = SwapLease(path, raised.text().decode(), digest(data), wait_s=OWN_WAIT_S, locked=locked)
         _check_outcome(agent.perform(host, swap))
+    if raised is None or raised.cluster_uuid == before.cluster_uuid:
+        return ""
+    return (
+        f"note: this cluster had no UUID, and continues {raised.cluster_uuid}, which took the snapshot; if it is a "
+        "copy of that cluster: `sms overlay identity new`"
+    )
 
 
 def restore_lease(host: Host, cluster: Cluster, before: Lease) -> None:

@@ -306,6 +306,7 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
     with progress.step("take the lease") as step:
         if time.monotonic() - leases.queried_at > MAX_AGE_S:
             leases.query()
+        refuse_other_cluster(leases.views)
         leases.check()  # before anything is changed
         ensure_identity(leases, progress)
         generation_bump += max(0, refuse_older(leases.cluster, host, leases) - leases.top)

@@ -123,7 +123,9 @@ def pull(
         same = next((local["number"] for local in here if local["uuid"] == one["uuid"]), 0)
         if not dry_run:
             with lock_host(cluster, host):
-                raise_lease(host, cluster, one["generation"], cluster_uuid=uuid_of(one))
+                note = raise_lease(host, cluster, one["generation"], cluster_uuid=uuid_of(one))
+            if note:
+                progress.report(note)
         if same or dry_run:
             return Pulled(source, one["number"], same, bool(same), 0)
         sent: Sent

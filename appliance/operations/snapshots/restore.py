@@ -80,7 +80,9 @@ def restore(
         if fenced:
             check_plausible(chosen["generation"])
         else:
-            raise_lease(host, cluster, chosen["generation"], cluster_uuid=uuid_of(chosen), locked=True)
+            uuid = uuid_of(chosen)
+            if note := raise_lease(host, cluster, chosen["generation"], cluster_uuid=uuid, locked=True):
+                progress.report(note)
         same = kept is not None and kept.same
         size, seconds = chosen["used_bytes"], 0.0
         if not same:

@@ -184,12 +184,25 @@ def _held_error(me: str, lease: Lease, *, reachable: bool) -> Refused:
 
 
 def find_newer(me: str, views: Views) -> Lease | None:
-    """Return the lease of the host that superseded ``me``; None when ``me`` was not superseded."""
+    """Return the lease of the host that superseded ``me``; None when ``me`` was not superseded.
+
+    A host that shares its folder with another cluster of this name may have the lease of that one: if it names a host
+    which is not of this cluster, it supersedes nobody here.
+    """
     mine = views[me].lease
-    holder = find_holder(views)
+
+    def counts(lease: Lease | None) -> bool:
+        return not _is_foreign(lease, mine) or (lease is not None and lease.holder in views)
+
+    holder = find_holder({name: view for name, view in views.items() if counts(view.lease)})
     if not holder or holder.holder == me or (mine and holder.generation < mine.generation):
         return None
     return holder
+
+
+def _is_foreign(lease: Lease | None, mine: Lease | None) -> bool:
+    uuids = {one.cluster_uuid for one in (lease, mine) if one and one.cluster_uuid}
+    return len(uuids) > 1
 
 
 def merge_update(current: Lease, update: Lease, *, sender: str) -> Lease | None:
@@ -199,8 +212,8 @@ def merge_update(current: Lease, update: Lease, *, sender: str) -> Lease | None:
         current: the contents of the file.
         sender: the host that sends the update; it may release a lease that it held itself.
     """
-    if current.cluster_uuid and update.cluster_uuid not in ("", current.cluster_uuid):
-        return None  # it is the lease of another cluster
+    if _is_foreign(current, update):
+        return None
     released = update.generation == current.generation and current.holder == sender and update.holder is None
     if update.generation > current.generation or released:
         return update.with_identity_of(current)

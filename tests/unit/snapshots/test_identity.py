@@ -34,6 +34,7 @@ from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.pull import list_remote, pull
 from appliance.operations.snapshots.push import PushOptions, push
 from appliance.operations.snapshots.transfer import Sent
+from appliance.plan.migration.lease import View, find_newer
 from appliance.plan.snapshots import offsite
 from appliance.progress import Silent
 from appliance.shared.identity import Identity, assume, identify
@@ -246,6 +247,15 @@ def test_hosts_that_know_different_uuids(pair: Pair) -> None:
     assert pair.leases("host-a").publish(mine) == [], "nor by a guard"
 
 
+def test_a_lease_of_another_cluster_supersedes_nobody(pair: Pair) -> None:
+    """Its holder is no host of this one; a guard would stop production."""
+    mine = View(Lease("c", 3, "host-a", START, "host-a", cluster_uuid=U1))
+    other = Lease("c", 40, "host-x", START, "host-b", cluster_uuid=U2)
+    assert find_newer("host-a", {"host-a": mine, "host-b": View(other)}) is None
+    for newer in (replace(other, cluster_uuid=U1), replace(other, cluster_uuid=""), replace(other, holder="host-b")):
+        assert find_newer("host-a", {"host-a": mine, "host-b": View(newer)}) == newer
+
+
 def test_stores_that_know_different_uuids(pair: Pair) -> None:
     add(pair, cluster_uuid=U1)
     add(pair, on="host-b", cluster_uuid=U2)
@@ -296,10 +306,11 @@ def test_a_new_host_restores_what_it_has_received(pair: Pair) -> None:
 
 def test_a_restore_continues_the_cluster_of_the_snapshot_where_there_was_none(pair: Pair) -> None:
     lease_path(pair).parent.mkdir(parents=True)
-    raise_lease(pair.hosts["host-a"], pair.cluster, 40, cluster_uuid=U1)
+    note = raise_lease(pair.hosts["host-a"], pair.cluster, 40, cluster_uuid=U1)
+    assert U1 in note and "sms overlay identity new" in note
     assert uuid_in(lease_path(pair)) == U1
     assert start_on(pair) == 42 and uuid_in(lease_path(pair, "host-b")) == U1
-    raise_lease(pair.hosts["host-a"], pair.cluster, 50, cluster_uuid=U2)
+    assert raise_lease(pair.hosts["host-a"], pair.cluster, 50, cluster_uuid=U2) == ""
     assert uuid_in(lease_path(pair)) == U1
 
 
