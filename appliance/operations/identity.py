@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from appliance.errors import Refused, SmsError
+from appliance.operations.history import note
 from appliance.operations.lease import Leases
 from appliance.plan.migration.lease import find_identity, refuse_other_cluster
 from appliance.progress import Progress
@@ -101,6 +102,9 @@ def _decide(leases: Leases, cluster_uuid: str, adopted: int) -> Lease | None:
     first = min(name for name, view in leases.views.items() if view.lease)
     for _ in range(ATTEMPTS):
         if _copy(leases, first, cluster_uuid, adopted):
+            # A scheduled run prints nothing.
+            with suppress(SmsError):
+                note(leases.cluster, leases.hosts[leases.me], "identity", "written", uuid=cluster_uuid, adopted=adopted)
             return leases.views[first].lease
         leases.views[first] = leases.query_host(first)
         if found := find_identity({first: leases.views[first]}):
