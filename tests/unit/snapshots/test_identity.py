@@ -282,6 +282,22 @@ def test_stores_that_know_different_uuids(pair: Pair) -> None:
     assert "sms overlay identity" in caught.value.hint
 
 
+def test_only_received_snapshots_know_a_uuid(verbs: Pair) -> None:
+    """The cluster after the loss of its disks, or a new one that uses the folder of another: the user decides."""
+    other_cluster(verbs)
+    with pytest.raises(Refused, match=f"received snapshots of a cluster {U2} on host-a") as caught:
+        start_on(verbs)
+    assert "sms overlay identity" in caught.value.hint and not lease_path(verbs).exists()
+    verbs.hosts["host-b"].cut = True
+    leases = verbs.leases("host-a")
+    ensure_identity(leases, Silent())  # of a failover: it must not wait for a decision
+    assert uuid_in(lease_path(verbs)) == U2
+    verbs.hosts["host-b"].cut = False
+    lease_path(verbs).unlink()
+    shown = verb.set_identity(verbs.cluster, verbs.hosts["host-a"], U2, Silent())
+    assert shown.uuid == U2 and start_on(verbs) == 92
+
+
 def other_cluster(pair: Pair, **facts: Any) -> int:
     """Add a snapshot of another cluster; return its number."""
     about = {"generation": 90, "host": "host-x", "came": {"from": "host-x"}, "cluster_uuid": U2, **facts}
