@@ -16,6 +16,7 @@ ACTIONS = (
     "snapshots.push",
     "snapshots.pull",
     "snapshots.schedule",
+    "snapshots.identity",
     "overlay.grow",
     "overlay.mirror",
 )

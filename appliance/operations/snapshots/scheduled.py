@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from appliance.errors import Busy, SmsError
-from appliance.host.base import Host
+from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.lease import query_lease
+from appliance.operations.identity import ensure_identity
+from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.overlay.mirror import scrub
 from appliance.operations.overlay.mirrored import find_mirror
 from appliance.operations.preflight import find_instance, only_one
@@ -40,7 +42,7 @@ from appliance.plan.snapshots.runs import (
     record_overlap,
 )
 from appliance.plan.snapshots.schedule import installed
-from appliance.progress import Progress
+from appliance.progress import Progress, Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
 from appliance.tools import agent
@@ -55,6 +57,16 @@ SENDMAIL = (
     "-t",
 )
 """Send the mail on standard input to the recipient in its header. Distributions have sendmail in several folders."""
+
+
+class NotesOnly(Silent):
+    """Records the lines that stay as notes of a run."""
+
+    def __init__(self, work: RunState) -> None:
+        self.work = work
+
+    def report(self, text: str) -> None:
+        self.work.notes += (text,)
 
 
 @dataclass
@@ -114,6 +126,8 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
                 _renew_certificates(cluster, host)
                 return None
             work.generation = lease.generation
+            if not lease.cluster_uuid:
+                work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, work))
             work.missed = detect_gap(cluster, host, lease, started)
             # Before the snapshot is taken: it then stores damaged chunks again.
             work.attempt("read again", partial(reread_when_due, cluster, host, progress))
@@ -133,6 +147,16 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
         _write(cluster, host, _without_notice(_read(cluster, host), run))
         raise
     return finish(cluster, host, work.run(started))
+
+
+def name_cluster(cluster: Cluster, host: Host, work: RunState) -> None:
+    """Give a cluster its UUID that an earlier version has started, and that has not been started since; record it.
+
+    Raises:
+        Refused: the admin hosts know different ones.
+    """
+    with suppress(Unreachable, CommandError):
+        ensure_identity(query_all_leases(host, cluster), NotesOnly(work))
 
 
 def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunState) -> None:
