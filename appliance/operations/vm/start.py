@@ -33,7 +33,6 @@ from appliance.operations.vm.vm import (
     view_hosts,
     wait_for_health,
 )
-from appliance.plan.overlay import seed
 from appliance.plan.vm.holder import Holder, HostView, follow_known, may_start, name_cluster, newest_holder
 from appliance.plan.vm.vm import (
     FIRMWARE,
