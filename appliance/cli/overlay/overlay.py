@@ -15,7 +15,9 @@ ACTIONS = (
     "snapshots.prune",
     "snapshots.push",
     "snapshots.pull",
+    "snapshots.key",
     "snapshots.schedule",
+    "upgrade.drill",
     "overlay.grow",
     "overlay.mirror",
 )

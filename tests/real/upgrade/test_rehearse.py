@@ -14,12 +14,12 @@ import pytest
 
 from appliance.host.local import Local
 from appliance.lab import Layout, render
-from appliance.lab.down import loops_below
 from appliance.lab.layout import LabHost, Plan
 from appliance.operations.lab import demo
 from appliance.operations.site.ca import make_ca
 from tests.real.conftest import Playground, give_image
 from tests.real.images import BROKEN, make_variant
+from tests.real.isolated import assert_nothing_left, production
 from tests.real.labs import build_image, fresh_lab
 from tests.real.processes import begin, kill_sms, sms_pids, wait_for_step
 
@@ -66,30 +66,6 @@ for address in sys.argv[1:]:
 def rehearse(stage: Playground, *words: str, on: str = "host-a", ok: tuple[int, ...] = (0,)) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(stage.sms("-q", "rehearse", *words, "--json", on=on, ok=ok).stdout)
     return found
-
-
-def assert_nothing_left(stage: Playground, on: str = "host-a") -> None:
-    """No folder, no namespace, no loop device of a rehearsal."""
-    script = "ls -A /var/lib/sms/rehearsals/lab /run/sms-lab /run/netns 2>/dev/null | grep rh-"
-    assert stage.host(on).run("sh", "-c", script, ok=None).text == ""
-    # By inode: `losetup` lists the devices of other labs as well.
-    assert loops_below(stage.lab.layout.disk / on / "rehearsals") == []
-    demo.wait_for("devices on files that are gone", lambda: "" if gone_loops() else "none", 30)
-
-
-def gone_loops() -> list[str]:
-    """Loop devices on a removed file of a rehearsal, of this lab or another."""
-    listed = Local().run("losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE").text.splitlines()
-    return [line for line in listed if "rehearsals" in line and line.endswith("(deleted)")]
-
-
-def production(stage: Playground) -> tuple[Any, ...]:
-    """What a rehearsal must leave as it is."""
-    state = "/var/lib/sms"
-    script = 'stat -c %i "$1.img" && cat "$1.lease" "$2/journal/lab.json" && readlink "$2/images/lab.sif"'
-    files = stage.host("host-a").run("sh", "-c", script, "look", f"{state}/overlays/lab", state).text
-    jobs = stage.host("node1").run("squeue", "--noheader", "--format=%i %T %N").text
-    return files, stage.instances(), len(stage.loops()), jobs
 
 
 def test_a_good_image_does_and_production_feels_nothing(stage: Playground, tmp_path: Path) -> None:
