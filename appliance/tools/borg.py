@@ -332,7 +332,6 @@ FOREIGN_IDS = (
     "KeyfileNotFoundError",
     "KeyfileMismatchError",
     "KeyfileInvalidError",
-    "RepoKeyNotFoundError",
     "UnsupportedManifestError",
     "UnsupportedPayloadError",
     "NoManifestError",
@@ -384,6 +383,12 @@ def error_of(host: Host, repository: Repository, status: int, lines: list[str]) 
         return Refused(f"{name}: there is no repository {url}", hint="`sms overlay push --to borg` creates it")
     if ids & set(NOT_A_REPOSITORY):
         return Refused(f"{name}: {url} exists and is not a Borg repository", hint="set snapshots.borg to another path")
+    if "RepoKeyNotFoundError" in ids:
+        restore = repository.shell_command("key", "import", url, "FILE")
+        return Refused(
+            f"{name}: {url} has lost its key, or another program has created it: {_last(messages)}",
+            hint=f"with a copy that `sms overlay key export` has written: {restore}",
+        )
     if ids & set(FOREIGN_IDS):
         return Refused(
             f"{name}: {url} {FOREIGN}: {_last(messages)}", hint="set snapshots.borg to a path used by nothing else"

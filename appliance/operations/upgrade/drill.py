@@ -35,6 +35,7 @@ from appliance.operations.upgrade.rehearse import (
     check_room,
     fetch_from,
     find_image,
+    find_source,
     run_rehearsal,
 )
 from appliance.operations.upgrade.rehearse_checks import Check, Checks
@@ -155,7 +156,7 @@ def plan_drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> l
     need_root()
     here = Local(socket.gethostname())
     targets = choose_targets(cluster, here.name, [options.source] if options.source else [], option="--from")
-    image = _prepare(cluster, here, progress)
+    image = _prepare(cluster, here, progress, dry_run=True)
     tried = Checks(progress)
     found = _find(cluster, here, targets, options.snapshot, tried)
     if not found:
@@ -170,16 +171,18 @@ def plan_drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> l
     ]
 
 
-def _prepare(cluster: Cluster, here: Local, progress: Progress) -> Image:
-    """Return the verified current image of this machine.
+def _prepare(cluster: Cluster, here: Local, progress: Progress, *, dry_run: bool = False) -> Image:
+    """Return the verified current image; without ``dry_run`` that of production is fetched, if this machine has none.
 
     Raises:
         Refused: a program is missing, or there is no image.
     """
     check_machine()
     check_programs(here)
+    source = here if Path(cluster.places.current).is_file() else find_source(cluster, "")
+    path = find_image(cluster, source, "", progress, dry_run=dry_run)
     with progress.step("verify the image") as step:
-        image = trust(cluster, here, find_image(cluster, here, "", progress))
+        image = trust(cluster, here, path)
         step.detail(image.signer)
     return image
 

@@ -51,7 +51,7 @@ class Stage:
             "need_root": lambda: None,
             "remove_leftovers": lambda *_: [],
             "choose_targets": lambda *_, **__: list(self.there),
-            "_prepare": lambda *_: IMAGE,
+            "_prepare": lambda *_, **__: IMAGE,
             "check_room": lambda *_, **__: 5,
             "check_repository": self.check,
             "warn_about_key": lambda *_: "the key was never exported",
