@@ -50,8 +50,9 @@ def pruning_host(cluster: Cluster, name: str | None) -> Host:
 def prune_repository(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> PrunedRepository:
     """Remove the archives that the site's retention does not keep, from a machine whose key may remove.
 
-    A key that may only append can hide archives, and compaction would then remove them for good. So the archives that
-    a run leaves are recorded on ``host``, and the next one is refused where some of them are missing or others.
+    A key that may only append can hide archives, and compaction would then remove them for good. So where the site
+    file says that admin hosts have such a key, the archives that a run leaves are recorded on ``host``, and the next
+    one is refused if one of them is missing or was replaced.
 
     Raises:
         Refused: archives have vanished, the key may only append, or there is no repository.
@@ -65,7 +66,8 @@ def prune_repository(cluster: Cluster, host: Host, progress: Progress, *, dry_ru
         url = offsite.repository.url
         if not offsite.exists:
             raise Refused(f"there is no repository {url}", hint="is its disk mounted?")
-        _check_vanished(cluster, host, offsite)
+        if offsite.append_only:
+            _check_vanished(cluster, host, offsite)
         if not dry_run and not borg.compact(host, offsite.repository):
             raise Refused(
                 f"{host.name} may only append to {url}: nothing can be removed with its key",
@@ -74,8 +76,9 @@ def prune_repository(cluster: Cluster, host: Host, progress: Progress, *, dry_ru
         doomed = {archive_name(one) for one in offsite.select_removed(there)}
         kept = {name: offsite.ids[name] for name in map(archive_name, there) if name not in doomed}
         if not dry_run:
-            # Before they are removed: a run that is killed meanwhile has not lost them.
-            host.write(str(cluster.places.borg_archives), to_json(KnownArchives(kept)), mode=0o600)
+            if offsite.append_only:
+                # Before they are removed: a run that is killed meanwhile has not lost them.
+                host.write(str(cluster.places.borg_archives), to_json(KnownArchives(kept)), mode=0o600)
             offsite.prune(there, progress)
     return PrunedRepository(url, _names(there, kept), _names(there, doomed))
 

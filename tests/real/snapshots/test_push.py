@@ -836,6 +836,15 @@ def test_what_a_stolen_key_hides_is_noticed_and_comes_back(append_only: AppendOn
     assert append_only.prune() == ()
 
 
+def test_another_machine_may_prune_what_hosts_prune_themselves(with_one: Place) -> None:
+    place = with_one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
+    assert prune_repository(place.cluster, place.host, Silent()).removed == ()
+    place.add(seed=2)
+    push_to(place.cluster, place.host, "borg", Silent())
+    assert place.numbers() == [2]
+    assert prune_repository(place.cluster, place.host, Silent()).removed == (), "1 was removed by the host itself"
+
+
 def test_a_record_of_archives_that_cannot_be_read_stops_a_prune(append_only: AppendOnly) -> None:
     append_only.place.add(1)
     append_only.place.pushed()

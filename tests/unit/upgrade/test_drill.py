@@ -108,6 +108,15 @@ def test_a_target_that_fails_is_a_failure_and_the_other_is_tried(stage: Stage, c
     assert not done.ok and [check.what for check in done.failed] == ["snapshots at borg"]
 
 
+def test_what_cannot_be_restored_is_a_failure(stage: Stage, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.there = {"borg": [snapshot(7, 2, 9.0)]}
+    monkeypatch.setattr(work, "run_rehearsal", raising(SmsError("a chunk is damaged")))
+    done = drill(cluster, DrillOptions(), Silent())
+    assert not done.ok and [(check.what, check.seen) for check in done.failed] == [
+        ("it is fetched and restored", "a chunk is damaged")
+    ]
+
+
 def test_nothing_elsewhere_is_a_failure(stage: Stage, cluster: Cluster) -> None:
     stage.there = {"admin-2": []}
     done = drill(cluster, DrillOptions(), Silent())
