@@ -836,6 +836,7 @@ def test_what_a_stolen_key_hides_is_noticed_and_comes_back(append_only: AppendOn
     assert append_only.prune() == ()
 
 
+@pytest.mark.full
 def test_another_machine_may_prune_what_hosts_prune_themselves(with_one: Place) -> None:
     place = with_one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
     assert prune_repository(place.cluster, place.host, Silent()).removed == ()
@@ -845,6 +846,7 @@ def test_another_machine_may_prune_what_hosts_prune_themselves(with_one: Place) 
     assert prune_repository(place.cluster, place.host, Silent()).removed == (), "1 was removed by the host itself"
 
 
+@pytest.mark.full
 def test_a_record_of_archives_that_cannot_be_read_stops_a_prune(append_only: AppendOnly) -> None:
     append_only.place.add(1)
     append_only.place.pushed()
@@ -855,6 +857,7 @@ def test_a_record_of_archives_that_cannot_be_read_stops_a_prune(append_only: App
         append_only.prune()
 
 
+@pytest.mark.full
 def test_the_key_of_the_repository_is_exported_and_compared(with_one: Place) -> None:
     place, copy = with_one, with_one.folder / "copy.key"
 
