@@ -19,7 +19,7 @@ from appliance.shared.records import from_value
 from tests.conftest import find_tool
 
 
-def _manifest(number: int, facts: dict[str, Any]) -> Manifest:
+def make_manifest(number: int, facts: dict[str, Any]) -> Manifest:
     usual = {
         "format": FORMAT,
         "number": number,
@@ -47,7 +47,7 @@ def add_snapshot(
     with store.writing():
         number, folder = store.begin()
         digests = b"".join(store.put(chunk) if chunk else ZERO for chunk in chunks)
-        manifest = _manifest(
+        manifest = make_manifest(
             number,
             {
                 "generation": generation,
@@ -89,7 +89,7 @@ def keep_image(store: Store, path: Path, *, generation: int = 1, method: str = "
         else:
             shutil.copy(path, Path(folder, "image"))
             source.read_chunks(source.data_chunks(), store.count_only)
-        manifest = _manifest(
+        manifest = make_manifest(
             number,
             {
                 "uuid": str(uuid.uuid4()),

@@ -5,6 +5,7 @@ import re
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from appliance.agent.protocol import Problem
+from appliance.shared import identity
 from appliance.shared.lease import LAST_GENERATION, MAX_GENERATION
 from appliance.shared.records import from_value
 from appliance.text import one_line
@@ -43,7 +44,8 @@ class Manifest:
 
     ``taken``: Unix time. ``digests``: SHA-256 of the list of digests, in hex. ``image``: key and SHA-256 of the image
     that ran. ``came``: origin, number there and time of a snapshot that was received. ``sequence``: decides the order
-    within a generation (shared/order.py); those of earlier versions have none.
+    within a generation (shared/order.py). ``cluster_uuid``: of the cluster (shared/identity.py). Those of earlier
+    versions have neither.
     """
 
     format: int
@@ -68,6 +70,7 @@ class Manifest:
     reason: str
     came: Optional[Dict[str, Any]] = None
     sequence: Optional[int] = None
+    cluster_uuid: Optional[str] = None
 
     def to_dict(self) -> Dict[str, Any]:
         """Return the JSON object, in the order of its file; it has no null."""
@@ -150,7 +153,11 @@ KEYS: Dict[str, Check] = {
     "reason": _prose,
 }
 """Required keys of a manifest."""
-OPTIONAL: Dict[str, Check] = {"came": CAME, "sequence": _whole(1, MAX_GENERATION)}
+OPTIONAL: Dict[str, Check] = {
+    "came": CAME,
+    "sequence": _whole(1, MAX_GENERATION),
+    "cluster_uuid": _text(36, identity.UUID.pattern),
+}
 
 
 def find_invalid(manifest: Mapping[str, Any]) -> List[str]:

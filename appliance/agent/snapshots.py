@@ -9,6 +9,7 @@ from appliance.agent import protocol
 from appliance.agent.check import check, run_e2fsck, run_merged, write_chunks
 from appliance.agent.clone import reflink
 from appliance.agent.freeze import find_loops
+from appliance.agent.identity import read_identity
 from appliance.agent.protocol import Problem, field
 from appliance.agent.source import WORKERS
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, disk_errors
@@ -20,12 +21,14 @@ BESIDE = ".restoring"
 
 
 def list_snapshots(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return all snapshots, the oldest first, and the store's size and free bytes."""
+    """Return all snapshots, the oldest first, the cluster's identity, and the store's size and free bytes."""
     store = Store(field(request, "store", str))
-    if not os.path.isdir(store.root):
-        return {"snapshots": [], "broken": {}, "stored_bytes": 0, "free_bytes": 0}
     found, broken = store.list()
+    about: Dict[str, Any] = {"identity": read_identity(request, found).to_dict()}
+    if not os.path.isdir(store.root):
+        return dict(about, snapshots=[], broken={}, stored_bytes=0, free_bytes=0)
     return {
+        **about,
         "snapshots": [one.to_dict() for one in found],
         "broken": {str(number): why for number, why in sorted(broken.items())},
         "stored_bytes": store.stored_bytes(),

@@ -24,6 +24,7 @@ from appliance.agent.manifest import FORMAT, Manifest
 from appliance.agent.protocol import Busy, Problem, field, read_request
 from appliance.agent.source import Sink, Source, free_chunks
 from appliance.agent.store import Reader, Snapshot, Store, disk_error
+from appliance.shared.identity import own_uuid
 from appliance.shared.lease import advance_sequence
 from appliance.shared.locks import Locked, hold_lock
 from appliance.shared.order import last_place
@@ -240,6 +241,7 @@ class SnapshotRun:
         """Return the manifest without what only the check and ``commit`` can fill in."""
         values = dict(
             field(self.request, "facts", dict),
+            cluster_uuid=find_cluster(self.store, self.request),
             generation=self.generation,
             sequence=self.sequence,
             format=FORMAT,
@@ -259,6 +261,13 @@ class SnapshotRun:
             reason=field(self.request, "reason", str, ""),
         )
         return read_request(Manifest, values)
+
+
+def find_cluster(store: Store, request: Dict[str, Any]) -> Optional[str]:
+    """Return the cluster's UUID: that of the lease, else of the snapshots that this host took; None without any."""
+    facts = field(request, "facts", dict)
+    own, _ = own_uuid(facts["host"], [vars(one.manifest) for one in store.list()[0]])
+    return facts.get("cluster_uuid") or own or None
 
 
 def assign_place(store: Store, request: Dict[str, Any]) -> Tuple[int, int]:

@@ -266,6 +266,23 @@ class Leases:
             return self._swap(name, replace(lease, file=name)) == WRITTEN
         return False
 
+    def name_cluster(self, name: str, cluster_uuid: str, adopted: int, *, above: int | None = None) -> bool:
+        """Write the cluster's UUID to a host's file, which stays the same otherwise; return whether it was written.
+
+        Args:
+            adopted: generation up to which snapshots without a UUID are the cluster's own.
+            above: replace another UUID, too, and raise the generation above this one.
+
+        Raises:
+            SmsError: the file cannot be written.
+        """
+        current = self.views[name].lease
+        if current is None or (current.cluster_uuid not in ("", cluster_uuid) and above is None):
+            return False
+        generation = max(current.generation, 0 if above is None else above + 1)
+        named = replace(current, generation=generation, cluster_uuid=cluster_uuid, adopted=adopted)
+        return named != current and self._swap(name, named) == WRITTEN
+
     def adopt(self, lease: Lease) -> None:
         """Write a copy of another host's newer lease into the file of ``me``.
 
@@ -274,7 +291,8 @@ class Leases:
         """
         if self._is_known(lease):
             return
-        outcome = self._swap(self.me, replace(lease, file=self.me))
+        mine, copied = self.views[self.me].lease, replace(lease, file=self.me)
+        outcome = self._swap(self.me, copied.with_identity_of(mine) if mine else copied)
         if outcome == WRITTEN:
             return
         self.views[self.me] = self.query_host(self.me, runs=False)
@@ -385,23 +403,31 @@ def check_lease(host: Host, cluster: Cluster, *, fenced: Collection[str] = ()) -
     return lease
 
 
-def raise_lease(host: Host, cluster: Cluster, generation: int, *, locked: bool = False) -> None:
+def raise_lease(host: Host, cluster: Cluster, generation: int, *, cluster_uuid: str = "", locked: bool = False) -> str:
     """Raise the generation of the lease of ``host`` above that of a snapshot, unless another host holds it.
 
-    Snapshots taken later are then newer than that one.
+    Snapshots taken later are then newer than that one. Return a note if the lease got a UUID, else an empty text.
 
     Args:
+        cluster_uuid: of the snapshot; a lease that was never taken gets it.
         locked: the caller holds the lock of the lease file (``hold_lease_still``).
 
     Raises:
         Refused: another run changes the lease.
     """
     path = str(cluster.places.lease)
-    before = host.read(path)
-    raised = raise_above(_read(before, cluster, host), host.name, generation)
+    data = host.read(path)
+    before = _read(data, cluster, host)
+    raised = raise_above(before, host.name, generation, cluster_uuid=cluster_uuid)
     if raised:
-        swap = SwapLease(path, raised.text().decode(), digest(before), wait_s=OWN_WAIT_S, locked=locked)
+        swap = SwapLease(path, raised.text().decode(), digest(data), wait_s=OWN_WAIT_S, locked=locked)
         _check_outcome(agent.perform(host, swap))
+    if raised is None or raised.cluster_uuid == before.cluster_uuid:
+        return ""
+    return (
+        f"note: this cluster had no UUID, and continues {raised.cluster_uuid}, which took the snapshot; if it is a "
+        "copy of that cluster: `sms overlay identity new`"
+    )
 
 
 def restore_lease(host: Host, cluster: Cluster, before: Lease) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Optional
 
 from appliance.shared.files import ALWAYS, make_folder, replace_file
+from appliance.shared.identity import UUID
 from appliance.shared.locks import Locked, hold_lock
 
 MAX_GENERATION = 1 << 40
@@ -37,7 +38,8 @@ class Lease:
     ``holder`` is the name of an admin host, None when the lease is free; ``since`` is Unix time in seconds, 0 if it was
     never taken; ``file`` is the admin host that the file belongs to. A copy in another host's folder has that host's
     name: the holder's overlay is not in that folder. Empty: not known. ``last`` is the host that released it; empty:
-    not known. ``sequence`` is the number of the last snapshot that the file's host began to take.
+    not known. ``sequence`` is the number of the last snapshot that the file's host began to take. ``cluster_uuid`` and
+    ``adopted``: the identity of the cluster (shared/identity.py).
     """
 
     cluster: str
@@ -47,16 +49,24 @@ class Lease:
     file: str = ""
     last: str = ""
     sequence: int = 0
+    cluster_uuid: str = ""
+    adopted: int = 0
 
     @property
     def taker(self) -> str:
         """The host that took this generation, whether it holds it still or has released it; empty: not known."""
         return self.holder or self.last
 
+    def with_identity_of(self, other: Lease) -> Lease:
+        """Return this lease; without a UUID, with that of ``other``. No write removes a cluster's UUID."""
+        if self.cluster_uuid or not other.cluster_uuid:
+            return self
+        return replace(self, cluster_uuid=other.cluster_uuid, adopted=other.adopted)
+
     def text(self) -> bytes:
         """Return the contents of the file."""
         facts = asdict(self)
-        for name in ("file", "last", "sequence"):
+        for name in ("file", "last", "sequence", "cluster_uuid", "adopted"):
             if not facts[name]:
                 del facts[name]
         return (json.dumps(facts, indent=1) + "\n").encode()
@@ -71,8 +81,11 @@ def parse_lease(data: bytes) -> Lease:
     lease = Lease(**json.loads(data))
     if type(lease.generation) is not int or not 0 <= lease.generation <= MAX_GENERATION:
         raise ValueError(f"generation {str(lease.generation)[:20]!r}")
-    if type(lease.sequence) is not int or not 0 <= lease.sequence <= MAX_GENERATION:
-        raise ValueError(f"sequence {str(lease.sequence)[:20]!r}")
+    for what, number in (("sequence", lease.sequence), ("adopted", lease.adopted)):
+        if type(number) is not int or not 0 <= number <= MAX_GENERATION:
+            raise ValueError(f"{what} {str(number)[:20]!r}")
+    if lease.cluster_uuid and not UUID.fullmatch(lease.cluster_uuid):
+        raise ValueError(f"cluster_uuid {str(lease.cluster_uuid)[:40]!r}")
     if not isinstance(lease.since, (int, float)):
         raise TypeError("since is not a time")
     for name in (lease.cluster, lease.file, lease.last, lease.holder or "-"):
@@ -115,7 +128,7 @@ class SwapLease:
     """Replace lease file ``path`` by ``text``, under the file's lock, if it is still as the writer knows it.
 
     A generation is never lowered. An unreadable file counts as generation 0: only a writer that does not require a
-    ``digest``, such as the agent of a migration, replaces it; the file's sequence number is then kept.
+    ``digest``, such as the agent of a migration, replaces it; the file's sequence number and UUID are then kept.
 
     ``digest``: that the file must have; empty: any. ``generation``: that the file must have; None: any.
     ``written``: digests of what this run has written for other hosts. A file with one of them is the same file, in a
@@ -147,7 +160,7 @@ class SwapLease:
                 data = read_file(self.path)
                 found, generation, new = digest(data), peek(data)[0], self.text.encode()
                 if not self.digest:
-                    new = _keep_sequence(data, new)
+                    new = _keep(data, new)
                 if found in self.written and not self.own:
                     return SAME
                 if self.digest and found not in (self.digest, *self.written):
@@ -163,13 +176,13 @@ def _locked(path: str, *, wait_s: float, by_caller: bool) -> AbstractContextMana
     return nullcontext() if by_caller else hold_lock(path + ".lock", wait_s=wait_s)
 
 
-def _keep_sequence(old: bytes | None, new: bytes) -> bytes:
-    """Return the new contents of a file, with the sequence number of the old ones where that is higher."""
+def _keep(old: bytes | None, new: bytes) -> bytes:
+    """Return the new contents of a file, with the UUID of the old ones, and their sequence number if it is higher."""
     try:
         before, after = parse_lease(old or b""), parse_lease(new)
     except (ValueError, TypeError):
         return new
-    return replace(after, sequence=before.sequence).text() if before.sequence > after.sequence else new
+    return replace(after.with_identity_of(before), sequence=max(before.sequence, after.sequence)).text()
 
 
 def advance_sequence(path: str, used: int, *, wait_s: float = 0.0, locked: bool = False) -> int:

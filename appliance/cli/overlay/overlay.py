@@ -18,6 +18,7 @@ ACTIONS = (
     "snapshots.key",
     "snapshots.schedule",
     "upgrade.drill",
+    "snapshots.identity",
     "overlay.grow",
     "overlay.mirror",
 )

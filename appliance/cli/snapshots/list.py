@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     cluster, host, _ = open_target(arguments)
     listing = list_snapshots(cluster, host)
-    if listing.snapshots or listing.broken:
+    if listing.snapshots or listing.broken or listing.foreign:
         print_result(arguments, listing, list_lines(listing, time.time()), markup=True)
     else:
         text = f"no snapshots of {cluster.site.cluster} on {host.name}; `sms overlay snapshot` takes one"

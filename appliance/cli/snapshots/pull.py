@@ -64,14 +64,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show_list(cluster: Any, host: Any, arguments: argparse.Namespace) -> int:
     """List the snapshots at the source."""
+    from appliance.operations.snapshots.list import foreign_note, list_snapshots
     from appliance.operations.snapshots.pull import archive_name, list_remote
     from appliance.text import printable
     from appliance.units import format_size, format_time
 
-    there = list_remote(cluster, host, arguments.source)
+    remote = list_remote(cluster, host, arguments.source, list_snapshots(cluster, host).identity)
+    there = remote.snapshots
     lines = []
     for one in there:
         line = f"{one['number']:>6}  {format_time(one['taken'])[:16]}  {format_size(one['used_bytes']):>8}"
         lines.append(f"{line}  {printable(one['host'])}  {archive_name(one)}")
-    print_result(arguments, there, lines or [f"no snapshots at {arguments.source}"])
+    lines = lines or [f"no snapshots at {arguments.source}"]
+    lines += [printable(note) for note in [foreign_note(remote.foreign, arguments.source)] if note]
+    print_result(arguments, there, lines)
     return 0

@@ -72,6 +72,8 @@ STYLES = {"verified": "green", "damaged": "red", "unchecked": "yellow"}
 def list_lines(listing: Listing, now: float) -> Iterator[str]:
     """Format the table of ``sms overlay list`` and its totals, in rich markup; no line is longer than WIDTH."""
     rows = [tuple(printable(cell) for cell in _row(one, now)) for one in listing.snapshots]
+    from appliance.operations.snapshots.list import foreign_note
+
     broken = [(number, printable(why)) for number, why in sorted(listing.broken.items())]
     if rows:
         widths = [max(len(row[at]) for row in (TITLES, *rows)) for at in range(len(TITLES) - 1)]
@@ -86,6 +88,8 @@ def list_lines(listing: Listing, now: float) -> Iterator[str]:
         f"{count} snapshot{'s' * (count != 1)} on {escape(listing.host)}, {format_size(listing.stored_bytes)} in all, "
         f"room for {format_size(listing.free_bytes)} more"
     )
+    if note := foreign_note(listing.foreign, listing.host):
+        yield f"[yellow]{escape(printable(note))}[/]"
 
 
 def _row(one: Snapshot, now: float) -> tuple[str, ...]:
@@ -134,6 +138,7 @@ def show_lines(one: Snapshot, now: float) -> Iterator[str]:
         ),
         ("how", f"{one['method']}{found}, {ran}"),
         ("lease", f"generation {one['generation']}"),
+        ("cluster UUID", one.get("cluster_uuid") or "-"),
         ("Slurm cluster", one["slurm_cluster"]),
         ("image", f"sha256:{image['sha256'][:16]} key {image['key'][:12]}" if image.get("key") else "not known"),
         (

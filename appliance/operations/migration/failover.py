@@ -19,7 +19,7 @@ from appliance.operations.overlay.generation import mark_overlay
 from appliance.operations.preflight import check_bridges, check_programs
 from appliance.operations.services.generation import find_known
 from appliance.operations.services.start import Started, StartOptions, start
-from appliance.operations.snapshots.list import find_snapshot, list_snapshots
+from appliance.operations.snapshots.list import find_snapshot, foreign_error, list_snapshots
 from appliance.operations.snapshots.restore import restore
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.failover import (
@@ -29,7 +29,7 @@ from appliance.plan.migration.failover import (
     has_newer,
     measure_loss,
 )
-from appliance.plan.migration.lease import GENERATION_BUMP, find_holder, has_own_overlay
+from appliance.plan.migration.lease import GENERATION_BUMP, find_holder, has_own_overlay, refuse_other_cluster
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
@@ -147,6 +147,7 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
     check_programs(host)
     with progress.step("query all admin hosts") as step:
         leases = query_all_leases(host, cluster)
+        refuse_other_cluster(leases.views)
         top = leases.top
         own = leases.views[host.name].lease
         held = own is not None and own.holder == host.name
@@ -258,6 +259,8 @@ def _choose_origin(
     if options.snapshot not in ("", LATEST):
         return False, find_snapshot(listing, options.snapshot)
     chosen = choose_snapshot(listing.snapshots)
+    if listing.foreign and (listing.unknown or not chosen):
+        raise foreign_error(listing.foreign, host.name)
     if not chosen:
         raise Refused(
             f"there is no verified snapshot on {host.name} to start from",

@@ -21,7 +21,7 @@ from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.unfinished import read_last_upgrade, recover_migration
 from appliance.operations.start_note import StartNote, read_note, record_start
-from appliance.plan.migration.lease import View, find_holder
+from appliance.plan.migration.lease import View, find_holder, refuse_other_cluster
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
@@ -96,7 +96,9 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
 
     with ThreadPoolExecutor(len(hosts)) as pool:
         leases = dict(zip((host.name for host in hosts), pool.map(query, hosts), strict=True))
-    newest = find_holder({name: View(lease) for name, lease in leases.items()})
+    views = {name: View(lease) for name, lease in leases.items()}
+    refuse_other_cluster(views)
+    newest = find_holder(views)
     if newest is None and unreachable:
         raise Refused(
             f"the services container is not running on any reachable host; {', '.join(unreachable)} cannot be reached",

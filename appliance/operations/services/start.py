@@ -14,6 +14,7 @@ from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.history import note
+from appliance.operations.identity import ensure_identity
 from appliance.operations.image.deliver import Image, deliver, trust
 from appliance.operations.lease import (
     Leases,
@@ -42,7 +43,7 @@ from appliance.operations.services.unfinished import image_of_unfinished, recove
 from appliance.operations.start_note import read_note, record_start
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv, start_argv
-from appliance.plan.migration.lease import find_newer
+from appliance.plan.migration.lease import find_newer, refuse_other_cluster
 from appliance.plan.services.network import conflists
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
@@ -196,6 +197,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
     leases = query_all_leases(host, cluster)
     find_known(cluster, leases, without_remote=options.without_remote)
     leases.check()
+    refuse_other_cluster(leases.views)
     refuse_older(cluster, host, leases, set_aside=False)
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(cluster), trusted)
@@ -210,13 +212,15 @@ def _check_running(cluster: Cluster, host: Host, progress: Progress, path: str, 
             f"the services container runs on {host.name}, but {lease.holder or 'no host'} holds the lease",
             hint=f"two hosts must never run it: sms stop --host {host.name}",
         )
-    newer = find_newer(host.name, query_all_leases(host, cluster).views)
+    leases = query_all_leases(host, cluster)
+    newer = find_newer(host.name, leases.views)
     if newer:
         raise Refused(
             f"the services container runs on {host.name}, "
             f"but {newer.holder} has taken over (generation {newer.generation})",
             hint=f"two hosts must never run it: sms stop --host {host.name}",
         )
+    ensure_identity(leases, progress)
     recorded = read_note(cluster, host)
     services = _wait_for_services(cluster, host, progress, min(wait_s, SETTLE_S), True)
     if recorded and recorded.image == path:
@@ -302,7 +306,9 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
     with progress.step("take the lease") as step:
         if time.monotonic() - leases.queried_at > MAX_AGE_S:
             leases.query()
+        refuse_other_cluster(leases.views)
         leases.check()  # before anything is changed
+        ensure_identity(leases, progress)
         generation_bump += max(0, refuse_older(leases.cluster, host, leases) - leases.top)
         # Before the swap, whose reply may be lost.
         undo.push(lambda _, error, __: _roll_back(leases.cluster, host, before, error))

@@ -12,6 +12,8 @@ from appliance.operations.context import Cluster
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.plan.snapshots.retention import RESTORE
 from appliance.progress import Progress
+from appliance.shared.identity import Identity, uuid_of
+from appliance.shared.records import from_value
 from appliance.tools import agent
 
 Snapshot = dict[str, Any]
@@ -20,13 +22,23 @@ Snapshot = dict[str, Any]
 
 @dataclass(frozen=True)
 class Listing:
-    """The snapshots of one host, oldest first; ``broken``: numbers with an unreadable manifest, and the reason."""
+    """The snapshots of one host, oldest first; ``broken``: numbers with an unreadable manifest, and the reason.
+
+    ``foreign``: those of other clusters of this name, which no verb touches.
+    """
 
     host: str
     snapshots: tuple[Snapshot, ...] = ()
     broken: dict[int, str] = field(default_factory=dict)
     stored_bytes: int = 0
     free_bytes: int = 0
+    foreign: tuple[Snapshot, ...] = ()
+    identity: Identity = field(default_factory=Identity)
+
+    @property
+    def unknown(self) -> bool:
+        """Whether it is not known which cluster the host is of: it has no lease."""
+        return self.identity.new and not self.identity.uuid
 
     @property
     def damaged(self) -> bool:
@@ -62,15 +74,32 @@ def state_heads(cluster: Cluster) -> dict[str, str]:
     return {path: text for service in cluster.services for path, text in service.state_heads.items()}
 
 
-def list_snapshots(cluster: Cluster, host: Host) -> Listing:
+def store_request(cluster: Cluster, host: Host) -> dict[str, Any]:
+    """Return the part of a request by which the agent knows the store, and which snapshots are the cluster's own."""
+    return {"store": store(cluster), "lease": str(cluster.places.lease), "host": host.name}
+
+
+def list_snapshots(cluster: Cluster, host: Host, *, identity: Identity | None = None) -> Listing:
     """List the snapshots on the host; a host without a store has none.
+
+    Args:
+        identity: of the cluster, if the host is a target of a push; else the host's own lease has it.
 
     Raises:
         Refused: the host has no Python.
     """
-    reply = agent.call(host, "list", {"store": store(cluster)})
-    broken = {int(number): str(why) for number, why in reply["broken"].items()}
-    return Listing(host.name, tuple(reply["snapshots"]), broken, reply["stored_bytes"], reply["free_bytes"])
+    reply = agent.call(host, "list", store_request(cluster, host))
+    there = from_value(Identity, reply.get("identity", {}))
+    every, known = tuple(reply["snapshots"]), identity or there
+    return Listing(
+        host.name,
+        tuple(one for one in every if known.owns(one)),
+        {int(number): str(why) for number, why in reply["broken"].items()},
+        reply["stored_bytes"],
+        reply["free_bytes"],
+        tuple(one for one in every if not known.owns(one)),
+        there,
+    )
 
 
 def find_snapshot(listing: Listing, selector: str) -> Snapshot:
@@ -85,12 +114,14 @@ def find_snapshot(listing: Listing, selector: str) -> Snapshot:
         raise ConfigError(
             f"invalid snapshot {selector!r}", hint=f"give its number, or {LATEST}; `sms overlay list` shows all"
         )
-    if not listing.snapshots and not listing.broken:
+    if not listing.snapshots and not listing.broken and not listing.foreign:
         raise Refused(
             f"there are no snapshots on {listing.host}", hint=f"`sms overlay snapshot --host {listing.host}` takes one"
         )
     if selector == LATEST:
         good = [one for one in listing.snapshots if one["health"].get("ok")]
+        if listing.foreign and (listing.unknown or not good):
+            raise foreign_error(listing.foreign, listing.host)
         if not good:
             raise Refused(
                 f"no snapshot on {listing.host} is verified",
@@ -108,8 +139,35 @@ def find_snapshot(listing: Listing, selector: str) -> Snapshot:
     for one in listing.snapshots:
         if one["number"] == number:
             return one
+    if other := [one for one in listing.foreign if one["number"] == number]:
+        raise foreign_error(other, listing.host)
     newest = ", ".join(str(one["number"]) for one in listing.snapshots[-5:]) or "none"
     raise Refused(f"there is no snapshot {number} on {listing.host}", hint=f"the newest are: {newest}")
+
+
+def foreign_error(found: Sequence[Snapshot], where: str) -> Refused:
+    """Return the refusal to use snapshots of other clusters of this name."""
+    number = f"snapshot {found[0]['number']} on {where} is" if len(found) == 1 else f"the snapshots on {where} are"
+    return Refused(
+        f"{number} not of this cluster, but of {describe_foreign(found)}",
+        hint="`sms overlay identity` shows the UUIDs; `sms overlay identity UUID` continues that cluster",
+    )
+
+
+def describe_foreign(found: Sequence[Snapshot]) -> str:
+    """Return text on whose the snapshots of other clusters are."""
+    uuids = sorted({uuid_of(one) for one in found})
+    hosts = ", ".join(sorted({one["host"] for one in found}))
+    names = [f"cluster {uuid}" if uuid else "a cluster without a UUID" for uuid in uuids]
+    return f"{' and '.join(names)} (taken on {hosts})"
+
+
+def foreign_note(found: Sequence[Snapshot], where: str) -> str:
+    """Return a note on snapshots of other clusters of this name; empty without any."""
+    if not found:
+        return ""
+    what = f"{len(found)} snapshot{'s' * (len(found) != 1)}"
+    return f"note: {where} has {what} of {describe_foreign(found)}: not touched"
 
 
 def verify(

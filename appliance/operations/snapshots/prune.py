@@ -10,9 +10,17 @@ from typing import Any
 from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.snapshots.list import Listing, Snapshot, list_snapshots, store
+from appliance.operations.snapshots.list import (
+    Listing,
+    Snapshot,
+    foreign_error,
+    foreign_note,
+    list_snapshots,
+    store,
+)
 from appliance.plan.snapshots.retention import NEWEST, Candidate, Decision, decide, newest_of_hosts
 from appliance.progress import Progress
+from appliance.shared.identity import Identity, uuid_of
 from appliance.tools import agent
 
 NAMED = "named"
@@ -49,19 +57,30 @@ class Pruned:
         }
 
 
-def prune(cluster: Cluster, host: Host, numbers: Sequence[int], progress: Progress, *, dry_run: bool = False) -> Pruned:
-    """Remove snapshots, then the chunks that no remaining snapshot references.
+def prune(
+    cluster: Cluster,
+    host: Host,
+    numbers: Sequence[int],
+    progress: Progress,
+    *,
+    dry_run: bool = False,
+    identity: Identity | None = None,
+) -> Pruned:
+    """Remove snapshots, then the chunks that no remaining snapshot references. Those of other clusters stay.
 
     Args:
         numbers: remove exactly these; empty: those that the site's retention does not keep.
         dry_run: only decide.
+        identity: as for ``list_snapshots``.
 
     Raises:
         Busy: another run adds or reads snapshots.
         Refused: there is no such snapshot, or it is the newest verified one, of all or of an admin host.
     """
-    listing = list_snapshots(cluster, host)
+    listing = certain(list_snapshots(cluster, host, identity=identity))
     decisions = choose(cluster, listing, numbers) if numbers else by_rule(cluster, listing)
+    if note := foreign_note(listing.foreign, host.name):
+        progress.report(note)
     found = Pruned(host.name, listing.snapshots, tuple(decisions), listing.broken, stored_bytes=listing.stored_bytes)
     # Even without snapshots there may be chunks of a run that was killed.
     if dry_run or not listing.stored_bytes:
@@ -77,6 +96,14 @@ def prune(cluster: Cluster, host: Host, numbers: Sequence[int], progress: Progre
         freed_bytes=reply["freed_bytes"],
         stored_bytes=max(0, listing.stored_bytes - reply["freed_bytes"]),
     )
+
+
+def certain(listing: Listing) -> Listing:
+    """Return the listing with only those snapshots that are certainly the cluster's own: its lease has its UUID."""
+    if not listing.identity.assumed:
+        return listing
+    own = tuple(one for one in listing.snapshots if not uuid_of(one))
+    return replace(listing, snapshots=own, foreign=(*listing.foreign, *(o for o in listing.snapshots if uuid_of(o))))
 
 
 def by_rule(cluster: Cluster, listing: Listing) -> list[Decision]:
@@ -98,6 +125,8 @@ def choose(cluster: Cluster, listing: Listing, numbers: Sequence[int]) -> list[D
         Refused: there is no such snapshot, or it is the newest verified one, of all or of an admin host.
     """
     known = [one["number"] for one in listing.snapshots]
+    if other := [one for one in listing.foreign if one["number"] in numbers]:
+        raise foreign_error(other, listing.host)
     unknown = sorted(set(numbers) - set(known) - set(listing.broken))
     if unknown:
         raise Refused(f"there is no snapshot {unknown[0]} on {listing.host}", hint="`sms overlay list` shows all")

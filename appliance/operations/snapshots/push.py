@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.snapshots.list import Listing, Snapshot, find_snapshot, list_snapshots
+from appliance.operations.snapshots.list import Listing, Snapshot, find_snapshot, foreign_note, list_snapshots
 from appliance.operations.snapshots.prune import by_rule, prune
 from appliance.operations.snapshots.transfer import Offsite, Sent, estimate, send
 from appliance.plan.snapshots.offsite import BORG, LATEST, archive_name, missing
@@ -162,6 +162,20 @@ class Push:
         self.report(Pushed(self.target, number, state, sent.name, sent.bytes, seconds))
         return True
 
+    def refuse_other_cluster(self, listing: Listing) -> None:
+        """Raise Refused if the lease of the target has the UUID of another cluster."""
+        here, there = self.listing.identity, listing.identity
+        if here.uuid and there.uuid and there.uuid != here.uuid and not (here.assumed or there.assumed):
+            raise Refused(
+                f"{listing.host} is a host of another cluster of this name, {there.uuid}; this one is {here.uuid}",
+                hint="give one of them another name or `state` folder; `sms overlay identity` shows more",
+            )
+
+    def report_foreign(self, found: Sequence[Snapshot], where: str) -> None:
+        """Report snapshots of other clusters of this name at the target."""
+        if note := foreign_note(found, where):
+            self.progress.report(note)
+
     def report_removed(self, number: int, name: str) -> None:
         """Report a snapshot that was, or would be, removed at the target."""
         self.report(Pushed(self.target, number, WOULD_REMOVE if self.dry_run else REMOVED, name))
@@ -169,7 +183,9 @@ class Push:
 
 def _to_host(push: Push) -> None:
     target = push.cluster.host(push.target)
-    listing = list_snapshots(push.cluster, target)
+    listing = list_snapshots(push.cluster, target, identity=push.listing.identity)
+    push.refuse_other_cluster(listing)
+    push.report_foreign(listing.foreign, target.name)
     there = [one for one in listing.snapshots if one["health"].get("ok")]
     selected = push.select(there)
     if push.chosen and not selected:
@@ -188,14 +204,14 @@ def _to_host(push: Push) -> None:
         for number in plan_removals(push.cluster, listing, selected):
             push.report_removed(number, str(number))
     elif push.prune:
-        for number in prune(push.cluster, target, (), push.progress).removed:
+        for number in prune(push.cluster, target, (), push.progress, identity=push.listing.identity).removed:
             push.report_removed(number, str(number))
 
 
 def plan_removals(cluster: Cluster, listing: Listing, incoming: Sequence[Snapshot]) -> list[int]:
     """Return the numbers that a prune would remove from a host after ``incoming`` were added."""
     taken = {one["number"] for one in listing.snapshots} | set(listing.broken)
-    both, used = list(listing.snapshots), set(taken)
+    both, used = list(listing.snapshots), taken | {one["number"] for one in listing.foreign}
     for one in incoming:
         # As the import does: the same number where it is free, else the next one.
         number = one["number"] if one["number"] not in used else max(used) + 1
@@ -206,7 +222,7 @@ def plan_removals(cluster: Cluster, listing: Listing, incoming: Sequence[Snapsho
 
 
 def _to_borg(push: Push) -> None:
-    offsite = Offsite(push.cluster, push.source)
+    offsite = Offsite(push.cluster, push.source, push.listing.identity)
     if push.prune and offsite.append_only:
         raise Refused(
             f"{push.source.name} may only append to {offsite.repository.url}: snapshots.borg.append_only is set",
@@ -216,6 +232,7 @@ def _to_borg(push: Push) -> None:
         if not push.dry_run:
             offsite.lock_repository(stack)
         known = offsite.open()
+        push.report_foreign(offsite.foreign, offsite.repository.url)
         there = [manifest for manifest, _ in known]
         selected = push.select(there)
         if push.chosen and not selected:

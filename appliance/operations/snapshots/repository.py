@@ -6,17 +6,18 @@ import hashlib
 import socket
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root
-from appliance.operations.snapshots.list import Snapshot
+from appliance.operations.snapshots.list import Snapshot, foreign_error, foreign_note, list_snapshots
 from appliance.operations.snapshots.transfer import Offsite
 from appliance.plan.snapshots.offsite import KeyNote, KnownArchives, archive_name, find_vanished
 from appliance.progress import Progress
+from appliance.shared.identity import Identity, assume, uuid_of
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.tools import borg
 
@@ -62,12 +63,16 @@ def prune_repository(cluster: Cluster, host: Host, progress: Progress, *, dry_ru
     with ExitStack() as stack:
         if not dry_run:
             offsite.lock_repository(stack)
-        there = [manifest for manifest, _ in offsite.open()]
+        every = [manifest for manifest, _ in offsite.open()]
         url = offsite.repository.url
         if not offsite.exists:
             raise Refused(f"there is no repository {url}", hint="is its disk mounted?")
-        if offsite.append_only:
-            _check_vanished(cluster, host, offsite)
+        known = _read_known(host, str(cluster.places.borg_archives)) if offsite.append_only else KnownArchives()
+        _check_vanished(cluster, host, offsite, known)
+        offsite.identity = identity = _identify(cluster, host, every, known)
+        there = [one for one in every if identity.owns(one)]
+        if note := foreign_note([one for one in every if not identity.owns(one)], url):
+            progress.report(note)
         if not dry_run and not borg.compact(host, offsite.repository):
             raise Refused(
                 f"{host.name} may only append to {url}: nothing can be removed with its key",
@@ -78,7 +83,7 @@ def prune_repository(cluster: Cluster, host: Host, progress: Progress, *, dry_ru
         if not dry_run:
             if offsite.append_only:
                 # Before they are removed: a run that is killed meanwhile has not lost them.
-                host.write(str(cluster.places.borg_archives), to_json(KnownArchives(kept)), mode=0o600)
+                host.write(str(cluster.places.borg_archives), to_json(KnownArchives(kept, identity.uuid)), mode=0o600)
             offsite.prune(there, progress)
     return PrunedRepository(url, _names(there, kept), _names(there, doomed))
 
@@ -87,9 +92,24 @@ def _names(there: list[Snapshot], chosen: set[str] | dict[str, str]) -> tuple[st
     return tuple(name for name in map(archive_name, there) if name in chosen)
 
 
-def _check_vanished(cluster: Cluster, host: Host, offsite: Offsite) -> None:
+def _identify(cluster: Cluster, host: Host, every: list[Snapshot], known: KnownArchives) -> Identity:
+    """Return the identity of the cluster: of its lease, else of the last prune, else of all archives if it is only one.
+
+    Raises:
+        Refused: there are archives of several clusters, and it is not known which is this one.
+    """
+    recorded = list_snapshots(cluster, host).identity
+    of_known = [one for one in every if known.cluster_uuid in ("", uuid_of(one))]
+    identity = replace(assume(recorded, of_known), hosts=tuple(admin.name for admin in cluster.site.admin_hosts))
+    named = [one for one in every if uuid_of(one)]
+    if named and not identity.uuid:
+        raise foreign_error(named, "the repository")
+    return identity
+
+
+def _check_vanished(cluster: Cluster, host: Host, offsite: Offsite, known: KnownArchives) -> None:
     path = str(cluster.places.borg_archives)
-    vanished = find_vanished(_read_known(host, path), offsite.ids)
+    vanished = find_vanished(known, offsite.ids)
     if vanished:
         more = f" and {len(vanished) - MOST_NAMED} more" if len(vanished) > MOST_NAMED else ""
         raise Refused(

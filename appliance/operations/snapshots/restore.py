@@ -18,6 +18,7 @@ from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_sn
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
 from appliance.plan.migration.lease import check_plausible
 from appliance.progress import Progress
+from appliance.shared.identity import uuid_of
 from appliance.shared.lease import Lease
 from appliance.tools import agent
 
@@ -79,7 +80,9 @@ def restore(
         if fenced:
             check_plausible(chosen["generation"])
         else:
-            raise_lease(host, cluster, chosen["generation"], locked=True)
+            uuid = uuid_of(chosen)
+            if note := raise_lease(host, cluster, chosen["generation"], cluster_uuid=uuid, locked=True):
+                progress.report(note)
         same = kept is not None and kept.same
         size, seconds = chosen["used_bytes"], 0.0
         if not same:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from appliance.errors import Busy, SmsError
-from appliance.host.base import Host
+from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.lease import query_lease
+from appliance.operations.identity import ensure_identity
+from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.overlay.mirror import scrub
 from appliance.operations.overlay.mirrored import find_mirror
 from appliance.operations.preflight import find_instance, only_one
@@ -94,6 +96,8 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
             if lease.holder != host.name and (lease.since or not find_instance(cluster, host)):
                 return None
             work.generation = lease.generation
+            if not lease.cluster_uuid:
+                work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, progress))
             work.missed = detect_gap(cluster, host, lease, started)
             # Before the snapshot is taken: it then stores damaged chunks again.
             work.attempt("read again", partial(reread_when_due, cluster, host, progress))
@@ -111,6 +115,16 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
         finish_interrupted(cluster, host, work.run(started, "it was interrupted"))
         raise
     return finish(cluster, host, work.run(started))
+
+
+def name_cluster(cluster: Cluster, host: Host, progress: Progress) -> None:
+    """Give a cluster its UUID that an earlier version has started, and has not been started since.
+
+    Raises:
+        Refused: the admin hosts know different ones.
+    """
+    with suppress(Unreachable, CommandError):
+        ensure_identity(query_all_leases(host, cluster), progress)
 
 
 def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunState) -> None:

@@ -183,6 +183,7 @@ def take_snapshot(
         "freeze_limit_s": options.freeze_limit_s,
         "facts": {
             "cluster": cluster.site.cluster,
+            "cluster_uuid": use.lease.cluster_uuid,
             "host": host.name,
             "generation": _generation(use.lease, host.name, note, running is not None),
             "image": {"key": note.key if note else "", "sha256": note.sha256 if note else ""},

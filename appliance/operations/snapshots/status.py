@@ -8,6 +8,7 @@ from typing import Any
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
+from appliance.operations.snapshots.list import store_request
 from appliance.operations.snapshots.report import record_path
 from appliance.operations.snapshots.schedule import schedule_files
 from appliance.plan.snapshots.runs import (
@@ -61,7 +62,7 @@ def snapshot_status(cluster: Cluster, host: Host, lease: Lease) -> SnapshotStatu
     settings = cluster.site.snapshots
     files = [record_path(cluster), record_path(cluster, DRILLS), *schedule_files(cluster)]
     try:
-        reply = agent.call(host, "brief", {"store": str(cluster.places.snapshots), "files": files})
+        reply = agent.call(host, "brief", {**store_request(cluster, host), "files": files})
     except Unreachable:
         raise
     except SmsError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from appliance.errors import Refused, SmsError
@@ -20,10 +20,12 @@ from appliance.plan.snapshots.offsite import (
     archive_name,
     archive_time,
     comment,
+    is_archive,
     not_kept,
     read_comment,
 )
 from appliance.progress import Progress
+from appliance.shared.identity import Identity
 from appliance.tools import agent, borg
 from appliance.units import LARGEST_OVERLAY
 
@@ -153,9 +155,14 @@ def _relay_bytes(source: agent.Session, target: agent.Session, length: int) -> N
 
 
 class Offsite:
-    """The site's Borg repository, used from one host; ``ids``: of the archives that ``open`` has found, by name."""
+    """The site's Borg repository, used from one host.
 
-    def __init__(self, cluster: Cluster, host: Host) -> None:
+    ``ids``: of the archives that ``open`` has found, by name. ``foreign``: manifests of archives of other clusters of
+    this name, which are neither restored nor removed.
+    """
+
+    def __init__(self, cluster: Cluster, host: Host, identity: Identity | None = None) -> None:
+        """``identity``: of the cluster; without one, the archives of all clusters of this name count as its own."""
         settings = cluster.site.snapshots.borg
         if not settings:
             raise Refused("the site has no Borg repository", hint="set snapshots.borg in the site file")
@@ -168,8 +175,10 @@ class Offsite:
             str(settings.ssh_key) if settings.ssh_key else None,
             str(settings.known_hosts) if settings.known_hosts else None,
         )
-        self.glob = archive_glob(cluster.site.cluster)
         self.append_only = settings.append_only
+        hosts = tuple(admin.name for admin in cluster.site.admin_hosts)
+        self.identity = identity and replace(identity, hosts=hosts)
+        self.foreign: list[Snapshot] = []
         self.exists = False
         self.ids: dict[str, str] = {}
 
@@ -189,11 +198,16 @@ class Offsite:
             Busy, Refused, SmsError, Unreachable: it cannot be used.
         """
         borg.check_ready(self.host, self.repository)
-        found = borg.list_archives(self.host, self.repository, self.glob)
+        cluster = self.cluster.site.cluster
+        found = borg.list_archives(self.host, self.repository, f"sms-{cluster}-*")
         self.exists = found is not None
         self.ids = {one.name: one.id for one in found or []}
-        read = [(read_comment(one.comment, one.name), one.time) for one in found or []]
-        return [(manifest, at) for manifest, at in read if manifest]
+        ours = [one for one in found or [] if is_archive(one.name, cluster)]
+        read = [(manifest, one.time) for one in ours if (manifest := read_comment(one.comment, one.name))]
+        if self.identity is None:
+            return read
+        self.foreign = [manifest for manifest, _ in read if not self.identity.owns(manifest)]
+        return [(manifest, at) for manifest, at in read if self.identity.owns(manifest)]
 
     def push(self, one: Snapshot, known: list[tuple[Snapshot, float]], progress: Progress) -> Sent:
         """Store a snapshot as an archive; the repository is created where there is none.
@@ -230,7 +244,9 @@ class Offsite:
         doomed = self.select_removed(there)
         if self.exists and not dry_run:
             with progress.step(f"prune {self.repository.url}") as step:
-                borg.remove(self.host, self.repository, self.glob, [archive_name(one) for one in doomed])
+                # Checkpoints have no comment: only by the UUID in the name it is certain whose they are.
+                glob = archive_glob(self.cluster.site.cluster, self.identity.uuid if self.identity else "")
+                borg.remove(self.host, self.repository, glob, [archive_name(one) for one in doomed])
                 step.detail(f"{len(doomed)} archive{'s' * (len(doomed) != 1)} removed")
         return doomed
 

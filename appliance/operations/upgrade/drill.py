@@ -21,7 +21,7 @@ from appliance.operations.context import Cluster, need_root
 from appliance.operations.hosts.host import list_hosts
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.preflight import check_programs
-from appliance.operations.snapshots.list import Snapshot
+from appliance.operations.snapshots.list import Snapshot, list_snapshots
 from appliance.operations.snapshots.pull import find_remote, list_remote
 from appliance.operations.snapshots.push import choose_targets
 from appliance.operations.snapshots.report import finish, finish_interrupted
@@ -202,10 +202,11 @@ def _note_key(cluster: Cluster, here: Local, done: DrillResult) -> None:
 def _find(cluster: Cluster, here: Local, targets: Sequence[str], selector: str, tried: Checks) -> Found | None:
     """Return the newest of the selected snapshots of all targets; a target that fails is a failed check."""
     found: list[Found] = []
+    identity = list_snapshots(cluster, here).identity
 
     def query(target: str) -> str:
-        there = list_remote(cluster, here, target)
-        one = find_remote(there, target, selector)
+        remote = list_remote(cluster, here, target, identity)
+        one, there = find_remote(remote, target, selector), remote.snapshots
         found.append(Found(target, one))
         return f"{len(there)} snapshots, the newest is {there[-1]['number']} of {there[-1]['host']}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from appliance.errors import Refused
@@ -132,13 +132,14 @@ def migrate_vm(
         source = cluster.target(plan.source)
         newest = newest_holder(view_hosts(cluster, target))
         generation = (newest.generation if newest else 0) + 1
+        holder = Holder(to, generation, cluster_uuid=newest.cluster_uuid if newest else "")
         if plan.image and plan.image_host == source.name:
             fetch_vm(cluster, source, plan.image, progress)
         if plan.live:
-            paused = move_live(cluster, source, target, progress, Holder(to, generation))
+            paused = move_live(cluster, source, target, progress, holder)
         else:
             stop_locked(cluster, source, progress, timeout_s=timeout_s)
-            _transfer_disks(cluster, source, target, progress, plan, Holder(to, generation))
+            _transfer_disks(cluster, source, target, progress, plan, holder)
         note(cluster, target, "vm migrate", "moved", source=source.name, live=plan.live, generation=generation)
     if plan.running and not plan.live:
         start_vm(cluster, target, progress, StartOptions(image=plan.image))
@@ -194,6 +195,8 @@ def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str, 
     host.run("mkdir", "-p", "-m", "0700", f"{where.snapshots}/{kept}")
     # First: a folder without it is not listed.
     about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key, generation=generation, sequence=sequence)
+    holder = read_holder(host.read(str(where.holder)))
+    about = replace(about, cluster_uuid=holder.cluster_uuid if holder else "")
     host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)
     # One command: it ends by itself if this process is killed.
     host.run("mv", "-t", f"{where.snapshots}/{kept}", "--", *map(str, present), timeout=4 * 3600)

@@ -9,7 +9,14 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
-from appliance.operations.vm.snapshots import NOTE, VmSnapshot, assign_place, find_snapshot, verify_folder
+from appliance.operations.vm.snapshots import (
+    NOTE,
+    VmSnapshot,
+    assign_place,
+    cluster_uuid,
+    find_snapshot,
+    verify_folder,
+)
 from appliance.operations.vm.vm import (
     check_programs,
     find_running,
@@ -63,6 +70,7 @@ def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> R
         with progress.step("exchange the disks") as step:
             generation, sequence = assign_place(host, where, newest_holder(view_hosts(cluster, host)))
             about = VmSnapshot(kept, round(time.time(), 3), reason="the disks before a restore")
+            about = replace(about, cluster_uuid=cluster_uuid(cluster, host))
             _exchange(host, where, replace(about, generation=generation, sequence=sequence))
             step.detail(f"the old disks are kept as snapshot {kept}")
         note(cluster, host, "vm restore", "restored", name=snapshot.name, kept=kept)

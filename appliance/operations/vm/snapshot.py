@@ -20,6 +20,7 @@ from appliance.operations.vm.snapshots import (
     VmSnapshot,
     assign_place,
     check_name,
+    cluster_uuid,
     remove,
     verify_folder,
 )
@@ -96,7 +97,8 @@ def take_locked(
                     files.copy_sparse(host, str(source), f"{part}/{source.name}", timeout=COPY_S)
                 host.run("sync", "-f", part, timeout=COPY_S)
         snapshot = VmSnapshot(name, round(taken, 3), round(frozen_ms, 1), running, reason, key)
-        snapshot = replace(snapshot, generation=generation, sequence=sequence)
+        uuid = cluster_uuid(cluster, host)
+        snapshot = replace(snapshot, generation=generation, sequence=sequence, cluster_uuid=uuid)
         with progress.step("verify it"):
             verify_folder(host, part)
         snapshot = replace(snapshot, verified=True)

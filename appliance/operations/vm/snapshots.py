@@ -12,7 +12,8 @@ from pathlib import PurePosixPath
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
-from appliance.operations.vm.vm import all_hosts, lock_vm_everywhere
+from appliance.operations.lease import query_lease
+from appliance.operations.vm.vm import all_hosts, lock_vm_everywhere, view_host
 from appliance.plan.vm.holder import Holder
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
@@ -38,6 +39,7 @@ class VmSnapshot:
         key: digest of the manifest of the image that its root is an overlay of; empty if unknown.
         verified: whether both disks and the state's file system were checked without errors.
         generation, sequence: decide the order (shared/order.py); 0 in records of earlier versions.
+        cluster_uuid: of the cluster; empty in records of earlier versions, which count as the own ones.
         readable: whether its record could be read.
     """
 
@@ -50,6 +52,7 @@ class VmSnapshot:
     verified: bool = False
     generation: int = 0
     sequence: int = 0
+    cluster_uuid: str = ""
     size_bytes: int = field(default=0, compare=False)
     readable: bool = field(default=True, compare=False)
 
@@ -92,6 +95,24 @@ def read_listed(output: str) -> list[VmSnapshot]:
     return sorted(found, key=lambda one: order(vars(one)))
 
 
+def own_snapshots(cluster: Cluster, host: Host) -> list[VmSnapshot]:
+    """Return the snapshots of this cluster on the host, the oldest first; not those of another one of its name."""
+    uuid = cluster_uuid(cluster, host)
+    return [one for one in list_snapshots(cluster, host) if one.cluster_uuid in ("", uuid)]
+
+
+def cluster_uuid(cluster: Cluster, host: Host) -> str:
+    """Return the cluster's UUID as the host knows it: of its lease, else of its record of the VM's disks.
+
+    Raises:
+        SmsError: they cannot be read.
+    """
+    if uuid := query_lease(host, cluster).cluster_uuid:
+        return uuid
+    holder = view_host(cluster, host).holder
+    return holder.cluster_uuid if holder else ""
+
+
 def assign_place(host: Host, where: VmPlaces, newest: Holder | None) -> tuple[int, int]:
     """Return generation and sequence number of a new snapshot of the current disks, after all others on the host.
 
@@ -130,12 +151,17 @@ def find_snapshot(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
     Raises:
         Refused: there is no such snapshot.
     """
-    there = list_snapshots(cluster, host)
+    there, every = own_snapshots(cluster, host), list_snapshots(cluster, host)
     if name == "latest" and there:
         return ([one for one in there if one.verified] or there)[-1]
     for snapshot in there:
         if snapshot.name == name:
             return snapshot
+    if other := [one for one in every if one.name == name or (name == "latest" and one not in there)]:
+        raise Refused(
+            f"snapshot {other[-1].name} of the VM is not of this cluster, but of cluster {other[-1].cluster_uuid}",
+            hint="`sms overlay identity` shows the UUIDs",
+        )
     names = ", ".join(snapshot.name for snapshot in there[-5:]) or "none"
     raise Refused(f"{host.name} has no snapshot {name} of the VM", hint=f"available: {names}")
 
@@ -171,12 +197,18 @@ def prune_snapshots(
 ) -> list[VmSnapshot]:
     """Remove all but the newest ``keep`` snapshots, at least one; return the removed ones.
 
-    The newest verified one is never removed, nor one whose record cannot be read: it may be newer.
+    The newest verified one is never removed, nor one whose record cannot be read: it may be newer; nor those of another
+    cluster of this name.
     """
     if keep < 1:
         raise ConfigError("at least one snapshot must be kept", hint="`sms vm snapshot --prune 1`")
     with lock_vm_everywhere(cluster, host):
-        removed = choose_removed(list_snapshots(cluster, host), keep)
+        own = own_snapshots(cluster, host)
+        if foreign := [one for one in list_snapshots(cluster, host) if one not in own]:
+            whose = ", ".join(sorted({one.cluster_uuid for one in foreign}))
+            what = f"{len(foreign)} snapshot{'s' * (len(foreign) != 1)} of the VM on {host.name}"
+            progress.report(f"note: {what} are of cluster {whose}: not touched")
+        removed = choose_removed(own, keep)
         for snapshot in [] if dry_run else removed:
             with progress.step(f"remove {snapshot.name}"):
                 remove(host, f"{VmPlaces(cluster.site).snapshots}/{snapshot.name}")

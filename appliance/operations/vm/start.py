@@ -13,6 +13,7 @@ from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
+from appliance.operations.lease import query_lease
 from appliance.operations.site import ca
 from appliance.operations.site.issued import revoked_map
 from appliance.operations.vm.client import tls_folder
@@ -31,7 +32,7 @@ from appliance.operations.vm.vm import (
     wait_for_health,
 )
 from appliance.plan.overlay import seed
-from appliance.plan.vm.holder import Holder, HostView, follow_known, may_start, newest_holder
+from appliance.plan.vm.holder import Holder, HostView, follow_known, may_start, name_cluster, newest_holder
 from appliance.plan.vm.vm import (
     FIRMWARE,
     QEMU_OVERHEAD_MB,
@@ -200,11 +201,12 @@ def _choose_holder(cluster: Cluster, host: Host, views: list[HostView], options:
     shared = newest is not None and newest.holder != host.name and shares_disks(cluster, host, newest.holder)
     chosen = may_start(host.name, views, shared=shared, force=options.force)
     reachable = {view.name for view in views if view.reachable}
-    return follow_known(
+    chosen = follow_known(
         chosen,
         newest,
         max(_known_generation(cluster, one) for one in all_hosts(cluster, host) if one.name in reachable),
     )
+    return name_cluster(chosen, newest, query_lease(host, cluster).cluster_uuid)
 
 
 def _known_generation(cluster: Cluster, host: Host) -> int:
@@ -391,7 +393,10 @@ def _install_tls(cluster: Cluster, host: Host, archive: bytes) -> None:
 def _take_disks(cluster: Cluster, host: Host, progress: Progress, holder: Holder, undo: ExitStack) -> None:
     where = VmPlaces(cluster.site)
     host.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
+    before = host.read(str(where.holder))
     _claim(cluster, host, holder, undo)
+    if before and holder.cluster_uuid.encode() not in before:
+        progress.report(f"note: the VM's disks are those of cluster {holder.cluster_uuid} from now on")
     if kept := finish_restore(host, VmPlaces(cluster.site)):
         progress.report(f"completed an interrupted restore; the old disks are kept as snapshot {kept}")
 

@@ -106,22 +106,49 @@ def may_take(
             )
     top = max((view.lease.generation for view in views.values() if view.lease), default=0)
     mine = views[me].lease
-    return Lease(cluster, top + generation_bump, me, now, me, sequence=mine.sequence if mine else 0)
+    lease = Lease(cluster, top + generation_bump, me, now, me, sequence=mine.sequence if mine else 0)
+    named = find_identity(views)
+    return lease.with_identity_of(named) if named else lease
 
 
-def raise_above(mine: Lease, me: str, generation: int) -> Lease | None:
+def find_identity(views: Views) -> Lease | None:
+    """Return the lease that has the cluster's UUID: of those that have one, that of the highest generation."""
+    named = [view.lease for view in views.values() if view.lease and view.lease.cluster_uuid]
+    return max(named, key=lambda lease: (lease.generation, lease.cluster_uuid), default=None)
+
+
+def refuse_other_cluster(views: Views) -> None:
+    """Raise Refused if lease files have different UUIDs: the hosts are not all of one cluster."""
+    uuids = {name: view.lease.cluster_uuid for name, view in views.items() if view.lease and view.lease.cluster_uuid}
+    if len(set(uuids.values())) > 1:
+        each = ", ".join(f"{uuid} on {name}" for name, uuid in sorted(uuids.items()))
+        raise Refused(
+            f"the admin hosts have leases of different clusters of this name: {each}",
+            hint="if two clusters share an admin host, give one of them another name or `state` folder; if it is one "
+            "cluster, `sms overlay identity UUID` makes it one again",
+        )
+
+
+def raise_above(mine: Lease, me: str, generation: int, *, cluster_uuid: str = "") -> Lease | None:
     """Return the lease file of ``me`` with a generation above ``generation``, so that later snapshots sort after it.
 
-    None where it is above already, or where another host holds the lease: its generation is that host's. A lease that
-    was never taken stays one: the next start still has to query all that may know a higher generation.
+    None where nothing changes: it is above already, or another host holds the lease: its generation is that host's. A
+    lease that was never taken stays one: the next start still has to query all that may know a higher generation.
+
+    Args:
+        cluster_uuid: of the snapshot. A cluster that was never started, or whose leases were all lost, continues the
+            one that it restores.
 
     Raises:
         Refused: the generation is implausible; another host wrote it.
     """
     check_plausible(generation)
-    if mine.holder not in (None, me) or mine.generation > generation:
-        return None
-    return replace(mine, generation=generation + 1, file=mine.file or me)
+    lease = mine
+    if not mine.since and not mine.cluster_uuid and cluster_uuid:
+        lease = replace(mine, cluster_uuid=cluster_uuid, adopted=generation, file=mine.file or me)
+    if mine.holder in (None, me) and mine.generation <= generation:
+        lease = replace(lease, generation=generation + 1, file=mine.file or me)
+    return None if lease == mine else lease
 
 
 def check_plausible(generation: int) -> None:
@@ -157,12 +184,25 @@ def _held_error(me: str, lease: Lease, *, reachable: bool) -> Refused:
 
 
 def find_newer(me: str, views: Views) -> Lease | None:
-    """Return the lease of the host that superseded ``me``; None when ``me`` was not superseded."""
+    """Return the lease of the host that superseded ``me``; None when ``me`` was not superseded.
+
+    A host that shares its folder with another cluster of this name may have the lease of that one: if it names a host
+    which is not of this cluster, it supersedes nobody here.
+    """
     mine = views[me].lease
-    holder = find_holder(views)
+
+    def counts(lease: Lease | None) -> bool:
+        return not _is_foreign(lease, mine) or (lease is not None and lease.holder in views)
+
+    holder = find_holder({name: view for name, view in views.items() if counts(view.lease)})
     if not holder or holder.holder == me or (mine and holder.generation < mine.generation):
         return None
     return holder
+
+
+def _is_foreign(lease: Lease | None, mine: Lease | None) -> bool:
+    uuids = {one.cluster_uuid for one in (lease, mine) if one and one.cluster_uuid}
+    return len(uuids) > 1
 
 
 def merge_update(current: Lease, update: Lease, *, sender: str) -> Lease | None:
@@ -172,8 +212,13 @@ def merge_update(current: Lease, update: Lease, *, sender: str) -> Lease | None:
         current: the contents of the file.
         sender: the host that sends the update; it may release a lease that it held itself.
     """
+    if _is_foreign(current, update):
+        return None
     released = update.generation == current.generation and current.holder == sender and update.holder is None
-    return update if update.generation > current.generation or released else None
+    if update.generation > current.generation or released:
+        return update.with_identity_of(current)
+    named = current.with_identity_of(update)
+    return named if named != current and update.generation == current.generation else None
 
 
 def has_own_overlay(mine: Lease, me: str) -> bool | None:

@@ -7,10 +7,12 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from appliance.config.model import Retention
 from appliance.plan.snapshots.retention import LAST_DAY, RESTORE, Candidate, decide
+from appliance.shared.identity import UUID, uuid_of
 from appliance.shared.order import order
 
 Manifest = dict[str, Any]
@@ -28,9 +30,13 @@ ORDERED_BY: dict[str, Any] = {"generation": int, "number": int, "taken": (int, f
 
 @dataclass(frozen=True)
 class KnownArchives:
-    """Record of the archives that a prune of the repository has found and left there: borg's id of each, by name."""
+    """Record of the archives that a prune of the repository has found and left there: borg's id of each, by name.
+
+    ``cluster_uuid``: whose they are; the machine that prunes has no lease.
+    """
 
     archives: dict[str, str] = field(default_factory=dict)
+    cluster_uuid: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,13 +64,23 @@ def find_vanished(known: KnownArchives, there: Mapping[str, str]) -> list[str]:
 
 
 def archive_name(manifest: Manifest) -> str:
-    """Return the name of a snapshot's archive in a Borg repository."""
-    return f"sms-{manifest['cluster']}-{manifest['number']:06d}-{manifest['uuid']}"
+    """Return the name of a snapshot's archive in a Borg repository; of earlier versions, it has no cluster's UUID."""
+    name = f"sms-{manifest['cluster']}-{manifest['number']:06d}-{manifest['uuid']}"
+    return f"{name}-{uuid_of(manifest)}" if uuid_of(manifest) else name
 
 
-def archive_glob(cluster: str) -> str:
-    """Return the glob of a cluster's archives; it matches no checkpoints and no cluster with the same prefix."""
-    return f"sms-{cluster}-{ANY_NUMBER}-{ANY_UUID}"
+def archive_glob(cluster: str, uuid: str = "") -> str:
+    """Return the glob of a cluster's archives; it matches no checkpoints and no cluster with the same prefix.
+
+    Args:
+        uuid: of the cluster; empty: archives without one, as of earlier versions.
+    """
+    return f"sms-{cluster}-{ANY_NUMBER}-{ANY_UUID}" + (f"-{uuid}" if uuid else "")
+
+
+def is_archive(name: str, cluster: str) -> bool:
+    """Return whether an archive's name is one of a cluster of this name, whatever its UUID."""
+    return any(fnmatchcase(name, archive_glob(cluster, uuid)) for uuid in ("", ANY_UUID))
 
 
 def comment(manifest: Manifest) -> str:
@@ -85,6 +101,7 @@ def read_comment(text: str, name: str) -> Manifest | None:
         )
         valid = valid and 0 <= manifest["taken"] <= LAST_DAY and isinstance(manifest.get("reason", ""), str)
         valid = valid and type(manifest.get("sequence", 0)) is int
+        valid = valid and (not uuid_of(manifest) or UUID.fullmatch(uuid_of(manifest)) is not None)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return manifest if valid else None

@@ -13,12 +13,14 @@ from appliance.shared.records import from_json
 class Holder:
     """The host that has the newest disks; ``generation`` grows each time they move to another host.
 
-    ``sequence`` is the number of the last snapshot that was begun there.
+    ``sequence`` is the number of the last snapshot that was begun there. ``cluster_uuid``: of the cluster
+    (shared/identity.py); empty in records of earlier versions.
     """
 
     holder: str
     generation: int
     sequence: int = 0
+    cluster_uuid: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,26 @@ def follow_known(holder: Holder, newest: Holder | None, known: int) -> Holder:
     """
     lost = known > (newest.generation if newest else 0)
     return replace(holder, generation=max(holder.generation, known + 1)) if lost else holder
+
+
+def name_cluster(holder: Holder, newest: Holder | None, cluster_uuid: str) -> Holder:
+    """Return the record to write, with the UUID of the cluster.
+
+    Args:
+        newest: the newest record.
+        cluster_uuid: of the lease; empty: not known.
+
+    Raises:
+        Refused: the newest disks are those of another cluster.
+    """
+    before = newest.cluster_uuid if newest else ""
+    if before and cluster_uuid and before != cluster_uuid:
+        raise Refused(
+            f"the VM's disks are of another cluster of this name, {before}; this one is {cluster_uuid}",
+            hint="give one of them another name, or another provisioning.directory; if it is one cluster: "
+            f"sms overlay identity {before}",
+        )
+    return replace(holder, cluster_uuid=cluster_uuid or before)
 
 
 def stale_generation(name: str, record: Holder | None) -> int:

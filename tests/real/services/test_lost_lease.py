@@ -66,6 +66,8 @@ def test_snapshots_after_the_loss_are_the_latest(clean: Playground) -> None:
     sms("overlay", "push", "--to", OTHER)
     places = [(one["generation"], one["sequence"]) for one in snapshots()]
     assert places == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5), (3, 6)] and clean.lease()["sequence"] == 6
+    uuid = clean.lease()["cluster_uuid"]
+    assert clean.lease(OTHER)["cluster_uuid"] == uuid
     for name in (HERE, OTHER):
         clean.host(name).run("rm", LEASE, HISTORY, "/var/lib/sms/journal/lab.json", ok=None)
     sms("overlay", "restore", "latest")
@@ -79,6 +81,7 @@ def test_snapshots_after_the_loss_are_the_latest(clean: Playground) -> None:
     told = clean.sms("--site", site, "start").stderr.decode()
     assert "every copy of the lease was lost; the highest known generation is 3" in told
     assert clean.lease()["generation"] == 5
+    assert clean.lease()["cluster_uuid"] == clean.lease(OTHER)["cluster_uuid"] == uuid
     for _ in range(2):
         sms("overlay", "snapshot")
         sms("overlay", "prune")
@@ -89,4 +92,5 @@ def test_snapshots_after_the_loss_are_the_latest(clean: Playground) -> None:
     sms("overlay", "snapshot")  # while it runs
     last = snapshots()[-1]
     assert (last["generation"], last["sequence"]) == (5, newest["sequence"] + 1)
+    assert {one["cluster_uuid"] for one in snapshots()} == {uuid}
     sms("stop")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -25,7 +26,7 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.snapshots.list import list_snapshots
-from appliance.operations.snapshots.pull import list_remote, pull
+from appliance.operations.snapshots.pull import archive_name, list_remote, pull
 from appliance.operations.snapshots.push import (
     FAILED,
     PRESENT,
@@ -42,6 +43,7 @@ from appliance.operations.snapshots.push import (
 from appliance.operations.snapshots.repository import check_key, export_key, prune_repository, warn_about_key
 from appliance.operations.snapshots.scheduled import push_to
 from appliance.progress import Silent
+from appliance.shared.lease import Lease
 from tests import stores
 from tests.conftest import find_tool
 from tests.places import DEBIAN_SITE
@@ -107,10 +109,20 @@ class Place:
         assert one.state == FAILED, one
         return one
 
+    def remote(self) -> list[dict[str, Any]]:
+        identity = list_snapshots(self.cluster, self.host).identity
+        return list_remote(self.cluster, self.host, "borg", identity).snapshots
+
+    def name_cluster(self, uuid: str) -> None:
+        """Write a lease with the cluster's UUID."""
+        path = Path(str(self.cluster.places.lease))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(Lease(self.cluster.site.cluster, 1, None, 1.0, "host-a", cluster_uuid=uuid).text())
+
     def numbers(self) -> list[int]:
         """What the repository has; nothing where there is none yet."""
         try:
-            found = list_remote(self.cluster, self.host, "borg")
+            found = self.remote()
         except Refused as error:
             assert "there is no repository" in error.message, error
             return []
@@ -196,7 +208,7 @@ def test_there_and_back(either: Place) -> None:
     assert json.loads(either.borg("info", "--json", str(either.folder / "repo")).stdout)["encryption"]["mode"] == (
         "repokey-blake2"
     )
-    (there,) = list_remote(either.cluster, either.host, "borg")
+    (there,) = either.remote()
     assert there == one.manifest.to_dict()
     either.assert_comes_back(1)
     other = either.elsewhere()
@@ -318,7 +330,7 @@ def test_what_is_refused(with_one: Place, name: str) -> None:
     assert hint in failed.hint
     assert exit_status([failed]) == 3, "as a pull has it"
     with pytest.raises(Refused, match=f"{words}|there is no repository"):
-        list_remote(spoilt.cluster, spoilt.host, "borg")
+        spoilt.remote()
     after = sorted(str(path) for path in with_one.folder.rglob("*") if "/borg/" not in str(path))
     assert before == after
 
@@ -699,6 +711,25 @@ def test_archives_of_others_are_left_alone(with_one: Place) -> None:
     assert sorted(listed) == sorted([*others, f"sms-{name}-000002-{place.store.find('2').manifest.uuid}"])
 
 
+def test_two_clusters_of_one_name_in_one_repository(with_one: Place) -> None:
+    """Each prunes its own archives, and restores none of the other's. The archive of an earlier version is nobody's."""
+    uuids = [str(uuid4()) for _ in range(2)]
+    both = [one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0) for one in (with_one, with_one)]
+    both[1] = both[1].elsewhere()
+    for at, (one, uuid) in enumerate(zip(both, uuids, strict=True)):
+        one.name_cluster(uuid)
+        for seed in (2, 3, 4):
+            one.add(seed=seed, generation=90 - at, sequence=seed, cluster_uuid=uuid)
+            assert PUSHED in [done.state for done in one.push(prune=True)]
+    listed = with_one.borg("list", "--short", f"{with_one.folder}/repo").stdout.split()
+    assert [sum(uuid in name for name in listed) for uuid in uuids] == [1, 1] and len(listed) == 3
+    for one, other in (both, both[::-1]):
+        assert one.numbers() == [stores.numbers(one.store)[-1]]
+        (foreign,) = other.remote()
+        with pytest.raises(Refused, match=foreign["cluster_uuid"]):
+            pull(one.cluster, one.host, "borg", archive_name(foreign), Silent())
+
+
 def test_what_is_pulled_is_named(with_one: Place) -> None:
     place = with_one
     one = place.store.find("1")
@@ -830,7 +861,7 @@ def test_what_a_stolen_key_hides_is_noticed_and_comes_back(append_only: AppendOn
         append_only.prune()
     assert "transaction" in (append_only.repository / "transactions").read_text()
     append_only.roll_back(moment)
-    assert [found["uuid"] for found in list_remote(place.cluster, place.host, "borg")] == [one.manifest.uuid]
+    assert [found["uuid"] for found in place.remote()] == [one.manifest.uuid]
     shutil.rmtree(append_only.pruner.store.root, ignore_errors=True)
     place.assert_comes_back(1)
     assert append_only.prune() == ()
@@ -844,6 +875,27 @@ def test_another_machine_may_prune_what_hosts_prune_themselves(with_one: Place) 
     push_to(place.cluster, place.host, "borg", Silent())
     assert place.numbers() == [2]
     assert prune_repository(place.cluster, place.host, Silent()).removed == (), "1 was removed by the host itself"
+
+
+@pytest.mark.full
+def test_a_machine_without_a_lease_prunes_one_cluster(append_only: AppendOnly) -> None:
+    """The one that it has pruned before, or the only one; of several it does not choose."""
+    ours, other = (f"{at:08}-0000-4000-8000-000000000000" for at in (1, 2))
+    place = append_only.place
+    for seed in (1, 2):
+        place.name_cluster(ours)
+        place.add(seed, cluster_uuid=ours)
+        place.pushed()
+    assert len(append_only.prune()) == 1
+    for seed in (3, 4):
+        place.name_cluster(other)
+        place.add(seed, cluster_uuid=other)
+        place.pushed()
+    assert append_only.prune() == (), "the other's are left alone"
+    assert place.numbers() == [3, 4]
+    Path(append_only.pruner.cluster.places.borg_archives).unlink()
+    with pytest.raises(Refused, match=r"not of this cluster, but of cluster.*and cluster"):
+        append_only.prune()
 
 
 @pytest.mark.full

@@ -149,7 +149,8 @@ def test_every_command_exists_and_imports_only_its_module() -> None:
     code = "import sys; from appliance.agent.main import find_command; find_command('brief'); print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     ours = {name for name in said.split() if name.startswith("appliance.agent.")}
-    assert ours == {f"appliance.agent.{name}" for name in ("main", "manifest", "protocol", "status", "store")}
+    modules = ("identity", "main", "manifest", "protocol", "status", "store")
+    assert ours == {f"appliance.agent.{name}" for name in modules}
 
 
 def test_brief(tmp_path: Path) -> None:

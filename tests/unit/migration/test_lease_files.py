@@ -98,6 +98,7 @@ def test_a_host_whose_file_cannot_be_written_is_named_with_the_reason(
 
     monkeypatch.setattr(agent, "find_python", find_python)
     monkeypatch.setattr(Silent, "report", lambda _, text: lines.append(text))
+    monkeypatch.setattr(start, "ensure_identity", lambda *_: None)
     leases = apart.leases("host-a")
     with ExitStack() as undo:
         assert start._take_lease(apart.hosts["host-a"], leases, Silent(), undo, generation_bump=1).generation == 1

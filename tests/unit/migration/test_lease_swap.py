@@ -70,6 +70,27 @@ def test_a_writer_that_does_not_know_the_file_keeps_its_sequence_number(tmp_path
     assert parse_lease(path.read_bytes()) == Lease("c", 6, "b", 2.0, "b", sequence=41)
 
 
+UUID = "11111111-0000-4000-8000-111111111111"
+
+
+def test_a_writer_that_does_not_know_the_cluster_keeps_its_uuid(tmp_path: Path) -> None:
+    """Such as the agents of a migration."""
+    path = tmp_path / "c.lease"
+    path.write_bytes(Lease("c", 5, "a", 1.0, "a", cluster_uuid=UUID, adopted=3).text())
+    state = HostState(read_request(TargetRequest, {**TARGET, "lease": str(path)}), "arrive")
+    assert state.write_lease("b", 6)
+    found = parse_lease(path.read_bytes())
+    assert (found.holder, found.generation, found.cluster_uuid, found.adopted) == ("b", 6, UUID, 3)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"cluster_uuid": "x"}, {"cluster_uuid": 7}, {"cluster_uuid": UUID + "\n"}, {"adopted": -1}]
+)
+def test_invalid_identities(facts: dict[str, object]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        parse_lease(json.dumps({"cluster": "c", **facts}).encode())
+
+
 def test_a_lease_of_version_519381b() -> None:
     """As that version wrote it; and as long as no snapshot was taken, it can read ours."""
     written = {"cluster": "c", "generation": 5, "holder": "a", "since": 1.0, "file": "a"}

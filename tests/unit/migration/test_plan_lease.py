@@ -314,3 +314,28 @@ def test_has_own_overlay() -> None:
     assert has_own_overlay(original, "host-b") is False, "host-a wrote it into a shared folder"
     assert has_own_overlay(HELD, "host-b") is None, "not known"
     assert has_own_overlay(original, "host-a") is None and has_own_overlay(FREE, "host-b") is None
+
+
+U1, U2 = (f"{digit * 8}-0000-4000-8000-{digit * 12}" for digit in "12")
+
+
+@pytest.mark.parametrize(
+    ("current", "update", "uuid"),
+    [
+        ((3, ""), (3, U1), U1),  # the file was written while the cluster had none
+        ((2, ""), (3, U1), U1),
+        ((4, ""), (3, U1), ""),  # a newer one
+        ((2, U1), (3, ""), U1),  # written by the agents of a migration, or an earlier version
+        ((2, U1), (3, U2), U1),  # of another cluster
+    ],
+)
+def test_an_update_never_removes_the_uuid(current: tuple[int, str], update: tuple[int, str], uuid: str) -> None:
+    before, after = (Lease("lab", number, "host-a", cluster_uuid=found) for number, found in (current, update))
+    assert (merge_update(before, after, sender="host-a") or before).cluster_uuid == uuid
+
+
+def test_a_lease_that_is_taken_has_the_uuid_that_any_host_knows() -> None:
+    known = Lease("lab", 3, None, 1.0, "host-b", cluster_uuid=U1, adopted=2)
+    views = {"host-a": View(Lease("lab", 4, None, 1.0, "host-a")), "host-b": View(known), "host-c": View(None)}
+    taken = may_take("host-a", views, "lab", now=5.0)
+    assert (taken.generation, taken.cluster_uuid, taken.adopted) == (5, U1, 2)

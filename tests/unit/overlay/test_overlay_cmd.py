@@ -176,6 +176,7 @@ def test_request_to_take_a_snapshot() -> None:
         "freeze_limit_s": 2,
         "facts": {
             "cluster": "sample",
+            "cluster_uuid": "",
             "host": "host-a",
             "generation": 7,
             "image": {"key": "k1", "sha256": "ab" * 32},

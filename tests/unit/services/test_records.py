@@ -163,7 +163,7 @@ def test_vm_snapshots_of_version_519381b() -> None:
     found = {one.name: one for one in read_listed(output)}
     one = VmSnapshot("one", 5.5, 21.0, True, "x", "k", True)
     assert (found["one"], found["one"].size_bytes) == (one, 4096)
-    assert json.loads(found["one"].note()) == {**written, "generation": 0, "sequence": 0}
+    assert json.loads(found["one"].note()) == {**written, "generation": 0, "sequence": 0, "cluster_uuid": ""}
     assert found["two"] == VmSnapshot("two", 6.0, 0.0, False, "x", "k", True)
     for name in ("list", "cut", "bad"):
         assert (found[name].taken, found[name].reason) == (0, "its record cannot be read")

@@ -29,6 +29,7 @@ from appliance.operations.snapshots.push import (
 )
 from appliance.plan.snapshots import offsite
 from appliance.progress import Silent
+from appliance.shared.identity import Identity
 from appliance.tools import borg
 from appliance.tools.borg import Repository
 from tests.places import DEBIAN_SITE
@@ -273,7 +274,7 @@ def test_hints_name_the_option_that_was_used() -> None:
             choose_targets(cluster, name, ["nowhere"], option=option)
         assert wrong.value.hint.endswith(f"or {option} borg")
     with pytest.raises(Refused, match=f"on {name} already") as pulled:
-        list_remote(cluster, Fake({}, name=name), name)
+        list_remote(cluster, Fake({}, name=name), name, Identity())
     assert "--from" in pulled.value.hint
 
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
-from itertools import count, permutations
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from appliance.agent.main import find_command
 from appliance.agent.protocol import Busy, Problem
 from appliance.agent.store import Store
-from appliance.agent.take import assign_place
+from appliance.agent.take import assign_place, find_cluster
 from appliance.config.model import BorgRepository, Retention
 from appliance.errors import Refused, SmsError
-from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
+from appliance.operations.identity import ensure_identity
 from appliance.operations.services.generation import find_known
 from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.operations.snapshots.prune import prune
@@ -29,12 +27,11 @@ from appliance.progress import Silent
 from appliance.shared.lease import Lease, parse_lease
 from appliance.shared.locks import hold_lock
 from appliance.shared.order import last_place, order
-from appliance.tools import agent
 from tests import stores
-from tests.pairs import STATE, HostInFolder, Pair
+from tests.pairs import STATE, Pair
+from tests.unit.snapshots.conftest import START, Clock
 
 DAY = 86400.0
-START = 1_795_000_000.0
 
 
 def shown(generation: int, sequence: int, taken: float, **more: Any) -> dict[str, Any]:
@@ -145,45 +142,6 @@ def test_another_run_holds_the_lock_of_the_lease(
             assign_place(store, request(lease, lock=str(tmp_path / "host.lock")))
 
 
-class Clock:
-    """The time of this test."""
-
-    def __init__(self, at: float) -> None:
-        self.at = at
-
-    def __call__(self) -> float:
-        return self.at
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(START)
-    monkeypatch.setattr(time, "time", clock)
-    return clock
-
-
-@pytest.fixture
-def make_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Pair]:
-    """Returns a function that makes two hosts; the agent runs in this process."""
-
-    def call(host: Host, command: str, request: dict[str, Any], *_: Any) -> dict[str, Any]:
-        assert isinstance(host, HostInFolder)
-        if host.cut:
-            raise Unreachable(f"{host.name}: interrupted")
-        return find_command(command)(json.loads(json.dumps(request).replace(STATE, str(host.folder))))
-
-    monkeypatch.setattr(agent, "call", call)
-    monkeypatch.setattr(Store, "sync", lambda _: None)
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    numbers = count()
-    return lambda: Pair(tmp_path / str(next(numbers)), shared=False)
-
-
-@pytest.fixture
-def pair(make_pair: Callable[[], Pair]) -> Pair:
-    return make_pair()
-
-
 def store_of(pair: Pair, name: str) -> Store:
     return Store(str(pair.cluster.places.snapshots).replace(STATE, str(pair.hosts[name].folder)))
 
@@ -196,6 +154,7 @@ def start(pair: Pair, name: str = "host-a", *, without_remote: bool = False) -> 
     """Do what a start does with the lease; return its generation."""
     leases = pair.leases(name)
     leases.floor = find_known(pair.cluster, leases, without_remote=without_remote).generation
+    ensure_identity(leases, Silent())
     generation = leases.take().generation
     host = pair.hosts[name]
     path = str(pair.cluster.places.history)
@@ -207,10 +166,12 @@ def start(pair: Pair, name: str = "host-a", *, without_remote: bool = False) -> 
 def take(pair: Pair, name: str = "host-a") -> int:
     """Take and prune as a scheduled run does; return the number of the snapshot."""
     store, lease = store_of(pair, name), lease_of(pair, name)
-    about = request(lease, generation=parse_lease(lease.read_bytes()).generation)
-    about["facts"]["host"] = name
+    known = parse_lease(lease.read_bytes())
+    about = request(lease, generation=known.generation)
+    about["facts"] |= {"host": name, "cluster_uuid": known.cluster_uuid}
     generation, sequence = assign_place(store, about)
     facts = {"taken": time.time(), "generation": generation, "sequence": sequence, "host": name}
+    facts["cluster_uuid"] = find_cluster(store, about)
     taken = stores.add_snapshot(store, [b"x"], **facts).number
     prune(pair.cluster, pair.hosts[name], (), Silent())
     return taken
@@ -233,6 +194,12 @@ def old_snapshots(pair: Pair, generation: int, *, days: int = 30) -> None:
         stores.add_snapshot(store, [b"y"], taken=START - day * DAY, generation=generation)
 
 
+def other_cluster(pair: Pair) -> int:
+    """Add a snapshot of another cluster of this name, which uses the same folder; return its number."""
+    facts = {"cluster_uuid": "5d6e71c0-0000-4000-8000-5d6e71c05d6e", "host": "host-x", "came": {"from": "host-x"}}
+    return stores.add_snapshot(store_of(pair, "host-a"), [b"z"], taken=START, generation=90, **facts).number
+
+
 def keep_lease(pair: Pair) -> None:
     """Nothing is lost."""
 
@@ -249,26 +216,35 @@ def lose_lease_and_history(pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_48_hours_of_schedule_after_losing_every_lease(make_pair: Callable[[], Pair], clock: Clock) -> None:
-    """The latest is today's after each run, and prune removes exactly what it removes without the loss."""
+    """The latest is today's after each run, and prune removes exactly what it removes without the loss.
+
+    Another cluster of this name has a snapshot of a higher generation in the same folder.
+    """
     left = []
     for happens in (keep_lease, lose_lease, lose_lease_and_history):
         clock.at, pair = START, make_pair()
         lease_of(pair, "host-a").parent.mkdir(parents=True)
         lease_of(pair, "host-a").write_bytes(Lease(pair.cluster.site.cluster, 39, None, START, "host-a").text())
+        old_snapshots(pair, 39)
         assert start(pair) == 40
-        old_snapshots(pair, 40)
+        take(pair)
+        uuid, foreign = parse_lease(lease_of(pair, "host-a").read_bytes()).cluster_uuid, other_cluster(pair)
         happens(pair)
-        assert start(pair) == 41
+        assert start(pair) == 91, "above everything that is known"
+        assert parse_lease(lease_of(pair, "host-a").read_bytes()).cluster_uuid == uuid
         left.append(run_schedule(pair, clock, 48))
+        assert foreign in left[-1], "of another cluster of this name, with the highest generation"
     assert left[0] == left[1] == left[2]
-    new = [number for number in left[0] if number > 30]
-    assert len(new) >= 24 and new[-1] == 30 + 48 * 2 and len(left[0]) > len(new)
+    new = [number for number in left[0] if number > 32]
+    assert len(new) >= 24 and new[-1] == 32 + 48 * 2 and len(left[0]) > len(new) + 1
 
 
 def test_a_cluster_that_restarted_at_generation_1_under_an_earlier_version(pair: Pair, clock: Clock) -> None:
     """Its own older snapshots of generation 40 do not push out what is taken now, even before the next start."""
-    assert start(pair) == 1
+    lease_of(pair, "host-a").parent.mkdir(parents=True)
+    lease_of(pair, "host-a").write_bytes(Lease(pair.cluster.site.cluster, 1, "host-a", START, "host-a").text())
     old_snapshots(pair, 40)
+    ensure_identity(pair.leases("host-a"), Silent())  # as a scheduled run does
     run_schedule(pair, clock, 6)
     assert start(pair) == 41
 

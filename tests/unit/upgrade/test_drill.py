@@ -11,6 +11,7 @@ from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import Unreachable
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.deliver import Image
+from appliance.operations.snapshots.pull import Remote
 from appliance.operations.snapshots.report import read_record
 from appliance.operations.upgrade import drill as work
 from appliance.operations.upgrade.drill import DrillOptions, DrillResult, drill, plan_drill, run_scheduled_drill
@@ -61,11 +62,11 @@ class Stage:
         }.items():
             monkeypatch.setattr(work, name, value)
 
-    def list(self, _cluster: Cluster, _host: Any, target: str) -> list[dict[str, Any]]:
+    def list(self, _cluster: Cluster, _host: Any, target: str, _identity: Any) -> Remote:
         found = self.there[target]
         if isinstance(found, SmsError):
             raise found
-        return found
+        return Remote(found, [])
 
     def check(self, *_: Any) -> str:
         if self.checked:

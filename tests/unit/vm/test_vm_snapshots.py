@@ -20,6 +20,7 @@ from appliance.operations.vm.snapshots import (
     VmSnapshot,
     assign_place,
     choose_removed,
+    cluster_uuid,
     find_snapshot,
     list_snapshots,
     prune_snapshots,
@@ -29,6 +30,7 @@ from appliance.plan.vm.holder import Holder, HostView, follow_known, newest_hold
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Silent
 from appliance.share import share
+from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
 from tests.sites import make_site
 
@@ -163,3 +165,42 @@ def test_generation_of_stale_disks() -> None:
     assert stale_generation("a", None) == stale_generation("a", Holder("b", 0)) == 0
     assert stale_generation("a", Holder("a", 3)) == 3
     assert stale_generation("a", Holder("b", 4)) == 3
+
+
+U1, U2 = (f"{digit * 8}-0000-4000-8000-{digit * 12}" for digit in "12")
+
+
+def test_snapshots_of_another_cluster_of_this_name(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are neither restored nor removed; those of earlier versions have no UUID and count as the own ones."""
+    lease = Path(str(cluster.places.lease))
+    lease.parent.mkdir(parents=True)
+    lease.write_bytes(Lease(cluster.site.cluster, 1, "a", 1.0, "a", cluster_uuid=U1).text())
+    add_old(cluster, "old", 1.0)
+    for number, uuid in enumerate((U1, U2, U1, U2)):
+        made = add(cluster, f"s{number}", 1.0, holder=Holder("a", 1))
+        made = replace(made, cluster_uuid=uuid)
+        HOST.write(f"{VmPlaces(cluster.site).snapshots}/{made.name}/{NOTE}", made.note())
+    assert find_snapshot(cluster, HOST, "latest").name == "s2"
+    with pytest.raises(Refused, match=f"snapshot s3 of the VM is not of this cluster, but of cluster {U2}"):
+        find_snapshot(cluster, HOST, "s3")
+    told: list[str] = []
+    monkeypatch.setattr(Silent, "report", lambda _, text: told.append(text))
+    assert [one.name for one in prune_snapshots(cluster, HOST, Silent(), keep=1)] == ["old", "s0"]
+    assert names(cluster) == ["s1", "s2", "s3"]
+    assert told == [f"note: 2 snapshots of the VM on a are of cluster {U2}: not touched"]
+
+
+def test_the_record_of_the_disks_has_the_uuid_of_the_lease(cluster: Cluster) -> None:
+    lease = Path(str(cluster.places.lease))
+    lease.parent.mkdir(parents=True)
+    assert cluster_uuid(cluster, HOST) == ""
+    where = VmPlaces(cluster.site)
+    HOST.write(str(where.holder), to_json(Holder("a", 1, cluster_uuid=U2)))
+    assert cluster_uuid(cluster, HOST) == U2, "the lease was lost"
+    lease.write_bytes(Lease(cluster.site.cluster, 1, "a", 1.0, "a", cluster_uuid=U1).text())
+    assert cluster_uuid(cluster, HOST) == U1
+    assert _choose_holder(cluster, HOST, [HostView("a", holder=Holder("a", 1))], StartOptions()) == Holder(
+        "a", 1, cluster_uuid=U1
+    )
+    with pytest.raises(Refused, match=f"disks are of another cluster of this name, {U2}"):
+        _choose_holder(cluster, HOST, [HostView("a", holder=Holder("a", 1, cluster_uuid=U2))], StartOptions())

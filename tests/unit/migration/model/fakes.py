@@ -12,6 +12,7 @@ from typing import Any
 from appliance.agent.migration_source import resume
 from appliance.agent.protocol import Problem
 from appliance.errors import Busy, SmsError
+from appliance.shared.identity import Identity
 from appliance.shared.lease import SwapLease
 from appliance.shared.overlay import MarkOverlay
 from tests.unit.migration.model import engine
@@ -170,6 +171,7 @@ def make_cluster() -> Any:
     places = SimpleNamespace(
         lease=PurePosixPath("/lab.lease"),
         lock="/lab.lock",
+        snapshots="/snapshots",
         overlay=PurePosixPath("/img"),
         journal="/journal",
         start_note="/note",
@@ -351,7 +353,9 @@ def run_command(*argv: str, **_: Any) -> bytes:
 def call_agent(host: FakeHost, command: str, request: dict[str, Any]) -> dict[str, Any]:
     """Stands for the agent that resumes a migration on a host, or tells the generations of its snapshots."""
     if command == "brief":
-        return {"generations": effect("brief", host.name)}
+        generations = effect("brief", host.name)
+        unnamed = max(generations, default=0)
+        return {"generations": generations, "identity": Identity().to_dict(), "unnamed": unnamed}
     assert command == "resume"
     effect("read_mark", host.name)
     try:

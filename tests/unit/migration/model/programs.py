@@ -18,7 +18,7 @@ from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Busy as AgentBusy
 from appliance.agent.protocol import Problem
 from appliance.errors import Busy, Refused, SmsError
-from appliance.operations import lease, preflight
+from appliance.operations import identity, lease, preflight
 from appliance.operations.migration import copy, failover, inspection, migrate, rollback, steps, switch
 from appliance.operations.migration import start as migration_start
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
@@ -38,6 +38,9 @@ from tests.unit.migration.model.world import MISSING
 IMAGE = SimpleNamespace(path="image", key="key", sha256="", signer="", runtime="")
 LOST = ("lost",)
 """The message of a channel that is broken or closed."""
+UUID_A, UUID_B = (f"{letter * 8}-0000-4000-8000-{letter * 12}" for letter in "ab")
+STARTING = [""]
+"""The host of the start that runs, which decides the UUID that it would create."""
 SHARED, FENCED = [False], [True]
 """Whether both hosts use one folder of overlays, and whether fencing is configured."""
 
@@ -56,6 +59,7 @@ def run_start(name: str, boot: bool) -> str:
 
 
 def _do_start(cluster: Any, host: Any, options: StartOptions) -> None:
+    STARTING[0] = host.name
     start.start(cluster, host, Steps(), options)  # type: ignore[arg-type]
 
 
@@ -405,6 +409,8 @@ def _list_snapshots(cluster: Any, host: Any) -> Any:
         snapshots=[{**one, "health": {"ok": True}, "reason": "", "uuid": ""} for one in found],
         host=host.name,
         broken=(),
+        foreign=(),
+        unknown=False,
     )
 
 
@@ -465,6 +471,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(generation, time=CLOCK, ThreadPoolExecutor=fakes.Serial, is_linked=lambda *_: False, ext3=TOOLS)
         put(generation, files=TOOLS, agent=TOOLS, start_note_path=lambda cluster: "/note")
         put(known_generation, agent=TOOLS, store=nothing, read_note=lambda *_: None, read_history=_read_history)
+        put(identity, agent=TOOLS, new_uuid=lambda: {"a": UUID_A, "b": UUID_B}[STARTING[0]])
         put(migration_target, MarkOverlay=AgentMark)
         put(guard, Path=fakes.OwnPath, ports=TOOLS, ext3=TOOLS)
         put(failover, check_fence=nothing, fence=lambda admin: effect("fence", admin.name), check_bridges=nothing)
