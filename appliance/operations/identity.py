@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from appliance.errors import Refused, SmsError
+from appliance.operations.history import note
 from appliance.operations.lease import Leases
 from appliance.plan.migration.lease import find_identity, refuse_other_cluster
 from appliance.progress import Progress
@@ -72,7 +73,14 @@ def _find_or_create(leases: Leases, progress: Progress) -> Lease | None:
             silent.add(name)
     known = {name: found["identity"] for name, found in stores.items() if found["identity"]["uuid"]}
     certain = {name: one for name, one in known.items() if not one["assumed"]}
-    chosen = certain or (known if silent else {})  # a new host that restores what a failed one has pushed
+    if known and not certain and not silent:
+        each = ", ".join(f"{one['uuid']} on {name}" for name, one in sorted(known.items()))
+        raise Refused(
+            f"no lease has the UUID of this cluster, and its hosts have received snapshots of a cluster {each}",
+            hint="if it is that one: `sms overlay identity UUID`; if another one uses the same folder of snapshots: "
+            "`sms overlay identity new`",
+        )
+    chosen = certain or known  # a failover to a host that has only what the failed one has pushed
     if len({one["uuid"] for one in chosen.values()}) > 1:
         each = ", ".join(f"{one['uuid']} on {name}" for name, one in sorted(chosen.items()))
         raise Refused(
@@ -101,6 +109,9 @@ def _decide(leases: Leases, cluster_uuid: str, adopted: int) -> Lease | None:
     first = min(name for name, view in leases.views.items() if view.lease)
     for _ in range(ATTEMPTS):
         if _copy(leases, first, cluster_uuid, adopted):
+            # A scheduled run prints nothing.
+            with suppress(SmsError):
+                note(leases.cluster, leases.hosts[leases.me], "identity", "written", uuid=cluster_uuid, adopted=adopted)
             return leases.views[first].lease
         leases.views[first] = leases.query_host(first)
         if found := find_identity({first: leases.views[first]}):

@@ -33,11 +33,21 @@ from appliance.plan.snapshots.runs import (
     record_overlap,
 )
 from appliance.plan.snapshots.schedule import installed
-from appliance.progress import Progress
+from appliance.progress import Progress, Silent
 from appliance.shared.lease import Lease
 from appliance.tools import agent
 
 REREAD_EVERY_S = 86400
+
+
+class NotesOnly(Silent):
+    """Records the lines that stay as notes of a run."""
+
+    def __init__(self, work: RunState) -> None:
+        self.work = work
+
+    def report(self, text: str) -> None:
+        self.work.notes += (text,)
 
 
 @dataclass
@@ -97,7 +107,7 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
                 return None
             work.generation = lease.generation
             if not lease.cluster_uuid:
-                work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, progress))
+                work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, work))
             work.missed = detect_gap(cluster, host, lease, started)
             # Before the snapshot is taken: it then stores damaged chunks again.
             work.attempt("read again", partial(reread_when_due, cluster, host, progress))
@@ -117,14 +127,14 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
     return finish(cluster, host, work.run(started))
 
 
-def name_cluster(cluster: Cluster, host: Host, progress: Progress) -> None:
-    """Give a cluster its UUID that an earlier version has started, and has not been started since.
+def name_cluster(cluster: Cluster, host: Host, work: RunState) -> None:
+    """Give a cluster its UUID that an earlier version has started, and that has not been started since; record it.
 
     Raises:
         Refused: the admin hosts know different ones.
     """
     with suppress(Unreachable, CommandError):
-        ensure_identity(query_all_leases(host, cluster), progress)
+        ensure_identity(query_all_leases(host, cluster), NotesOnly(work))
 
 
 def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunState) -> None:

@@ -4,6 +4,7 @@ What is promised, and checked in each state:
 
 - Never two instances that serve (whose ports are on the bridges), and never two that have a shared overlay open.
 - An instance that serves has every acknowledged write in its overlay, except what a failover has reported as lost.
+- Never two UUIDs of the cluster.
 - When both hosts are on, reach each other and nothing runs: guards leave one of two instances that serve, and users
   find a way (`recovery.VERBS`) to one host that serves the newest state.
 
@@ -30,7 +31,7 @@ import pytest
 from appliance.agent import endpoint, migration_source
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
-from appliance.operations import lease
+from appliance.operations import identity, lease
 from appliance.operations.migration import failover as migration_failover
 from appliance.operations.migration import steps, switch
 from appliance.operations.overlay import generation
@@ -96,7 +97,11 @@ def replaced(place: Any, **values: Any) -> Iterator[None]:
 @contextmanager
 def without_compare_and_swap() -> Iterator[None]:
     """The lease is written whatever the files are by now, and not queried again."""
-    with replaced(lease, digest=lambda data: ""), replaced(lease.Leases, _refuse_if_taken=lambda *_: None):
+    with (
+        replaced(lease, digest=lambda data: ""),
+        replaced(lease.Leases, _refuse_if_taken=lambda *_: None),
+        replaced(start, ensure_identity=lambda *_: None),  # its file has two writers as well
+    ):
         yield
 
 
@@ -131,6 +136,12 @@ def trust_any_overlay(cluster: Any, host: Any, leases: Any, **_: Any) -> int:
     return 0 if generation.query_overlay(cluster, host).exists else generation.refuse_older(cluster, host, leases)
 
 
+def create_alone(leases: Any, cluster_uuid: str, adopted: int) -> Any:
+    """Each run decides by the file of its own host."""
+    leases.name_cluster(leases.me, cluster_uuid, adopted)
+    return leases.views[leases.me].lease
+
+
 @dataclass(frozen=True)
 class Planted:
     """A fault in the real code, where the model shall find it, and what it shall report."""
@@ -149,6 +160,12 @@ PLANTED = [
         without_compare_and_swap,
         Scenario("", **NEW, verbs={"start a": 1, "start b": 1}, faults={}),
         "two instances serve",
+    ),
+    Planted(
+        "UUID of the cluster without one file that decides",
+        lambda: replaced(identity, _decide=create_alone),
+        Scenario("", **NEW, verbs={"start a": 1, "start b": 1}, faults={}),
+        "two UUIDs",
     ),
     Planted(
         "start without a last look at the lease",

@@ -22,6 +22,7 @@ from appliance.config.model import BorgRepository
 from appliance.errors import Refused, SmsError
 from appliance.operations import identity as creation
 from appliance.operations.context import Cluster
+from appliance.operations.history import read_history
 from appliance.operations.identity import ensure_identity
 from appliance.operations.lease import Leases, raise_lease
 from appliance.operations.migration.failover import FailoverOptions, _choose_origin
@@ -29,6 +30,7 @@ from appliance.operations.services import start
 from appliance.operations.snapshots import identity as verb
 from appliance.operations.snapshots import pull as pulls
 from appliance.operations.snapshots import push as pushes
+from appliance.operations.snapshots import scheduled
 from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.pull import list_remote, pull
@@ -165,6 +167,22 @@ def test_state_without_a_uuid_is_adopted_once(pair: Pair) -> None:
     assert told.notes == [] and parse_lease(lease_path(pair).read_bytes()).adopted == 44
 
 
+def test_a_running_cluster_of_an_earlier_version_gets_one_by_a_scheduled_run(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which prints nothing: the record of the run and the history have it."""
+    name(pair, "", generation=40, holder="host-a")
+    monkeypatch.setattr(scheduled, "query_all_leases", lambda host, cluster: pair.leases(host.name))
+    work = scheduled.RunState()
+    scheduled.name_cluster(pair.cluster, pair.hosts["host-a"], work)
+    known = uuid_in(lease_path(pair))
+    assert known == uuid_in(lease_path(pair, "host-b")) != "" and known in work.notes[0]
+    lease = parse_lease(lease_path(pair).read_bytes())
+    assert (lease.holder, lease.generation, lease.adopted) == ("host-a", 40, 40)
+    (event,) = read_history(pair.cluster, pair.hosts["host-a"])
+    assert (event["verb"], event["uuid"], event["adopted"]) == ("identity", known, 40)
+
+
 def test_not_created_while_a_host_is_silent(pair: Pair) -> None:
     """It may know the UUID."""
     told = Told()
@@ -248,7 +266,7 @@ def test_hosts_that_know_different_uuids(pair: Pair) -> None:
 
 
 def test_a_lease_of_another_cluster_supersedes_nobody(pair: Pair) -> None:
-    """Its holder is no host of this one; a guard would stop production."""
+    """Its holder is not a host of this one; a guard would stop production."""
     mine = View(Lease("c", 3, "host-a", START, "host-a", cluster_uuid=U1))
     other = Lease("c", 40, "host-x", START, "host-b", cluster_uuid=U2)
     assert find_newer("host-a", {"host-a": mine, "host-b": View(other)}) is None
@@ -262,6 +280,22 @@ def test_stores_that_know_different_uuids(pair: Pair) -> None:
     with pytest.raises(Refused, match=f"{U1} on host-a, {U2} on host-b") as caught:
         start_on(pair)
     assert "sms overlay identity" in caught.value.hint
+
+
+def test_only_received_snapshots_know_a_uuid(verbs: Pair) -> None:
+    """The cluster after the loss of its disks, or a new one that uses the folder of another: the user decides."""
+    other_cluster(verbs)
+    with pytest.raises(Refused, match=f"received snapshots of a cluster {U2} on host-a") as caught:
+        start_on(verbs)
+    assert "sms overlay identity" in caught.value.hint and not lease_path(verbs).exists()
+    verbs.hosts["host-b"].cut = True
+    leases = verbs.leases("host-a")
+    ensure_identity(leases, Silent())  # of a failover: it must not wait for a decision
+    assert uuid_in(lease_path(verbs)) == U2
+    verbs.hosts["host-b"].cut = False
+    lease_path(verbs).unlink()
+    shown = verb.set_identity(verbs.cluster, verbs.hosts["host-a"], U2, Silent())
+    assert shown.uuid == U2 and start_on(verbs) == 92
 
 
 def other_cluster(pair: Pair, **facts: Any) -> int:

@@ -471,7 +471,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(generation, time=CLOCK, ThreadPoolExecutor=fakes.Serial, is_linked=lambda *_: False, ext3=TOOLS)
         put(generation, files=TOOLS, agent=TOOLS, start_note_path=lambda cluster: "/note")
         put(known_generation, agent=TOOLS, store=nothing, read_note=lambda *_: None, read_history=_read_history)
-        put(identity, agent=TOOLS, new_uuid=lambda: {"a": UUID_A, "b": UUID_B}[STARTING[0]])
+        put(identity, note=nothing, agent=TOOLS, new_uuid=lambda: {"a": UUID_A, "b": UUID_B}[STARTING[0]])
         put(migration_target, MarkOverlay=AgentMark)
         put(guard, Path=fakes.OwnPath, ports=TOOLS, ext3=TOOLS)
         put(failover, check_fence=nothing, fence=lambda admin: effect("fence", admin.name), check_bridges=nothing)

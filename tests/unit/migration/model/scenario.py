@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from appliance.host.base import Unreachable
@@ -345,6 +345,8 @@ class Scenario:
         """Return what is wrong with a state."""
         if state[w.NOTES] & w.OLD_SNAPSHOT:
             return "an older snapshot was restored"
+        if len({uuid_in(host_of(state, name)[w.LEASE]) for name in "ab"} - {""}) > 1:
+            return "two UUIDs"
         a, b = host_of(state, "a")[w.INSTANCE], host_of(state, "b")[w.INSTANCE]
         if not (a or b) or state[w.NOTES] & w.SPLIT:
             return ""
@@ -384,6 +386,13 @@ def quiet(state: State) -> State | None:
         if host_of(fields, name)[w.GUARD]:
             w.put(fields, name, guard=(w.MISSING, w.MISSING, False))
     return tuple(fields)
+
+
+@cache
+def uuid_in(data: bytes | None) -> str:
+    """Return the UUID of the cluster in the bytes of a lease file; empty without one."""
+    found: str = json.loads(data or b"{}").get("cluster_uuid", "")
+    return found
 
 
 def contents(folder: tuple[Any, ...], instance: tuple[Any, ...]) -> Any:
