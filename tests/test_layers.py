@@ -58,7 +58,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
         "overlay": {"generation", "mirror", "mirrored", "overlay"},
         "services": {"boot", "generation", "guarded", "inside", "start", "stop", "unfinished"},
         "site": {"ca", "config", "find", "init", "issued", "keys"},
-        "snapshots": {"list", "restore", "snapshot", "status", "transfer"},
+        "snapshots": {"list", "pull", "push", "report", "repository", "restore", "snapshot", "status", "transfer"},
         "vm": {"build", "certificates", "client", "deferred"},
     },
     "plan": {

@@ -265,6 +265,11 @@ class BorgRepository(Section):
     passphrase: File = Field(description="File with the passphrase of the repository, mode 0600.")
     ssh_key: File | None = Field(None, description="SSH private key (default: root's default files).")
     known_hosts: File | None = Field(None, description="SSH known_hosts file (default: root's).")
+    append_only: bool = Field(
+        False,
+        description="The key of the admin hosts may only append: they never prune the repository, another machine does "
+        "(`sms overlay prune --at borg`).",
+    )
 
 
 _HOUR, _DAY = 60, 1440

@@ -44,6 +44,9 @@ class Places:
         # Borg's cache and its data about repositories.
         self.borg = state / "borg" / site.cluster
         self.borg_lock = run / f"{site.cluster}.borg.lock"
+        # On the machine that prunes a repository to which admin hosts may only append.
+        self.borg_archives = self.journal / f"{site.cluster}.borg-archives.json"
+        self.borg_key_note = self.journal / f"{site.cluster}.borg-key.json"
 
 
 def instance_name(site: Site) -> str:

@@ -28,6 +28,8 @@ ARCHIVE_FILE = "overlay.img"
 """The only file in an archive."""
 OK_STATUSES = (0, 1)
 """Exit statuses for success, and success with warnings."""
+COMPACTED = "compaction freed about"
+"""In borg's log of a compaction, unless the repository was opened append-only (borg/repository.py)."""
 PARTIAL_FILES = ("(", "-name", "README", "-o", "-name", "config-*.tmp", ")")
 """The files that an interrupted ``borg init`` leaves beside its folder for data, for find(1) (borg/repository.py)."""
 NO_DATA = "This repository contains no valid data"
@@ -93,11 +95,12 @@ class Repository:
 
 @dataclass(frozen=True)
 class Archive:
-    """An archive in the repository; ``time`` is Unix time in seconds."""
+    """An archive in the repository; ``time`` is Unix time in seconds, ``id`` is a digest of its content."""
 
     name: str
     time: float
     comment: str
+    id: str = ""
 
 
 def check_ready(host: Host, repository: Repository) -> None:
@@ -158,7 +161,7 @@ def list_archives(host: Host, repository: Repository, glob: str) -> list[Archive
             return None
         raise error_of(host, repository, result.status, lines)
     found = json.loads(result.stdout)["archives"]
-    return [Archive(one["name"], _parse_time(one["time"]), one.get("comment", "")) for one in found]
+    return [Archive(one["name"], _parse_time(one["time"]), one.get("comment", ""), one["id"]) for one in found]
 
 
 def _parse_time(text: str) -> float:
@@ -256,6 +259,41 @@ def remove(host: Host, repository: Repository, glob: str, names: Sequence[str]) 
         call(host, repository, "compact", repository.url)
 
 
+def compact(host: Host, repository: Repository) -> bool:
+    """Free the space of removed archives; return whether the key permits it.
+
+    With a key that may only append borg succeeds and frees nothing, and only its log shows the difference.
+
+    Raises:
+        Busy, Refused, SmsError, Unreachable: as ``call``.
+    """
+    result = call(host, repository, "compact", "--info", repository.url)
+    return COMPACTED in result.stderr.decode(errors="replace")
+
+
+def check(host: Host, repository: Repository) -> None:
+    """Check the repository and the metadata of its archives with ``borg check``; contents are not read.
+
+    Raises:
+        Busy, Refused, SmsError, Unreachable: as ``call``; also where borg finds damage.
+    """
+    result = host.run(*repository.argv("check", repository.url), ok=None, timeout=None)
+    lines = result.stderr.decode(errors="replace").splitlines()
+    if result.status == 1:
+        raise _damaged(host, repository, _log_messages(lines))
+    if result.status:
+        raise error_of(host, repository, result.status, lines)
+
+
+def export_key(host: Host, repository: Repository) -> bytes:
+    """Return the repository's key as ``borg key export`` prints it: encrypted with the passphrase.
+
+    Raises:
+        Busy, Refused, SmsError, Unreachable: as ``call``.
+    """
+    return call(host, repository, "key", "export", repository.url).stdout
+
+
 def extract_argv(repository: Repository, name: str) -> tuple[str, ...]:
     """Return the command that prints the content that ``create`` archived."""
     return repository.argv("extract", "--stdout", repository.at(name), ARCHIVE_FILE)
@@ -294,7 +332,6 @@ FOREIGN_IDS = (
     "KeyfileNotFoundError",
     "KeyfileMismatchError",
     "KeyfileInvalidError",
-    "RepoKeyNotFoundError",
     "UnsupportedManifestError",
     "UnsupportedPayloadError",
     "NoManifestError",
@@ -346,6 +383,12 @@ def error_of(host: Host, repository: Repository, status: int, lines: list[str]) 
         return Refused(f"{name}: there is no repository {url}", hint="`sms overlay push --to borg` creates it")
     if ids & set(NOT_A_REPOSITORY):
         return Refused(f"{name}: {url} exists and is not a Borg repository", hint="set snapshots.borg to another path")
+    if "RepoKeyNotFoundError" in ids:
+        restore = repository.shell_command("key", "import", url, "FILE")
+        return Refused(
+            f"{name}: {url} has lost its key, or another program has created it: {_last(messages)}",
+            hint=f"with a copy that `sms overlay key export` has written: {restore}",
+        )
     if ids & set(FOREIGN_IDS):
         return Refused(
             f"{name}: {url} {FOREIGN}: {_last(messages)}", hint="set snapshots.borg to a path used by nothing else"
@@ -362,13 +405,17 @@ def error_of(host: Host, repository: Repository, status: int, lines: list[str]) 
     if ids & {"ConnectionClosed", "ConnectionClosedWithHint"} or "ssh:" in text:
         return _connection_error(host, repository, text)
     if any(word in " ".join(ids) or word in text for word in DAMAGED):
-        repair = repository.shell_command("check", "--repair", url)
-        return SmsError(
-            f"{name}: {url} is damaged: {_last(messages)}",
-            hint=f"{repair}; then: sms overlay push --all-missing --to borg",
-        )
+        return _damaged(host, repository, messages)
     result = Result(name, ("borg",), status, b"", text.encode())
     return CommandError(result, hint="no incomplete archive was kept; run the command again")
+
+
+def _damaged(host: Host, repository: Repository, messages: list[LogMessage]) -> SmsError:
+    repair = repository.shell_command("check", "--repair", repository.url)
+    return SmsError(
+        f"{host.name}: {repository.url} is damaged: {_last(messages)}",
+        hint=f"{repair}; then: sms overlay push --all-missing --to borg",
+    )
 
 
 def _connection_error(host: Host, repository: Repository, text: str) -> SmsError:

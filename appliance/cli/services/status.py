@@ -110,6 +110,9 @@ def snapshot_facts(snapshots: SnapshotStatus) -> Iterator[tuple[str, str]]:
         return
     last = "no run yet" if not run else f"last run {format_time(run.started)} {'succeeded' if run.ok else 'failed'}"
     yield "schedule", f"every {snapshots.every_minutes} min, by {snapshots.schedule}; {last}"
+    if drill := snapshots.last_drill:
+        verdict = "succeeded" if drill.ok else "failed"
+        yield "restore drill", f"{format_time(drill.started)} {verdict}, with snapshot {drill.number or '-'}"
 
 
 def reach_facts(found: Status) -> Iterator[tuple[str, str]]:

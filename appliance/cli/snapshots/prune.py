@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_site, open_target, print_result, verb
+from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
     from appliance.operations.snapshots.prune import Pruned
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   sms overlay prune -n          show what the site's retention would remove, and why the others are kept
   sms overlay prune             remove these snapshots
-  sms overlay prune 12 13       remove these two, and no others"""
+  sms overlay prune 12 13       remove these two, and no others
+  sms overlay prune --at borg   remove archives in the Borg repository, on a machine whose key may remove"""
 
 
 def add(actions: Verbs) -> None:
@@ -29,6 +31,11 @@ def add(actions: Verbs) -> None:
     )
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="remove these and no others")
     add_host(parser)
+    parser.add_argument(
+        "--at",
+        choices=("borg",),
+        help="prune the Borg repository instead; this machine need not be an admin host",
+    )
     parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be removed, and why")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -38,9 +45,29 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
     from appliance.operations.snapshots.prune import prune
 
+    if arguments.at:
+        return run_at_repository(arguments)
     cluster, host, shown = open_target(arguments)
     done = prune(cluster, host, arguments.numbers, shown, dry_run=arguments.dry_run)
     print_result(arguments, done, lines(done, arguments.dry_run), markup=True)
+    return 0
+
+
+def run_at_repository(arguments: argparse.Namespace) -> int:
+    """Prune the Borg repository."""
+    from appliance.operations.snapshots.repository import prune_repository, pruning_host
+
+    if arguments.numbers:
+        raise ConfigError("--at borg takes no numbers: `retention:` decides", hint="sms overlay prune --at borg -n")
+    cluster, shown = open_site(arguments)
+    host = pruning_host(cluster, arguments.host)
+    done = prune_repository(cluster, host, shown, dry_run=arguments.dry_run)
+    word = "would remove" if arguments.dry_run else "removed"
+    texts = [f"{word} {name}" for name in done.removed]
+    kept = "would be kept" if arguments.dry_run else "kept"
+    print_result(
+        arguments, done, [*texts, f"{len(done.kept)} {kept} at {done.repository}, {len(done.removed)} removed"]
+    )
     return 0
 
 

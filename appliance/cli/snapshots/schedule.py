@@ -34,7 +34,8 @@ def add(actions: Verbs) -> None:
         "take snapshots by cron or systemd",
         "Install a schedule for snapshots on an admin host: a systemd timer where systemd runs, else a cron entry.\n"
         "A run takes a snapshot, prunes, and pushes to the site file's targets; on a host without the lease it does\n"
-        "nothing. A failed run is reported in `sms status`, in syslog, and in a mail to `mail.root`.",
+        "nothing. Where there are targets, a restore drill (`sms overlay drill`) runs every week. A failed run is\n"
+        "reported in `sms status`, in syslog, and in a mail to `mail.root`.",
         EXAMPLES,
     )
     own = parser.add_subparsers(dest="schedule", metavar="WHAT", required=True)
@@ -115,3 +116,10 @@ def lines(done: Scheduled) -> Iterator[str]:
         yield from (f"note: {note}" for note in run.notes)
         if run.met_at:
             yield f"{format_time(run.met_at)} a run was skipped: {run.met}"
+    drill = done.last_drill
+    if done.drills and not drill:
+        yield "a restore drill every week, none so far"
+    elif drill:
+        verdict = f"snapshot {drill.number} can be restored" if drill.ok else f"failed: {drill.error}"
+        yield f"last restore drill {format_time(drill.started)}: {verdict}"
+        yield from (f"note: {note}" for note in drill.notes)

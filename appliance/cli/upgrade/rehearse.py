@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, seconds, verb
 from appliance.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from appliance.operations.upgrade.rehearse_checks import Check
 
 EXAMPLES = """\
   sms rehearse                        the current image, on a copy of the newest verified snapshot
@@ -83,18 +89,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 4 if done.failed else 0
 
 
-def _print(done: Any) -> None:
-    """Print the checks as a table, then the verdict."""
+def checks_table(checks: Iterable[Check]) -> Table:
+    """Return the checks as a table."""
     from rich.markup import escape
     from rich.table import Table
 
-    from appliance.cli.screen import out
-
     table = Table("", "check", "evidence", "s", box=None, header_style="bold", pad_edge=False)
-    for check in done.checks:
+    for check in checks:
         mark = "[green]✓[/]" if check.ok else "[red]✗[/]"
         table.add_row(mark, escape(check.what), escape(check.seen), f"{check.seconds:.1f}")
-    out.print(table, "", sep="\n")
+    return table
+
+
+def _print(done: Any) -> None:
+    """Print the checks as a table, then the verdict."""
+    from appliance.cli.screen import out
+
+    out.print(checks_table(done.checks), "", sep="\n")
     what = f"image {done.key[:12]} on snapshot {done.snapshot} of {done.host}"
     failed = ", ".join(check.what for check in done.failed)
     out.print(f"{what}: failed: {failed}" if failed else f"{what}: all checks passed", markup=False)

@@ -223,6 +223,11 @@ def plan_removals(cluster: Cluster, listing: Listing, incoming: Sequence[Snapsho
 
 def _to_borg(push: Push) -> None:
     offsite = Offsite(push.cluster, push.source, push.listing.identity)
+    if push.prune and offsite.append_only:
+        raise Refused(
+            f"{push.source.name} may only append to {offsite.repository.url}: snapshots.borg.append_only is set",
+            hint="without --prune; `sms overlay prune --at borg` on the machine that prunes it",
+        )
     with ExitStack() as stack:
         if not push.dry_run:
             offsite.lock_repository(stack)

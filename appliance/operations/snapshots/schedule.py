@@ -11,11 +11,18 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.installed import SITE_FILE, find_sms, has_systemd, lies_there
-from appliance.plan.snapshots.runs import Run, read_run
+from appliance.operations.snapshots.push import site_targets
+from appliance.operations.snapshots.report import record_path
+from appliance.plan.snapshots.runs import DRILLS, Run, read_run
 from appliance.plan.snapshots.schedule import (
     Kind,
     Schedule,
     cron_path,
+    drill_job,
+    drill_service_path,
+    drill_timer_name,
+    drill_timer_path,
+    has_drill,
     installed,
     job,
     plan_schedule,
@@ -32,7 +39,8 @@ from appliance.tools.scripts import script_argv
 class Scheduled:
     """The schedule of one host; ``kind`` is empty where there is none, ``every`` is in minutes.
 
-    ``runs``: whether cron or the timer is active; ``changed``: whether this call changed anything.
+    ``drills``: whether restore drills are scheduled, too. ``runs``: whether cron or the timer is active; ``changed``:
+    whether this call changed anything.
     """
 
     host: str
@@ -42,17 +50,14 @@ class Scheduled:
     changed: bool = False
     files: dict[str, str] = field(default_factory=dict)
     last_run: Run | None = None
-
-
-def run_record(cluster: Cluster) -> str:
-    """Return the path of a host's record of its last scheduled run."""
-    return str(cluster.places.snapshots / "run.json")
+    drills: bool = False
+    last_drill: Run | None = None
 
 
 def schedule_files(cluster: Cluster) -> list[str]:
     """Return the paths of a schedule's files on a host, for both kinds."""
     name = cluster.site.cluster
-    return [cron_path(name), timer_path(name), service_path(name)]
+    return [cron_path(name), timer_path(name), service_path(name), drill_timer_path(name), drill_service_path(name)]
 
 
 def show_schedule(cluster: Cluster, host: Host) -> Scheduled:
@@ -62,8 +67,9 @@ def show_schedule(cluster: Cluster, host: Host) -> Scheduled:
     if not found:
         return Scheduled(host.name)
     kind, every = found
-    last = read_run(host.read(run_record(cluster)))
-    return Scheduled(host.name, kind, every, _runs(cluster, host, kind), False, texts, last)
+    last, drill = (read_run(host.read(path)) for path in (record_path(cluster), record_path(cluster, DRILLS)))
+    drills = any(map(has_drill, texts.values()))
+    return Scheduled(host.name, kind, every, _runs(cluster, host, kind), False, texts, last, drills, drill)
 
 
 def install_schedule(
@@ -91,14 +97,15 @@ def install_schedule(
     if dry_run:
         changed = before != dict(planned.files)
         runs = planned.kind == "systemd" or _runs(cluster, host, planned.kind)
-        return Scheduled(host.name, planned.kind, planned.every, runs, changed, dict(planned.files))
+        drills = any(map(has_drill, planned.files.values()))
+        return Scheduled(host.name, planned.kind, planned.every, runs, changed, dict(planned.files), drills=drills)
     left = {path: text for path, text in before.items() if path not in planned.files}
     with progress.step(f"schedule snapshots on {host.name}") as step:
         changed = _remove_files(cluster, host, left)
         written = [host.write(path, text.encode()) for path, text in planned.files.items()]
         changed = any(written) or changed
-        if planned.unit:
-            changed = _start_timer(host, planned.unit, reload=any(written)) or changed
+        for unit in planned.units:
+            changed = _start_timer(host, unit, reload=any(written)) or changed
         step.detail(f"every {planned.every} min, by {planned.kind}" + ("" if changed else ": unchanged"))
     shown = show_schedule(cluster, host)
     if not shown.runs:
@@ -143,8 +150,9 @@ def _plan(cluster: Cluster, host: Host, site_file: Path, every: int) -> Schedule
             )
         site_file = Path(SITE_FILE)
     folders = (str(cluster.places.overlay.parent), str(cluster.places.snapshots.parent))
-    argv = job(sms, str(site_file.absolute()), str(cluster.site.state))
-    return plan_schedule(cluster.site, kind, every, argv=argv, folders=folders)
+    common = (sms, str(site_file.absolute()), str(cluster.site.state))
+    drill = drill_job(*common, host.name) if site_targets(cluster, host.name) else None
+    return plan_schedule(cluster.site, kind, every, argv=job(*common), folders=folders, drill=drill)
 
 
 def _has_cron(host: Host) -> bool:
@@ -164,10 +172,11 @@ def _runs(cluster: Cluster, host: Host, kind: str) -> bool:
 
 def _remove_files(cluster: Cluster, host: Host, texts: Mapping[str, str]) -> bool:
     name = cluster.site.cluster
-    units = [path for path in (timer_path(name), service_path(name)) if path in texts]
-    if timer_path(name) in units:
-        # A run in progress is not stopped; it ends on its own.
-        host.run("systemctl", "disable", "--quiet", "--now", timer_name(name), ok=None)
+    units = [path for path in texts if path != cron_path(name)]
+    for unit, path in ((timer_name(name), timer_path(name)), (drill_timer_name(name), drill_timer_path(name))):
+        if path in units:
+            # A run in progress is not stopped; it ends on its own.
+            host.run("systemctl", "disable", "--quiet", "--now", unit, ok=None)
     for path in texts:
         host.remove(path)
     if units:

@@ -22,41 +22,26 @@ from appliance.operations.preflight import find_instance, only_one
 from appliance.operations.snapshots.list import store
 from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.push import FAILED, PushOptions, push, site_targets
-from appliance.operations.snapshots.schedule import run_record, schedule_files
+from appliance.operations.snapshots.report import finish, finish_interrupted, read_record, write_record
+from appliance.operations.snapshots.schedule import schedule_files
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
 from appliance.operations.vm.certificates import renew_due
-from appliance.plan.machine import inside_argv
 from appliance.plan.overlay.mirror import scrub_is_due
 from appliance.plan.snapshots.offsite import BORG
 from appliance.plan.snapshots.runs import (
     Expected,
-    Notice,
     Run,
     count_postponed,
     find_gap,
-    log_line,
-    mail_text,
-    merge_previous,
     one_line,
-    read_run,
     record_overlap,
 )
 from appliance.plan.snapshots.schedule import installed
 from appliance.progress import Progress, Silent
 from appliance.shared.lease import Lease
-from appliance.shared.records import to_json
 from appliance.tools import agent
-from appliance.units import format_time
 
 REREAD_EVERY_S = 86400
-SENDMAIL = (
-    "env",
-    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib",
-    "sendmail",
-    "-oi",
-    "-t",
-)
-"""Send the mail on standard input to the recipient in its header. Distributions have sendmail in several folders."""
 
 
 class NotesOnly(Silent):
@@ -135,16 +120,14 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
             work.number = taken.snapshot["number"]
             work.errors += taken.not_dumped
         except Busy as error:
-            _write(cluster, host, record_overlap(_read(cluster, host), now=time.time(), what=one_line(error.message)))
+            overlap = record_overlap(read_record(cluster, host), now=time.time(), what=one_line(error.message))
+            write_record(cluster, host, overlap)
             return None
         except Exception as error:
             work.fail("", error)
         after_scheduled(cluster, host, progress, work)
     except KeyboardInterrupt:
-        # The host shuts down, or systemd's timeout expired: no time to send mail.
-        run = work.run(started, "it was interrupted")
-        _log(cluster, host, run, "")
-        _write(cluster, host, _without_notice(_read(cluster, host), run))
+        finish_interrupted(cluster, host, work.run(started, "it was interrupted"))
         raise
     return finish(cluster, host, work.run(started))
 
@@ -166,7 +149,7 @@ def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunS
         work.stored_bytes = prune(cluster, host, (), progress).stored_bytes
 
     if busy := work.attempt("prune", thin):
-        work.put_off, error = count_postponed(_read(cluster, host), busy)
+        work.put_off, error = count_postponed(read_record(cluster, host), busy)
         work.errors += (error,) if error else ()
     for target in site_targets(cluster, host.name):
         work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress))
@@ -205,7 +188,7 @@ def detect_gap(cluster: Cluster, host: Host, lease: Lease, now: float) -> str:
     except (SmsError, ValueError):
         return ""
     expected = Expected(every[1], max(written), lease.since, lease.generation, booted)
-    return find_gap(_read(cluster, host), expected, now=now)
+    return find_gap(read_record(cluster, host), expected, now=now)
 
 
 def scrub_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:
@@ -224,70 +207,12 @@ def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> No
     """
     lock = f"/run/sms/{cluster.site.cluster}.push-{target}.lock"
     with only_one(host, lock, f"another run pushes to {target}"):
-        done = push(cluster, host, PushOptions(all_missing=True, prune=target == BORG), [target], progress)
+        repository = cluster.site.snapshots.borg
+        prunes = target == BORG and repository is not None and not repository.append_only
+        done = push(cluster, host, PushOptions(all_missing=True, prune=prunes), [target], progress)
         failed = [one for one in done if one.state == FAILED]
         if failed:
             errors = [f"snapshot {one.snapshot}: {one.error}" if one.snapshot else one.error for one in failed]
             raise SmsError("\n".join(errors), hint=failed[0].hint)
         if target != BORG:
             prune(cluster, cluster.host(target), (), progress)
-
-
-def finish(cluster: Cluster, host: Host, run: Run) -> Run:
-    """Record the run, send mail if due, write syslog; return the run as recorded."""
-    previous = _read(cluster, host)
-    run, notice = merge_previous(previous, run)
-    problems = []
-    if notice and (not run.ok or notice == "missed" or (previous and previous.mailed is not None)):
-        problems += _mail(cluster, host, run, notice)
-    problems += _write(cluster, host, run)
-    _log(cluster, host, run, notice, problems)
-    return run
-
-
-def _without_notice(previous: Run | None, run: Run) -> Run:
-    """As ``merge_previous``, when no mail is sent: the next failure is still mailed."""
-    merged, _ = merge_previous(previous, run)
-    before = (previous.failing_since, previous.mailed) if previous else (None, None)
-    postponed = previous.put_off if previous else 0
-    return replace(merged, failing_since=before[0], mailed=before[1], put_off=max(postponed, run.put_off))
-
-
-def _read(cluster: Cluster, host: Host) -> Run | None:
-    try:
-        return read_run(host.read(run_record(cluster)))
-    except SmsError:
-        return None
-
-
-def _write(cluster: Cluster, host: Host, run: Run) -> list[str]:
-    """Write the record; return errors instead of raising them: a full disk must not prevent the report."""
-    try:
-        host.write(run_record(cluster), to_json(run), mode=0o600)
-    except SmsError as error:
-        return [f"{run_record(cluster)} cannot be written: {one_line(error.message)}"]
-    return []
-
-
-def _log(cluster: Cluster, host: Host, run: Run, notice: Notice, problems: list[str] | None = None) -> None:
-    line = "; ".join(filter(None, [log_line(cluster.site.cluster, run, notice), *(problems or [])]))
-    if line:
-        level = "notice" if run.ok and not problems and not run.missed else "err"
-        host.run("logger", "-t", "sms", "-p", f"cron.{level}", "--", line[:900], ok=None)
-
-
-def _mail(cluster: Cluster, host: Host, run: Run, notice: Notice) -> list[str]:
-    """Send mail through the services container, else the host's sendmail; return the error if both fail."""
-    to = cluster.site.mail.root or "root"
-    since = format_time(run.failing_since) if run.failing_since else ""
-    text = mail_text(cluster.site.cluster, host.name, run, notice, to=to, since=since).encode()
-    try:
-        if cluster.find_role("mail"):
-            argv = inside_argv(cluster.site, cluster.services, *SENDMAIL)
-            if not host.run(*argv, input=text, ok=None, timeout=60).status:
-                return []
-        if not host.run(*SENDMAIL, input=text, ok=None, timeout=60).status:
-            return []
-    except SmsError as error:
-        return [f"no mail could be sent: {one_line(error.message)}"]
-    return ["no mail could be sent: neither the services container nor the host accepts it"]

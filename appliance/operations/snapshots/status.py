@@ -9,18 +9,21 @@ from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.snapshots.list import store_request
-from appliance.operations.snapshots.schedule import run_record, schedule_files
+from appliance.operations.snapshots.report import record_path
+from appliance.operations.snapshots.schedule import schedule_files
 from appliance.plan.snapshots.runs import (
+    DRILLS,
     HEALTHY,
     Found,
     Judgement,
     Run,
+    drill_warnings,
     judge,
     judge_damage,
     limit_minutes,
     read_run,
 )
-from appliance.plan.snapshots.schedule import installed
+from appliance.plan.snapshots.schedule import has_drill, installed
 from appliance.shared.lease import Lease
 from appliance.tools import agent
 
@@ -30,7 +33,8 @@ class SnapshotStatus:
     """Snapshots on one host. ``newest`` is the newest verified one, with its age in seconds.
 
     ``bytes``: size of the store after the last scheduled run. ``limit_minutes``: the greatest healthy age.
-    ``schedule``: cron, systemd or empty. ``problem``: why the query failed.
+    ``schedule``: cron, systemd or empty; ``drills``: whether restore drills are scheduled. ``problem``: why the query
+    failed.
     """
 
     count: int = 0
@@ -41,6 +45,8 @@ class SnapshotStatus:
     schedule: str = ""
     every_minutes: int = 0
     last_run: Run | None = None
+    drills: bool = False
+    last_drill: Run | None = None
     problem: str = ""
     judgement: Judgement = HEALTHY
 
@@ -54,7 +60,7 @@ class SnapshotStatus:
 def snapshot_status(cluster: Cluster, host: Host, lease: Lease) -> SnapshotStatus:
     """Query the status of snapshots on the host. Without a schedule, having none is healthy."""
     settings = cluster.site.snapshots
-    files = [run_record(cluster), *schedule_files(cluster)]
+    files = [record_path(cluster), record_path(cluster, DRILLS), *schedule_files(cluster)]
     try:
         reply = agent.call(host, "brief", {**store_request(cluster, host), "files": files})
     except Unreachable:
@@ -64,7 +70,7 @@ def snapshot_status(cluster: Cluster, host: Host, lease: Lease) -> SnapshotStatu
     texts = {path: found["text"] for path, found in reply["texts"].items()}
     found = installed(texts, cluster.site.cluster)
     schedule, every = found or ("", settings.every_minutes)
-    run = read_run(texts.get(run_record(cluster)))
+    run = read_run(texts.get(record_path(cluster)))
     limit = limit_minutes(every, settings.oldest_minutes)
     newest = reply["newest"]
     damaged = sorted([*reply["damaged"], *reply["broken"]])
@@ -75,6 +81,12 @@ def snapshot_status(cluster: Cluster, host: Host, lease: Lease) -> SnapshotStatu
         at = max(reply["texts"][path]["at"] for path in schedule_files(cluster) if path in texts)
         taken, since = newest["taken"] if newest else None, max(at, lease.since)
         judgement = judge(Found(reply["now"], taken, run, every, limit, since, damaged=len(damaged)))
+    drill = read_run(texts.get(record_path(cluster, DRILLS)))
+    drills = [reply["texts"][path]["at"] for path in schedule_files(cluster) if has_drill(texts.get(path, ""))]
+    if drills:
+        judgement = judgement.plus(drill_warnings(drill, since=max(drills), now=reply["now"]))
     stored = run.stored_bytes if run else None
     count = reply["count"] + len(reply["broken"])
-    return SnapshotStatus(count, damaged, newest, stored, limit, schedule, every, run, "", judgement)
+    return SnapshotStatus(
+        count, damaged, newest, stored, limit, schedule, every, run, bool(drills), drill, judgement=judgement
+    )

@@ -155,9 +155,10 @@ def _relay_bytes(source: agent.Session, target: agent.Session, length: int) -> N
 
 
 class Offsite:
-    """The site's Borg repository, used from one admin host.
+    """The site's Borg repository, used from one host.
 
-    ``foreign``: manifests of archives of other clusters of this name, which are neither restored nor removed.
+    ``ids``: of the archives that ``open`` has found, by name. ``foreign``: manifests of archives of other clusters of
+    this name, which are neither restored nor removed.
     """
 
     def __init__(self, cluster: Cluster, host: Host, identity: Identity | None = None) -> None:
@@ -174,10 +175,12 @@ class Offsite:
             str(settings.ssh_key) if settings.ssh_key else None,
             str(settings.known_hosts) if settings.known_hosts else None,
         )
+        self.append_only = settings.append_only
         hosts = tuple(admin.name for admin in cluster.site.admin_hosts)
         self.identity = identity and replace(identity, hosts=hosts)
         self.foreign: list[Snapshot] = []
         self.exists = False
+        self.ids: dict[str, str] = {}
 
     def lock_repository(self, stack: ExitStack) -> None:
         """Lock the repository against other runs of this host until ``stack`` ends.
@@ -198,6 +201,7 @@ class Offsite:
         cluster = self.cluster.site.cluster
         found = borg.list_archives(self.host, self.repository, f"sms-{cluster}-*")
         self.exists = found is not None
+        self.ids = {one.name: one.id for one in found or []}
         ours = [one for one in found or [] if is_archive(one.name, cluster)]
         read = [(manifest, one.time) for one in ours if (manifest := read_comment(one.comment, one.name))]
         if self.identity is None:
@@ -216,8 +220,8 @@ class Offsite:
                 borg.init(self.host, self.repository)
             self.exists = True
             progress.report(
-                f"note: {self.repository.url} cannot be read without {self.repository.passphrase}: keep a copy of it "
-                "outside of this cluster"
+                f"note: {self.repository.url} cannot be read without {self.repository.passphrase} and the key that it "
+                "contains: keep copies of both outside of this cluster: sms overlay key export FILE"
             )
         what = f"push snapshot {one['number']} to {self.repository.url}"
         request = {"store": store(self.cluster), "snapshot": one["number"], "what": what}
@@ -227,13 +231,17 @@ class Offsite:
         stats = borg.create(self.host, self.repository, archive, source, progress)
         return Sent(name, False, stats["deduplicated_size"])
 
+    def select_removed(self, there: list[Snapshot]) -> list[Snapshot]:
+        """Return the manifests of the archives that the site's retention does not keep."""
+        return not_kept(there, self.cluster.site.retention, now=time.time())
+
     def prune(self, there: list[Snapshot], progress: Progress, *, dry_run: bool = False) -> list[Snapshot]:
         """Remove the archives that the site's retention does not keep; return their manifests.
 
         Raises:
             Busy, Refused, SmsError, Unreachable: borg failed.
         """
-        doomed = not_kept(there, self.cluster.site.retention, now=time.time())
+        doomed = self.select_removed(there)
         if self.exists and not dry_run:
             with progress.step(f"prune {self.repository.url}") as step:
                 # Checkpoints have no comment: only by the UUID in the name it is certain whose they are.
@@ -242,14 +250,17 @@ class Offsite:
                 step.detail(f"{len(doomed)} archive{'s' * (len(doomed) != 1)} removed")
         return doomed
 
-    def pull(self, one: Snapshot, progress: Progress) -> Sent:
+    def pull(self, one: Snapshot, progress: Progress, *, into: str = "") -> Sent:
         """Extract a snapshot into the store of the host; it is committed once every digest is verified.
+
+        Args:
+            into: a store of the host, if not the cluster's.
 
         Raises:
             Busy, Refused, SmsError, Unreachable: it was not committed.
         """
         request = {
-            "store": store(self.cluster),
+            "store": into or store(self.cluster),
             "cluster": self.cluster.site.cluster,
             "manifest": one,
             "argv": list(borg.extract_argv(self.repository, archive_name(one))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,15 +77,30 @@ class RehearsalOptions:
     without_vm: bool = False
 
 
+Fetch = Callable[[Path], tuple[str, int]]
+"""Provides a snapshot on this machine, for a rehearsal in this folder; returns its store, and its number there."""
+
+
 @dataclass(frozen=True)
 class Ready:
-    """Inputs of a rehearsal: a verified image, and a snapshot on ``source``; ``user``: lines of passwd and group."""
+    """Inputs of a rehearsal.
+
+    Attributes:
+        image: a verified image.
+        origin: where the snapshot is: a host, or ``borg``.
+        user: lines of passwd and group.
+        room_mb: free space that it needs, in MiB.
+        fetch: provides the snapshot.
+        production: ids of jobs that production knows and the snapshot must have; None if they are not compared.
+    """
 
     image: Image
-    source: Host
+    origin: str
     snapshot: Snapshot
     user: tuple[str, str]
     room_mb: int
+    fetch: Fetch
+    production: frozenset[int] | None = None
 
 
 @dataclass
@@ -117,10 +133,18 @@ def rehearse(cluster: Cluster, options: RehearsalOptions, progress: Progress) ->
     """
     need_root()
     remove_leftovers(cluster, progress)
-    ready = prepare(cluster, options, progress)
+    return run_rehearsal(cluster, options, prepare(cluster, options, progress), progress)
+
+
+def run_rehearsal(cluster: Cluster, options: RehearsalOptions, ready: Ready, progress: Progress) -> RehearsalResult:
+    """Rehearse in a folder of its own, which is removed afterwards.
+
+    Raises:
+        SmsError: as ``rehearse``.
+    """
     number = ready.snapshot["number"]
     with new_folder(cluster, ready.image.path, number) as (name, folder):
-        done = RehearsalResult(name, ready.image.path, ready.image.key, ready.image.signer, ready.source.name, number)
+        done = RehearsalResult(name, ready.image.path, ready.image.key, ready.image.signer, ready.origin, number)
         try:
             _run(cluster, options, ready, folder, done, progress)
             done.kept = options.keep
@@ -145,7 +169,7 @@ def plan_rehearsal(cluster: Cluster, options: RehearsalOptions, progress: Progre
     names = ", ".join(f"{name} ({address})" for name, address in nodes) or "none"
     networks = cluster.site.networks
     return [
-        f"copy snapshot {ready.snapshot['number']} of {ready.source.name}: "
+        f"copy snapshot {ready.snapshot['number']} of {ready.origin}: "
         f"{ready.snapshot['used_bytes'] >> 20} MiB, {ready.room_mb} MiB are free for it; check it with e2fsck",
         f"create isolated networks for {networks.provisioning.address} and {networks.public.address}",
         f"start {ready.image.path} ({ready.image.signer}) on the copy, probe every service, check every job",
@@ -195,7 +219,20 @@ def prepare(cluster: Cluster, options: RehearsalOptions, progress: Progress, *, 
             f"snapshot {snapshot['number']} of {source.name} is not verified",
             hint=f"sms overlay verify {snapshot['number']} --host {source.name}",
         )
-    return Ready(image, source, snapshot, user, _check_room(cluster, source, snapshot, image))
+    room = check_room(cluster, snapshot, image, copies=1 if isinstance(source, Local) else 2)
+    return Ready(image, source.name, snapshot, user, room, fetch_from(cluster, source, snapshot, progress))
+
+
+def fetch_from(cluster: Cluster, source: Host, snapshot: Snapshot, progress: Progress) -> Fetch:
+    """Return what provides a snapshot of an admin host: where it is on this machine, else a copy in the folder."""
+
+    def fetch(folder: Path) -> tuple[str, int]:
+        if isinstance(source, Local):
+            return store(cluster), snapshot["number"]
+        here, into = Local(socket.gethostname()), str(folder / "snapshots")
+        return into, int(send(cluster, source, snapshot["number"], here, progress, into=into).name)
+
+    return fetch
 
 
 def find_source(cluster: Cluster, name: str) -> Host:
@@ -268,13 +305,12 @@ def _fetch_image(cluster: Cluster, source: Host, path: str, progress: Progress, 
     return str(target)
 
 
-def _check_room(cluster: Cluster, source: Host, snapshot: Snapshot, image: Image) -> int:
-    """Return the MiB that a rehearsal may need in the state folder.
+def check_room(cluster: Cluster, snapshot: Snapshot, image: Image, *, copies: int) -> int:
+    """Return the MiB that a rehearsal may need in the state folder, for ``copies`` of the snapshot and the image.
 
     Raises:
         Refused: there is not enough free space.
     """
-    copies = 1 if isinstance(source, Local) else 2
     used = copies * snapshot["used_bytes"] + Path(image.path).stat().st_size
     need: int = (used >> 20) + SPARE_MB
     free = query_space(Local(), str(root(cluster))).free >> 20
@@ -293,7 +329,7 @@ def _run(
     mine = replace(cluster, site=rehearsal_site(cluster.site, folder, without_vm=options.without_vm))
     overlay = str(mine.places.overlay)
     tried = Checks(progress, done.checks)
-    _copy(cluster, ready, folder, overlay, progress)
+    _copy(ready, folder, overlay, progress)
     image = _place_image(cluster, mine, ready.image, folder)
     if not tried.try_out("the copy of the overlay is whole", lambda: checks.check_file_system(Local(), overlay)):
         return
@@ -301,7 +337,11 @@ def _run(
     lab = _start_lab(mine, options, ready, folder, done, progress)
     with vm_off(lab, mine.site, tried) if options.without_vm else nullcontext():
         if _try_start(mine, lab, image, options, done, tried):
-            _try_all(mine, lab, jobs, options.user, tried)
+            inside = Inside(mine, lab.host(CARRIER))
+            tried.try_out("no way out of its networks", lambda: checks.check_isolation(lab, mine))
+            _try_jobs(inside, jobs, ready.production, tried)
+            if lab.nodes:
+                _use(lab, inside, tried, options.user)
 
 
 def _try_start(
@@ -326,14 +366,15 @@ def _try_start(
     return tried.try_out(what, begin, own_progress=True) or bool(started)
 
 
-def _try_all(mine: Cluster, lab: Lab, jobs: list[int], user: str, tried: Checks) -> None:
-    """Run the checks of the running container."""
-    inside = Inside(mine, lab.host(CARRIER))
-    tried.try_out("no way out of its networks", lambda: checks.check_isolation(lab, mine))
-    if mine.find_role("controller"):
-        tried.try_out("the controller knows the same jobs", lambda: checks.check_jobs(inside, jobs))
-    if lab.nodes:
-        _use(lab, inside, tried, user)
+def _try_jobs(inside: Inside, jobs: list[int], production: frozenset[int] | None, tried: Checks) -> None:
+    """Compare the controller's jobs with those of the snapshot's state, and with production's."""
+    if not inside.cluster.find_role("controller"):
+        return
+    known: set[int] = set()
+    tried.try_out("the controller knows the same jobs", lambda: checks.check_jobs(inside, jobs, known))
+    if production is not None:
+        what = "it knows the jobs of production that are older than the snapshot"
+        tried.try_out(what, lambda: checks.compare_production(known, production))
 
 
 def _use(lab: Lab, inside: Inside, tried: Checks, user: str) -> None:
@@ -355,13 +396,11 @@ def _use(lab: Lab, inside: Inside, tried: Checks, user: str) -> None:
         tried.try_out("a node's clock follows the container", lambda: demo.clock_follows(lab.host(lab.nodes[0])))
 
 
-def _copy(cluster: Cluster, ready: Ready, folder: Path, overlay: str, progress: Progress) -> None:
-    """Restore the snapshot as the rehearsal's overlay; a snapshot of another host is fetched first."""
-    here, number, where = Local(socket.gethostname()), ready.snapshot["number"], store(cluster)
+def _copy(ready: Ready, folder: Path, overlay: str, progress: Progress) -> None:
+    """Restore the snapshot as the rehearsal's overlay."""
+    here = Local(socket.gethostname())
     here.run("mkdir", "-p", "-m", "0700", str(Path(overlay).parent))
-    if not isinstance(ready.source, Local):
-        where = str(folder / "snapshots")
-        number = int(send(cluster, ready.source, number, here, progress, into=where).name)
+    where, number = ready.fetch(folder)
     agent.call(here, "restore", {"store": where, "snapshot": str(number), "target": overlay}, progress)
 
 

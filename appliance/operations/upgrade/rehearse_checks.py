@@ -163,24 +163,67 @@ class Inside:
         )
 
 
-def check_jobs(inside: Inside, expected: list[int]) -> str:
+def check_jobs(inside: Inside, expected: list[int], known: set[int]) -> str:
     """Check that the controller knows every job of the snapshot's state.
+
+    Args:
+        known: gets the ids of all jobs that it knows; of a job array, that of the array, too.
 
     Raises:
         SmsError: it has lost some.
     """
-    listed = inside.run("squeue", "--all", "--array", "--states=all", "--noheader", "--format=%A").text
+    listed = inside.run("squeue", "--all", "--array", "--states=all", "--noheader", "--format=%A %F").text
     # It purges old jobs that have ended, but logs that it recovered them.
     controller = inside.cluster.find_role("controller")
     assert controller
     started = f"{controller.run[0]} version .* started"
     log = inside.run("grep", "-E", f"{started}|Recovered", f"/var/log/sms/{controller.name}.log", ok=None).text
-    known = {int(word) for word in listed.split() if word.isdecimal()} | read_recovered(log, started)
+    known |= {int(word) for word in listed.split() if word.isdecimal()} | read_recovered(log, started)
     lost = sorted(set(expected) - known)
     if lost:
         ids = ", ".join(map(str, lost[:10]))
         raise SmsError(f"{len(lost)} of {len(expected)} jobs of the snapshot are lost: {ids}")
     return f"{len(expected)} batch jobs of the snapshot, none lost; the controller knows {len(known)}"
+
+
+QUEUE = ("env", "SLURM_TIME_FORMAT=%s", "squeue", "--all", "--states=all", "--noheader", "--format=%F %V")
+"""Id and Unix time of submission of every job; of an array, the id of the array."""
+
+
+def query_production(cluster: Cluster, host: Host, taken: float) -> frozenset[int]:
+    """Return the ids of production's jobs that a snapshot of its state must have; nothing is changed there.
+
+    Args:
+        host: where production runs.
+        taken: Unix time of the snapshot.
+
+    Raises:
+        SmsError: its controller does not answer.
+    """
+    return read_queue(host.run(*inside_argv(cluster.site, cluster.services, *QUEUE), timeout=90).text, taken)
+
+
+def read_queue(output: str, taken: float) -> frozenset[int]:
+    """Parse the output of ``QUEUE``, without jobs so new that the snapshot may not have them."""
+    found = set()
+    for line in output.splitlines():
+        number, _, submitted = line.partition(" ")
+        if number.isdecimal() and submitted.isdecimal() and int(submitted) + SETTLED_S < taken:
+            found.add(int(number))
+    return frozenset(found)
+
+
+def compare_production(known: set[int], production: frozenset[int]) -> str:
+    """Check that the jobs of production are known.
+
+    Raises:
+        SmsError: some are not.
+    """
+    lost = sorted(production - known)
+    if lost:
+        ids = ", ".join(map(str, lost[:10]))
+        raise SmsError(f"{len(lost)} of {len(production)} jobs of production are not in the snapshot: {ids}")
+    return f"{len(production)} jobs, none missing"
 
 
 def read_recovered(log: str, started: str) -> set[int]:

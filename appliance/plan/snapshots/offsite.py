@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -25,6 +26,41 @@ BORG = "borg"
 """The push target that is not a host: the site's Borg repository."""
 ORDERED_BY: dict[str, Any] = {"generation": int, "number": int, "taken": (int, float), "uuid": str, "host": str}
 """Fields that an archive's manifest must have before it is used."""
+
+
+@dataclass(frozen=True)
+class KnownArchives:
+    """Record of the archives that a prune of the repository has found and left there: borg's id of each, by name.
+
+    ``cluster_uuid``: whose they are; the machine that prunes has no lease.
+    """
+
+    archives: dict[str, str] = field(default_factory=dict)
+    cluster_uuid: str = ""
+
+
+@dataclass(frozen=True)
+class KeyNote:
+    """Record on a host that a copy of the repository's key has been exported or compared.
+
+    Attributes:
+        sha256: digest of the key, as ``borg key export`` prints it; it is encrypted with the passphrase.
+        path: the copy.
+        at: when, in Unix seconds.
+    """
+
+    sha256: str
+    path: str
+    at: float
+
+
+def find_vanished(known: KnownArchives, there: Mapping[str, str]) -> list[str]:
+    """Return the known archives that are missing in the repository, or are others of the same name.
+
+    Args:
+        there: ids of the archives in the repository, by name.
+    """
+    return sorted(name for name, archive_id in known.archives.items() if there.get(name) != archive_id)
 
 
 def archive_name(manifest: Manifest) -> str:

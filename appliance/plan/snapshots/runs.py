@@ -16,8 +16,56 @@ MAX_POSTPONED = 4
 BOOT_S = 900
 """Seconds after a boot within which a start of the services container counts as part of the boot."""
 
+DRILL_DAYS = 7
+"""Days between two restore drills on a host."""
+
 Notice = Literal["", "failed", "still failing", "recovered", "missed"]
 """What is reported by mail after a run."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What runs on a schedule. Its texts are filled with cluster, host and the number of the run's snapshot.
+
+    Attributes:
+        record: name of the file with the last run, beside the snapshots.
+        title: the subject of mail and of lines in syslog.
+        works: that runs succeed.
+        failed, meanwhile: that a run failed, and what that means until one succeeds.
+        failed_later, valid: the same where the run has a snapshot.
+        see: what shows the current state.
+    """
+
+    record: str
+    title: str
+    works: str
+    failed: str
+    meanwhile: str
+    failed_later: str
+    valid: str
+    see: str
+
+
+SNAPSHOTS = Subject(
+    record="run.json",
+    title="overlay snapshots",
+    works="Scheduled snapshots of the overlay of {cluster} on {host} work{again}, the newest is {number}.",
+    failed="A scheduled snapshot of the overlay of {cluster} on {host} has failed:",
+    meanwhile="Until it works again, data written since the last one is in the overlay only.",
+    failed_later="Snapshot {number} of {cluster} on {host} was taken, but a later step failed:",
+    valid="The snapshot itself is valid.",
+    see="`sms status` and `sms overlay list` show the current state.",
+)
+DRILLS = Subject(
+    record="drill.json",
+    title="restore drills",
+    works="Restore drills of {cluster} on {host} work{again}, the last one with snapshot {number}.",
+    failed="A restore drill of {cluster} on {host} has failed:",
+    meanwhile="Until one succeeds, it is not known whether the cluster can be restored from elsewhere.",
+    failed_later="A restore drill of {cluster} on {host} with snapshot {number} has failed:",
+    valid="Until one succeeds, it is not known whether the cluster can be restored from elsewhere.",
+    see="`sms overlay drill` runs one now and shows every check.",
+)
 
 
 @dataclass(frozen=True)
@@ -143,11 +191,11 @@ def record_overlap(previous: Run | None, *, now: float, what: str) -> Run:
     return replace(previous or Run(now, now, True), met_at=now, met=what)
 
 
-def log_line(cluster: str, run: Run, notice: Notice) -> str:
+def log_line(cluster: str, run: Run, notice: Notice, subject: Subject = SNAPSHOTS) -> str:
     """Return one line for syslog; empty when there is nothing to log."""
     recovered = f"recovered, with snapshot {run.number}" if run.ok and notice == "recovered" else ""
     text = "; ".join(filter(None, [one_line(run.error), recovered, run.missed]))
-    return f"overlay snapshots of {cluster}: {text}" if text else ""
+    return f"{subject.title} of {cluster}: {text}" if text else ""
 
 
 def one_line(text: str) -> str:
@@ -155,31 +203,52 @@ def one_line(text: str) -> str:
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
-def mail_text(cluster: str, host: str, run: Run, notice: Notice, *, to: str, since: str) -> str:
-    """Return the mail with a notice; ``since`` is a formatted date."""
+@dataclass(frozen=True)
+class Mail:
+    """Who reports a run to whom; ``since``: formatted date since when runs fail."""
+
+    cluster: str
+    host: str
+    to: str
+    since: str
+
+
+def mail_text(mail: Mail, run: Run, notice: Notice, subject: Subject = SNAPSHOTS) -> str:
+    """Return the mail with a notice."""
+    known = {"cluster": mail.cluster, "host": mail.host, "number": run.number, "again": " again" * (notice != "missed")}
     if run.ok:
-        body = f"Scheduled snapshots of the overlay of {cluster} on {host} work{' again' * (notice != 'missed')}, "
-        body += f"the newest is {run.number}."
+        body = subject.works.format(**known)
     else:
-        if run.number is None:
-            what = f"A scheduled snapshot of the overlay of {cluster} on {host} has failed:"
-            so = "Until it works again, data written since the last one is in the overlay only."
-        else:
-            what = f"Snapshot {run.number} of {cluster} on {host} was taken, but a later step failed:"
-            so = "The snapshot itself is valid."
+        whole = run.number is None
         body = (
-            f"{what}\n\n"
+            f"{(subject.failed if whole else subject.failed_later).format(**known)}\n\n"
             + "".join(f"    {line}\n" for line in run.error.splitlines())
-            + (f"\nThey have been failing since {since}." if notice == "still failing" else "")
-            + f"\n{so}\n"
-            "`sms status` and `sms overlay list` show the current state. The next mail is sent after a day, or on\n"
+            + (f"\nThey have been failing since {mail.since}." if notice == "still failing" else "")
+            + f"\n{subject.meanwhile if whole else subject.valid}\n"
+            f"{subject.see} The next mail is sent after a day, or on\n"
             "recovery."
         )
     if run.missed:
         body = f"{run.missed[0].upper()}{run.missed[1:]}\n\n{body}"
     verb = {"failed": "", "missed": "were ", "recovered": "have "}.get(notice, "are ")
-    subject = f"[sms] {cluster}: overlay snapshots on {host} {verb}{notice}"
-    return f"To: {to}\nSubject: {subject}\nAuto-Submitted: auto-generated\n\n{body}\n"
+    title = f"[sms] {mail.cluster}: {subject.title} on {mail.host} {verb}{notice}"
+    return f"To: {mail.to}\nSubject: {title}\nAuto-Submitted: auto-generated\n\n{body}\n"
+
+
+def drill_warnings(run: Run | None, *, since: float, now: float) -> tuple[str, ...]:
+    """Return warnings about the restore drills of a host that has a schedule for them.
+
+    Args:
+        since: Unix time since when they are scheduled.
+        now: the host's clock.
+    """
+    if run and not run.ok:
+        return (f"the last restore drill failed: {one_line(run.error)}",)
+    last = max(moment for moment in (since, run.started if run else 0.0, 0.0) if moment <= now)
+    if now - last > 2 * DRILL_DAYS * DAY_S:
+        how_long = f"for {minutes_text(now - last)}" if last else "since the clock was set back"
+        return (f"no restore drill has run {how_long}, one is due every {DRILL_DAYS} days",)
+    return ()
 
 
 @dataclass(frozen=True)
@@ -188,6 +257,10 @@ class Judgement:
 
     healthy: bool
     warnings: tuple[str, ...] = ()
+
+    def plus(self, warnings: tuple[str, ...]) -> Judgement:
+        """Return the judgement with further warnings, each of which is unhealthy."""
+        return Judgement(self.healthy and not warnings, (*self.warnings, *warnings))
 
 
 HEALTHY = Judgement(True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +17,9 @@ Kind = Literal["cron", "systemd"]
 HOUR, DAY = 60, 1440
 EVERY = re.compile(r"^# Every (\d+) minutes", re.MULTILINE)
 """The line with the interval in the files of both kinds."""
+DRILL = "# Every week: a restore drill"
+"""The beginning of the line about it in the files of both kinds."""
+DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
 MIN_TIMEOUT_S = 1800
 """Lower limit of the unit's start timeout, in seconds."""
 
@@ -28,6 +32,44 @@ PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # A failed run reports itself. Earlier errors, such as an unreadable site file, go to syslog.
 MAILTO=""
 {fields} root {command} 2>&1 >/dev/null | logger -t sms -p cron.err
+"""
+
+CRON_DRILL = """\
+# Every week: a restore drill with the newest snapshot elsewhere. After a kill the second command removes what is left.
+{fields} root {{ {command}; {clean}; }} 2>&1 >/dev/null | logger -t sms -p cron.err
+"""
+
+DRILL_SERVICE = """\
+# Written by `sms overlay schedule install`.
+[Unit]
+Description=Restore drill of sms cluster {cluster}
+Documentation=man:sms(1)
+RequiresMountsFor={folders}
+
+[Service]
+Type=oneshot
+ExecStart={command}
+# Also after a kill: the processes of the copy end with this unit, and this removes the rest.
+ExecStopPost=-{clean}
+Nice=10
+IOSchedulingClass=idle
+TimeoutStartSec=6h
+"""
+
+DRILL_TIMER = """\
+# Written by `sms overlay schedule install`.
+# Every week: a restore drill with the newest snapshot elsewhere of cluster {cluster}.
+# By {sms}
+[Unit]
+Description=Restore drills of sms cluster {cluster}
+
+[Timer]
+OnCalendar={calendar}
+RandomizedDelaySec=30min
+Persistent=true
+
+[Install]
+WantedBy=timers.target
 """
 
 SERVICE = """\
@@ -66,12 +108,21 @@ WantedBy=timers.target
 
 @dataclass(frozen=True)
 class Schedule:
-    """A planned schedule: its files by path, and the unit that systemd starts; ``every`` is in minutes."""
+    """A planned schedule: its files by path, and the units that systemd starts; ``every`` is in minutes."""
 
     kind: Kind
     every: int
     files: Mapping[str, str]
-    unit: str = ""
+    units: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DrillJob:
+    """The weekly restore drill of a host: the commands that run it and remove what a killed one has left."""
+
+    host: str
+    command: tuple[str, ...]
+    clean: tuple[str, ...]
 
 
 def cron_path(cluster: str) -> str:
@@ -92,6 +143,27 @@ def timer_path(cluster: str) -> str:
 def service_path(cluster: str) -> str:
     """Return the path of the timer's service."""
     return timer_path(cluster).removesuffix("timer") + "service"
+
+
+def drill_timer_name(cluster: str) -> str:
+    """Return the name of the timer of restore drills."""
+    return f"sms-{cluster}.drill.timer"
+
+
+def drill_timer_path(cluster: str) -> str:
+    """Return the path of the timer of restore drills."""
+    return f"/etc/systemd/system/{drill_timer_name(cluster)}"
+
+
+def drill_service_path(cluster: str) -> str:
+    """Return the path of the service of restore drills."""
+    return drill_timer_path(cluster).removesuffix("timer") + "service"
+
+
+def drill_time(host: str) -> tuple[int, int, int]:
+    """Return weekday (0 is Sunday), hour and minute of a host's drills: at night, most hosts at different times."""
+    number = zlib.crc32(host.encode())
+    return number % 7, 1 + number // 7 % 4, number // 28 % 60
 
 
 def check_every(every: int) -> None:
@@ -134,6 +206,12 @@ def job(sms: str, site_file: str, state: str) -> tuple[str, ...]:
     return (sms, "-q", "--site", site_file, "--state", state, "overlay", "snapshot", "--scheduled")
 
 
+def drill_job(sms: str, site_file: str, state: str, host: str) -> DrillJob:
+    """Return the restore drill of a host."""
+    drill = (sms, "-q", "--site", site_file, "--state", state, "overlay", "drill")
+    return DrillJob(host, (*drill, "--scheduled"), (*drill, "--down"))
+
+
 def cron_command(argv: tuple[str, ...]) -> str:
     """Quote a command for crontab(5), where a percent sign ends the line."""
     return shlex.join(argv).replace("%", r"\%")
@@ -150,13 +228,22 @@ def systemd_word(word: str) -> str:
     return f'"{plain}"' if re.search(r"[\s'\";\\]", word) else plain
 
 
-def plan_schedule(site: Site, kind: Kind, every: int, *, argv: tuple[str, ...], folders: tuple[str, ...]) -> Schedule:
+def plan_schedule(
+    site: Site,
+    kind: Kind,
+    every: int,
+    *,
+    argv: tuple[str, ...],
+    folders: tuple[str, ...],
+    drill: DrillJob | None = None,
+) -> Schedule:
     """Plan the schedule of a site on one of its hosts.
 
     Args:
         every: minutes between two runs.
         argv: the ``job``.
         folders: folders that must be mounted before it runs.
+        drill: None where there is nothing to restore from.
 
     Raises:
         ConfigError: cron and systemd cannot run it at even intervals.
@@ -164,16 +251,37 @@ def plan_schedule(site: Site, kind: Kind, every: int, *, argv: tuple[str, ...], 
     check_every(every)
     values = {"cluster": site.cluster, "every": every, "sms": argv[0]}
     if kind == "cron":
-        command = cron_command(argv)
-        text = CRON.format(**values, fields=cron_fields(every), command=command)
-        return Schedule(kind, every, {cron_path(site.cluster): text})
-    command = systemd_command(argv)
+        text = CRON.format(**values, fields=cron_fields(every), command=cron_command(argv))
+        return Schedule(kind, every, {cron_path(site.cluster): text + _cron_drill(drill)})
     mounts = " ".join(dict.fromkeys(map(systemd_word, folders)))
     timeout = max(MIN_TIMEOUT_S, 2 * every * 60)
-    service = SERVICE.format(**values, command=command, folders=mounts, timeout=timeout)
-    timer = TIMER.format(**values, calendar=calendar(every))
-    files = {service_path(site.cluster): service, timer_path(site.cluster): timer}
-    return Schedule(kind, every, files, timer_name(site.cluster))
+    service = SERVICE.format(**values, command=systemd_command(argv), folders=mounts, timeout=timeout)
+    files = {
+        service_path(site.cluster): service,
+        timer_path(site.cluster): TIMER.format(**values, calendar=calendar(every)),
+    }
+    units = [timer_name(site.cluster)]
+    if drill:
+        commands = {"command": systemd_command(drill.command), "clean": systemd_command(drill.clean)}
+        weekday, hour, minute = drill_time(drill.host)
+        at = f"{DAYS[weekday]} *-*-* {hour:02}:{minute:02}:00"
+        files[drill_service_path(site.cluster)] = DRILL_SERVICE.format(**values, **commands, folders=mounts)
+        files[drill_timer_path(site.cluster)] = DRILL_TIMER.format(**values, calendar=at)
+        units.append(drill_timer_name(site.cluster))
+    return Schedule(kind, every, files, tuple(units))
+
+
+def _cron_drill(drill: DrillJob | None) -> str:
+    if not drill:
+        return ""
+    weekday, hour, minute = drill_time(drill.host)
+    commands = {"command": cron_command(drill.command), "clean": cron_command(drill.clean)}
+    return CRON_DRILL.format(fields=f"{minute} {hour} * * {weekday}", **commands)
+
+
+def has_drill(text: str) -> bool:
+    """Whether a schedule's file runs restore drills."""
+    return DRILL in text
 
 
 def read_every(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""`sms rehearse`: production's own state under another image, beside it, and nothing of it is felt there."""
+"""`sms rehearse`, `sms overlay drill`: production's own state beside it, and nothing of it is felt there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from appliance.lab.down import loops_below
 from appliance.lab.layout import LabHost, Plan
 from appliance.operations.lab import demo
 from appliance.operations.site.ca import make_ca
+from tests.conftest import find_tool
 from tests.real.conftest import Playground, give_image
 from tests.real.images import BROKEN, make_variant
 from tests.real.labs import build_image, fresh_lab
@@ -258,3 +259,126 @@ def test_without_the_provisioning_vm_all_keeps_running_and_only_polls_reach_for_
     assert "filesync" in seen["the image starts on it; every service answers"]
     assert "COMPLETED" in seen["a Slurm job from a compute node"]
     assert_nothing_left(stage)
+
+
+CHECKED = "borg check of the repository"
+"""A check of a drill, as SAME and PRODUCTION are."""
+SAME = "the controller knows the same jobs"
+PRODUCTION = "it knows the jobs of production that are older than the snapshot"
+
+
+@pytest.fixture(scope="module")
+def elsewhere(stage: Playground) -> Playground:
+    """Its snapshot is in a Borg repository on host-b and in the store there, too."""
+    find_tool("borg")
+    (stage.lab.etc / "keys" / "borg.pass").write_text("lab\n")
+    (stage.lab.etc / "keys" / "borg.pass").chmod(0o600)
+    stage.sms("-q", "--site", drill_site(stage), "overlay", "push")
+    return stage
+
+
+def drill_site(stage: Playground) -> str:
+    def change(document: dict[str, Any]) -> None:
+        borg = {
+            "repository": "ssh://root@host-b/var/lib/sms/repo",
+            "passphrase": "keys/borg.pass",
+            "ssh_key": "keys/id_ed25519",
+            "known_hosts": "known_hosts",
+        }
+        document["snapshots"] = {"borg": borg, "standby": ["host-a", "host-b"]}
+
+    return stage.variant("drill.yaml", change)
+
+
+def drill(stage: Playground, *words: str, ok: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    told = stage.sms("-q", "--site", drill_site(stage), "overlay", "drill", "--json", *words, ok=ok)
+    found: dict[str, Any] = json.loads(told.stdout)
+    return found
+
+
+def seen(done: dict[str, Any]) -> dict[str, str]:
+    return {check["what"]: check["seen"] for check in done["checks"]}
+
+
+def test_a_drill_starts_the_copy_in_the_repository_and_compares_its_jobs(elsewhere: Playground, tmp_path: Path) -> None:
+    before, sockets = production(elsewhere), munge_socket(elsewhere)
+    capture = tmp_path / "production.pcap"
+    with demo.listening(elsewhere.lab, capture):
+        done = drill(elsewhere)
+    assert done["ok"], done["checks"]
+    checks = seen(done)
+    assert list(checks)[:3] == [CHECKED, "snapshots at borg", "snapshots at host-b"]
+    assert "ssh://root@host-b/var/lib/sms/repo: 1 archives" in checks[CHECKED]
+    assert "slurmctld" in checks["the image starts on it; every service answers"]
+    assert "none to this machine's" in checks["no way out of its networks"]
+    assert "2 batch jobs of the snapshot, none lost" in checks[SAME]
+    assert checks[PRODUCTION] == "2 jobs, none missing"
+    assert (done["source"], done["snapshot"], done["production"]) == ("borg", 1, "host-a")
+    assert done["name"].startswith("sms-lab-") and 0 < done["age_s"] < 3600
+    assert any("was never exported" in note for note in done["notes"])
+    assert (production(elsewhere), munge_socket(elsewhere)) == (before, sockets)
+    assert b"rehearsal-outside" not in capture.read_bytes()
+    assert_nothing_left(elsewhere)
+
+
+def munge_socket(stage: Playground) -> str:
+    """Processes and sockets of munge on the host, those in its instances too, and who has the host's lock."""
+    script = "pgrep -x munged | sort; find /run/munge -type s -exec stat -c '%i %n' {} + 2>/dev/null; ls /run/sms"
+    return stage.host("host-a").run("sh", "-c", script, ok=None).text
+
+
+def test_a_killed_drill_is_cleaned_up(elsewhere: Playground) -> None:
+    """As the timer's second command does."""
+    before = production(elsewhere)
+    process = begin(elsewhere, "--site", drill_site(elsewhere), "overlay", "drill", "--from", "borg")
+    wait_for_step(process, "start the instance")
+    kill_sms(process.pid)
+    process.communicate()
+    left = elsewhere.host("host-a").run("ls", "/var/lib/sms/rehearsals/lab").text
+    assert left.startswith("rh-")
+    words = ("-q", "--site", drill_site(elsewhere), "overlay", "drill", "--down", "--json")
+    assert json.loads(elsewhere.sms(*words).stdout) == [left]
+    assert json.loads(elsewhere.sms(*words).stdout) == []
+    assert production(elsewhere) == before
+    assert_nothing_left(elsewhere)
+
+
+@pytest.mark.full
+def test_a_drill_from_a_standby_host_and_what_is_refused(elsewhere: Playground) -> None:
+    done = drill(elsewhere, "--from", "host-b")
+    assert done["ok"] and done["source"] == "host-b" and CHECKED not in seen(done), done
+    steps = json.loads(elsewhere.sms("-q", "--site", drill_site(elsewhere), "overlay", "drill", "-n", "--json").stdout)
+    assert any("fetch snapshot 1 from borg" in step for step in steps)
+    told = elsewhere.sms("--site", drill_site(elsewhere), "overlay", "drill", "--from", "host-a", ok=None)
+    assert told.status == 3 and b"on host-a already" in told.stderr
+    told = elsewhere.sms("overlay", "drill", ok=None)
+    assert told.status == 3 and b"no push target configured" in told.stderr
+    told = elsewhere.sms("--site", drill_site(elsewhere), "overlay", "drill", "9", ok=(4,))
+    assert "has no snapshot 9" in told.text.replace("\n", " ")
+    assert_nothing_left(elsewhere)
+
+
+@pytest.mark.full
+def test_damage_and_a_target_that_is_off_fail_a_drill_which_the_schedule_reports(elsewhere: Playground) -> None:
+    there = elsewhere.lab.layout.disk / "host-b"
+    segment = max((there / "repo" / "data").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    data = bytearray(segment.read_bytes())
+    for at in range(len(data) // 2, len(data) // 2 + 4096):
+        data[at] ^= 255
+    segment.write_bytes(data)
+    done = drill(elsewhere, "--from", "borg", ok=(4,))
+    failed = [check["what"] for check in done["checks"] if not check["ok"]]
+    assert failed == [CHECKED, "it is fetched and restored"], done["checks"]
+    (there / "snapshots").rename(there / "snapshots.off")
+    elsewhere.sms("-q", "--site", drill_site(elsewhere), "overlay", "schedule", "install")
+    try:
+        elsewhere.sms("-q", "--site", drill_site(elsewhere), "overlay", "drill", "--scheduled", ok=(1,))
+        record = json.loads(elsewhere.host("host-a").read("/var/lib/sms/snapshots/lab/drill.json") or b"")
+        assert record["ok"] is False and "is damaged" in record["error"]
+        assert "snapshots at host-b" in record["error"]
+        assert record["mailed"] is not None
+        assert any("the last restore drill failed" in warning for warning in elsewhere.status()["warnings"])
+    finally:
+        (there / "snapshots.off").rename(there / "snapshots")
+        elsewhere.sms("-q", "overlay", "schedule", "remove")
+    assert_nothing_left(elsewhere)

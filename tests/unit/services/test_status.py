@@ -112,7 +112,8 @@ def test_json_and_table() -> None:
     assert shown["lease"] == facts
     assert shown["mirror"]["members"] == [{"file": "/a", "state": "whole"}] and shown["mirror"]["problems"] == ["x"]
     assert list(shown["snapshots"]) == [
-        *("count", "damaged", "newest", "bytes", "limit_minutes", "schedule", "every_minutes", "last_run", "problem")
+        *("count", "damaged", "newest", "bytes", "limit_minutes", "schedule", "every_minutes", "last_run"),
+        *("drills", "last_drill", "problem"),
     ]
     assert shown["snapshots"]["last_run"]["started"] == 5.0
     assert shown["provisioning"] == {

@@ -13,7 +13,7 @@ from appliance.cli.screen import Shown
 from appliance.cli.snapshots.push import lines
 from appliance.config.model import Retention
 from appliance.errors import Busy, ConfigError, Refused, SmsError
-from appliance.host.base import Unreachable
+from appliance.host.base import Result, Unreachable
 from appliance.host.fake import Fake
 from appliance.operations.context import open_cluster
 from appliance.operations.snapshots.pull import list_remote
@@ -286,3 +286,46 @@ def test_progress_of_less_than_a_mebibyte_is_not_shown(capsys: pytest.CaptureFix
         step.moved(1 << 20, 2 << 20)
     small, large = capsys.readouterr().err.splitlines()
     assert "MiB" not in small and "large: 1 of 2 MiB" in large
+
+
+@pytest.mark.parametrize(
+    ("there", "vanished"),
+    [
+        ({"a": "1", "b": "2"}, []),
+        ({"a": "1", "b": "2", "c": "3"}, []),
+        ({"b": "2"}, ["a"]),
+        ({"a": "9", "b": "2"}, ["a"]),
+        ({}, ["a", "b"]),
+    ],
+    ids=["the same", "a new one", "one is missing", "one was replaced", "all are missing"],
+)
+def test_archives_that_have_vanished(there: dict[str, str], vanished: list[str]) -> None:
+    assert offsite.find_vanished(offsite.KnownArchives({"b": "2", "a": "1"}), there) == vanished
+    assert offsite.find_vanished(offsite.KnownArchives(), there) == []
+
+
+class Logging(Fake):
+    """A host whose borg writes one line to standard error."""
+
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__({}, name="host-a")
+        self.status, self.line = status, line
+
+    def run(self, *argv: str, **_: Any) -> Result:
+        return Result(self.name, argv, self.status, b"", self.line.encode())
+
+
+def test_a_compaction_that_frees_nothing_is_noticed() -> None:
+    assert borg.compact(Logging(0, words("", "compaction freed about 0 B repository space.", "INFO")), FAR)
+    assert not borg.compact(Logging(0, ""), FAR)
+
+
+def test_what_a_check_of_the_repository_reports() -> None:
+    borg.check(Logging(0, ""), FAR)
+    for status, line, kind, message in (
+        (1, words("", "Index mismatch for key 1"), SmsError, "is damaged: Index mismatch"),
+        (2, words("LockTimeout"), Busy, "is locked"),
+        (2, words("RepoKeyNotFoundError", "No key entry found"), Refused, "has lost its key"),
+    ):
+        with pytest.raises(kind, match=message):
+            borg.check(Logging(status, line), FAR)

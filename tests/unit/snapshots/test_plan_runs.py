@@ -12,12 +12,16 @@ import pytest
 
 from appliance.plan.snapshots.runs import (
     DAY_S,
+    DRILLS,
     MAX_POSTPONED,
     Expected,
     Found,
+    Judgement,
+    Mail,
     Notice,
     Run,
     count_postponed,
+    drill_warnings,
     find_gap,
     judge,
     judge_damage,
@@ -122,6 +126,38 @@ def test_a_record_of_version_519381b_is_read() -> None:
     assert json.loads(to_json(record)) == written
 
 
+def test_drills_are_reported_as_runs_are() -> None:
+    failed = replace(run(T, "borg check: damaged"), number=None)
+    assert log_line("lab", failed, "failed", DRILLS) == "restore drills of lab: borg check: damaged"
+    text = mail_text(Mail("lab", "host-a", "x", ""), failed, "failed", DRILLS)
+    assert "[sms] lab: restore drills on host-a failed\n" in text and "whether the cluster can be restored" in text
+    assert "`sms overlay drill` runs one now" in text
+    text = mail_text(Mail("lab", "h", "x", ""), run(T, number=9), "recovered", DRILLS)
+    assert "work again, the last one with snapshot 9" in text
+
+
+NOW = 1_700_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("drill", "since", "warning"),
+    [
+        (None, NOW - 13 * 86400, ""),
+        (None, NOW - 15 * 86400, "no restore drill has run for 15 d"),
+        (run(NOW - 13 * 86400, number=3), 0, ""),
+        (run(NOW - 15 * 86400, number=3), 0, "no restore drill has run for 15 d"),
+        (run(NOW - 15 * 86400, number=3), NOW - 60, ""),
+        (run(NOW, "jobs: 2 lost"), 0, "the last restore drill failed: jobs: 2 lost"),
+        # The clock was set back.
+        (run(NOW + 900 * 86400, number=3), NOW + 900 * 86400, "no restore drill has run since the clock was set back"),
+    ],
+)
+def test_drills_that_failed_or_are_missing(drill: Run | None, since: float, warning: str) -> None:
+    found = drill_warnings(drill, since=since, now=NOW)
+    assert [text.startswith(warning) for text in found] == [True] * bool(warning)
+    assert Judgement(True).plus(found).healthy is not bool(found)
+
+
 def test_syslog_gets_one_line() -> None:
     failed = run(T, "e2fsck failed\n  on /dev/loop0\n")
     assert log_line("lab", failed, "") == "overlay snapshots of lab: e2fsck failed; on /dev/loop0", "every time"
@@ -131,15 +167,15 @@ def test_syslog_gets_one_line() -> None:
 
 def test_mails() -> None:
     failed = run(T, "no room\nthe disk is full")
-    first = message_from_string(mail_text("lab", "host-a", failed, "failed", to="ops@example.org", since="today"))
+    first = message_from_string(mail_text(Mail("lab", "host-a", "ops@example.org", "today"), failed, "failed"))
     assert first["Subject"] == "[sms] lab: overlay snapshots on host-a failed"
     assert first["To"] == "ops@example.org"
     assert first["Auto-Submitted"] == "auto-generated", "prevents automatic replies"
     assert "    no room\n    the disk is full\n" in first.get_payload()
     assert "since today" not in first.get_payload()
-    still = mail_text("lab", "host-a", failed, "still failing", to="x", since="yesterday")
+    still = mail_text(Mail("lab", "host-a", "x", "yesterday"), failed, "still failing")
     assert "are still failing\n" in still and "failing since yesterday." in still
-    recovered = mail_text("lab", "host-a", run(T, number=9), "recovered", to="x", since="")
+    recovered = mail_text(Mail("lab", "host-a", "x", ""), run(T, number=9), "recovered")
     assert "have recovered\n" in recovered and "the newest is 9" in recovered
 
 
@@ -260,7 +296,7 @@ def test_a_gap_before_a_failure_is_in_its_mail() -> None:
     failed, notice = merge_previous(None, replace(run(T, "no room"), missed="no scheduled snapshot ran for 5 h"))
     assert notice == "failed" and failed.missed_mailed == T
     assert log_line("lab", failed, notice) == "overlay snapshots of lab: no room; no scheduled snapshot ran for 5 h"
-    text = mail_text("lab", "h", failed, notice, to="x", since="")
+    text = mail_text(Mail("lab", "h", "x", ""), failed, notice)
     assert "No scheduled snapshot ran for 5 h" in text and "    no room\n" in text
-    missed = mail_text("lab", "h", replace(run(T, number=9), missed="none ran"), "missed", to="x", since="")
+    missed = mail_text(Mail("lab", "h", "x", ""), replace(run(T, number=9), missed="none ran"), "missed")
     assert "overlay snapshots on h were missed\n" in missed and "on h work, the newest is 9" in missed

@@ -20,6 +20,9 @@ from appliance.plan.snapshots.schedule import (
     check_every,
     cron_command,
     cron_fields,
+    drill_job,
+    drill_time,
+    has_drill,
     installed,
     job,
     plan_schedule,
@@ -30,6 +33,7 @@ from tests.places import GOLDEN
 
 ARGV = job("/usr/bin/sms", "/etc/sms/sms.yaml", "/var/lib/sms")
 FOLDERS = ("/var/lib/sms/overlays", "/var/lib/sms/snapshots")
+DRILL = drill_job("/usr/bin/sms", "/etc/sms/sms.yaml", "/var/lib/sms", "admin-1")
 ODD = job("/opt/sms 2/bin/sms", "/etc/sms/100%.yaml", "/var/lib/$sms")
 
 
@@ -50,7 +54,20 @@ def test_rendered_files(site: Site, golden: Callable[[Path, dict[str, str]], Non
         texts |= {f"{folder}{path}": text for path, text in planned.files.items()}
         assert installed(planned.files, site.cluster) == (kind, every)
         assert {read_every(text) for text in planned.files.values()} - {None} == {every}
+        assert not any(map(has_drill, planned.files.values()))
+    for kind in ("cron", "systemd"):
+        planned = plan_schedule(site, kind, 15, argv=ARGV, folders=FOLDERS, drill=DRILL)  # type: ignore[arg-type]
+        texts |= {f"drill{path}": text for path, text in planned.files.items()}
+        assert installed(planned.files, site.cluster) == (kind, 15)
+        assert sum(map(has_drill, planned.files.values())) == 1
+        assert len(planned.units) == 2 * (kind == "systemd")
     golden(GOLDEN / "schedule", texts)
+
+
+def test_drills_of_hosts_are_at_different_times_of_the_night() -> None:
+    times = [drill_time(f"admin-{number}") for number in range(20)]
+    assert len(set(times)) > 15
+    assert all(weekday < 7 and 1 <= hour < 5 and minute < 60 for weekday, hour, minute in times)
 
 
 @pytest.mark.parametrize(
@@ -118,13 +135,14 @@ def test_commands_survive_their_files() -> None:
 def test_systemd_verifies_the_units(site: Site, tmp_path: Path, need: Callable[[str], str]) -> None:
     """systemd-analyze requires that the program exists, so an existing one is used."""
     argv = ("/bin/true", *ODD[1:])
-    planned = plan_schedule(site, "systemd", 15, argv=argv, folders=("/tmp", "/var/lib/a b"))
+    drill = drill_job("/bin/true", "/etc/sms/100%.yaml", "/var/lib/$sms", "admin-1")
+    planned = plan_schedule(site, "systemd", 15, argv=argv, folders=("/tmp", "/var/lib/a b"), drill=drill)
     for path, text in planned.files.items():
         (tmp_path / Path(path).name).write_text(text)
     units = [str(tmp_path / Path(path).name) for path in planned.files]
     verify = [need("systemd-analyze"), "verify", "--man=no", "--recursive-errors=no", *units]
     done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
-    ours = [line for line in done.stderr.splitlines() if "snapshot" in line]
+    ours = [line for line in done.stderr.splitlines() if "snapshot" in line or "drill" in line]
     assert ours == []
     assert done.returncode == 0, done.stderr
 

@@ -23,12 +23,13 @@ from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.snapshots import push as push_flow
 from appliance.operations.snapshots import scheduled
 from appliance.operations.snapshots.prune import Pruned
-from appliance.operations.snapshots.schedule import install_schedule, remove_schedule, run_record, show_schedule
+from appliance.operations.snapshots.report import record_path
+from appliance.operations.snapshots.schedule import Scheduled, install_schedule, remove_schedule, show_schedule
 from appliance.operations.snapshots.scheduled import run_scheduled
 from appliance.operations.snapshots.snapshot import SnapshotOptions, Taken
 from appliance.operations.snapshots.status import snapshot_status
-from appliance.plan.snapshots.runs import Run, read_run
-from appliance.plan.snapshots.schedule import job, plan_schedule
+from appliance.plan.snapshots.runs import DRILLS, Run, read_run
+from appliance.plan.snapshots.schedule import drill_job, job, plan_schedule
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
@@ -105,6 +106,29 @@ def test_installed_once_and_removed(cluster: Cluster, kind: str, paths: list[str
     assert sorted(host.changed) == [f"-{path}" for path in paths]
     assert not remove_schedule(cluster, host, Silent()).changed
     assert show_schedule(cluster, host).kind == ""
+
+
+@pytest.mark.parametrize("kind", ["cron", "systemd"])
+def test_drills_are_scheduled_where_there_is_something_to_restore_from(cluster: Cluster, kind: str) -> None:
+    host, elsewhere = Files(kind), {"standby": (NAME, "admin-2")}
+    site = cluster.site.model_copy(update={"snapshots": cluster.site.snapshots.model_copy(update=elsewhere)})
+
+    def install(site: Site) -> Scheduled:
+        changed = replace(cluster, site=site)
+        return install_schedule(changed, host, Silent(), site_file=DEBIAN_SITE)
+
+    assert not install(cluster.site).drills
+    done = install(site)
+    text = "".join(done.files.values())
+    assert done.drills and done.changed and not install(site).changed
+    assert "overlay drill --scheduled" in text and "overlay drill --down" in text
+    enabled = [argv[-1] for argv in host.asked if argv[:2] == ("systemctl", "is-enabled")]
+    assert ("sms-sample.drill.timer" in enabled) is (kind == "systemd")
+    assert not install(cluster.site).drills, "the site has no target any more"
+    assert "overlay drill" not in "".join(path + text.decode() for path, text in host.files.items())
+    install(site)
+    remove_schedule(replace(cluster, site=site), host, Silent())
+    assert not [path for path in host.files if "cron.d" in path or "systemd" in path]
 
 
 def test_files_of_the_other_kind_are_removed(cluster: Cluster) -> None:
@@ -191,7 +215,7 @@ def run(cluster: Cluster, host: Host) -> Run | None:
 
 
 def record(cluster: Cluster) -> Run | None:
-    path = Path(run_record(cluster))
+    path = Path(record_path(cluster))
     return read_run(path.read_bytes()) if path.exists() else None
 
 
@@ -206,7 +230,7 @@ def test_a_run_is_recorded_and_prunes(cluster: Cluster, take: Any) -> None:
     assert found and (found.ok, found.number, found.notes) == (True, 6, ())
     assert stores.numbers(stores.Store(str(cluster.places.snapshots))) == [1, 4, 5, 6]
     assert found.stored_bytes and found.stored_bytes > 0
-    assert Path(run_record(cluster)).stat().st_mode & 0o777 == 0o600
+    assert Path(record_path(cluster)).stat().st_mode & 0o777 == 0o600
     assert host.log == host.mails == []
 
 
@@ -223,7 +247,7 @@ def test_a_failure_is_mailed_once_a_day_and_the_recovery_too(cluster: Cluster, t
     found = record(cluster)
     assert found and not found.ok and found.mailed
     a_day_ago = replace(found, mailed=found.mailed - 86401, failing_since=found.mailed - 86401)
-    Path(run_record(cluster)).write_bytes(to_json(a_day_ago))
+    Path(record_path(cluster)).write_bytes(to_json(a_day_ago))
     run(cluster, host)
     assert len(host.mails) == 2 and "are still failing" in host.mails[1]
     take(None)
@@ -339,7 +363,7 @@ def test_the_first_run_after_a_gap_reports_it(cluster: Cluster, take: Any, with_
     assert found and found.ok and found.number == 1
     for hours in (5, 7):
         at = time.time() - hours * 3600
-        Path(run_record(cluster)).write_bytes(to_json(replace(found, started=at, ended=at + 9, missed_mailed=None)))
+        Path(record_path(cluster)).write_bytes(to_json(replace(found, started=at, ended=at + 9, missed_mailed=None)))
         run(cluster, host)
         run(cluster, host)
     assert len(host.mails) == len(host.log) == 3, "once each"
@@ -411,6 +435,29 @@ def with_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
     return install
 
 
+def test_status_of_restore_drills(cluster: Cluster, with_schedule: Any, tmp_path: Path) -> None:
+    """On every host that has a schedule for them, also where the services container does not run."""
+    lease = Lease("sample", 4, "admin-2", 0.0)
+    with_schedule(cluster.site)
+    record = Path(record_path(cluster, DRILLS))
+    record.parent.mkdir(parents=True)
+    record.write_bytes(to_json(Run(time.time() - 60, time.time() - 50, False, 3, "jobs: 2 lost")))
+    assert snapshot_status(cluster, Local(NAME), lease).judgement.healthy, "none are scheduled"
+    path = tmp_path / "cron.d"
+    drill = drill_job("/usr/bin/sms", str(DEBIAN_SITE), "/s", NAME)
+    argv = job("/usr/bin/sms", str(DEBIAN_SITE), "/s")
+    path.write_text(plan_schedule(cluster.site, "cron", 15, argv=argv, folders=(), drill=drill).files[str(path)])
+    found = snapshot_status(cluster, Local(NAME), lease)
+    assert found.drills and found.last_drill and found.last_drill.number == 3
+    assert not found.judgement.healthy
+    assert found.judgement.warnings == ("the last restore drill failed: jobs: 2 lost",)
+    record.unlink()
+    assert snapshot_status(cluster, Local(NAME), lease).judgement.healthy, "none has run yet"
+    os.utime(path, (time.time() - 15 * 86400,) * 2)
+    (warning,) = snapshot_status(cluster, Local(NAME), lease).judgement.warnings
+    assert "no restore drill has run for 15 d" in warning
+
+
 def test_status_of_a_site_without_a_schedule(cluster: Cluster) -> None:
     found = snapshot_status(cluster, Local(NAME), HELD)
     assert (found.count, found.newest, found.schedule, found.judgement.healthy) == (0, None, "", True)
@@ -445,7 +492,7 @@ def test_status_sees_an_old_one_and_a_damaged_one(cluster: Cluster, with_schedul
     with_schedule(cluster.site)
     store = stores.fill(Path(cluster.places.snapshots), 3, start=time.time() - 3600)
     stores.damage(store, 3)
-    Path(run_record(cluster)).write_bytes(to_json(Run(time.time() - 60, time.time() - 50, True, 3)))
+    Path(record_path(cluster)).write_bytes(to_json(Run(time.time() - 60, time.time() - 50, True, 3)))
     found = snapshot_status(cluster, Local(NAME), HELD)
     assert found.damaged == [3]
     assert found.judgement.warnings == (

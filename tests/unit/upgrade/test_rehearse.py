@@ -17,10 +17,12 @@ from appliance.lab.journal import Journal
 from appliance.lab.layout import PROVISIONING, PUBLIC, Layout, Plan
 from appliance.operations.context import Cluster
 from appliance.operations.upgrade.rehearse_checks import (
+    compare_production,
     count_cables,
     is_idle,
     override_resources,
     read_jobs,
+    read_queue,
     read_recovered,
 )
 from appliance.operations.upgrade.rehearse_folders import Record, read_record, remove_leftovers, write_record
@@ -337,3 +339,12 @@ def test_allowed_clients_of_a_vm_that_is_off(found: dict[Any, int], expected: st
 def test_resources_of_nodes_are_overridden(value: str, kept: str) -> None:
     config = f"SlurmctldPort           = 6817\nSlurmdParameters        = {value}\nSlurmdPidFile = /run/slurmd.pid\n"
     assert override_resources(config) == f"SlurmdParameters={kept}config_overrides\n"
+
+
+def test_jobs_of_production_that_a_snapshot_must_have() -> None:
+    taken = 1_000_000.0
+    output = "7 999000\n8_4 999000\n9 999995\n10 Unknown\n11 1000500\n12 999989\n"
+    assert read_queue(output, taken) == {7, 12}, "those that are older, and of arrays the id of the array"
+    assert compare_production({7, 12, 13}, frozenset({7, 12})) == "2 jobs, none missing"
+    with pytest.raises(SmsError, match="1 of 2 jobs of production are not in the snapshot: 12"):
+        compare_production({7}, frozenset({7, 12}))
