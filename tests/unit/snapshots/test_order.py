@@ -19,8 +19,9 @@ from appliance.agent.take import assign_place
 from appliance.config.model import BorgRepository, Retention
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Unreachable
+from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.services.generation import find_known
+from appliance.operations.services.generation import SHORT_S, find_known
 from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.operations.snapshots.prune import prune
 from appliance.plan.migration.failover import choose_snapshot, has_newer
@@ -166,13 +167,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def make_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Pair]:
     """Returns a function that makes two hosts; the agent runs in this process."""
 
-    def call(host: Host, command: str, request: dict[str, Any], *_: Any) -> dict[str, Any]:
+    def call(host: Host, command: str, request: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
         assert isinstance(host, HostInFolder)
         if host.cut:
             raise Unreachable(f"{host.name}: interrupted")
         return find_command(command)(json.loads(json.dumps(request).replace(STATE, str(host.folder))))
 
     monkeypatch.setattr(agent, "call", call)
+    monkeypatch.setattr(agent, "query", call)
     monkeypatch.setattr(Store, "sync", lambda _: None)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     numbers = count()
@@ -310,6 +312,42 @@ def test_without_remote_copies(pair: Pair, clock: Clock) -> None:
     assert find_known(pair.cluster, pair.leases("host-a")).lost is False, "a lease is known: no copy has to answer"
     fenced = find_known(pair.cluster, pair.leases("host-a", without=("host-b",)), without=("host-b",))
     assert fenced.silent == ()
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_a_failed_disk_with_snapshots_does_not_keep_the_services_down(
+    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, records: bool
+) -> None:
+    """The lease is known; after its loss the snapshots must be read."""
+
+    def query(*_: Any, timeout: float = 0) -> Any:
+        limits.extend([timeout] if timeout else [])
+        raise SmsError("host-a: input/output error")
+
+    assert start(pair) == 1
+    limits: list[float] = []
+    monkeypatch.setattr(agent, "query", query)
+    if records:
+        monkeypatch.setattr("appliance.operations.services.generation.read_note", query)
+    known = find_known(pair.cluster, pair.leases("host-a"))
+    assert (known.generation, known.lost, len(known.unread)) == (0 if records else 1, False, 1 + records)
+    assert "could not be read: host-a: input/output error" in known.notes[0]
+    assert limits == [SHORT_S]
+    lose_lease(pair)
+    with pytest.raises(SmsError, match="input/output error"):
+        start(pair)
+
+
+def test_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent itself has a time limit: here it opens a pipe that nobody writes."""
+    folder = tmp_path / "store" / "000001"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "manifest.json")
+    monkeypatch.setattr(agent, "FOLDER", str(tmp_path))
+    with pytest.raises(agent.AgentTimeout):
+        agent.query(Local("here"), "brief", {"store": str(tmp_path / "store")}, timeout=2)
+    (folder / "manifest.json").unlink()
+    assert agent.query(Local("here"), "brief", {"store": str(tmp_path / "store")}, timeout=60)["broken"] == [1]
 
 
 @pytest.mark.parametrize("fails", [False, True])
