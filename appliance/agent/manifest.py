@@ -114,14 +114,16 @@ def _many(each: Check) -> Check:
 
 
 def _parts(**checks: Check) -> Check:
-    """Return a check for an object: its keys must be among those named, and their values valid."""
+    """Return a check for an object: values of the keys named must be valid. Others are a newer version's."""
 
     def is_valid(value: Any) -> bool:
-        return isinstance(value, dict) and all(name in checks and checks[name](part) for name, part in value.items())
+        return isinstance(value, dict) and all(check(value[name]) for name, check in checks.items() if name in value)
 
     return is_valid
 
 
+NESTED = {"image": ("key", "sha256"), "came": ("from", "number", "at")}
+"""Keys of objects that are kept as they are."""
 CAME = _parts(**{"from": _text(300), "number": _whole(1, LAST_NUMBER), "at": _amount(LAST_DAY)})
 CHECKS = _parts(
     e2fsck=_text(300),
@@ -187,4 +189,9 @@ def check_manifest(manifest: Any, cluster: str = "") -> Manifest:
             "do two clusters share one store?",
         )
     texts = {"reason": one_line(manifest["reason"]), "notes": [one_line(note) for note in manifest["notes"]]}
-    return from_value(Manifest, dict(manifest, **texts))
+    nested = {
+        name: {key: manifest[name][key] for key in keys if key in manifest[name]}
+        for name, keys in NESTED.items()
+        if name in manifest
+    }
+    return from_value(Manifest, dict(manifest, **texts, **nested))

@@ -45,9 +45,15 @@ OWN_WAIT_S, OTHERS_WAIT_S = 10, 2
 class Leases:
     """The lease files of all admin hosts, as seen by one run that acts for ``host``."""
 
-    def __init__(self, host: Host, cluster: Cluster, *, without: Collection[str] = ()) -> None:
-        """``without``: hosts that are known to be off; they are not queried, and leases that they hold are ignored."""
+    def __init__(self, host: Host, cluster: Cluster, *, without: Collection[str] = (), tolerant: bool = False) -> None:
+        """Query nothing yet.
+
+        Args:
+            without: hosts that are known to be off; they are not queried, and leases that they hold are ignored.
+            tolerant: another host whose file is not a lease of this cluster counts as unreachable.
+        """
         self.me = host.name
+        self.tolerant = tolerant
         self.cluster = cluster
         self.without = frozenset(without)
         self.hosts: dict[str, Host] = {host.name: host}
@@ -57,6 +63,8 @@ class Leases:
         self.views: dict[str, View] = {}
         self.unwritten: dict[str, SmsError] = {}
         """Hosts that answer, but whose files ``take`` could not write, and the reason."""
+        self.unread: dict[str, str] = {}
+        """Hosts that answer, but count as unreachable because a file of theirs is invalid, and the reason."""
         self.queried_at = 0.0
         self.floor = 0
         """The highest generation known from elsewhere than lease files; a new one is above it."""
@@ -79,12 +87,13 @@ class Leases:
             patience_s: seconds to retry hosts that do not answer.
 
         Raises:
-            SmsError: a file is not a lease of this cluster.
+            SmsError: a file is not a lease of this cluster; if ``tolerant``, that of ``me``.
             Unreachable: ``me`` itself.
         """
         deadline = time.monotonic() + patience_s
+        self.unread = {}
         self.views = self._query_hosts(list(self.hosts))
-        while self.unreachable and time.monotonic() < deadline:
+        while self.unread.keys() < set(self.unreachable) and time.monotonic() < deadline:
             time.sleep(1)
             self.views |= self._query_hosts(self.unreachable)
         self.queried_at = time.monotonic()
@@ -129,7 +138,7 @@ class Leases:
             alive: leave a sign there that ``me`` is alive.
 
         Raises:
-            SmsError: its file is not a lease of this cluster.
+            SmsError: its file is not a lease of this cluster; if ``tolerant``, that of ``me``.
             Unreachable, CommandError: ``me`` itself.
         """
         path, instance = str(self.cluster.places.lease), instance_name(self.cluster.site) if runs else ""
@@ -141,7 +150,16 @@ class Leases:
                 raise
             return View(None, stuck=isinstance(error, Stuck | CommandTimeout))
         head, _, data = output.partition(b"\n")
-        return self.read(name, data if head.endswith(b"file") else None, runs=head.startswith(b"1"))
+        started = head.startswith(b"1")
+        try:
+            view = self.read(name, data if head.endswith(b"file") else None, runs=started)
+        except SmsError as error:
+            if name == self.me or not self.tolerant:
+                raise
+            self.unread[name] = error.message
+            return View(None, started)
+        self.unread.pop(name, None)
+        return view
 
     def read(self, name: str, data: bytes | None, *, runs: bool = False) -> View:
         """Parse the bytes of a host's file; the next swap requires the file to be unchanged.

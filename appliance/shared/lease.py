@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Optional
 
 from appliance.shared.files import ALWAYS, make_folder, replace_file
@@ -75,10 +75,15 @@ class Lease:
 def parse_lease(data: bytes) -> Lease:
     """Return the lease of a file's bytes. They are not trusted: another host may have written them.
 
+    Unknown fields are ignored: a newer version wrote them.
+
     Raises:
         ValueError, TypeError: they are not a lease.
     """
-    lease = Lease(**json.loads(data))
+    found = json.loads(data)
+    if not isinstance(found, dict):
+        raise TypeError("it is not an object")
+    lease = Lease(**{field.name: found[field.name] for field in fields(Lease) if field.name in found})
     if type(lease.generation) is not int or not 0 <= lease.generation <= MAX_GENERATION:
         raise ValueError(f"generation {str(lease.generation)[:20]!r}")
     for what, number in (("sequence", lease.sequence), ("adopted", lease.adopted)):

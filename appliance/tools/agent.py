@@ -169,13 +169,30 @@ def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise SmsError(f"{host.name}: {error.filename or request.path}: {why}") from error
+    return _run(host, "perform", fields, time_left)["reply"]
+
+
+def query(host: Host, command: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+    """Run a short request that changes nothing; return its result.
+
+    Args:
+        timeout: seconds for all of it, with the copy of the agent to the host. A process on a failed disk is left.
+
+    Raises:
+        As ``call`` and ``install``.
+    """
+    end = time.monotonic() + timeout
+    return _run(host, command, request, lambda: max(end - time.monotonic(), 0.1))
+
+
+def _run(host: Host, command: str, request: dict[str, Any], time_left: Callable[[], float]) -> dict[str, Any]:
     installed = install(host, time_left)
     with short_errors():
-        result = host.run(*argv(installed, "perform", fields), ok=None, timeout=time_left())
+        result = host.run(*argv(installed, command, request), ok=None, timeout=time_left())
     reader = MessageReader(Silent(), ExitStack())
     for line in result.text.splitlines():
         reader.feed(line)
-    return reader.outcome(result)["reply"]
+    return reader.outcome(result)
 
 
 class Cancellation:

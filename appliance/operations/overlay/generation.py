@@ -50,7 +50,7 @@ def query_overlay(cluster: Cluster, host: Host) -> OverlayState:
         recorded = parse_note(note[1:])
         return OverlayState(exists, recorded.generation if recorded and exists else 0, b"past" in head)
     try:
-        return OverlayState(exists, read_mark(marked[1:], cluster.site.cluster), True)
+        return OverlayState(exists, read_mark(marked[1:], cluster.site.cluster), True, marked=True)
     except SmsError as error:
         raise SmsError(f"{host.name}: {mark}: {error.message}", hint=error.hint) from error
 
@@ -58,21 +58,32 @@ def query_overlay(cluster: Cluster, host: Host) -> OverlayState:
 def query_overlays(cluster: Cluster, leases: Leases) -> dict[str, OverlayState | None]:
     """Query all hosts in parallel; None for one that does not answer, or whose lease could not be queried.
 
+    Another host's invalid mark does not keep ``leases.me`` from its own overlay: that host counts as unreachable.
+
     Raises:
-        SmsError: a mark is not one of this cluster.
+        SmsError: a mark is not one of this cluster; that of another host only where ``leases.me`` has no overlay.
         Unreachable, CommandError: ``leases.me`` cannot be queried.
     """
+    invalid: dict[str, SmsError] = {}
 
     def query(name: str) -> OverlayState | None:
         try:
             return None if name in leases.unreachable else query_overlay(cluster, leases.hosts[name])
-        except (Unreachable, CommandError):
+        except SmsError as error:
             if name == leases.me:
                 raise
+            if not isinstance(error, Unreachable | CommandError):
+                invalid[name] = error
             return None
 
     with ThreadPoolExecutor(max(1, len(leases.hosts))) as pool:
-        return dict(zip(leases.hosts, pool.map(query, leases.hosts), strict=True))
+        found = dict(zip(leases.hosts, pool.map(query, leases.hosts), strict=True))
+    mine = found[leases.me]
+    for name, error in invalid.items():
+        if not mine or not mine.exists:
+            raise error
+        leases.unread[name] = error.message
+    return found
 
 
 def _find_newer(cluster: Cluster, leases: Leases, chosen: int = 0) -> tuple[OverlayState, Newer | None]:
@@ -102,7 +113,7 @@ def refuse_older(cluster: Cluster, host: Host, leases: Leases, *, set_aside: boo
 
     Args:
         leases: as queried; hosts that they leave out are known to be off.
-        set_aside: rename an older overlay, so that nothing uses it.
+        set_aside: rename an older overlay that has a mark, so that nothing uses it.
         chosen: in a failover, the generation as which the overlay counts: it was chosen, whatever its mark.
 
     Raises:
@@ -112,7 +123,7 @@ def refuse_older(cluster: Cluster, host: Host, leases: Leases, *, set_aside: boo
     mine, newer = _find_newer(cluster, leases, chosen)
     if newer is None:
         return mine.generation
-    kept = _set_aside(cluster, host, newer) if set_aside and mine.exists else ""
+    kept = _set_aside(cluster, host, mine, newer) if set_aside else ""
     raise refusal(host.name, newer, exists=mine.exists, kept=kept)
 
 
@@ -135,11 +146,15 @@ def set_aside_older(cluster: Cluster, host: Host) -> str:
 
     Whoever wrote that file: the guard of the other host may have. Return the new path, empty if nothing was renamed.
     """
-    newer = find_older_by_file(host.name, query_overlay(cluster, host), query_lease(host, cluster))
-    return _set_aside(cluster, host, newer) if newer else ""
+    mine = query_overlay(cluster, host)
+    newer = find_older_by_file(host.name, mine, query_lease(host, cluster))
+    return _set_aside(cluster, host, mine, newer) if newer else ""
 
 
-def _set_aside(cluster: Cluster, host: Host, newer: Newer) -> str:
+def _set_aside(cluster: Cluster, host: Host, mine: OverlayState, newer: Newer) -> str:
+    # By the start notes, which are never shared, the only overlay of two hosts could look older than itself.
+    if not mine.exists or not mine.marked:
+        return ""
     time.sleep(SETTLE_S)
     if is_shared(query_lease(host, cluster), host.name):
         return ""

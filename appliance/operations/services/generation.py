@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from appliance.errors import Refused, SmsError
@@ -17,22 +17,27 @@ from appliance.plan.migration.lease import was_taken
 from appliance.shared.lease import LAST_RAISING
 from appliance.tools import agent
 
+READ_S, SHORT_S = 60, 10
+"""Seconds that reading the snapshots of a host may take: after every lease was lost, and if a lease is known."""
+
 
 @dataclass(frozen=True)
 class Known:
     """The highest generation in snapshots, histories and notes, and whether every copy of the lease was lost.
 
     ``lost`` is also true in a new cluster, where ``generation`` is 0. ``silent``: copies that were not read.
+    ``unread``: why parts of the own host's state were not read, although a lease is known.
     """
 
     generation: int
     lost: bool = False
     silent: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
         """What a start reports about it."""
-        lines = []
+        lines = [f"note: it may know a higher generation, but could not be read: {why}" for why in self.unread]
         if self.lost and self.generation:
             lines.append(f"note: every copy of the lease was lost; the highest known generation is {self.generation}")
         if self.silent:
@@ -52,19 +57,19 @@ def find_known(
 
     Raises:
         Refused: every lease was lost, and a remote copy of the state does not answer.
-        SmsError: the own history or store cannot be read.
+        SmsError: every lease was lost, and the own history or store cannot be read.
     """
     me = leases.hosts[leases.me]
-    top = query_generation(cluster, me)
     if was_taken(leases.views):
-        return Known(top)
+        return _find_known_here(cluster, me)
+    top = query_generation(cluster, me)
     silent: dict[str, str] = {}
     for name, host in leases.hosts.items():
         if name == leases.me or name in without:
             continue
         try:
             if name in leases.unreachable:
-                raise SmsError("it cannot be reached")
+                raise SmsError(leases.unread.get(name, "it cannot be reached"))
             top = max(top, query_generation(cluster, host))
         except SmsError as error:
             silent[name] = error.message
@@ -83,17 +88,41 @@ def find_known(
     return Known(top, True, tuple(silent))
 
 
+def _find_known_here(cluster: Cluster, host: Host) -> Known:
+    """Return what can be read at once: services must start although a disk with snapshots hangs or has failed."""
+    found: list[object] = []
+    unread = []
+    parts: tuple[Callable[[], list[object]], ...] = (
+        lambda: _in_snapshots(cluster, host, SHORT_S),
+        lambda: _in_records(cluster, host),
+    )
+    for read in parts:
+        try:
+            found += read()
+        except SmsError as error:
+            unread.append(f"{error.message}; {error.hint}" if error.hint else error.message)
+    return Known(highest(found), unread=tuple(unread))
+
+
 def query_generation(cluster: Cluster, host: Host) -> int:
     """Return the highest generation in the snapshots, the history and the start note of a host.
 
     Raises:
         SmsError, Unreachable: they cannot be read.
     """
-    snapshots = agent.call(host, "brief", {"store": store(cluster)})["generations"]
+    return highest([*_in_snapshots(cluster, host, READ_S), *_in_records(cluster, host)])
+
+
+def _in_snapshots(cluster: Cluster, host: Host, timeout: float) -> list[object]:
+    found: list[object] = agent.query(host, "brief", {"store": store(cluster)}, timeout=timeout)["generations"]
+    return found
+
+
+def _in_records(cluster: Cluster, host: Host) -> list[object]:
     note = read_note(cluster, host)
     # Generations of the VM's disks are others.
     events = [one for one in read_history(cluster, host) if not str(one.get("verb")).startswith("vm ")]
-    return highest([*snapshots, note.generation if note else 0, *(one.get("generation") for one in events)])
+    return [note.generation if note else 0, *(one.get("generation") for one in events)]
 
 
 def highest(generations: Iterable[object]) -> int:

@@ -18,6 +18,7 @@ from appliance.operations.history import note
 from appliance.operations.lease import Leases
 from appliance.operations.overlay.generation import retire_overlay, set_aside_older
 from appliance.operations.preflight import find_instance, lock_host
+from appliance.operations.services.guarded import GUARD_VERSION, version_path
 from appliance.operations.services.stop import take_down
 from appliance.operations.services.unfinished import is_interrupted
 from appliance.operations.services.uplink import UplinkWatch
@@ -68,7 +69,9 @@ def only_guard(cluster: Cluster) -> Iterator[None]:
                 stack.enter_context(hold_lock(str(path), wait_s=LOCK_WAIT_S))
         except Locked:
             raise Busy("a guard runs here already", hint="`sms stop` stops it with the services container") from None
-        Path(path).write_text(str(os.getpid()))
+        owner = str(os.getpid())
+        Path(version_path(cluster)).write_text(f"{owner} {GUARD_VERSION}")
+        Path(path).write_text(owner)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import PurePath
 
 from appliance.errors import SmsError
@@ -14,8 +15,13 @@ from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.scripts import script_argv
 
-STOP_TIMEOUT_S = 5
-"""Seconds that a guard may take to stop."""
+GUARD_VERSION = "2"
+"""What a guard does. Raise it with every change that one which runs already must not miss: the next start replaces it.
+
+Each guard writes its process id and its version into a file beside its lock; those of version 519381b wrote none."""
+STOP_TIMEOUT_S, START_TIMEOUT_S = 5, 5
+"""Seconds that a guard may take to stop, and that systemd may take to start one."""
+POLL_S = 0.2
 
 
 def is_guarded(cluster: Cluster, host: Host) -> bool:
@@ -23,49 +29,78 @@ def is_guarded(cluster: Cluster, host: Host) -> bool:
     return files.is_locked(host, str(cluster.places.guard_lock))
 
 
-def start_guard(cluster: Cluster, host: Host, progress: Progress) -> bool:
-    """Start the host's guard if there is another admin host; return whether it has one now.
+def version_path(cluster: Cluster) -> str:
+    """Return the path of the file with id and version of the guard. Its lock has only the id: others read it."""
+    return f"{cluster.places.guard_lock}.version"
 
-    Reports why if it cannot.
+
+def is_outdated(cluster: Cluster, host: Host) -> bool:
+    """Return whether the guard that runs on the host is of another version of sms."""
+    owner = host.read(str(cluster.places.guard_lock)) or b""
+    if owner.endswith(b"\n"):
+        return False  # start-daemon wrote it: the guard's own code does not run yet
+    return host.read(version_path(cluster)) != owner + b" " + GUARD_VERSION.encode()
+
+
+def start_guard(cluster: Cluster, host: Host, progress: Progress) -> bool:
+    """Start the host's guard if there is another admin host, and replace one of another version.
+
+    Return whether it has one now; reports why if it cannot have one.
     """
     if len(cluster.site.admin_hosts) < 2:
         return False
-    if is_guarded(cluster, host):
+    runs = is_guarded(cluster, host)
+    if runs and not is_outdated(cluster, host):
         return True
     try:
-        why = _start(cluster, host)
+        why = _start(cluster, host, replaces=runs)
     except SmsError as error:
         why = error.message
     if why:
+        runs = runs and is_guarded(cluster, host)
         progress.report(
-            f"note: no guard on {host.name} stops the services container when another host takes over: {why}"
+            f"note: the guard on {host.name} is of another version of sms and cannot be replaced: {why}"
+            if runs
+            else f"note: no guard on {host.name} stops the services container when another host takes over: {why}"
         )
-    return not why
+    return runs or not why
 
 
-def _start(cluster: Cluster, host: Host) -> str:
-    """Start the guard; return why it cannot be started, empty if it was."""
+def _start(cluster: Cluster, host: Host, *, replaces: bool) -> str:
+    """Start the guard; return why it cannot be started, empty if it was.
+
+    Args:
+        replaces: stop the one that runs, if another can be started.
+    """
     sms = find_sms(host)
     if PurePath(sms).name != "sms":
         return "sms is not installed there"
     there = lies_there(cluster, host)
-    if there and has_systemd(host):
-        _start_unit(cluster, host, sms)
-        return ""
     site = str(cluster.path) if isinstance(host, Local) and cluster.path else SITE_FILE
     if site == SITE_FILE and not there:
         return f"{SITE_FILE} there is not the site file of {cluster.site.cluster}"
+    if replaces:
+        stop_guard(cluster, host)
+    if there and has_systemd(host):
+        return _start_unit(cluster, host, sms)
     command = (sms, "--quiet", "--site", site, "--state", str(cluster.site.state), "guard")
     host.run(*script_argv("start-daemon", str(cluster.places.guard_lock), str(cluster.places.guard_log), *command))
     return ""
 
 
-def _start_unit(cluster: Cluster, host: Host, sms: str) -> None:
+def _start_unit(cluster: Cluster, host: Host, sms: str) -> str:
+    """Start the guard's unit; return why no guard runs then, empty if one does."""
     name = guard_unit_name(cluster.site.cluster)
     text = guard_unit_text(cluster.site.cluster, sms=sms, site=SITE_FILE, state=str(cluster.site.state))
     if host.write(f"/etc/systemd/system/{name}", text.encode()):
         host.run("systemctl", "daemon-reload")
     host.run("systemctl", "start", "--no-block", name)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not is_guarded(cluster, host):
+        if time.monotonic() > deadline:
+            return f"it did not start within {START_TIMEOUT_S} s; see `journalctl -u {name}`"
+        time.sleep(POLL_S)
+    return ""
 
 
 def stop_guard(cluster: Cluster, host: Host) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from appliance.operations.image.deliver import Image, deliver, trust
 from appliance.operations.lease import (
     Leases,
     hold_taken_lease,
-    query_all_leases,
     query_lease,
     restore_lease,
     take_lease,
@@ -165,7 +165,7 @@ def _is_still_held(cluster: Cluster, host: Host, progress: Progress) -> bool:
     if lease.holder != host.name:
         _set_aside_older(cluster, host, lease, progress)
         return False
-    leases = Leases(host, cluster)
+    leases = Leases(host, cluster, tolerant=True)
     newer = find_newer(host.name, leases.query(patience_s=BOOT_PATIENCE_S))
     if not newer:
         return True
@@ -205,11 +205,15 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
         check_bridges(cluster, host)
         refuse_taken(cluster, host)
     trusted = trust(cluster, host, *deliver(cluster, host, options.image, progress))
-    leases = query_all_leases(host, cluster)
-    find_known(cluster, leases, without_remote=options.without_remote)
+    leases = Leases(host, cluster, tolerant=True)
+    leases.query()
+    known = find_known(cluster, leases, without_remote=options.without_remote)
     leases.check()
     refuse_other_cluster(leases.views)
-    refuse_older(cluster, host, leases, set_aside=False)
+    with _reporting_unread(leases, progress):
+        refuse_older(cluster, host, leases, set_aside=False)
+    for line in known.notes:
+        progress.report(line)
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(cluster), trusted)
     argv = start_argv(cluster.site, query_confinement(cluster, host), trusted.path)
@@ -224,8 +228,8 @@ def _check_running(cluster: Cluster, host: Host, progress: Progress, path: str, 
             f"the services container runs on {host.name}, but {lease.holder or 'no host'} holds the lease",
             hint=f"two hosts must never run it: sms stop --host {host.name}",
         )
-    leases = query_all_leases(host, cluster)
-    newer = find_newer(host.name, leases.views)
+    leases = Leases(host, cluster, tolerant=True)
+    newer = find_newer(host.name, leases.query())
     if newer:
         raise Refused(
             f"the services container runs on {host.name}, "
@@ -252,7 +256,7 @@ def _check_running(cluster: Cluster, host: Host, progress: Progress, path: str, 
 def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> Started:
     parts: dict[str, float] = {}
     stopwatch = Stopwatch(parts)
-    leases = Leases(host, cluster, without=options.fenced)
+    leases = Leases(host, cluster, without=options.fenced, tolerant=True)
     with ThreadPoolExecutor(1) as pool:
         query = pool.submit(_query_known, cluster, leases, options)  # while the image is verified
         with progress.step("check the host"):
@@ -321,9 +325,10 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
         if time.monotonic() - leases.queried_at > MAX_AGE_S:
             leases.query()
         refuse_other_cluster(leases.views)
-        leases.check()  # before anything is changed
-        ensure_identity(leases, progress)
-        known = refuse_older(leases.cluster, host, leases, chosen=options.chosen)
+        with _reporting_unread(leases, progress):
+            leases.check()  # before anything is changed
+            ensure_identity(leases, progress)
+            known = refuse_older(leases.cluster, host, leases, chosen=options.chosen)
         generation_bump = options.generation_bump + max(0, known - leases.top)
         # Before the swap, whose reply may be lost.
         undo.push(lambda _, error, __: _roll_back(leases.cluster, host, before, error))
@@ -338,6 +343,16 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
         why = f"{error.message}; {error.hint}" if error.hint else error.message
         progress.report(f"note: the lease file of {name} could not be written: {why}")
     return lease
+
+
+@contextmanager
+def _reporting_unread(leases: Leases, progress: Progress) -> Iterator[None]:
+    """Report at the end, also of a refusal, which hosts count as unreachable because of an invalid file."""
+    try:
+        yield
+    finally:
+        for name, why in leases.unread.items():
+            progress.report(f"note: {name} counts as unreachable: {why}")
 
 
 def _roll_back(cluster: Cluster, host: Host, before: Lease, cause: BaseException | None) -> None:

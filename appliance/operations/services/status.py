@@ -13,7 +13,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
 from appliance.operations.preflight import find_instance
-from appliance.operations.services.guarded import is_guarded
+from appliance.operations.services.guarded import is_guarded, is_outdated
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
 from appliance.operations.services.start import PROBE
 from appliance.operations.services.unfinished import read_last_upgrade
@@ -137,6 +137,8 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
     else:
         warnings.append("the running image is not the one that was recorded at its start")
     warnings += [*faults, *reach.notices, *_unsynchronised(cluster, answers, uptime)]
+    if guarded and is_outdated(cluster, host):
+        warnings.append(f"the guard on {host.name} is of another version of sms; `sms start` replaces it")
     found = replace(found, networks=reach.networks, nodes=reach.nodes, probes=reach.probes, stopped=reach.stopped)
     return replace(
         found,

@@ -20,12 +20,13 @@ class OverlayState:
     """What was found beside the path of the overlay on one host.
 
     ``generation``: of the lease under which it was last used there; 0: not known. ``had``: a sign of an earlier one is
-    left: its mark, or a copy that was set aside.
+    left: its mark, or a copy that was set aside. ``marked``: it has a mark.
     """
 
     exists: bool
     generation: int = 0
     had: bool = False
+    marked: bool = False
 
 
 @dataclass(frozen=True)

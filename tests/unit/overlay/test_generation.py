@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from appliance.errors import Refused, SmsError
+from appliance.operations import lease as lease_file
 from appliance.operations.overlay import generation
 from appliance.operations.overlay.generation import (
     mark_overlay,
@@ -21,10 +22,12 @@ from appliance.operations.overlay.generation import (
 )
 from appliance.operations.services import start
 from appliance.operations.start_note import start_note_path
+from appliance.plan.migration.lease import View
 from appliance.plan.overlay.generation import Newer, OverlayState, find_newer_overlay, read_mark, refusal
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.overlay import mark_path
+from tests.pairs import STATE
 from tests.unit.migration.test_lease_files import Pair, make_guard
 
 NONE = OverlayState(False)
@@ -239,6 +242,64 @@ def test_an_unreadable_mark_stops_a_start(apart: Pair) -> None:
     Path(mark_path(str(overlay(apart, "host-a")))).write_bytes(b"")
     with pytest.raises(SmsError, match=r"host-a: .*\.generation: it cannot be read"):
         check(apart, "host-a")
+    with pytest.raises(SmsError, match=r"host-a: .*\.generation: it cannot be read"):
+        check(apart, "host-b")  # which has no overlay: the other may be the only one
+
+
+@pytest.mark.parametrize("kind", ["mark", "lease", "lease of another cluster"])
+def test_an_invalid_file_of_another_host_does_not_stop_the_holder(
+    apart: Pair, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    use(apart, "host-b")
+    use(apart, "host-a")
+    apart.take("host-a")
+    path = mark_path(str(overlay(apart, "host-b"))) if kind == "mark" else lease_path(apart, "host-b")
+    Path(path).write_bytes(Lease("other", 7).text() if "another" in kind else b"")
+    host, lines = apart.hosts["host-a"], list[str]()
+    monkeypatch.setattr(Silent, "report", lambda _, text: lines.append(text))
+    monkeypatch.setattr(type(apart.cluster), "host", lambda _, name: apart.hosts[name])
+    assert start._is_still_held(apart.cluster, host, Silent())
+    leases = start.Leases(host, apart.cluster, tolerant=True)
+    leases.query()
+    with ExitStack() as undo:
+        assert start._take_lease(host, leases, Silent(), undo, start.StartOptions()).generation == 4
+        undo.pop_all()
+    assert len(lines) == 1 and lines[0].startswith("note: host-b counts as unreachable: host-b: ")
+    if kind != "mark":
+        assert Path(path).read_bytes() in (b"", Lease("other", 7).text()), "it is not replaced"
+
+
+def test_an_instance_runs_on_a_host_whose_lease_is_damaged(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(apart, "host-a")
+    Path(lease_path(apart, "host-b")).write_bytes(b"{")
+    leases = apart.leases("host-a", query=False)
+    leases.tolerant = True
+    assert leases.query()["host-b"] == View(None)
+    monkeypatch.setattr(lease_file, "QUERY", 'echo "1 file"; cat "$1"')
+    assert leases.query()["host-b"] == View(None, runs=True)
+    with pytest.raises(Refused, match="the services container runs on host-b"):
+        leases.check()
+
+
+def lease_path(pair: Pair, name: str) -> str:
+    return str(pair.cluster.places.lease).replace(STATE, str(pair.hosts[name].folder))
+
+
+def test_a_shared_overlay_of_the_version_before_marks_is_not_renamed(tmp_path: Path) -> None:
+    """519381b: host-a ran it at generation 9; a start on host-b failed and was rolled back, and left its name."""
+    pair = Pair(tmp_path, shared=True)
+    overlay(pair, "host-a").write_bytes(b"the only one")
+    held = {"cluster": "sample", "generation": 10, "holder": None, "since": 1.0, "file": "host-b"}
+    Path(lease_path(pair, "host-b")).write_text(json.dumps(held))
+    states = {"host-a": OverlayState(True, 9), "host-b": OverlayState(True, 7)}  # notes are not shared
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation, "SETTLE_S", 0)
+        patch.setattr(generation, "query_overlay", lambda _, host: states[host.name])
+        with pytest.raises(Refused, match="host-b is out of date: the newest one is on host-a") as caught:
+            check(pair, "host-b")
+        assert "sms start --host host-a" in caught.value.hint
+        assert check(pair, "host-a") == 9
+    assert overlay(pair, "host-a").read_bytes() == b"the only one"
 
 
 def test_earlier_ones_that_were_set_aside_are_kept(apart: Pair) -> None:

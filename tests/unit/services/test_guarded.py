@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.hosts.installed import SITE_FILE, lies_there
-from appliance.operations.services import guard
-from appliance.operations.services.guarded import STOP_TIMEOUT_S, start_guard
+from appliance.operations.services import guard, guarded
+from appliance.operations.services.guarded import GUARD_VERSION, STOP_TIMEOUT_S, is_outdated, start_guard
 from appliance.plan.machine import Places
 from appliance.progress import Silent
 from appliance.shared.locks import hold_lock
@@ -27,7 +28,7 @@ from appliance.tools.programs import PATH_OF
 from appliance.tools.scripts import script_argv
 from tests.places import DEBIAN_SITE
 
-STARTS = script_argv("start-daemon")[:3]
+STARTS, STOPS = script_argv("start-daemon")[:3], script_argv("stop-daemon")[:3]
 
 
 def cluster(*, overlays: str = "", hosts: int = 2) -> Cluster:
@@ -97,9 +98,52 @@ def test_guard_is_started_with_the_site_file_of_its_host() -> None:
     assert argv[6:] == ("/usr/bin/sms", "--quiet", "--site", SITE_FILE, "--state", "/var/lib/sms", "guard")
 
 
-def test_running_guard_is_kept() -> None:
-    host = remote(guarded=True)
-    assert start_guard(cluster(), host, Recorder()) and not started(host)
+LOCK = "/run/sms/sample.guard.lock"
+
+
+@pytest.mark.parametrize(
+    ("files", "kept"),
+    [
+        ({LOCK: b"7", f"{LOCK}.version": f"7 {GUARD_VERSION}".encode()}, True),
+        ({LOCK: b"7\n", f"{LOCK}.version": b"6 1"}, True),  # its code does not run yet
+        ({LOCK: b"7"}, False),  # of version 519381b
+        ({LOCK: b"7", f"{LOCK}.version": f"6 {GUARD_VERSION}".encode()}, False),  # the same, after a newer one
+        ({LOCK: b"7", f"{LOCK}.version": b"7 x"}, False),
+    ],
+)
+def test_a_running_guard_of_another_version_is_replaced(files: dict[str, bytes], *, kept: bool) -> None:
+    host, recorder = remote(guarded=True), Recorder()
+    host.answers[STOPS] = (0, "")
+    host.files |= files
+    assert start_guard(cluster(), host, recorder) and recorder.lines == []
+    assert is_outdated(cluster(), host) is not kept
+    stopped = [argv[4:] for argv in host.asked if argv[:3] == STOPS]
+    assert (stopped, len(started(host))) == (([], 0) if kept else ([(LOCK, str(STOP_TIMEOUT_S))], 1))
+
+
+def test_an_older_guard_is_kept_where_none_can_be_started() -> None:
+    host, recorder = remote(guarded=True, site=b""), Recorder()
+    host.files[LOCK] = b"7"
+    assert start_guard(cluster(), host, recorder)
+    assert not [argv for argv in host.asked if argv[:3] == STOPS]
+    assert len(recorder.lines) == 1 and "another version of sms and cannot be replaced" in recorder.lines[0]
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_guard_that_systemd_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch, *, starts: bool) -> None:
+    """Before, `sms status` right after a start ended with status 4: no guard runs."""
+    host, recorder, asked = remote(), Recorder(), count()
+    host.answers |= {
+        ("test", "-d", "/run/systemd/system"): (0, ""),
+        ("systemctl",): (0, ""),
+        ("flock",): lambda *_: (HELD if next(asked) >= 3 and starts else 0, ""),
+    }
+    monkeypatch.setattr(guarded, "POLL_S", 0)
+    monkeypatch.setattr(guarded, "START_TIMEOUT_S", 5 if starts else 0)
+    assert start_guard(cluster(), host, recorder) is starts and next(asked) >= 2
+    assert bool(recorder.lines) is not starts
+    if not starts:
+        assert "journalctl -u sms-sample-guard.service" in recorder.lines[0]
 
 
 @pytest.mark.parametrize("host", [remote(sms=""), remote(site=b""), remote(site=b"cluster: other")])
@@ -157,6 +201,7 @@ def test_a_guard_has_the_lock_that_it_was_started_with(tmp_path: Path, monkeypat
         monkeypatch.setenv(guard.LOCK_FD, str(inherited))
         with guard.only_guard(made):
             assert (tmp_path / "lock").read_text() == str(os.getpid())
+            assert not guarded.is_outdated(made, Local("here"))
         assert guard.LOCK_FD not in os.environ, "programs that it starts do not have it"
 
 

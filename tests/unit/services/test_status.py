@@ -29,6 +29,7 @@ from appliance.tools.apptainer import Instance
 from tests.places import DEBIAN_SITE
 
 FULL = "the overlay is {}% full; `sms overlay grow +1G` makes it larger"
+OUTDATED = "the guard on host-a is of another version of sms; `sms start` replaces it"
 UNGUARDED = "no guard runs on host-a: nothing stops it here if another host takes over; sms guard"
 
 
@@ -36,6 +37,7 @@ UNGUARDED = "no guard runs on host-a: nothing stops it here if another host take
     ("percent", "guarded", "problems", "warning"),
     [
         (69, True, [], ""),
+        (69, True, [], OUTDATED),
         (70, True, [], FULL.format(70)),
         (97, True, [], FULL.format(97)),
         (1, False, [], UNGUARDED),
@@ -50,6 +52,7 @@ def test_what_is_unhealthy_although_services_answer(
     problems: list[str],
     warning: str,
 ) -> None:
+    outdated = warning == OUTDATED
     cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
     site = cluster.site
     cluster = replace(cluster, site=site.model_copy(update={"admin_hosts": site.admin_hosts * 2}))
@@ -61,11 +64,12 @@ def test_what_is_unhealthy_although_services_answer(
     monkeypatch.setattr(status, "inspect_links", lambda *_: (Links(), ""))
     monkeypatch.setattr(status, "inspect_reach", lambda *_: Reach(problems=problems))
     monkeypatch.setattr(status, "is_guarded", lambda *_: guarded)
+    monkeypatch.setattr(status, "is_outdated", lambda *_: outdated)
     monkeypatch.setattr(status, "query_mirror", lambda *_: None)
     monkeypatch.setattr(status, "probe_vm", lambda *_: None)
     monkeypatch.setattr(status, "read_note", lambda *_: StartNote("/i.sif", "", "", "", 1, "host-a", 0.0))
     found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")
-    assert (found.healthy, found.warnings) == (not warning, [warning] if warning else [])
+    assert (found.healthy, found.warnings) == (outdated or not warning, [warning] if warning else [])
     assert found.guarded is guarded
 
 

@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def make_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Pair]:
     """Returns a function that makes two hosts; the agent runs in this process."""
 
-    def call(host: Host, command: str, request: dict[str, Any], *_: Any) -> dict[str, Any]:
+    def call(host: Host, command: str, request: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
         assert isinstance(host, HostInFolder)
         if host.cut:
             raise Unreachable(f"{host.name}: interrupted")
@@ -51,6 +51,7 @@ def make_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], P
         return reply
 
     monkeypatch.setattr(agent, "call", call)
+    monkeypatch.setattr(agent, "query", call)
     monkeypatch.setattr(Store, "sync", lambda _: None)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     numbers = count()

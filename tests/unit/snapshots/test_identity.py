@@ -27,6 +27,7 @@ from appliance.operations.identity import ensure_identity
 from appliance.operations.lease import Leases, raise_lease
 from appliance.operations.migration.failover import FailoverOptions, _choose_origin
 from appliance.operations.services import start
+from appliance.operations.services.start import StartOptions
 from appliance.operations.snapshots import identity as verb
 from appliance.operations.snapshots import pull as pulls
 from appliance.operations.snapshots import push as pushes
@@ -88,7 +89,7 @@ def start_on(pair: Pair, name: str = "host-a", progress: Silent | None = None) -
     """Do what a start does with the lease; return its generation."""
     with ExitStack() as undo:
         leases = pair.leases(name)
-        found = start._take_lease(pair.hosts[name], leases, progress or Silent(), undo, generation_bump=1).generation
+        found = start._take_lease(pair.hosts[name], leases, progress or Silent(), undo, StartOptions()).generation
         undo.pop_all()
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from itertools import permutations
@@ -16,9 +17,10 @@ from appliance.agent.store import Store
 from appliance.agent.take import assign_place, find_cluster
 from appliance.config.model import BorgRepository, Retention
 from appliance.errors import Refused, SmsError
+from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.identity import ensure_identity
-from appliance.operations.services.generation import find_known
+from appliance.operations.services.generation import SHORT_S, find_known
 from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.operations.snapshots.prune import prune
 from appliance.plan.migration.failover import choose_snapshot, has_newer
@@ -27,6 +29,7 @@ from appliance.progress import Silent
 from appliance.shared.lease import Lease, parse_lease
 from appliance.shared.locks import hold_lock
 from appliance.shared.order import last_place, order
+from appliance.tools import agent
 from tests import stores
 from tests.pairs import STATE, Pair
 from tests.unit.snapshots.conftest import START, Clock
@@ -286,6 +289,42 @@ def test_without_remote_copies(pair: Pair, clock: Clock) -> None:
     assert find_known(pair.cluster, pair.leases("host-a")).lost is False, "a lease is known: no copy has to answer"
     fenced = find_known(pair.cluster, pair.leases("host-a", without=("host-b",)), without=("host-b",))
     assert fenced.silent == ()
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_a_failed_disk_with_snapshots_does_not_keep_the_services_down(
+    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, records: bool
+) -> None:
+    """The lease is known; after its loss the snapshots must be read."""
+
+    def query(*_: Any, timeout: float = 0) -> Any:
+        limits.extend([timeout] if timeout else [])
+        raise SmsError("host-a: input/output error")
+
+    assert start(pair) == 1
+    limits: list[float] = []
+    monkeypatch.setattr(agent, "query", query)
+    if records:
+        monkeypatch.setattr("appliance.operations.services.generation.read_note", query)
+    known = find_known(pair.cluster, pair.leases("host-a"))
+    assert (known.generation, known.lost, len(known.unread)) == (0 if records else 1, False, 1 + records)
+    assert "could not be read: host-a: input/output error" in known.notes[0]
+    assert limits == [SHORT_S]
+    lose_lease(pair)
+    with pytest.raises(SmsError, match="input/output error"):
+        start(pair)
+
+
+def test_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent itself has a time limit: here it opens a pipe that nobody writes."""
+    folder = tmp_path / "store" / "000001"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "manifest.json")
+    monkeypatch.setattr(agent, "FOLDER", str(tmp_path))
+    with pytest.raises(agent.AgentTimeout):
+        agent.query(Local("here"), "brief", {"store": str(tmp_path / "store")}, timeout=2)
+    (folder / "manifest.json").unlink()
+    assert agent.query(Local("here"), "brief", {"store": str(tmp_path / "store")}, timeout=60)["broken"] == [1]
 
 
 @pytest.mark.parametrize("fails", [False, True])

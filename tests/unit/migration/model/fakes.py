@@ -350,7 +350,7 @@ def run_command(*argv: str, **_: Any) -> bytes:
     return b""
 
 
-def call_agent(host: FakeHost, command: str, request: dict[str, Any]) -> dict[str, Any]:
+def call_agent(host: FakeHost, command: str, request: dict[str, Any], **_: Any) -> dict[str, Any]:
     """Stands for the agent that resumes a migration on a host, or tells the generations of its snapshots."""
     if command == "brief":
         generations = effect("brief", host.name)

@@ -430,6 +430,7 @@ TOOLS = SimpleNamespace(
     find_ports=lambda host, pid: {},
     perform=fakes.perform,
     call=fakes.call_agent,
+    query=fakes.call_agent,
     note=fakes.note,
 )
 SESSIONS = SimpleNamespace(close=nothing, reopen=nothing, wait_until_noticed=nothing, wait_until_read=nothing)
