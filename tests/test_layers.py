@@ -73,8 +73,8 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
 SUBJECTS = {
     "site": set(),
     "classify": {"site"},
-    "hosts": {"site"},
     "image": {"site"},
+    "hosts": {"image", "site"},
     "vm": {"hosts", "image", "site"},
     "nodes": {"image", "vm"},
     "lab": {"classify", "image", "nodes", "site", "vm"},

@@ -16,6 +16,7 @@ from appliance.plan.services.confinement import (
     Confinement,
     capabilities_for,
     find_gaps,
+    is_unconfined,
 )
 from appliance.share import share
 from appliance.tools import apptainer, bridge
@@ -26,6 +27,10 @@ LOCKED = 75
 """Exit status of flock if another run holds the lock (EX_TEMPFAIL, sysexits.h)."""
 LOCK_WAIT_S = 5
 """A snapshot holds the lock of its host for less than a second: wait instead of refusing."""
+UNCONFINED = (
+    "an earlier version of sms started the services container, so it is not confined: "
+    "`sms stop`, then `sms start`, confines it"
+)
 
 
 def check_programs(host: Host) -> None:
@@ -41,6 +46,11 @@ def check_programs(host: Host) -> None:
 def find_instance(cluster: Cluster, host: Host) -> apptainer.Instance | None:
     """Return the running instance of the services container on the host, or None."""
     return apptainer.find_instance(host, instance_name(cluster.site))
+
+
+def is_confined(host: Host, running: apptainer.Instance) -> bool:
+    """Return whether the instance is confined: one that an earlier version of sms has started is not."""
+    return not is_unconfined((host.read(f"/proc/{running.pid}/status") or b"").decode(errors="replace"))
 
 
 def check_bridges(cluster: Cluster, host: Host) -> None:
@@ -75,23 +85,33 @@ def prepare_confinement(cluster: Cluster, host: Host) -> Confinement:
     confinement = query_confinement(cluster, host)
     host.run("mkdir", "-p", confinement.empty)
     host.write(confinement.seccomp, share("definitions", "seccomp.json").read_bytes())
+    return confinement
+
+
+def check_confinement(cluster: Cluster, host: Host, image: str) -> Confinement:
+    """Prepare a start: ``try_confinement``, and load the kernel module whose parameters the container sets.
+
+    Raises:
+        Refused: as ``try_confinement``.
+    """
+    confinement = try_confinement(cluster, host, image)
     if any(name.startswith("net.netfilter.") for service in cluster.services for name in service.sysctl):
         # The kernel has these parameters once the module is loaded: built in, or by this.
         host.run("env", "modprobe", "-q", "nf_conntrack", ok=None)  # env: it may be missing
     return confinement
 
 
-def check_confinement(cluster: Cluster, host: Host, image: str) -> Confinement:
+def try_confinement(cluster: Cluster, host: Host, image: str) -> Confinement:
     """Check that the host's Apptainer confines a process of the image; return what the container is confined with.
 
-    Apptainer without libseccomp only warns.
+    Apptainer without libseccomp only warns. Writes the seccomp profile into the state folder, and changes nothing else.
 
     Raises:
         Refused: it does not.
     """
     confinement = prepare_confinement(cluster, host)
-    status = apptainer.run_container(host, *trial_argv(cluster.site, confinement, image), timeout=60).text
-    if gaps := find_gaps(status, confinement.capabilities):
+    trial = apptainer.run_container(host, *trial_argv(cluster.site, confinement, image), timeout=60).text
+    if gaps := find_gaps(trial, confinement):
         raise Refused(
             f"{host.name} does not confine the services container: {'; '.join(gaps)}",
             hint="is its Apptainer built with libseccomp? `apptainer --debug exec` of the image prints what it applies",

@@ -10,6 +10,8 @@ from appliance.config.model import Site
 from appliance.plan.services.confinement import Confinement, capabilities_for, privilege_options
 from appliance.plan.services.network import network_options
 
+PROBE = "/opt/sms/bin/sms-probe"
+
 
 class Places:
     """Paths of a site's files on an admin host, below the state folder except for the locks in /run/sms."""
@@ -92,11 +94,19 @@ def seed_argv(site: Site, confinement: Confinement, image: str, overlay: str, ma
 
 
 def trial_argv(site: Site, confinement: Confinement, image: str) -> tuple[str, ...]:
-    """Return the command that prints the status (proc(5)) of a process confined as those of the instance are.
+    """Return the command that prints status and mountinfo (proc(5)) of a process confined as those of the instance.
 
     It runs without an overlay, so that nobody but the signed image answers.
     """
-    return ("apptainer", "exec", *container_options(site, confinement), image, "cat", "/proc/self/status")
+    return (
+        "apptainer",
+        "exec",
+        *container_options(site, confinement),
+        image,
+        "cat",
+        "/proc/self/status",
+        "/proc/self/mountinfo",
+    )
 
 
 def stop_timeout(services: Sequence[Service]) -> int:
@@ -121,5 +131,18 @@ def inside_argv(site: Site, services: Sequence[Service], *argv: str) -> tuple[st
     Apptainer would give it all capabilities, and its programs are those of the overlay: anyone who is root in the
     container can replace them.
     """
-    options = ("--cleanenv", "--pwd", "/", *privilege_options(capabilities_for(services)))
-    return ("apptainer", "exec", *options, f"instance://{instance_name(site)}", *argv)
+    return _join_argv(site, privilege_options(capabilities_for(services)), argv)
+
+
+def probe_argv(site: Site, services: Sequence[Service], *argv: str, confined: bool) -> tuple[str, ...]:
+    """Return the command that probes services of the running instance.
+
+    Args:
+        confined: whether the instance is. One that an earlier version of sms started is not, and has its probes,
+            which need all capabilities.
+    """
+    return _join_argv(site, privilege_options(capabilities_for(services)) if confined else (), (PROBE, *argv))
+
+
+def _join_argv(site: Site, privileges: Sequence[str], argv: Sequence[str]) -> tuple[str, ...]:
+    return ("apptainer", "exec", "--cleanenv", "--pwd", "/", *privileges, f"instance://{instance_name(site)}", *argv)

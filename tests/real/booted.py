@@ -29,9 +29,9 @@ rm -f {ROOT}/root/etc/systemd/system/multi-user.target.wants/*
 # Loop devices come as they are needed, the booted host has only those that are there when it starts.
 for number in $(seq 0 {LOOPS - 1}); do [ -e /dev/loop$number ] || mknod -m 660 /dev/loop$number b 7 $number; done
 """
-# nspawn mounts the cgroups read-only; a machine of its own has them writable.
+# nspawn mounts the cgroups and /proc/sys read-only; a machine of its own has them writable.
 OPEN_CGROUPS = """\
-awk '$3 ~ /^cgroup/ { print $2 }' /proc/mounts | while read -r point; do mount -o remount,rw,bind "$point"; done
+awk '$3 ~ /^cgroup/ || $2 == "/proc/sys" { print $2 }' /proc/mounts | while read -r point; do mount -o remount,rw,bind "$point"; done
 """
 
 

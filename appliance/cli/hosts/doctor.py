@@ -26,7 +26,8 @@ def add(verbs: Verbs) -> None:
         verbs,
         "doctor",
         "list what a host lacks, and how to fix it",
-        "Check all requirements of the services container on a host; changes nothing. Exit status 4 if any is missing.",
+        "Check all requirements of the services container on a host; changes none of its settings. If an admin host "
+        "has an image, a confined process of it is run. Exit status 4 if any is missing.",
         EXAMPLES,
     )
     add_host(parser)

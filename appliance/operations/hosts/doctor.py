@@ -13,6 +13,8 @@ from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
+from appliance.operations.image.deliver import find_refusal, verify
+from appliance.operations.preflight import try_confinement
 from appliance.operations.site.config import check_files, named_files
 from appliance.plan.hosts.apptainer import PINS
 from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, install_fix, worst
@@ -45,6 +47,8 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
     # A build host needs no bridge.
     bridges = {net.bridge: net.port for net in (networks.provisioning, networks.public)} if admin else {}
     findings += examine(facts, bridges=bridges, overlay_bytes=cluster.site.overlay.size_mb << 20)
+    if admin and facts.values.get("uid") == "0":
+        findings += _image(cluster, host)
     if isinstance(host, Local):
         findings += _files(cluster.site)
         findings += _known_hosts(cluster.site, host, facts)
@@ -68,6 +72,24 @@ def collect_facts(cluster: Cluster, host: Host) -> Facts:
         dict(read_bridges(json.loads(links.stdout or b"[]"))) if links else {},
         share(*PINS).read_text(),
     )
+
+
+def _image(cluster: Cluster, host: Host) -> Iterator[Finding]:
+    """Check the host's current image, if there is one, and try to confine it as `sms start` and `sms failover` will."""
+    current = str(cluster.places.current)
+    if not host.works("test", "-e", current):
+        return
+    what = "current image"
+    try:
+        path = host.run("readlink", "-f", current).text
+        signer = verify(cluster, host, path)
+        refusal = find_refusal(host, current)
+        yield Finding(what, "missing", refusal) if refusal else Finding(what, "ok", signer)
+        what = "confinement"
+        try_confinement(cluster, host, path)
+        yield Finding(what, "ok", "capabilities, system calls and mounts are limited")
+    except SmsError as error:
+        yield Finding(what, "missing", ": ".join(filter(None, [error.message, error.hint])))
 
 
 def _files(site: Site) -> Iterator[Finding]:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.errors import Refused
-from appliance.host.base import Host
+from appliance.errors import Refused, SmsError
+from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.site.keys import fingerprint
 from appliance.progress import Progress
+from appliance.text import one_line
 from appliance.tools import apptainer, files
 from appliance.tools.sha256 import find_digest
 
@@ -75,12 +76,7 @@ def trust(cluster: Cluster, host: Host, path: str, sha256: str = "") -> Image:
     Raises:
         Refused: it is not trusted, was not built by `sms build`, or lacks a service.
     """
-    if files.others_can_write(host, path):
-        raise Refused(
-            f"{path} is writable by others: it could be changed after verification",
-            hint="move it to a folder that only root can write to",
-        )
-    signer = check_signature(cluster, host, path)
+    signer = verify(cluster, host, path)
     labels = apptainer.labels(host, path)
     try:
         key, services = labels["sms.key"], set(labels["sms.services"].split(","))
@@ -95,6 +91,20 @@ def trust(cluster: Cluster, host: Host, path: str, sha256: str = "") -> Image:
     return Image(path, key, sha256 or find_digest(host, path), signer, labels.get("sms.runtime", ""))
 
 
+def verify(cluster: Cluster, host: Host, path: str) -> str:
+    """Verify the signature of an image on the host with the site's keys; return the signer.
+
+    Raises:
+        Refused: it is not signed by them, was changed, or others could change it.
+    """
+    if files.others_can_write(host, path):
+        raise Refused(
+            f"{path} is writable by others: it could be changed after verification",
+            hint="move it to a folder that only root can write to",
+        )
+    return check_signature(cluster, host, path)
+
+
 def check_confined(labels: Mapping[str, str], path: str) -> None:
     """Check that the programs of an image can start with the container's few capabilities.
 
@@ -107,6 +117,29 @@ def check_confined(labels: Mapping[str, str], path: str) -> None:
             "longer has",
             hint="`sms build` builds a new one; `sms stop` and `sms start` switch to it",
         )
+
+
+def find_refusal(host: Host, image: str) -> str:
+    """Return why this version of sms cannot start an image on the host; empty if it can, or there is none.
+
+    Its signature and its services are not checked.
+    """
+    if not host.works("test", "-e", image):
+        return ""
+    try:
+        labels = apptainer.labels(host, image)
+    except Unreachable:
+        raise
+    except (SmsError, ValueError) as error:
+        return f"{image} cannot be read: {one_line(str(error), 200)}"
+    try:
+        check_confined(labels, image)
+    except Refused:
+        return (
+            f"this version of sms cannot start {image} again, as after a failure: an earlier version built it; "
+            "run `sms build` now, then `sms stop` and `sms start`"
+        )
+    return ""
 
 
 def check_signature(cluster: Cluster, host: Host, image: str) -> str:

@@ -15,7 +15,7 @@ from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import deliver, trust
 from appliance.operations.lease import Leases, query_all_leases
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
-from appliance.operations.preflight import check_bridges, check_programs
+from appliance.operations.preflight import check_bridges, check_programs, try_confinement
 from appliance.operations.services.generation import find_known
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.snapshots.list import find_snapshot, foreign_error, list_snapshots
@@ -138,7 +138,7 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
 
 
 def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: Progress) -> Plan:
-    """Run all checks of a failover and return what it would do. Sends the image, changes nothing else.
+    """Run all checks of a failover and return what it would do. Sends the image and the seccomp profile.
 
     Raises:
         Refused: as ``failover``.
@@ -167,7 +167,8 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         )
     with progress.step(f"check {host.name}"):
         check_bridges(cluster, host)
-        trust(cluster, host, *deliver(cluster, host, options.image, progress))
+        image = trust(cluster, host, *deliver(cluster, host, options.image, progress))
+        try_confinement(cluster, host, image.path)  # before anything is fenced or restored
     mine = leases.views[host.name].lease
     assert mine
     shared, snapshot = _choose_origin(cluster, host, options, mine, interrupted)

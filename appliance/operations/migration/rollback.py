@@ -13,9 +13,8 @@ from appliance.operations.migration.fence import fence
 from appliance.operations.migration.start import check_services, start_isolated
 from appliance.operations.migration.state import Migration
 from appliance.operations.migration.switch import activate, arm, commit, flush
-from appliance.operations.services.start import PROBE
 from appliance.operations.services.unfinished import resume_migration
-from appliance.plan.machine import inside_argv
+from appliance.plan.machine import PROBE, inside_argv
 from appliance.plan.migration.lease import GENERATION_BUMP
 from appliance.tools.move import Endpoint
 

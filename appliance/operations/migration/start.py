@@ -10,8 +10,7 @@ from appliance.errors import SmsError
 from appliance.host.base import CommandError
 from appliance.operations.migration.agents import QUICK_S
 from appliance.operations.migration.state import Migration
-from appliance.operations.services.start import PROBE
-from appliance.plan.machine import inside_argv, start_argv
+from appliance.plan.machine import PROBE, inside_argv, start_argv
 from appliance.plan.migration.move import missing_jobs, needs_outside
 from appliance.plan.services.jobs import JOBS, read_jobs
 

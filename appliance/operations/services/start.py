@@ -35,13 +35,15 @@ from appliance.operations.overlay.overlay import (
     running_mark,
 )
 from appliance.operations.preflight import (
+    UNCONFINED,
     check_bridges,
     check_confinement,
     check_programs,
     find_instance,
+    is_confined,
     lock_host,
-    query_confinement,
     refuse_taken,
+    try_confinement,
 )
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.generation import Known, find_known
@@ -50,7 +52,7 @@ from appliance.operations.services.stop import take_down
 from appliance.operations.services.unfinished import image_of_unfinished, recover_migration, refuse_interrupted
 from appliance.operations.start_note import read_note, record_start
 from appliance.plan.image.definition import runtime_digest
-from appliance.plan.machine import inside_argv, start_argv
+from appliance.plan.machine import inside_argv, probe_argv, start_argv
 from appliance.plan.migration.lease import find_newer, refuse_other_cluster
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.network import conflists
@@ -66,7 +68,6 @@ MAX_AGE_S = 5
 """Age in seconds from which a query of the other hosts' leases is repeated."""
 DISK_WAIT_S = 60
 """Seconds to wait at boot for the disks of a mirror; then it is started without the missing one."""
-PROBE = "/opt/sms/bin/sms-probe"
 
 
 @dataclass
@@ -148,7 +149,7 @@ def start(cluster: Cluster, host: Host, progress: Progress, options: StartOption
         refuse_interrupted(cluster, host)
         running = find_instance(cluster, host)
         if running:
-            started = _check_running(cluster, host, progress, running.image, options.wait_s)
+            started = _check_running(cluster, host, progress, running, options.wait_s)
         else:
             started = _start(cluster, host, progress, options)
         if options.unit:
@@ -193,7 +194,7 @@ def _set_aside_older(cluster: Cluster, host: Host, lease: Lease, progress: Progr
 
 
 def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> list[str]:
-    """Run all checks of a start and return the commands that it would run. Sends the image, changes nothing else.
+    """Run all checks of a start and return the commands that it would run. Sends the image and the seccomp profile.
 
     Raises:
         Refused: as for a start.
@@ -205,6 +206,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
         check_bridges(cluster, host)
         refuse_taken(cluster, host)
     trusted = trust(cluster, host, *deliver(cluster, host, options.image, progress))
+    confinement = try_confinement(cluster, host, trusted.path)
     leases = Leases(host, cluster, tolerant=True)
     leases.query()
     known = find_known(cluster, leases, without_remote=options.without_remote)
@@ -216,11 +218,13 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
         progress.report(line)
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(cluster), trusted)
-    argv = start_argv(cluster.site, query_confinement(cluster, host), trusted.path)
+    argv = start_argv(cluster.site, confinement, trusted.path)
     return [*overlay_commands(cluster, host, trusted, mark, exists), shlex.join(argv)]
 
 
-def _check_running(cluster: Cluster, host: Host, progress: Progress, path: str, wait_s: float) -> Started:
+def _check_running(
+    cluster: Cluster, host: Host, progress: Progress, running: apptainer.Instance, wait_s: float
+) -> Started:
     """Wait until the running instance serves; check the lease, and whether image and site file still match."""
     lease = query_lease(host, cluster)
     if lease.holder != host.name:
@@ -238,7 +242,10 @@ def _check_running(cluster: Cluster, host: Host, progress: Progress, path: str, 
         )
     ensure_identity(leases, progress)
     recorded = read_note(cluster, host)
-    services = _wait_for_services(cluster, host, progress, min(wait_s, SETTLE_S), True)
+    confined, path = is_confined(host, running), running.image
+    if not confined:
+        progress.report(f"warning: {UNCONFINED}")
+    services = _wait_for_services(cluster, host, progress, min(wait_s, SETTLE_S), True, confined=confined)
     if recorded and recorded.image == path:
         image = Image(path, recorded.key, recorded.sha256, recorded.signer)
     else:
@@ -383,8 +390,13 @@ def _start_instance(cluster: Cluster, host: Host, progress: Progress, image: Ima
         apptainer.prove_writable(host, inside_argv(cluster.site, cluster.services))
 
 
-def _wait_for_services(cluster: Cluster, host: Host, progress: Progress, wait_s: float, keep: bool) -> dict[str, float]:
+def _wait_for_services(
+    cluster: Cluster, host: Host, progress: Progress, wait_s: float, keep: bool, *, confined: bool = True
+) -> dict[str, float]:
     """Wait until every service answers; return the seconds that each took.
+
+    Args:
+        confined: whether the instance is.
 
     Raises:
         SmsError: a service did not answer; the message has the end of its log.
@@ -404,7 +416,7 @@ def _wait_for_services(cluster: Cluster, host: Host, progress: Progress, wait_s:
             waiting = f"; waiting for {', '.join(missing)}" if missing else ""
             step.detail(f"{len(took)} of {len(names)} answer{waiting}")
 
-        argv = inside_argv(cluster.site, cluster.services, PROBE, "--wait", f"{wait_s:g}", *names)
+        argv = probe_argv(cluster.site, cluster.services, "--wait", f"{wait_s:g}", *names, confined=confined)
         host.run(*argv, ok=(0, 4), timeout=wait_s + 30, on_line=on_line)
         if failed and not keep:
             raise SmsError(

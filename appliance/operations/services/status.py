@@ -10,18 +10,18 @@ from dataclasses import asdict, dataclass, field, replace
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
+from appliance.operations.image.deliver import find_refusal
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
-from appliance.operations.preflight import find_instance
+from appliance.operations.preflight import UNCONFINED, find_instance, is_confined
 from appliance.operations.services.guarded import is_guarded, is_outdated
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
-from appliance.operations.services.start import PROBE
 from appliance.operations.services.unfinished import read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
 from appliance.operations.start_note import read_note
 from appliance.operations.vm.certificates import container_problems
 from appliance.operations.vm.deferred import Deferred, probe_vm
-from appliance.plan.machine import inside_argv
+from appliance.plan.machine import probe_argv
 from appliance.plan.services.links import NetworkState
 from appliance.plan.services.nodes import NetworkProbe, NodesView, Process
 from appliance.shared.lease import Lease
@@ -113,24 +113,30 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
     found = Status(
         cluster.site.cluster, host.name, False, False, lease, mirror=mirror, warnings=warnings, lease_problem=problem
     )
+    current = str(cluster.places.current)
     if not running:
+        warnings += filter(None, [find_refusal(host, current)])
         if lease.holder == host.name:
             warnings.append(f"{host.name} holds the lease, but runs nothing")
         elif lease.holder:
             warnings.append(f"{lease.holder} holds the lease: `sms status --host {lease.holder}`")
         return found
-    with ThreadPoolExecutor(7) as pool:  # a VM that is off is detected only by a timeout
-        services = pool.submit(query_services, cluster, host)
+    confined = is_confined(host, running)
+    with ThreadPoolExecutor(8) as pool:  # a VM that is off is detected only by a timeout
+        services = pool.submit(query_services, cluster, host, confined=confined)
         inside = pool.submit(inspect_inside, cluster, host)
         links = pool.submit(inspect_links, host, running.pid)
         certificate = pool.submit(container_problems, cluster, host)
         vm = pool.submit(probe_vm, cluster, host)
+        refusal = pool.submit(find_refusal, host, current)
         note_query = pool.submit(read_note, cluster, host)
         guard = pool.submit(is_guarded, cluster, host) if len(cluster.site.admin_hosts) > 1 else None
         reach = inspect_reach(cluster, host, running.pid, links.result(), inside.result())
         answers, note, guarded = services.result(), note_query.result(), guard.result() if guard else None
     space, uptime = inside.result().space, inside.result().uptime_s()
     faults = _faults(cluster, host, lease, space, guarded) + reach.problems + certificate.result()
+    # The refusal says all that is to be done about an instance that is not confined, too.
+    faults += filter(None, [refusal.result() or ("" if confined else UNCONFINED)])
     image = {"path": running.image}
     if note and note.image == running.image:
         image |= {"key": note.key, "sha256": note.sha256, "signer": note.signer}
@@ -202,10 +208,11 @@ def _mirror(cluster: Cluster, host: Host) -> tuple[MirrorState | None, list[str]
     return state, list(state.problems) if state else []
 
 
-def query_services(cluster: Cluster, host: Host) -> list[Answer]:
-    """Probe all services; return one answer per service, in starting order."""
+def query_services(cluster: Cluster, host: Host, *, confined: bool) -> list[Answer]:
+    """Probe all services; return one answer per service, in starting order. ``confined``: whether the instance is."""
     names = [service.name for service in cluster.services]
-    result = host.run(*inside_argv(cluster.site, cluster.services, PROBE, *names), ok=None, timeout=90)
+    argv = probe_argv(cluster.site, cluster.services, *names, confined=confined)
+    result = host.run(*argv, ok=None, timeout=90)
     found: dict[str, Answer] = {}
     for line in result.stdout.decode(errors="replace").splitlines():
         try:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
+from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
+from appliance.operations.image.deliver import find_refusal
 from appliance.operations.lease import Leases, query_lease, release_lease
 from appliance.operations.overlay.mirrored import close_mirror
 from appliance.operations.preflight import check_programs, find_instance, lock_host
@@ -40,6 +43,8 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
         SmsError: it did not stop, or had to be killed; the lease is kept while its overlay is in use.
     """
     check_programs(host)
+    if not keep_lease:
+        _warn(cluster, host, progress)
     with lock_host(cluster, host):
         began = time.monotonic()
         leases = Leases(host, cluster)
@@ -61,6 +66,15 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
             hint="`sms logs supervisor` shows which; the next start checks the overlay",
         )
     return Stopped(host.name, ran, round(took, 3), held and not keep_lease)
+
+
+def _warn(cluster: Cluster, host: Host, progress: Progress) -> None:
+    """Report before a stop that a start would be refused; a start takes the image of this machine, if it has one."""
+    current = cluster.places.current
+    if not find_instance(cluster, host):
+        return
+    if refusal := find_refusal(Local() if Path(current).is_file() else host, str(current)):
+        progress.report(f"warning: {refusal}; a start after this stop is refused")
 
 
 def take_down(cluster: Cluster, host: Host) -> bool:

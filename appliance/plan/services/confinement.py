@@ -86,15 +86,37 @@ def privilege_options(capabilities: Sequence[str]) -> list[str]:
     return ["--no-privs", "--add-caps", ",".join(f"CAP_{name}" for name in capabilities)]
 
 
-def find_gaps(status: str, capabilities: Sequence[Capability]) -> list[str]:
-    """Return how the process with this ``/proc/PID/status`` is less confined than it should be."""
-    found = dict(re.findall(r"^(\w+):\s*(\w+)$", status, re.MULTILINE))
-    allowed = sum(1 << NUMBERS[name] for name in capabilities)
+def is_unconfined(status: str) -> bool:
+    """Return whether the process with this ``/proc/PID/status`` is not confined: an earlier version started it."""
+    return bool(re.search(r"^(Seccomp|NoNewPrivs):\s*0$", status, re.MULTILINE))
+
+
+def find_gaps(trial: str, confinement: Confinement) -> list[str]:
+    """Return how a process is less confined than it should be.
+
+    Args:
+        trial: its ``/proc/PID/status``, then its ``/proc/PID/mountinfo``.
+    """
+    found = dict(re.findall(r"^(\w+):\s*(\w+)$", trial, re.MULTILINE))
+    allowed = sum(1 << NUMBERS[name] for name in confinement.capabilities)
     gaps = [f"{name} is {found.get(name)}" for name in ("CapBnd", "CapPrm", "CapInh") if _bits(found, name) & ~allowed]
     if found.get("Seccomp") != "2":
         gaps.append("system calls are not filtered (seccomp)")
     if found.get("NoNewPrivs") != "1":
         gaps.append("programs can gain privileges (no_new_privs)")
+    # Mount point and options; a later one covers an earlier one.
+    mounts = dict(re.findall(r"^\d+ \d+ \d+:\d+ \S+ (\S+) (\S+) ", trial, re.MULTILINE))
+    if not mounts:
+        gaps.append("its mounts are not known")
+    if any(path == "/sys" or path.startswith("/sys/") for path in mounts):
+        gaps.append("/sys is mounted")
+    # /etc/localtime is often a link, and what it points to is mounted over.
+    covered = [path for path in confinement.present if path.startswith("/proc/")]
+    gaps += [
+        f"{path} is {'writable' if path in READ_ONLY else 'not hidden'}"
+        for path in covered
+        if "ro" not in mounts.get(path, "").split(",")
+    ]
     return gaps
 
 

@@ -10,8 +10,15 @@ import pytest
 from appliance.catalog import read_catalog, select
 from appliance.catalog.model import Capability
 from appliance.operations.site.find import open_site
-from appliance.plan.machine import inside_argv, seed_argv, start_argv, trial_argv
-from appliance.plan.services.confinement import NUMBERS, SUPERVISOR, Confinement, capabilities_for, find_gaps
+from appliance.plan.machine import PROBE, inside_argv, probe_argv, seed_argv, start_argv, trial_argv
+from appliance.plan.services.confinement import (
+    NUMBERS,
+    SUPERVISOR,
+    Confinement,
+    capabilities_for,
+    find_gaps,
+    is_unconfined,
+)
 from appliance.share import share
 from tests.places import DEBIAN_SITE
 
@@ -49,15 +56,17 @@ def test_every_capability_has_a_number_and_a_reason() -> None:
         seed_argv(SITE, CONFINED, "x.sif", "o.img", "mark"),
         trial_argv(SITE, CONFINED, "x.sif"),
         inside_argv(SITE, SERVICES, "true"),
+        probe_argv(SITE, SERVICES, "nat", confined=True),
     ],
-    ids=["start", "seed", "trial", "inside"],
+    ids=["start", "seed", "trial", "inside", "probe"],
 )
 def test_no_process_gets_more_than_the_instance(argv: tuple[str, ...]) -> None:
     """Also not one that the host starts there: its program may be one that an intruder has replaced."""
     assert "--no-privs" in argv
     added = argv[argv.index("--add-caps") + 1]
     assert added == ",".join(f"CAP_{name}" for name in capabilities_for(SERVICES))
-    if not argv[-2].startswith("instance://"):  # one that joins has the filter and the mounts of the instance
+    # One that joins has the filter and the mounts of the instance.
+    if not any(word.startswith("instance://") for word in argv):
         assert argv[argv.index("--security") + 1] == "seccomp:/s/seccomp.json"
         assert "/proc/sys:/proc/sys:ro" in argv and "/s/empty:/proc/sys/fs:ro" in argv
         assert argv.index("/proc/sys:/proc/sys:ro") < argv.index("/s/empty:/proc/sys/fs:ro"), "it would be covered"
@@ -67,6 +76,14 @@ def test_only_what_the_host_has_is_hidden() -> None:
     assert not [word for word in CONFINED.options() if "/proc/scsi" in word or "/etc/localtime:" in word]
 
 
+MOUNTS = """\
+922 886 0:21 / /proc rw,nosuid,nodev,relatime master:147 - proc proc rw
+1003 922 0:21 /sys /proc/sys ro,nosuid,nodev,relatime master:147 - proc proc rw
+1054 922 0:6 /null /proc/keys ro,nosuid,nodev,relatime master:160 - devtmpfs devtmpfs rw,size=12334492k,mode=755
+1060 886 254:0 /usr/share/zoneinfo/Etc/UTC /usr/share/zoneinfo/Etc/UTC ro,nosuid - ext4 /dev/vda rw
+1074 1003 254:0 /tmp/empty /proc/sys/fs ro,nosuid,nodev,relatime master:124 - ext4 /dev/vda rw
+"""
+PRESENT = ("/proc/sys/fs", "/proc/keys", "/proc/sys", "/etc/localtime")
 STATUS = "Name:\tcat\nCapInh:\t{0}\nCapPrm:\t{0}\nCapEff:\t{0}\nCapBnd:\t{0}\nNoNewPrivs:\t{1}\nSeccomp:\t{2}\n"
 
 
@@ -82,8 +99,39 @@ STATUS = "Name:\tcat\nCapInh:\t{0}\nCapPrm:\t{0}\nCapEff:\t{0}\nCapBnd:\t{0}\nNo
     ],
 )
 def test_gaps_are_found(status: str, gaps: list[str]) -> None:
-    found = find_gaps(status, ["SETGID", "SETUID"])
+    found = find_gaps(status + MOUNTS, Confinement(("SETGID", "SETUID"), "", "", PRESENT))
     assert found[: len(gaps)] == gaps and bool(found) == bool(gaps)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "gaps"),
+    [
+        (MOUNTS, []),
+        (MOUNTS.replace("/proc/sys ro,", "/proc/sys rw,"), ["/proc/sys is writable"]),
+        (MOUNTS.replace(" /proc/keys ", " /proc/kcore "), ["/proc/keys is not hidden"]),
+        (MOUNTS.replace("1074 1003", "x"), ["/proc/sys/fs is not hidden"]),
+        (MOUNTS + "1080 1003 0:21 /sys /proc/sys rw,nosuid - proc proc rw\n", ["/proc/sys is writable"]),
+        (MOUNTS + "923 886 0:22 / /sys ro,nosuid - sysfs sysfs rw\n", ["/sys is mounted"]),
+    ],
+)
+def test_mounts_that_do_not_confine_are_found(mounts: str, gaps: list[str]) -> None:
+    assert find_gaps(STATUS.format("0", 1, 2) + mounts, Confinement((), "", "", PRESENT)) == gaps
+
+
+def test_mounts_that_are_not_printed_do_not_count_as_confined() -> None:
+    assert find_gaps(STATUS.format("0", 1, 2), Confinement((), "", "", ())) == ["its mounts are not known"]
+
+
+@pytest.mark.parametrize(("new_privs", "seccomp", "unconfined"), [(1, 2, False), (0, 2, True), (0, 0, True)])
+def test_an_instance_of_an_earlier_version_is_recognised(new_privs: int, seccomp: int, unconfined: bool) -> None:
+    """Also where the host itself runs with a filter of system calls."""
+    assert is_unconfined(STATUS.format("0", new_privs, seccomp)) is unconfined
+
+
+def test_an_instance_of_an_earlier_version_is_probed_with_the_rights_that_its_probes_need() -> None:
+    assert "--no-privs" in probe_argv(SITE, SERVICES, "nat", confined=True)
+    argv = probe_argv(SITE, SERVICES, "nat", confined=False)
+    assert "--no-privs" not in argv and "--add-caps" not in argv and argv[-2:] == (PROBE, "nat")
 
 
 def test_the_profile_answers_what_it_does_not_list_as_not_implemented() -> None:

@@ -33,6 +33,56 @@ OUTDATED = "the guard on host-a is of another version of sms; `sms start` replac
 UNGUARDED = "no guard runs on host-a: nothing stops it here if another host takes over; sms guard"
 
 
+def simulate_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.apptainer, "find_instance", lambda *_: Instance("sms-sample", 7, "/i.sif"))
+    monkeypatch.setattr(status, "query_services", lambda *_, confined: [])
+    monkeypatch.setattr(status, "inspect_inside", lambda *_: Inside())
+    monkeypatch.setattr(status, "inspect_links", lambda *_: (Links(), ""))
+    monkeypatch.setattr(status, "inspect_reach", lambda *_: Reach())
+    monkeypatch.setattr(status, "query_mirror", lambda *_: None)
+    monkeypatch.setattr(status, "probe_vm", lambda *_: None)
+    monkeypatch.setattr(status, "read_note", lambda *_: StartNote("/i.sif", "", "", "", 1, "host-a", 0.0))
+
+
+OLD = "this version of sms cannot start "
+
+
+@pytest.mark.parametrize(
+    ("labels", "seccomp", "warning"),
+    [
+        ({"sms.key": "k", "sms.confined": "1"}, 2, ""),
+        ({"sms.key": "k", "sms.confined": "1"}, 0, preflight.UNCONFINED),
+        ({"sms.key": "k"}, 0, OLD),
+        ({"sms.key": "k"}, 2, OLD),
+    ],
+)
+def test_what_an_earlier_version_built_or_started_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: dict[str, str], seccomp: int, warning: str
+) -> None:
+    """A reboot or a failover would be refused, and nobody would know before."""
+    cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
+    simulate_running(monkeypatch)
+    probed: list[bool] = []
+
+    def query_services(*_: object, confined: bool) -> list[status.Answer]:
+        probed.append(confined)
+        return []
+
+    monkeypatch.setattr(status, "query_services", query_services)
+    inspected = json.dumps({"data": {"attributes": {"labels": labels}}})
+    host = Fake({("test", "-e"): (0, ""), ("apptainer", "inspect"): (0, inspected)}, name="host-a")
+    host.files["/proc/7/status"] = f"NoNewPrivs:\t{int(seccomp > 0)}\nSeccomp:\t{seccomp}\n".encode()
+    found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")
+    assert found.healthy is not bool(warning) and len(found.warnings) == bool(warning)
+    assert all(line.startswith(warning) for line in found.warnings)
+    assert probed == [seccomp == 2]
+    if warning == OLD:
+        assert "`sms build`" in found.warnings[0] and str(cluster.places.current) in found.warnings[0]
+    monkeypatch.setattr(preflight.apptainer, "find_instance", lambda *_: None)
+    idle = status._container_status(cluster, host, Lease(cluster.site.cluster), [], "")
+    assert any(line.startswith(OLD) for line in idle.warnings) is (warning == OLD), "a host that may take over"
+
+
 @pytest.mark.parametrize(
     ("percent", "guarded", "problems", "warning"),
     [
@@ -57,17 +107,12 @@ def test_what_is_unhealthy_although_services_answer(
     site = cluster.site
     cluster = replace(cluster, site=site.model_copy(update={"admin_hosts": site.admin_hosts * 2}))
     inside = Inside({"size": 100 << 20, "used": percent << 20})
-    host = Fake({}, name="host-a")
-    monkeypatch.setattr(preflight.apptainer, "find_instance", lambda *_: Instance("sms-sample", 7, "/i.sif"))
-    monkeypatch.setattr(status, "query_services", lambda *_: [])
+    host = Fake({("test", "-e"): (1, "")}, name="host-a")
+    simulate_running(monkeypatch)
     monkeypatch.setattr(status, "inspect_inside", lambda *_: inside)
-    monkeypatch.setattr(status, "inspect_links", lambda *_: (Links(), ""))
     monkeypatch.setattr(status, "inspect_reach", lambda *_: Reach(problems=problems))
     monkeypatch.setattr(status, "is_guarded", lambda *_: guarded)
     monkeypatch.setattr(status, "is_outdated", lambda *_: outdated)
-    monkeypatch.setattr(status, "query_mirror", lambda *_: None)
-    monkeypatch.setattr(status, "probe_vm", lambda *_: None)
-    monkeypatch.setattr(status, "read_note", lambda *_: StartNote("/i.sif", "", "", "", 1, "host-a", 0.0))
     found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")
     assert (found.healthy, found.warnings) == (outdated or not warning, [warning] if warning else [])
     assert found.guarded is guarded

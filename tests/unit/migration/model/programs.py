@@ -336,7 +336,7 @@ def _record_event(state: HostState, event: str, **_: Any) -> None:
         effect("note", state.request.host, None)
 
 
-def _probe_start(*_: Any) -> dict[str, float]:
+def _probe_start(*_: Any, **__: Any) -> dict[str, float]:
     if not effect("works"):
         raise SmsError("a service does not answer")
     return {}
@@ -465,8 +465,9 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(start, record_start=nothing, install_unit=nothing, _take_lease=_take_lease(real_take))
         put(start, start_guard=lambda cluster, host, progress: effect("start_guard", host.name))
         put(start, read_note=nothing, trust=lambda *_: IMAGE, running_mark=nothing, overlay_mark=nothing)
-        put(start, archive_for=nothing, check_confinement=nothing)
+        put(start, archive_for=nothing, check_confinement=nothing, is_confined=lambda *_: True)
         put(stop, stop_guard=lambda cluster, host: effect("stop_guard", host.name), close_mirror=nothing)
+        put(stop, _warn=nothing)
         put(stop, stop_argv=lambda *_: ("stop-instance",), stop_timeout=lambda services: 1, ext3=TOOLS)
         put(overlay, is_linked=lambda *_: False, need_space=nothing, ext3=TOOLS, opened=_opened)
         put(create, check_programs=nothing, opened=_opened, trust=nothing, deliver=lambda *_: (), seeded_with=nothing)
@@ -478,7 +479,8 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(migration_target, MarkOverlay=AgentMark)
         put(guard, Path=fakes.OwnPath, ports=TOOLS, ext3=TOOLS)
         put(failover, check_fence=nothing, fence=lambda admin: effect("fence", admin.name), check_bridges=nothing)
-        put(failover, deliver=lambda *_: (), trust=nothing, _count_jobs=nothing, restore=_restore)
+        put(failover, deliver=lambda *_: (), trust=lambda *_: IMAGE, try_confinement=nothing)
+        put(failover, _count_jobs=nothing, restore=_restore)
         put(failover, list_snapshots=_list_snapshots, read_history=_read_history)
         put(migrate, history=TOOLS, conflists=lambda *_, **__: {}, record_start=nothing, install_unit=nothing)
         put(migrate, start_guard=lambda cluster, host, progress: effect("start_guard", host.name))
