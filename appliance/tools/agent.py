@@ -308,7 +308,7 @@ class Session:
             Busy, Refused, SmsError: the problem that it reported.
         """
         self.reader.outcome(error.result)
-        return SmsError(f"{error.result.host}: the agent there ended too early", hint=ENDED_HINT)
+        return SmsError(f"{error.result.host}: the agent there ended before it had finished", hint=ENDED_HINT)
 
     def outcome(self) -> dict[str, Any]:
         """Wait for the agent to end; return its result."""

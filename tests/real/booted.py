@@ -31,7 +31,8 @@ for number in $(seq 0 {LOOPS - 1}); do [ -e /dev/loop$number ] || mknod -m 660 /
 """
 # nspawn mounts the cgroups and /proc/sys read-only; a machine of its own has them writable.
 OPEN_CGROUPS = """\
-awk '$3 ~ /^cgroup/ || $2 == "/proc/sys" { print $2 }' /proc/mounts | while read -r point; do mount -o remount,rw,bind "$point"; done
+awk '$3 ~ /^cgroup/ || $2 == "/proc/sys" { print $2 }' /proc/mounts |
+while read -r point; do mount -o remount,rw,bind "$point"; done
 """
 
 

@@ -163,7 +163,7 @@ def test_a_partition_beyond_the_switch(served: Playground) -> None:
             found = looked(served)
             assert not found["healthy"] and not found["probes"][0]["ok"]
             assert any("no node of 10.77.0.0/24 accepts connections" in warning for warning in found["warnings"])
-            silent = seen(f"{NODES} of {NODES + 1} nodes do not respond to slurmctld: node[1-2]")["nodes"]["silent"]
+            silent = seen("nodes do not respond to slurmctld: node[1-2")["nodes"]["silent"]
             silent = [one for one in silent if one["name"] != ABSENT]
             assert [one["name"] for one in silent] == ["node1", "node2"]
             assert all("not_responding" in one["state"] and not one["acknowledged"] for one in silent)

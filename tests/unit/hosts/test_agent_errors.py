@@ -32,7 +32,7 @@ def session(status: int, *lines: str) -> Session:
 
 
 ENDS = [
-    ("it gave up on its own", 0, (STEP, RESULT), "a: the agent there ended too early"),
+    ("it gave up on its own", 0, (STEP, RESULT), "a: the agent there ended before it had finished"),
     ("killed", -9, (STEP,), "a: the agent there was killed by signal 9, without a result"),
     ("killed over ssh", 137, (STEP,), "a: the agent there ended with status 137, without a result"),
     ("an error of python", 1, (STEP, "MemoryError"), "without a result\n    MemoryError"),
