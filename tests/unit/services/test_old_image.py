@@ -105,7 +105,7 @@ def no_seccomp(*_: Any) -> Any:
 
 def test_a_failover_tries_the_confinement_before_it_fences(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the failed host is off, the overlay replaced, and then the start is refused."""
-    me = SimpleNamespace(lease=SimpleNamespace(holder=""))
+    me = SimpleNamespace(lease=SimpleNamespace(holder="", cluster_uuid=""))
     leases = SimpleNamespace(top=3, views={"host-a": me}, me="host-a")
     for name, value in {
         "check_programs": None,
@@ -133,7 +133,7 @@ def test_a_rehearsed_start_tries_the_confinement(cluster: Cluster, monkeypatch: 
         monkeypatch.setattr(start, name, lambda *_: None)
     monkeypatch.setattr(start, "deliver", lambda *_: ("/i.sif", ""))
     monkeypatch.setattr(start, "trust", lambda *_: Image("/i.sif", "k", "s", "signer"))
-    monkeypatch.setattr(start, "query_all_leases", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr(start, "Leases", lambda *_: pytest.fail("too late"))
     monkeypatch.setattr(start, "try_confinement", no_seccomp)
     with pytest.raises(Refused, match="seccomp"):
         start.rehearse_start(cluster, host({}), Silent(), start.StartOptions())
