@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,8 @@ from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import agent
 
+STORE_S = 10
+"""Seconds that reading the snapshots of a host may take: a failed disk must not keep the services down."""
 ATTEMPTS = 3
 """Attempts to write the file that decides, while other runs write it."""
 
@@ -61,16 +64,20 @@ def _copy(leases: Leases, name: str, cluster_uuid: str, adopted: int) -> bool:
 
 def _find_or_create(leases: Leases, progress: Progress) -> Lease | None:
     """Return a lease with the UUID that is now in a file of a host; None if there can be none yet."""
-    stores: dict[str, Mapping[str, Any]] = {}
     silent = {*leases.unreachable, *leases.without}
-    for name in leases.hosts:
+    stores: dict[str, Mapping[str, Any]] = {}
+
+    def query(name: str) -> None:
         try:
-            if name not in silent:
-                stores[name] = _query_store(leases, name)
+            stores[name] = _query_store(leases, name)
         except Refused:  # it has no Python, and so no store
-            continue
+            pass
         except SmsError:
             silent.add(name)
+
+    asked = [name for name in leases.hosts if name not in silent]
+    with ThreadPoolExecutor(max(1, len(asked))) as pool:
+        list(pool.map(query, asked))
     known = {name: found["identity"] for name, found in stores.items() if found["identity"]["uuid"]}
     certain = {name: one for name, one in known.items() if not one["assumed"]}
     if known and not certain and not silent:
@@ -123,5 +130,5 @@ def _query_store(leases: Leases, name: str) -> Mapping[str, Any]:
     """Return what a host's snapshots show: see ``brief`` of the agent."""
     places = leases.cluster.places
     request = {"store": str(places.snapshots), "lease": str(places.lease), "host": name}
-    found: Mapping[str, Any] = agent.call(leases.hosts[name], "brief", request)
+    found: Mapping[str, Any] = agent.query(leases.hosts[name], "brief", request, timeout=STORE_S)
     return found

@@ -56,7 +56,7 @@ def query_overlay(cluster: Cluster, host: Host) -> OverlayState:
 
 
 def query_overlays(cluster: Cluster, leases: Leases) -> dict[str, OverlayState | None]:
-    """Query all hosts in parallel; None for one that does not answer, or whose lease could not be queried.
+    """Query all hosts in parallel; None for one that does not answer.
 
     Another host's invalid mark does not keep ``leases.me`` from its own overlay: that host counts as unreachable.
 
@@ -68,7 +68,8 @@ def query_overlays(cluster: Cluster, leases: Leases) -> dict[str, OverlayState |
 
     def query(name: str) -> OverlayState | None:
         try:
-            return None if name in leases.unreachable else query_overlay(cluster, leases.hosts[name])
+            silent = name in leases.unreachable and name not in leases.unread  # an unread one answers
+            return None if silent else query_overlay(cluster, leases.hosts[name])
         except SmsError as error:
             if name == leases.me:
                 raise

@@ -240,7 +240,10 @@ def _check_running(
             f"but {newer.holder} has taken over (generation {newer.generation})",
             hint=f"two hosts must never run it: sms stop --host {host.name}",
         )
-    ensure_identity(leases, progress)
+    try:
+        ensure_identity(leases, progress)
+    except Refused as error:  # it runs, and needs a guard and its unit
+        progress.report(f"warning: {error.message}; {error.hint}")
     recorded = read_note(cluster, host)
     confined, path = is_confined(host, running), running.image
     if not confined:
@@ -331,10 +334,11 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
     with progress.step("take the lease") as step:
         if time.monotonic() - leases.queried_at > MAX_AGE_S:
             leases.query()
-        refuse_other_cluster(leases.views)
+        one_cluster = _is_one_cluster(leases, progress, boot=options.boot)
         with _reporting_unread(leases, progress):
             leases.check()  # before anything is changed
-            ensure_identity(leases, progress)
+            if one_cluster:
+                ensure_identity(leases, progress)
             known = refuse_older(leases.cluster, host, leases, chosen=options.chosen)
         generation_bump = options.generation_bump + max(0, known - leases.top)
         # Before the swap, whose reply may be lost.
@@ -350,6 +354,28 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
         why = f"{error.message}; {error.hint}" if error.hint else error.message
         progress.report(f"note: the lease file of {name} could not be written: {why}")
     return lease
+
+
+def _is_one_cluster(leases: Leases, progress: Progress, *, boot: bool) -> bool:
+    """Return whether no lease is of another cluster.
+
+    At boot, the holder by its own lease starts nevertheless if that has the highest generation.
+
+    Raises:
+        Refused: there is one, and this is not such a start.
+    """
+    try:
+        refuse_other_cluster(leases.views)
+    except Refused as error:
+        own = leases.views[leases.me].lease
+        if not (boot and own and own.cluster_uuid and own.holder == leases.me):
+            raise
+        others = [view.lease for view in leases.views.values() if view.lease]
+        if any(one.generation >= own.generation for one in others if one.cluster_uuid != own.cluster_uuid):
+            raise
+        progress.report(f"warning: {error.message}; {error.hint}")
+        return False
+    return True
 
 
 @contextmanager

@@ -102,6 +102,7 @@ def install_certificates(cluster: Cluster) -> Installed:
         if view.running:
             done.vm = view.name
             done.attempt(f"the VM on {view.name}", partial(_install_in_vm, cluster, cluster.host(view.name), done))
+            done.attempt(f"the VM on {view.name}", partial(_check_end, cluster, cluster.host(view.name)))
     return done
 
 
@@ -176,19 +177,12 @@ def _install_in_vm(cluster: Cluster, host: Host, done: Installed) -> None:
 def _renew_vm(cluster: Cluster, host: Host, server: bytes) -> bool:
     """Install newer certificates of the VM if its own, of which ``server`` is one, expire soon; return whether."""
     hostname, addresses = vm_names(cluster)
-    days = issuer_days(read_note(cluster, host))
-    if days >= ca.ISSUER_SOON_DAYS or not ca.is_for(server, hostname, addresses):
+    if issuer_days(read_note(cluster, host)) >= ca.ISSUER_SOON_DAYS or not ca.is_for(server, hostname, addresses):
         return False  # with another address in the site file, the next start issues others
     try:
         ends = issuer_end(cluster)
     except ConfigError:
-        ends = 0.0  # the key is on another machine
-    if days < ca.ALARM_DAYS and ends <= read_note(cluster, host).issuer_ends:
-        # The machine that has the key would have renewed them before.
-        raise SmsError(
-            f"certificates of the VM on {host.name} expire in {max(days, 0)} days",
-            hint="`sms key ca renew` on the machine that has tls/ca.key",
-        )
+        return False  # the key is on another machine
     with only_one(host, str(VmPlaces(cluster.site).lock), f"another sms is at work on the VM on {host.name}"):
         written = read_note(cluster, host)
         if ends <= written.issuer_ends:
@@ -196,6 +190,16 @@ def _renew_vm(cluster: Cluster, host: Host, server: bytes) -> bool:
         install_tls(cluster, host, make_seed(cluster))
         host.write(str(VmPlaces(cluster.site).note), to_json(replace(written, issuer_ends=ends)), mode=0o600)
     return True
+
+
+def _check_end(cluster: Cluster, host: Host) -> None:
+    """Raise SmsError if certificates of the VM expire soon: the machine that has the key would have renewed them."""
+    days = issuer_days(read_note(cluster, host))
+    if days < ca.ALARM_DAYS:
+        raise SmsError(
+            f"its certificates expire in {max(days, 0)} days",
+            hint="`sms key ca renew` on the machine that has tls/ca.key, or `sms vm stop` and `sms vm start`",
+        )
 
 
 def _revoked(cluster: Cluster) -> set[str]:

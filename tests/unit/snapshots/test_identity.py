@@ -198,6 +198,38 @@ def test_not_created_while_a_host_is_silent(pair: Pair) -> None:
     assert [one["number"] for one in listing.snapshots] == taken, "taken before it had a UUID"
 
 
+@pytest.mark.parametrize("failed", ["host-a", "host-b"])
+def test_a_disk_with_snapshots_that_fails_does_not_keep_the_services_down(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, failed: str
+) -> None:
+    told, limits, real = Told(), list[float](), creation.agent.query
+
+    def query(host: Any, command: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        limits.append(timeout)
+        if host.name == failed:
+            raise SmsError("it did not end in time")
+        return real(host, command, request, timeout=timeout)
+
+    monkeypatch.setattr(creation.agent, "query", query)
+    start_on(pair, progress=told)
+    assert uuid_in(lease_path(pair)) == "" and failed in told.notes[0]
+    assert limits == [creation.STORE_S] * 2
+
+
+def test_at_boot_the_holder_starts_beside_a_lease_of_another_cluster(pair: Pair) -> None:
+    """Unless that has a higher generation, or an administrator is there to look."""
+    for mine, theirs, boot, starts in ((3, 2, True, True), (3, 2, False, False), (3, 3, True, False)):
+        name(pair, U1, on=("host-a",), holder="host-a", generation=mine)
+        name(pair, U2, on=("host-b",), generation=theirs, file="host-b")
+        leases, told = pair.leases("host-a"), Told()
+        if not starts:
+            with pytest.raises(Refused, match="different clusters"):
+                start._is_one_cluster(leases, told, boot=boot)
+            continue
+        assert not start._is_one_cluster(leases, told, boot=boot)
+        assert U2 in told.notes[0]
+
+
 def test_two_first_starts_at_the_same_time_create_one_uuid(
     make_pair: Callable[[], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:

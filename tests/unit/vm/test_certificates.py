@@ -209,7 +209,7 @@ def test_a_machine_without_the_key_reports_a_vm_whose_certificates_end(
         if not reported:
             run_as_standby(sites.b, monkeypatch)
             continue
-        with pytest.raises(SmsError, match="certificates of the VM on host-b expire in"):
+        with pytest.raises(SmsError, match="the VM on host-b: its certificates expire in"):
             certificates.renew_due(sites.b)
 
 
