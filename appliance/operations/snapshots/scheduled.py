@@ -14,6 +14,7 @@ from functools import partial
 from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
+from appliance.operations.hosts.guarded import replace_guard
 from appliance.operations.identity import ensure_identity
 from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.overlay.mirror import scrub
@@ -111,6 +112,8 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
                 _renew_certificates(cluster, host)
                 return None
             work.generation = lease.generation
+            # Before this run writes fields into the lease that a guard of an earlier version cannot read.
+            work.attempt("guard", partial(replace_guard, cluster, host))
             if not lease.cluster_uuid:
                 work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, work))
             work.missed = detect_gap(cluster, host, lease, started)

@@ -417,6 +417,31 @@ def test_each_push_is_reported_separately(cluster: Cluster, take: Any, monkeypat
     assert done and (done.ok, done.number, done.error) == (False, 1, "push to admin-2: snapshot 1: no way there")
 
 
+@pytest.mark.parametrize("why", ["", "sms is not installed there"])
+def test_an_old_guard_is_replaced_before_the_lease_is_written(
+    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """It would not read the new fields, and not step down when another host takes over."""
+    did: list[str] = []
+
+    def replace_guard(_: Cluster, host: Host) -> None:
+        did.append(f"guard of {host.name}")
+        if why:
+            raise SmsError(why)
+
+    take(None)
+    taken = scheduled.snapshot
+    monkeypatch.setattr(scheduled, "replace_guard", replace_guard)
+    monkeypatch.setattr(scheduled, "name_cluster", lambda *_: did.append("UUID"))
+    monkeypatch.setattr(scheduled, "snapshot", lambda *given: did.append("snapshot") or taken(*given))
+    done = run(cluster, Here())
+    assert did == [f"guard of {NAME}", "UUID", "snapshot"]
+    assert done and (done.number, done.ok, done.error) == (1, not why, f"guard: {why}" if why else "")
+    hold_lease(cluster, "admin-2")
+    did.clear()
+    assert run(cluster, Here()) is None and not did
+
+
 HELD = Lease("sample", 3, NAME, 0.0)
 
 
