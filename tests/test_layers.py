@@ -51,12 +51,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 PUBLIC: dict[str, dict[str, set[str]]] = {
     "operations": {
         "classify": {"classify"},
-        "hosts": {"host", "installed"},
+        "hosts": {"guarded", "host", "installed"},
         "image": {"build", "copy", "deliver"},
         "lab": {"demo"},
         "nodes": {"image"},
         "overlay": {"generation", "mirror", "mirrored", "overlay"},
-        "services": {"boot", "generation", "guarded", "inside", "start", "stop", "unfinished"},
+        "services": {"boot", "generation", "inside", "start", "stop", "unfinished"},
         "site": {"ca", "config", "find", "init", "issued", "keys"},
         "snapshots": {"list", "pull", "push", "report", "repository", "restore", "snapshot", "status", "transfer"},
         "vm": {"build", "certificates", "client", "deferred"},
@@ -81,7 +81,7 @@ SUBJECTS = {
     "overlay": {"image"},
     "snapshots": {"hosts", "overlay", "vm"},
     "services": {"hosts", "image", "overlay", "snapshots", "vm"},
-    "migration": {"image", "overlay", "services", "snapshots"},
+    "migration": {"hosts", "image", "overlay", "services", "snapshots"},
     "upgrade": {"hosts", "image", "lab", "services", "snapshots"},
 }
 """Subject of operations, and the subjects that it imports: only those above it, so that there is no cycle.

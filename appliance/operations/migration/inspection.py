@@ -12,13 +12,13 @@ from appliance.errors import Refused
 from appliance.host.base import Host, Unreachable
 from appliance.operations import history
 from appliance.operations.context import Cluster
+from appliance.operations.hosts.guarded import start_guard
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
 from appliance.operations.preflight import check_bridges, check_programs, find_instance, query_confinement
 from appliance.operations.services.boot import install_unit
-from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.unfinished import read_last_upgrade, recover_migration
 from appliance.operations.start_note import StartNote, read_note, record_start
 from appliance.plan.migration.lease import View, find_holder, refuse_other_cluster

@@ -10,6 +10,7 @@ from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations import history
 from appliance.operations.context import Cluster
+from appliance.operations.hosts.guarded import start_guard, stop_guard
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import query_all_leases, query_lease
@@ -18,7 +19,6 @@ from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.migration.steps import run_steps
 from appliance.operations.preflight import check_confinement
 from appliance.operations.services.boot import install_unit
-from appliance.operations.services.guarded import start_guard, stop_guard
 from appliance.operations.start_note import record_start
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.network import conflists

@@ -15,10 +15,10 @@ from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
+from appliance.operations.hosts.guarded import GUARD_VERSION, version_path
 from appliance.operations.lease import Leases
 from appliance.operations.overlay.generation import retire_overlay, set_aside_older
 from appliance.operations.preflight import find_instance, lock_host
-from appliance.operations.services.guarded import GUARD_VERSION, version_path
 from appliance.operations.services.stop import take_down
 from appliance.operations.services.unfinished import is_interrupted
 from appliance.operations.services.uplink import UplinkWatch

@@ -15,6 +15,7 @@ from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.history import note
+from appliance.operations.hosts.guarded import start_guard
 from appliance.operations.identity import ensure_identity
 from appliance.operations.image.deliver import Image, deliver, trust
 from appliance.operations.lease import (
@@ -47,7 +48,6 @@ from appliance.operations.preflight import (
 )
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.generation import Known, find_known
-from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.stop import take_down
 from appliance.operations.services.unfinished import image_of_unfinished, recover_migration, refuse_interrupted
 from appliance.operations.start_note import read_note, record_start

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field, replace
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
+from appliance.operations.hosts.guarded import is_guarded, is_outdated
 from appliance.operations.image.deliver import find_refusal
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
 from appliance.operations.preflight import UNCONFINED, find_instance, is_confined
-from appliance.operations.services.guarded import is_guarded, is_outdated
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
 from appliance.operations.services.unfinished import read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
@@ -143,8 +143,6 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
     else:
         warnings.append("the running image is not the one that was recorded at its start")
     warnings += [*faults, *reach.notices, *_unsynchronised(cluster, answers, uptime)]
-    if guarded and is_outdated(cluster, host):
-        warnings.append(f"the guard on {host.name} is of another version of sms; `sms start` replaces it")
     found = replace(found, networks=reach.networks, nodes=reach.nodes, probes=reach.probes, stopped=reach.stopped)
     return replace(
         found,
@@ -169,6 +167,8 @@ def _faults(cluster: Cluster, host: Host, lease: Lease, space: dict[str, int], g
         faults.append(f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger")
     if guarded is False:
         faults.append(f"no guard runs on {host.name}: nothing stops it here if another host takes over; sms guard")
+    elif guarded and is_outdated(cluster, host):  # it may not be able to read the leases that this version writes
+        faults.append(f"the guard on {host.name} is of another version of sms; `sms start` replaces it")
     return faults
 
 

@@ -12,11 +12,11 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
+from appliance.operations.hosts.guarded import stop_guard
 from appliance.operations.image.deliver import find_refusal
 from appliance.operations.lease import Leases, query_lease, release_lease
 from appliance.operations.overlay.mirrored import close_mirror
 from appliance.operations.preflight import check_programs, find_instance, lock_host
-from appliance.operations.services.guarded import stop_guard
 from appliance.plan.machine import stop_argv, stop_timeout
 from appliance.progress import Progress
 from appliance.tools import ext3

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from appliance.errors import ConfigError, Refused, SmsError
+from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.snapshots.list import Listing, Snapshot, find_snapshot, foreign_note, list_snapshots
@@ -26,7 +26,7 @@ class Pushed:
     """The result for one snapshot at one target; ``name`` is its number or archive there.
 
     ``snapshot`` is 0 where the target itself failed; for one that was removed there, it is its number there.
-    ``status`` is the exit status of the failure, else 0.
+    ``status`` is the exit status of the failure, else 0; ``busy``: another run was in the way, a later one may succeed.
     """
 
     target: str
@@ -38,6 +38,13 @@ class Pushed:
     error: str = ""
     hint: str = ""
     status: int = 0
+    busy: bool = False
+
+
+def failure(target: str, snapshot: int, error: SmsError) -> Pushed:
+    """Return the result for a snapshot that could not be pushed."""
+    busy = isinstance(error, Busy)
+    return Pushed(target, snapshot, FAILED, error=error.message, hint=error.hint, status=error.status, busy=busy)
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def push(
         try:
             work(Push(cluster, source, listing, chosen, options.prune, options.dry_run, name, progress, done.append))
         except SmsError as error:
-            done.append(Pushed(name, 0, FAILED, error=error.message, hint=error.hint, status=error.status))
+            done.append(failure(name, 0, error))
     return done
 
 
@@ -155,7 +162,7 @@ class Push:
         try:
             sent = work()
         except SmsError as error:
-            self.report(Pushed(self.target, number, FAILED, error=error.message, hint=error.hint, status=error.status))
+            self.report(failure(self.target, number, error))
             return False
         state = PRESENT if sent.present else WOULD_PUSH if self.dry_run else PUSHED
         seconds = round(time.monotonic() - began, 3)

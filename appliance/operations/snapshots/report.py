@@ -55,9 +55,14 @@ def finish_interrupted(cluster: Cluster, host: Host, run: Run, subject: Subject 
 def _without_notice(previous: Run | None, run: Run) -> Run:
     """As ``merge_previous``, when no mail is sent: the next failure is still mailed."""
     merged, _ = merge_previous(previous, run)
-    before = (previous.failing_since, previous.mailed) if previous else (None, None)
-    postponed = previous.put_off if previous else 0
-    return replace(merged, failing_since=before[0], mailed=before[1], put_off=max(postponed, run.put_off))
+    before = previous or Run(run.started, run.ended, True)
+    return replace(
+        merged,
+        failing_since=before.failing_since,
+        mailed=before.mailed,
+        put_off=max(before.put_off, run.put_off),
+        push_waits_since=before.push_waits_since or run.push_waits_since,
+    )
 
 
 def record_path(cluster: Cluster, subject: Subject = SNAPSHOTS) -> str:

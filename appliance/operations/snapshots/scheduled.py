@@ -14,6 +14,7 @@ from functools import partial
 from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
+from appliance.operations.hosts.guarded import replace_guard
 from appliance.operations.identity import ensure_identity
 from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.overlay.mirror import scrub
@@ -33,6 +34,7 @@ from appliance.plan.snapshots.runs import (
     Run,
     count_postponed,
     find_gap,
+    judge_waiting_push,
     one_line,
     record_overlap,
 )
@@ -65,6 +67,7 @@ class RunState:
     put_off: int = 0
     missed: str = ""
     generation: int | None = None
+    push_waits_since: float | None = None
 
     def attempt(self, what: str, do: Callable[[], None]) -> str:
         """Run one step and record its failure, so that later steps still run. A lock held by another run is a note.
@@ -92,7 +95,13 @@ class RunState:
         """Return the record of the run."""
         errors = interrupted or self.errors
         run = Run(started, time.time(), not errors, self.number, "\n".join(errors), self.notes, self.stored_bytes)
-        return replace(run, put_off=self.put_off, missed=self.missed, generation=self.generation)
+        return replace(
+            run,
+            put_off=self.put_off,
+            missed=self.missed,
+            generation=self.generation,
+            push_waits_since=self.push_waits_since,
+        )
 
 
 def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: SnapshotOptions) -> Run | None:
@@ -111,6 +120,8 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
                 _renew_certificates(cluster, host)
                 return None
             work.generation = lease.generation
+            # Before this run writes fields into the lease that a guard of an earlier version cannot read.
+            work.attempt("guard", partial(replace_guard, cluster, host))
             if not lease.cluster_uuid:
                 work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, work))
             work.missed = detect_gap(cluster, host, lease, started)
@@ -152,7 +163,9 @@ def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunS
         work.put_off, error = count_postponed(read_record(cluster, host), busy)
         work.errors += (error,) if error else ()
     for target in site_targets(cluster, host.name):
-        work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress))
+        if busy := work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress)):
+            work.push_waits_since, error = judge_waiting_push(read_record(cluster, host), busy, now=time.time())
+            work.errors += (f"push to {target}: {error}",) if error else ()
     work.attempt("scrub", partial(scrub_when_due, cluster, host, progress))
     work.attempt("certificates", partial(renew_due, cluster))
 
@@ -202,7 +215,7 @@ def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> No
     """Push the snapshots missing at one target, and prune it: a standby's own schedule does not while it is standby.
 
     Raises:
-        Busy: an earlier run is still pushing there.
+        Busy: an earlier run is still pushing there, or another one, such as a drill, uses the repository.
         SmsError: a push failed.
     """
     lock = f"/run/sms/{cluster.site.cluster}.push-{target}.lock"
@@ -213,6 +226,7 @@ def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> No
         failed = [one for one in done if one.state == FAILED]
         if failed:
             errors = [f"snapshot {one.snapshot}: {one.error}" if one.snapshot else one.error for one in failed]
-            raise SmsError("\n".join(errors), hint=failed[0].hint)
+            kind = Busy if all(one.busy for one in failed) else SmsError
+            raise kind("\n".join(errors), hint=failed[0].hint)
         if target != BORG:
             prune(cluster, cluster.host(target), (), progress)

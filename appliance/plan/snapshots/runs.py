@@ -13,6 +13,8 @@ GRACE_MINUTES = 5
 
 MAX_POSTPONED = 4
 """Consecutive runs without a prune that count as a failure: the disk fills meanwhile."""
+MAX_PUSH_WAIT_S = DAY_S
+"""Seconds for which pushes may be postponed; longer is a failure: a killed Borg may have left its lock."""
 BOOT_S = 900
 """Seconds after a boot within which a start of the services container counts as part of the boot."""
 
@@ -75,7 +77,7 @@ class Run:
     ``failing_since``: when runs began to fail; ``mailed``: when that was last mailed. ``met_at``: when a run found
     another in progress and did nothing; ``met``: its message. ``put_off``: consecutive runs that could not prune.
     ``missed``: a warning about missed runs before this one; ``missed_mailed``: when that was last mailed.
-    ``generation`` is the lease's.
+    ``generation`` is the lease's. ``push_waits_since``: since when each run has had to postpone a push.
     """
 
     started: float
@@ -93,6 +95,7 @@ class Run:
     missed: str = ""
     missed_mailed: float | None = None
     generation: int | None = None
+    push_waits_since: float | None = None
 
 
 def read_run(data: bytes | str | None) -> Run | None:
@@ -144,6 +147,18 @@ def count_postponed(previous: Run | None, why: str) -> tuple[int, str]:
     return count, (
         f"prune: postponed by {count} runs in a row: {why}; the disk fills meanwhile\n"
         "hint: `sms overlay prune` once the store is free; is a push too slow?"
+    )
+
+
+def judge_waiting_push(previous: Run | None, why: str, *, now: float) -> tuple[float, str]:
+    """Return since when pushes are postponed, this run's included, and, beyond the limit, an error."""
+    since = previous.push_waits_since if previous else None
+    since = now if since is None else min(since, now)
+    if now - since <= MAX_PUSH_WAIT_S:
+        return since, ""
+    return since, (
+        f"pushes have been postponed for {minutes_text(now - since)}: {why}; newer snapshots are on this host only\n"
+        "hint: `sms overlay push --all-missing` shows what is in the way"
     )
 
 

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from appliance.config.model import Overlay
-from appliance.errors import Busy
+from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError
 from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.hosts import guarded
+from appliance.operations.hosts.guarded import GUARD_VERSION, STOP_TIMEOUT_S, is_outdated, replace_guard, start_guard
 from appliance.operations.hosts.installed import SITE_FILE, lies_there
-from appliance.operations.services import guard, guarded
-from appliance.operations.services.guarded import GUARD_VERSION, STOP_TIMEOUT_S, is_outdated, start_guard
+from appliance.operations.services import guard
 from appliance.plan.machine import Places
 from appliance.progress import Silent
 from appliance.shared.locks import hold_lock
@@ -127,6 +128,20 @@ def test_an_older_guard_is_kept_where_none_can_be_started() -> None:
     assert start_guard(cluster(), host, recorder)
     assert not [argv for argv in host.asked if argv[:3] == STOPS]
     assert len(recorder.lines) == 1 and "another version of sms and cannot be replaced" in recorder.lines[0]
+
+
+def test_a_scheduled_run_replaces_only_a_running_guard_of_another_version() -> None:
+    for running, version in ((False, b""), (True, f"7 {GUARD_VERSION}".encode()), (True, b"7 1")):
+        host = remote(guarded=running)
+        host.answers[STOPS] = (0, "")
+        host.files |= {LOCK: b"7", f"{LOCK}.version": version}
+        replace_guard(cluster(), host)
+        replaced = version == b"7 1"
+        assert [argv[:3] for argv in host.asked if argv[:3] in (STOPS, STARTS)] == [STOPS, STARTS] * replaced
+    host.files[SITE_FILE] = b""
+    with pytest.raises(SmsError, match="host-1 is of another version of sms and cannot be replaced"):
+        replace_guard(cluster(), host)
+    replace_guard(cluster(hosts=1), host)
 
 
 @pytest.mark.parametrize("starts", [True, False])

@@ -25,6 +25,7 @@ from appliance.plan.snapshots.runs import (
     find_gap,
     judge,
     judge_damage,
+    judge_waiting_push,
     limit_minutes,
     log_line,
     mail_text,
@@ -123,7 +124,7 @@ def test_a_record_of_version_519381b_is_read() -> None:
     text = (json.dumps(written, indent=1) + "\n").encode()
     record = read_run(text)
     assert record and (record.started, record.notes, record.put_off, record.generation) == (T, ("n",), 2, 3)
-    assert json.loads(to_json(record)) == written
+    assert json.loads(to_json(record)) == {**written, "push_waits_since": None}
 
 
 def test_drills_are_reported_as_runs_are() -> None:
@@ -242,6 +243,19 @@ def test_prunes_postponed_too_often_are_a_failure() -> None:
     assert "hint: `sms overlay prune`" in errors[-1]
     assert count_postponed(replace(run(T), put_off=0), "x") == (1, ""), "a prune resets the count"
     assert record_overlap(previous, now=T, what="x").put_off == MAX_POSTPONED + 1
+
+
+def test_pushes_postponed_for_longer_than_a_day_are_a_failure() -> None:
+    """A drill takes hours, but nothing ever releases the lock that a Borg killed with its host has left."""
+    previous, errors = run(T), []
+    for hours in (0, 6, 24, 25):
+        since, error = judge_waiting_push(previous, "it is locked", now=T + hours * 3600)
+        previous = replace(run(T + hours * 3600), push_waits_since=since)
+        errors.append(error)
+    assert since == T and errors[:3] == [""] * 3
+    assert "postponed for 25 h: it is locked" in errors[3] and "hint: `sms overlay push --all-missing`" in errors[3]
+    assert judge_waiting_push(run(T), "x", now=T + 1) == (T + 1, ""), "a push resets it"
+    assert judge_waiting_push(previous, "x", now=T - 9) == (T - 9, ""), "the clock was set back"
 
 
 GAP = {

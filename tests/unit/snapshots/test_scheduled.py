@@ -34,6 +34,7 @@ from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
 from appliance.tools import agent
+from appliance.tools.borg import Repository, error_of
 from tests import stores
 from tests.places import DEBIAN_SITE
 
@@ -415,6 +416,64 @@ def test_each_push_is_reported_separately(cluster: Cluster, take: Any, monkeypat
     assert asked == [(NAME, True, True, "borg"), (NAME, True, False, "admin-2"), (NAME, True, False, "admin-3")]
     assert pruned == [NAME, "admin-3"]
     assert done and (done.ok, done.number, done.error) == (False, 1, "push to admin-2: snapshot 1: no way there")
+
+
+LOCK_TIMEOUT = json.dumps({"type": "log_message", "levelname": "ERROR", "msgid": "LockTimeout", "message": "no lock"})
+LOCKED = "another push or pull is at work on admin-1"
+
+
+def test_a_push_that_meets_a_drill_is_postponed(cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drill holds the lock of the repository, or Borg's own from another host, while Borg checks all of it."""
+    borg = BorgRepository(repository="/srv/borg", passphrase=Path("/etc/sms/borg"))
+    settings = cluster.site.snapshots.model_copy(update={"borg": borg})
+    cluster = Cluster(cluster.site.model_copy(update={"snapshots": settings}), cluster.services, cluster.base)
+    failures: list[SmsError] = []
+
+    def work(push: push_flow.Push) -> None:
+        for number, error in enumerate(failures[1:], 1):
+            push.report(push_flow.failure(push.target, number, error))
+        raise failures[0]
+
+    monkeypatch.setattr(push_flow, "_to_borg", work)
+    monkeypatch.setattr(scheduled, "only_one", lambda *_: contextlib.nullcontext())
+    take(None)
+    host = Here()
+    locked = error_of(host, Repository("/srv/borg", "/etc/sms/borg", "/base"), 2, [LOCK_TIMEOUT])
+    for failures[:] in ([Busy(LOCKED)], [locked], [Busy(LOCKED), locked]):
+        done = run(cluster, host)
+        assert done and done.ok and done.push_waits_since and host.log == host.mails == []
+        assert done.notes[-1].startswith("push to borg: ") and failures[0].message in done.notes[-1]
+    Path(record_path(cluster)).write_bytes(to_json(replace(done, push_waits_since=time.time() - 90000)))
+    done = run(cluster, host)
+    assert done and not done.ok and "push to borg: pushes have been postponed for 25 h" in done.error
+    failures[:] = [Busy(LOCKED), Refused("its key is lost")]
+    done = run(cluster, host)
+    assert done and not done.ok and "its key is lost" in done.error and done.push_waits_since is None
+
+
+@pytest.mark.parametrize("why", ["", "sms is not installed there"])
+def test_an_old_guard_is_replaced_before_the_lease_is_written(
+    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """It would not read the new fields, and not step down when another host takes over."""
+    did: list[str] = []
+
+    def replace_guard(_: Cluster, host: Host) -> None:
+        did.append(f"guard of {host.name}")
+        if why:
+            raise SmsError(why)
+
+    take(None)
+    taken = scheduled.snapshot
+    monkeypatch.setattr(scheduled, "replace_guard", replace_guard)
+    monkeypatch.setattr(scheduled, "name_cluster", lambda *_: did.append("UUID"))
+    monkeypatch.setattr(scheduled, "snapshot", lambda *given: did.append("snapshot") or taken(*given))
+    done = run(cluster, Here())
+    assert did == [f"guard of {NAME}", "UUID", "snapshot"]
+    assert done and (done.number, done.ok, done.error) == (1, not why, f"guard: {why}" if why else "")
+    hold_lease(cluster, "admin-2")
+    did.clear()
+    assert run(cluster, Here()) is None and not did
 
 
 HELD = Lease("sample", 3, NAME, 0.0)

@@ -16,7 +16,8 @@ from appliance.tools import files
 from appliance.tools.scripts import script_argv
 
 GUARD_VERSION = "2"
-"""What a guard does. Raise it with every change that one which runs already must not miss: the next start replaces it.
+"""What a guard does. Raise it with every change that one which runs already must not miss: the next start or scheduled
+run replaces it.
 
 Each guard writes its process id and its version into a file beside its lock; those of version 519381b wrote none."""
 STOP_TIMEOUT_S, START_TIMEOUT_S = 5, 5
@@ -64,6 +65,18 @@ def start_guard(cluster: Cluster, host: Host, progress: Progress) -> bool:
             else f"note: no guard on {host.name} stops the services container when another host takes over: {why}"
         )
     return runs or not why
+
+
+def replace_guard(cluster: Cluster, host: Host) -> None:
+    """Replace the host's guard if one of another version runs: it may not be able to read the leases of this one.
+
+    Raises:
+        SmsError: it cannot be replaced.
+    """
+    if len(cluster.site.admin_hosts) < 2 or not (is_guarded(cluster, host) and is_outdated(cluster, host)):
+        return
+    if why := _start(cluster, host, replaces=True):
+        raise SmsError(f"the one on {host.name} is of another version of sms and cannot be replaced: {why}")
 
 
 def _start(cluster: Cluster, host: Host, *, replaces: bool) -> str:
