@@ -51,15 +51,36 @@ def ensure_identity(leases: Leases, progress: Progress) -> None:
     files = [view.lease for view in leases.views.values() if view.lease]
     unnamed = max((one.generation for one in files if one.since and not one.cluster_uuid), default=0)
     adopted = max(named.adopted, unnamed)
-    if sum([_copy(leases, name, named.cluster_uuid, adopted) for name in leases.views]):
+    failed: dict[str, str] = {}
+    copied = [_copy(leases, name, named.cluster_uuid, adopted, failed) for name in leases.views]
+    if any(copied):
         leases.query()
+    _report_unnamed(leases, failed, progress)
 
 
-def _copy(leases: Leases, name: str, cluster_uuid: str, adopted: int) -> bool:
-    """Write the UUID to a host's file; return whether it was written. What fails, the next start or guard repeats."""
-    with suppress(SmsError):
-        return leases.name_cluster(name, cluster_uuid, adopted)
+def _copy(leases: Leases, name: str, cluster_uuid: str, adopted: int, failed: dict[str, str]) -> bool:
+    """Write the UUID to a host's file; return whether it was written. ``failed`` gets the reason if it was not."""
+    try:
+        if leases.name_cluster(name, cluster_uuid, adopted):
+            return True
+        found = leases.views[name].lease
+        if found and not found.cluster_uuid:
+            failed[name] = "another run changes it"
+            leases.views[name] = leases.query_host(name)  # which may have written the UUID
+    except SmsError as error:
+        failed[name] = error.message
     return False
+
+
+def _report_unnamed(leases: Leases, failed: Mapping[str, str], progress: Progress) -> None:
+    """Report which files could not get the UUID: to those hosts, snapshots that have it are another cluster's."""
+    for name, why in failed.items():
+        view = leases.views[name]
+        if view.lease is None or not view.lease.cluster_uuid:
+            progress.report(
+                f"note: the UUID of this cluster could not be written to the lease of {name}, which has none: {why}; "
+                "the next start or scheduled snapshot tries again"
+            )
 
 
 def _find_or_create(leases: Leases, progress: Progress) -> Lease | None:
@@ -96,7 +117,7 @@ def _find_or_create(leases: Leases, progress: Progress) -> Lease | None:
         )
     for name, one in chosen.items():
         progress.report(f"note: no lease has the UUID of this cluster; by the snapshots of {name} it is {one['uuid']}")
-        return _decide(leases, one["uuid"], one["adopted"])
+        return _decide(leases, one["uuid"], one["adopted"], progress)
     if silent:
         progress.report(
             "note: this cluster has no UUID yet: a start or scheduled snapshot while all admin hosts answer creates it "
@@ -104,18 +125,19 @@ def _find_or_create(leases: Leases, progress: Progress) -> Lease | None:
         )
         return None
     adopted, created = max([leases.top, *(found["unnamed"] for found in stores.values())]), new_uuid()
-    named = _decide(leases, created, adopted)
+    named = _decide(leases, created, adopted, progress)
     if named and named.cluster_uuid == created:
         older = f"; its snapshots up to generation {adopted}, which have none, count as its own" if adopted else ""
         progress.report(f"note: this cluster has the UUID {created} from now on{older}")
     return named
 
 
-def _decide(leases: Leases, cluster_uuid: str, adopted: int) -> Lease | None:
+def _decide(leases: Leases, cluster_uuid: str, adopted: int, progress: Progress) -> Lease | None:
     """Write the UUID to the file of the first host that answers, unless another run was first; return that file."""
     first = min(name for name, view in leases.views.items() if view.lease)
+    failed: dict[str, str] = {}
     for _ in range(ATTEMPTS):
-        if _copy(leases, first, cluster_uuid, adopted):
+        if _copy(leases, first, cluster_uuid, adopted, failed):
             # A scheduled run prints nothing.
             with suppress(SmsError):
                 note(leases.cluster, leases.hosts[leases.me], "identity", "written", uuid=cluster_uuid, adopted=adopted)
@@ -123,6 +145,7 @@ def _decide(leases: Leases, cluster_uuid: str, adopted: int) -> Lease | None:
         leases.views[first] = leases.query_host(first)
         if found := find_identity({first: leases.views[first]}):
             return found
+    _report_unnamed(leases, failed, progress)
     return None
 
 

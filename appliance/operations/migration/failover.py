@@ -13,7 +13,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import deliver, trust
-from appliance.operations.lease import Leases, query_all_leases
+from appliance.operations.lease import Leases, query_all_leases, query_lease
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
 from appliance.operations.preflight import check_bridges, check_programs, try_confinement
 from appliance.operations.services.generation import find_known
@@ -28,9 +28,17 @@ from appliance.plan.migration.failover import (
     has_newer,
     measure_loss,
 )
-from appliance.plan.migration.lease import GENERATION_BUMP, find_holder, has_own_overlay, refuse_other_cluster
+from appliance.plan.migration.lease import (
+    GENERATION_BUMP,
+    Views,
+    find_holder,
+    find_identity,
+    has_own_overlay,
+    refuse_other_cluster,
+)
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
+from appliance.shared.identity import Identity
 from appliance.shared.lease import Lease
 from appliance.units import format_uptime
 
@@ -108,6 +116,7 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
         SmsError: a later step failed; run it again.
     """
     began, began_at = time.monotonic(), time.time()
+    _learn_identity(cluster, host)
     plan = plan_failover(cluster, host, options, progress)
     if not options.fenced and not plan.taken:
         _fence(cluster, plan, progress)
@@ -171,6 +180,7 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         try_confinement(cluster, host, image.path)  # before anything is fenced or restored
     mine = leases.views[host.name].lease
     assert mine
+    mine = _identify(mine, leases.views)
     shared, snapshot = _choose_origin(cluster, host, options, mine, interrupted)
     restored = not shared and snapshot is None
     plan = Plan(
@@ -186,6 +196,35 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         _last_sign(cluster, host, old),
     )
     return replace(plan, steps=_steps(cluster, plan, options))
+
+
+def _learn_identity(cluster: Cluster, host: Host) -> None:
+    """Write the UUID of the cluster to the lease of ``host`` if it has none and another host that answers knows it.
+
+    Without it, the snapshots on ``host`` that have the UUID would be another cluster's, and an older one be restored.
+
+    Raises:
+        Refused: the hosts know different UUIDs, or another run changes the lease.
+        SmsError: it cannot be written.
+    """
+    if query_lease(host, cluster).cluster_uuid:
+        return
+    leases = Leases(host, cluster, tolerant=True)
+    refuse_other_cluster(leases.query())
+    mine = leases.views[host.name].lease
+    assert mine
+    named = _identify(mine, leases.views)
+    if named != mine and not leases.name_cluster(host.name, named.cluster_uuid, named.adopted):
+        raise Refused(f"the lease of {host.name} was not written: another run changes it", hint="run it again")
+
+
+def _identify(mine: Lease, views: Views) -> Lease:
+    """Return the lease of this host; without a UUID, with that of the other hosts, as a start writes it."""
+    named = find_identity(views)
+    if mine.cluster_uuid or not named:
+        return mine
+    adopted = max(named.adopted, mine.generation if mine.since else 0)
+    return replace(mine, cluster_uuid=named.cluster_uuid, adopted=adopted)
 
 
 def _failed_hosts(leases: Leases, interrupted: OpenFailover | None) -> tuple[str, ...]:
@@ -234,6 +273,9 @@ def _choose_origin(
 ) -> tuple[bool, dict[str, Any] | None]:
     """Return whether the overlay on this host is that of the failed host, and if not, the snapshot to restore.
 
+    Args:
+        mine: the lease of this host, with the UUID of the cluster if any host that answers knows it.
+
     Raises:
         Refused: that is not known, or there is nothing to start from.
     """
@@ -253,13 +295,14 @@ def _choose_origin(
                 f"it is not known whether the overlay on {host.name} is the one that was in use",
                 hint="if its folder is shared, pass --shared; otherwise --snapshot latest",
             )
-    listing = list_snapshots(cluster, host)
+    identity = Identity(mine.cluster_uuid, mine.adopted) if mine.cluster_uuid else None
+    listing = list_snapshots(cluster, host, identity=identity)
     if interrupted and interrupted.snapshot and not options.snapshot:
         return False, find_snapshot(listing, str(interrupted.snapshot))
     if options.snapshot not in ("", LATEST):
         return False, find_snapshot(listing, options.snapshot)
     chosen = choose_snapshot(listing.snapshots)
-    if listing.foreign and (listing.unknown or not chosen):
+    if listing.foreign and ((listing.unknown and not identity) or not chosen):
         raise foreign_error(listing.foreign, host.name)
     if not chosen:
         raise Refused(

@@ -112,7 +112,9 @@ def set_identity(cluster: Cluster, host: Host, selector: str, progress: Progress
                 f"{', '.join(leases.unreachable)} cannot be reached, and would keep the present UUID",
                 hint="make it reachable, or remove it from admin_hosts if it no longer exists",
             )
-        holder = find_holder(leases.views)
+        holders = {view.lease.holder for view in leases.views.values() if view.lease and view.lease.holder}
+        # A host that was removed from admin_hosts, because it no longer exists, is still named by the copies.
+        holder = find_holder(leases.views, without=holders - leases.hosts.keys())
         if holder or any(view.runs for view in leases.views.values()):
             where = holder.holder if holder else next(name for name, view in leases.views.items() if view.runs)
             raise Refused(f"the services container runs on {where}", hint=f"sms stop --host {where}")

@@ -37,8 +37,8 @@ class Listing:
 
     @property
     def unknown(self) -> bool:
-        """Whether it is not known which cluster the host is of: it has no lease."""
-        return self.identity.new and not self.identity.uuid
+        """Whether it is not known which cluster the host is of: its lease has no UUID, or could not get it."""
+        return not self.identity.uuid
 
     @property
     def damaged(self) -> bool:

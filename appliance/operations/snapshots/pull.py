@@ -68,7 +68,7 @@ def list_remote(cluster: Cluster, host: Host, source: str, identity: Identity) -
     every.sort(key=order)
     identity = assume(identity, every)
     own = [one for one in every if identity.owns(one)]
-    return Remote(own, [one for one in every if not identity.owns(one)], not identity.uuid and identity.new)
+    return Remote(own, [one for one in every if not identity.owns(one)], not identity.uuid)
 
 
 def find_remote(remote: Remote, source: str, selector: str) -> Snapshot:

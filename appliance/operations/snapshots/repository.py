@@ -70,8 +70,8 @@ def prune_repository(cluster: Cluster, host: Host, progress: Progress, *, dry_ru
         known = _read_known(host, str(cluster.places.borg_archives)) if offsite.append_only else KnownArchives()
         _check_vanished(cluster, host, offsite, known)
         offsite.identity = identity = _identify(cluster, host, every, known)
-        there = [one for one in every if identity.owns(one)]
-        if note := foreign_note([one for one in every if not identity.owns(one)], url):
+        there = [one for one in every if identity.owns(one) and offsite.may_remove(one)]
+        if note := foreign_note([one for one in every if one not in there], url):
             progress.report(note)
         if not dry_run and not borg.compact(host, offsite.repository):
             raise Refused(

@@ -16,7 +16,7 @@ from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.guarded import replace_guard
 from appliance.operations.identity import ensure_identity
-from appliance.operations.lease import query_all_leases, query_lease
+from appliance.operations.lease import Leases, query_lease
 from appliance.operations.overlay.mirror import scrub
 from appliance.operations.overlay.mirrored import find_mirror
 from appliance.operations.preflight import find_instance, only_one
@@ -122,8 +122,7 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
             work.generation = lease.generation
             # Before this run writes fields into the lease that a guard of an earlier version cannot read.
             work.attempt("guard", partial(replace_guard, cluster, host))
-            if not lease.cluster_uuid:
-                work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, work))
+            work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, work))
             work.missed = detect_gap(cluster, host, lease, started)
             # Before the snapshot is taken: it then stores damaged chunks again.
             work.attempt("read again", partial(reread_when_due, cluster, host, progress))
@@ -146,11 +145,16 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
 def name_cluster(cluster: Cluster, host: Host, work: RunState) -> None:
     """Give a cluster its UUID that an earlier version has started, and that has not been started since; record it.
 
+    Each run also writes it to the lease of a host that did not get it: that host would otherwise take the snapshots
+    which are pushed to it for those of another cluster, and a failover there would not use them.
+
     Raises:
         Refused: the admin hosts know different ones.
     """
+    leases = Leases(host, cluster, tolerant=True)
     with suppress(Unreachable, CommandError):
-        ensure_identity(query_all_leases(host, cluster), NotesOnly(work))
+        leases.query()
+        ensure_identity(leases, NotesOnly(work))
 
 
 def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunState) -> None:

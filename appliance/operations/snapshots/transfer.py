@@ -25,7 +25,7 @@ from appliance.plan.snapshots.offsite import (
     read_comment,
 )
 from appliance.progress import Progress
-from appliance.shared.identity import Identity
+from appliance.shared.identity import Identity, uuid_of
 from appliance.tools import agent, borg
 from appliance.units import LARGEST_OVERLAY
 
@@ -231,8 +231,16 @@ class Offsite:
         stats = borg.create(self.host, self.repository, archive, source, progress)
         return Sent(name, False, stats["deduplicated_size"])
 
+    def may_remove(self, one: Snapshot) -> bool:
+        """Return whether an archive, of those that count as the cluster's own, certainly is: see ``Identity.owns``.
+
+        A cluster without a UUID cannot tell those without one from another's, unless one of its hosts has taken them.
+        """
+        return bool(uuid_of(one)) or one["host"] in {admin.name for admin in self.cluster.site.admin_hosts}
+
     def select_removed(self, there: list[Snapshot]) -> list[Snapshot]:
-        """Return the manifests of the archives that the site's retention does not keep."""
+        """Return the manifests of the archives that the site's retention does not keep, and that may be removed."""
+        there = [one for one in there if self.may_remove(one)]
         return not_kept(there, self.cluster.site.retention, now=time.time())
 
     def prune(self, there: list[Snapshot], progress: Progress, *, dry_run: bool = False) -> list[Snapshot]:

@@ -15,6 +15,7 @@ from appliance.lab import Lab, Layout, put_up_cables, up_planned
 from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster, need_root
 from appliance.operations.hosts.host import list_hosts
+from appliance.operations.identity import new_uuid
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lab import demo
@@ -46,6 +47,8 @@ from appliance.operations.upgrade.rehearse_plan import (
 from appliance.operations.upgrade.rehearse_vm import need_polls, vm_off
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
+from appliance.shared.identity import uuid_of
+from appliance.shared.lease import Lease
 from appliance.tools import agent, ext3, files
 from appliance.tools.sha256 import find_digest
 from appliance.tools.space import query_space
@@ -330,6 +333,7 @@ def _run(
     overlay = str(mine.places.overlay)
     tried = Checks(progress, done.checks)
     _copy(ready, folder, overlay, progress)
+    _name_copy(mine, ready.snapshot)
     image = _place_image(cluster, mine, ready.image, folder)
     if not tried.try_out("the copy of the overlay is whole", lambda: checks.check_file_system(Local(), overlay)):
         return
@@ -402,6 +406,12 @@ def _copy(ready: Ready, folder: Path, overlay: str, progress: Progress) -> None:
     here.run("mkdir", "-p", "-m", "0700", str(Path(overlay).parent))
     where, number = ready.fetch(folder)
     agent.call(here, "restore", {"store": where, "snapshot": str(number), "target": overlay}, progress)
+
+
+def _name_copy(mine: Cluster, snapshot: Snapshot) -> None:
+    """Write the UUID of the snapshot's cluster to the rehearsal's lease: else its start would create and report one."""
+    lease = Lease(mine.site.cluster, file=CARRIER, cluster_uuid=uuid_of(snapshot) or new_uuid())
+    Local().write(str(mine.places.lease), lease.text(), mode=0o600)
 
 
 def _place_image(cluster: Cluster, mine: Cluster, image: Image, folder: Path) -> Path:

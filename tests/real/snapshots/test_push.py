@@ -155,6 +155,8 @@ def make_place(folder: Path) -> Place:
     borg = BorgRepository(repository=str(folder / "repo"), passphrase=folder / "borg.pass")
     site = cluster.site
     site = site.model_copy(update={"cluster": CLUSTER, "snapshots": site.snapshots.model_copy(update={"borg": borg})})
+    hosts = (site.admin_hosts[0].model_copy(update={"name": "host-a"}),)  # an archive of another host is not removed
+    site = site.model_copy(update={"admin_hosts": hosts})
     return Place(folder, replace(cluster, site=site), Local("host-a"))
 
 

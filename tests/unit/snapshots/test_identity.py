@@ -25,7 +25,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import read_history
 from appliance.operations.identity import ensure_identity
 from appliance.operations.lease import Leases, raise_lease
-from appliance.operations.migration.failover import FailoverOptions, _choose_origin
+from appliance.operations.migration.failover import FailoverOptions, _choose_origin, _learn_identity
 from appliance.operations.services import start
 from appliance.operations.services.start import StartOptions
 from appliance.operations.snapshots import identity as verb
@@ -36,7 +36,9 @@ from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.pull import list_remote, pull
 from appliance.operations.snapshots.push import PushOptions, push
+from appliance.operations.snapshots.repository import prune_repository
 from appliance.operations.snapshots.transfer import Sent
+from appliance.operations.upgrade.rehearse import _name_copy
 from appliance.plan.migration.lease import View, find_newer
 from appliance.plan.snapshots import offsite
 from appliance.progress import Silent
@@ -173,7 +175,7 @@ def test_a_running_cluster_of_an_earlier_version_gets_one_by_a_scheduled_run(
 ) -> None:
     """Which prints nothing: the record of the run and the history have it."""
     name(pair, "", generation=40, holder="host-a")
-    monkeypatch.setattr(scheduled, "query_all_leases", lambda host, cluster: pair.leases(host.name))
+    monkeypatch.setattr(Cluster, "host", lambda _, name: pair.hosts[name])
     work = scheduled.RunState()
     scheduled.name_cluster(pair.cluster, pair.hosts["host-a"], work)
     known = uuid_in(lease_path(pair))
@@ -182,6 +184,63 @@ def test_a_running_cluster_of_an_earlier_version_gets_one_by_a_scheduled_run(
     assert (lease.holder, lease.generation, lease.adopted) == ("host-a", 40, 40)
     (event,) = read_history(pair.cluster, pair.hosts["host-a"])
     assert (event["verb"], event["uuid"], event["adopted"]) == ("identity", known, 40)
+
+
+def test_a_host_that_did_not_get_the_uuid(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failed write is a note, no failover there takes one without a UUID, and the next run retries."""
+    name(pair, "", generation=40, holder="host-a")
+    monkeypatch.setattr(Cluster, "host", lambda _, name: pair.hosts[name])
+    swap, first, host = Leases._swap, scheduled.RunState(), pair.hosts["host-b"]
+
+    def fail(leases: Leases, name: str, *args: Any) -> str:
+        if name == "host-b":
+            raise SmsError("the disk is full")
+        return swap(leases, name, *args)
+
+    monkeypatch.setattr(Leases, "_swap", fail)
+    scheduled.name_cluster(pair.cluster, pair.hosts["host-a"], first)
+    known = uuid_in(lease_path(pair))
+    assert known and not uuid_in(lease_path(pair, "host-b"))
+    assert any("lease of host-b" in text and "the disk is full" in text for text in first.notes)
+    monkeypatch.setattr(Leases, "_swap", lambda *_: "busy")
+    ensure_identity(pair.leases("host-a"), told := Told())
+    assert any("lease of host-b" in text and "another run" in text for text in told.notes)
+    monkeypatch.setattr(Leases, "_swap", swap)
+    came = {"host": "host-a", "came": {"from": "host-a"}, "generation": 40}
+    add(pair, on="host-b", **came)
+    (newest,) = add(pair, on="host-b", cluster_uuid=known, **came)
+    listing = list_snapshots(pair.cluster, host)
+    with pytest.raises(Refused, match=f"not of this cluster, but of cluster {known}"):
+        find_snapshot(listing, "latest")
+    own, options = parse_lease(lease_path(pair, "host-b").read_bytes()), FailoverOptions(snapshot="latest")
+    with pytest.raises(Refused, match=f"not of this cluster, but of cluster {known}"):
+        _choose_origin(pair.cluster, host, options, own, None)
+    learned = replace(own, cluster_uuid=known, adopted=40)
+    chosen = _choose_origin(pair.cluster, host, options, learned, None)[1]
+    assert chosen and chosen["number"] == newest, "a third host that answers knows the UUID"
+    before = lease_path(pair, "host-b").read_bytes()
+    _learn_identity(pair.cluster, host)
+    assert parse_lease(lease_path(pair, "host-b").read_bytes()) == learned
+    lease_path(pair, "host-b").write_bytes(before)
+    again = scheduled.RunState()
+    scheduled.name_cluster(pair.cluster, pair.hosts["host-a"], again)
+    assert uuid_in(lease_path(pair, "host-b")) == known and again.notes == ()
+
+
+def test_the_copy_of_a_rehearsal_reports_no_uuid(pair: Pair) -> None:
+    """It has that of its snapshot."""
+    places = pair.cluster.places
+    path = lease_path(pair)
+    path.parent.mkdir(parents=True)
+    mine = replace(pair.cluster, site=pair.cluster.site.model_copy(update={"state": pair.hosts["host-a"].folder}))
+    assert mine.places.lease == path != places.lease
+    for facts, known in (({"cluster_uuid": U1}, U1), ({}, "")):
+        _name_copy(mine, {**MANIFEST, **facts})
+        told = Told()
+        ensure_identity(pair.leases("host-a"), told)
+        assert told.notes == [] and (uuid_in(path) == known or (not known and uuid_in(path)))
+        lease_path(pair, "host-b").unlink()
+        path.unlink()
 
 
 def test_not_created_while_a_host_is_silent(pair: Pair) -> None:
@@ -520,6 +579,29 @@ def test_two_clusters_of_one_name_in_one_repository(
             pull(pair.cluster, pair.hosts["host-a"], "borg", foreign, Silent())
 
 
+def test_a_cluster_without_a_uuid_removes_only_archives_of_its_hosts(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was upgraded while one admin host is off; another cluster of its name has not been upgraded."""
+    repository = Repository(monkeypatch)
+    with_borg(pair)
+    name(pair, "", generation=3)
+    for number in range(1, 7):
+        host = "host-a" if number % 2 else "host-x"
+        found = {**MANIFEST, "cluster": pair.cluster.site.cluster, "number": number, "host": host, "uuid": str(uuid4())}
+        found |= {"taken": START - 86400 * 900 + number, "sequence": number}
+        repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
+    foreign = {text for text in repository.archives if int(text.split("-")[-6]) % 2 == 0}
+    monkeypatch.setattr(borg, "compact", lambda *_: True)
+    told = Told()
+    done = prune_repository(pair.cluster, pair.hosts["host-a"], told)
+    assert done.removed and foreign <= set(repository.archives) and not foreign & {*done.kept, *done.removed}
+    assert any("3 snapshots of a cluster without a UUID (taken on host-x)" in text for text in told.notes)
+    add(pair, 2, generation=3, taken=START)
+    push(pair.cluster, pair.hosts["host-a"], PushOptions(all_missing=True, prune=True), ["borg"], Silent())
+    assert foreign <= set(repository.archives)
+
+
 def test_a_new_host_pulls_the_only_cluster_of_a_repository(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Repository(monkeypatch)
     with_borg(pair)
@@ -592,6 +674,14 @@ def test_the_verb_refuses(verbs: Pair) -> None:
         *[True] * 4,
         *[False] * 4,
     ]
+
+
+def test_a_holder_that_was_removed_from_the_site(verbs: Pair) -> None:
+    """Its host is dead; the copies of the others name it still."""
+    name(verbs, U1, holder="host-x", on=("host-a",))
+    name(verbs, "", holder="host-x", on=("host-b",))
+    shown = verb.set_identity(verbs.cluster, verbs.hosts["host-b"], U1, Silent())
+    assert shown.leases == {"host-a": U1, "host-b": U1}
 
 
 def test_two_hosts_that_disagree_become_one_cluster(verbs: Pair) -> None:
