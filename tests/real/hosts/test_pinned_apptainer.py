@@ -1,6 +1,6 @@
 """`install-apptainer-debian` on a `/usr` of its own, with a mirror of this test: only pinned packages are installed.
 
-The role goes on with an Apptainer that works where the pinned one is not available.
+What uses it goes on with an Apptainer that works where the pinned one is not available: the role, and `scripts/setup`.
 """
 
 from __future__ import annotations
@@ -263,3 +263,84 @@ def test_a_host_keeps_an_apptainer_that_works(machine: Machine) -> None:
     assert machine.run("test", "-d", "/etc/apptainer/network").returncode == 0, "the role went on"
     machine.run("rm", "/usr/bin/apptainer")
     assert prepare()[0] == 2, "there is no Apptainer to keep"
+
+
+def make_checkout(machine: Machine, pins: str, available: str) -> Path:
+    """A checkout with all but Apptainer set up, and programs that say so; what Debian has now is `available`."""
+    checkout = machine.folder / "checkout"
+    role = checkout / "playbooks" / "roles" / "apptainer" / "files"
+    for folder in (checkout / ".venv", checkout / "scripts", checkout / "analysis" / "core", role, checkout / "bin"):
+        folder.mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[3] / "scripts" / "setup", checkout / "scripts")
+    shutil.copy(SCRIPT, role / "real")
+    (role / "available").write_text(available)
+    (role / "apptainer-debian.pins").write_text(pins)
+    (role / SCRIPT.name).write_text(
+        f'[ "${{1:-}}" = --dry-run ] || echo "$*" >>{checkout}/calls\n'
+        f'[ "${{1:-}}" != --print-pins ] || exec cat {role}/available\nexec sh {role}/real "$@"\n'
+    )
+    for name in (
+        "requirements.lock",
+        "pyproject.toml",
+        "hatch_build.py",
+        "analysis/core/a.c",
+        "analysis/_core.abi3.so",
+    ):
+        (checkout / name).touch()
+    empty = hashlib.sha256().hexdigest() + "  -\n"
+    (checkout / ".venv" / "stamp").write_text(empty)
+    (checkout / ".venv" / "core").write_text(empty)
+    programs = {
+        "dpkg-query": 'case "$*" in *" apptainer") exit 1 ;; esac\nprintf installed\n',
+        "id": f"cat {checkout}/uid\n",
+    }
+    for name, text in programs.items():
+        (checkout / "bin" / name).write_text(f"#!/bin/sh\n{text}")
+        (checkout / "bin" / name).chmod(0o755)
+    return checkout
+
+
+def set_up(machine: Machine, checkout: Path, uid: int = 0) -> tuple[int, str, bool]:
+    """Run the set-up; return its status, what it printed, and whether it installed or tried to."""
+    (checkout / "uid").write_text(str(uid))
+    path = f"PATH={checkout}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    done = machine.run("env", path, "sh", str(checkout / "scripts" / "setup"))
+    print(done.stderr)
+    tried = (checkout / "calls").exists()
+    (checkout / "calls").unlink(missing_ok=True)
+    return done.returncode, done.stderr, tried
+
+
+def test_the_setup_accepts_an_apptainer_that_works(machine: Machine) -> None:
+    pins = machine.pins("1.4.5-2")
+    checkout = make_checkout(machine, pins, "")
+    status, said, tried = set_up(machine, checkout, 1000)
+    assert (status, tried) == (3, False) and "this needs root, to install: apptainer\n" in said
+    assert machine.install(pins) == (0, "changed\n")
+    assert set_up(machine, checkout) == (0, "", False)
+
+    machine.run("rm", "/usr/lib/apptainer-private/installed")
+    machine.empty_mirror()
+    status, said, tried = set_up(machine, checkout, 1000)
+    assert (status, tried) == (0, False) and "works, but is not the pinned one" in said
+    status, said, tried = set_up(machine, checkout)
+    assert (status, tried) == (0, True) and "kept sleep (GNU coreutils)" in said
+    assert set_up(machine, checkout) == (0, "", False), "not tried at each set-up"
+    assert machine.record() == ""
+    (checkout / "playbooks/roles/apptainer/files/apptainer-debian.pins").write_text(machine.pins("1.4.6-1"))
+    assert set_up(machine, checkout)[::2] == (0, True)
+    assert machine.run("test", "-e", "/usr/lib/apptainer-private/instead-of").returncode == 1
+    machine.run("rm", "/usr/bin/apptainer")
+    machine.empty_mirror()
+    assert set_up(machine, checkout)[0] == 3
+
+
+def test_the_setup_installs_once_what_an_older_mirror_has(machine: Machine) -> None:
+    older, newer = machine.pins("1.4.4-1"), machine.pins("1.4.5-2")
+    for package in (machine.mirror / "pool").glob("*_1.4.5-2.deb"):
+        package.unlink()
+    checkout = make_checkout(machine, newer, older)
+    status, said, tried = set_up(machine, checkout)
+    assert (status, tried) == (0, True) and "installed what the mirror has now" in said
+    assert machine.record() == older
+    assert set_up(machine, checkout) == (0, "", False)
