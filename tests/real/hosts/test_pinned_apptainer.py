@@ -1,10 +1,14 @@
-"""`install-apptainer-debian` on a `/usr` of its own, with a mirror of this test: only pinned packages are installed."""
+"""`install-apptainer-debian` on a `/usr` of its own, with a mirror of this test: only pinned packages are installed.
+
+What uses it goes on with an Apptainer that works where the pinned one is not available: the role, and `scripts/setup`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -74,6 +78,26 @@ class Machine:
         print(done.stderr)
         return done.returncode, done.stdout
 
+    def pins(self, version: str) -> str:
+        """Put a version of Apptainer and its libraries on the mirror; return their pins.
+
+        Its programs know --version, and stay when told so.
+        """
+        program = {
+            "usr/bin/apptainer": "/bin/sleep",
+            "usr/lib/x86_64-linux-gnu/apptainer/bin/starter": "/bin/true",
+            "etc/apptainer/apptainer.conf": "/etc/os-release",
+        }
+        libraries = {
+            "lib64/ld-linux-x86-64.so.2": "/lib64/ld-linux-x86-64.so.2",
+            "lib/libc.so.6": "/lib/x86_64-linux-gnu/libc.so.6",
+        }
+        return self.package("apptainer", version, program) + self.package("libc6", version, libraries)
+
+    def empty_mirror(self) -> None:
+        for package in (self.mirror / "pool").iterdir():
+            package.unlink()
+
     def record(self) -> str:
         return self.run("cat", "/usr/lib/apptainer-private/installed").stdout
 
@@ -136,22 +160,7 @@ def machine(tmp_path: Path, need: Callable[[str], str]) -> Iterator[Machine]:
 
 
 def test_only_pinned_packages_are_installed(machine: Machine) -> None:
-    libraries = {
-        "lib64/ld-linux-x86-64.so.2": "/lib64/ld-linux-x86-64.so.2",
-        "lib/libc.so.6": "/lib/x86_64-linux-gnu/libc.so.6",
-    }
-    starter = "usr/lib/x86_64-linux-gnu/apptainer/bin/starter"
-
-    def pins(version: str) -> str:
-        # Programs that know --version, and stay when told so.
-        program = {
-            "usr/bin/apptainer": "/bin/sleep",
-            starter: "/bin/true",
-            "etc/apptainer/apptainer.conf": "/etc/os-release",
-        }
-        return machine.package("apptainer", version, program) + machine.package("libc6", version, libraries)
-
-    first = pins("1.4.5-2")
+    first = machine.pins("1.4.5-2")
     assert machine.install(first, "--dry-run") == (0, "changed\n")
     assert not machine.run("sh", "-c", "command -v apptainer").stdout
     altered = first.replace(first.split()[3], "f" * 64)
@@ -163,7 +172,7 @@ def test_only_pinned_packages_are_installed(machine: Machine) -> None:
     assert machine.install(first) == (0, "")
     assert machine.install(first, "--dry-run") == (0, "")
 
-    second = pins("1.4.6-1")
+    second = machine.pins("1.4.6-1")
     program = "/usr/bin/apptainer-unwrapped"
     if machine.run("test", "-e", program).returncode:
         program = "/usr/bin/apptainer"
@@ -191,3 +200,147 @@ def test_only_pinned_packages_are_installed(machine: Machine) -> None:
     machine.run("rm", "-r", "/usr/lib/apptainer-private")
     kept.unlink()
     assert machine.install(second) == (3, "")
+
+
+def test_a_dry_run_and_a_failed_replacement_leave_what_is_installed(machine: Machine) -> None:
+    first, second = machine.pins("1.4.5-2"), machine.pins("1.4.6-1")
+    assert machine.install(first) == (0, "changed\n")
+    staged = ("/usr/lib/apptainer-private.new", "/usr/lib/x86_64-linux-gnu/apptainer.new")
+    machine.run("mkdir", *staged)
+    assert machine.install(second, "--dry-run") == (0, "changed\n")
+    assert machine.run("ls", "-d", *staged).returncode == 0, "another installation may be at work"
+
+    mv = machine.folder / "bin" / "mv"
+    mv.parent.mkdir()
+    mv.write_text('#!/bin/sh\ncase "$*" in *"private.new "*) exit 1 ;; esac\nexec /bin/mv "$@"\n')
+    mv.chmod(0o755)
+    path = machine.folder / "pins"
+    path.write_text(second)
+    failed = machine.run("env", f"PATH={mv.parent}:/usr/sbin:/usr/bin:/sbin:/bin", "sh", str(SCRIPT), str(path))
+    assert failed.returncode == 1
+    assert machine.run("apptainer", "--version").returncode == 0, "its loader is back"
+    assert machine.record() == first
+    assert machine.run("ls", "-d", *staged).returncode == 2
+    assert machine.install(second) == (0, "changed\n")
+
+
+def test_nothing_pinned_for_an_architecture(machine: Machine) -> None:
+    first = machine.pins("1.4.5-2")
+    other = first.replace(f"{ARCHITECTURE} ", "riscv64 ")
+    assert machine.install(other) == (3, "")
+    assert machine.install(first) == (0, "changed\n")
+    assert machine.install(other) == (0, ""), "installed from pins of the administrator's own"
+    machine.run("rm", "/usr/lib/apptainer-private/installed")
+    assert machine.install(other, "--dry-run") == (3, "")
+    machine.run("rm", "-r", "/usr/lib/apptainer-private", "/usr/bin/apptainer", "/usr/bin/apptainer-unwrapped")
+    machine.run("ln", "-s", "/bin/true", "/usr/bin/apptainer")
+    assert machine.install(other) == (0, ""), "the administrator's own build"
+
+
+@pytest.mark.full
+def test_a_host_keeps_an_apptainer_that_works(machine: Machine) -> None:
+    pins = machine.pins("1.4.5-2")
+    play = machine.folder / "play.yml"
+    role = shutil.copytree(SCRIPT.parents[1], machine.folder / "roles" / "apptainer")
+    (role / "files" / "apptainer-debian.pins").write_text(pins)
+    play.write_text("- hosts: all\n  gather_subset: [min]\n  roles: [apptainer]\n")
+
+    def prepare() -> tuple[int, str]:
+        home = machine.folder / "ansible"
+        runner = ["env", f"ANSIBLE_HOME={home}", "LC_ALL=C.UTF-8", sys.executable, "-m", "ansible", "playbook"]
+        inventory = f"localhost ansible_python_interpreter=/usr/bin/python3 ansible_remote_tmp={home}/tmp\n"
+        (machine.folder / "hosts").write_text(inventory)
+        done = machine.run(*runner, "-c", "local", "-i", str(machine.folder / "hosts"), str(play))
+        print(done.stdout, done.stderr)
+        return done.returncode, done.stdout
+
+    assert machine.install(pins) == (0, "changed\n")
+    machine.run("rm", "-r", "/usr/lib/apptainer-private/installed", "/etc/apptainer/network")
+    machine.empty_mirror()
+    status, said = prepare()
+    assert status == 0
+    assert "note: this host keeps sleep (GNU coreutils)" in said and "apptainer 1.4.5-2 is pinned, but neither" in said
+    assert machine.run("test", "-d", "/etc/apptainer/network").returncode == 0, "the role went on"
+    machine.run("rm", "/usr/bin/apptainer")
+    assert prepare()[0] == 2, "there is no Apptainer to keep"
+
+
+def make_checkout(machine: Machine, pins: str, available: str) -> Path:
+    """A checkout with all but Apptainer set up, and programs that say so; what Debian has now is `available`."""
+    checkout = machine.folder / "checkout"
+    role = checkout / "playbooks" / "roles" / "apptainer" / "files"
+    for folder in (checkout / ".venv", checkout / "scripts", checkout / "analysis" / "core", role, checkout / "bin"):
+        folder.mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[3] / "scripts" / "setup", checkout / "scripts")
+    shutil.copy(SCRIPT, role / "real")
+    (role / "available").write_text(available)
+    (role / "apptainer-debian.pins").write_text(pins)
+    (role / SCRIPT.name).write_text(
+        f'[ "${{1:-}}" = --dry-run ] || echo "$*" >>{checkout}/calls\n'
+        f'[ "${{1:-}}" != --print-pins ] || exec cat {role}/available\nexec sh {role}/real "$@"\n'
+    )
+    for name in (
+        "requirements.lock",
+        "pyproject.toml",
+        "hatch_build.py",
+        "analysis/core/a.c",
+        "analysis/_core.abi3.so",
+    ):
+        (checkout / name).touch()
+    empty = hashlib.sha256().hexdigest() + "  -\n"
+    (checkout / ".venv" / "stamp").write_text(empty)
+    (checkout / ".venv" / "core").write_text(empty)
+    programs = {
+        "dpkg-query": 'case "$*" in *" apptainer") exit 1 ;; esac\nprintf installed\n',
+        "id": f"cat {checkout}/uid\n",
+    }
+    for name, text in programs.items():
+        (checkout / "bin" / name).write_text(f"#!/bin/sh\n{text}")
+        (checkout / "bin" / name).chmod(0o755)
+    return checkout
+
+
+def set_up(machine: Machine, checkout: Path, uid: int = 0) -> tuple[int, str, bool]:
+    """Run the set-up; return its status, what it printed, and whether it installed or tried to."""
+    (checkout / "uid").write_text(str(uid))
+    path = f"PATH={checkout}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    done = machine.run("env", path, "sh", str(checkout / "scripts" / "setup"))
+    print(done.stderr)
+    tried = (checkout / "calls").exists()
+    (checkout / "calls").unlink(missing_ok=True)
+    return done.returncode, done.stderr, tried
+
+
+def test_the_setup_accepts_an_apptainer_that_works(machine: Machine) -> None:
+    pins = machine.pins("1.4.5-2")
+    checkout = make_checkout(machine, pins, "")
+    status, said, tried = set_up(machine, checkout, 1000)
+    assert (status, tried) == (3, False) and "this needs root, to install: apptainer\n" in said
+    assert machine.install(pins) == (0, "changed\n")
+    assert set_up(machine, checkout) == (0, "", False)
+
+    machine.run("rm", "/usr/lib/apptainer-private/installed")
+    machine.empty_mirror()
+    status, said, tried = set_up(machine, checkout, 1000)
+    assert (status, tried) == (0, False) and "works, but is not the pinned one" in said
+    status, said, tried = set_up(machine, checkout)
+    assert (status, tried) == (0, True) and "kept sleep (GNU coreutils)" in said
+    assert set_up(machine, checkout) == (0, "", False), "not tried at each set-up"
+    assert machine.record() == ""
+    (checkout / "playbooks/roles/apptainer/files/apptainer-debian.pins").write_text(machine.pins("1.4.6-1"))
+    assert set_up(machine, checkout)[::2] == (0, True)
+    assert machine.run("test", "-e", "/usr/lib/apptainer-private/instead-of").returncode == 1
+    machine.run("rm", "/usr/bin/apptainer")
+    machine.empty_mirror()
+    assert set_up(machine, checkout)[0] == 3
+
+
+def test_the_setup_installs_once_what_an_older_mirror_has(machine: Machine) -> None:
+    older, newer = machine.pins("1.4.4-1"), machine.pins("1.4.5-2")
+    for package in (machine.mirror / "pool").glob("*_1.4.5-2.deb"):
+        package.unlink()
+    checkout = make_checkout(machine, newer, older)
+    status, said, tried = set_up(machine, checkout)
+    assert (status, tried) == (0, True) and "installed what the mirror has now" in said
+    assert machine.record() == older
+    assert set_up(machine, checkout) == (0, "", False)
