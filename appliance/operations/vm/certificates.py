@@ -25,6 +25,7 @@ from appliance.operations.vm.start import install_tls, issuer_days, issuer_end, 
 from appliance.operations.vm.vm import view_hosts
 from appliance.plan.machine import inside_argv
 from appliance.plan.overlay import seed
+from appliance.plan.vm.holder import running_host
 from appliance.plan.vm.vm import REVOKED_MAP, VmPlaces
 from appliance.shared.records import to_json
 from appliance.tools.guest import open_guest
@@ -98,11 +99,10 @@ def install_certificates(cluster: Cluster) -> Installed:
         if view.reachable:
             done.attempt(f"certificates on {host.name}", partial(_share, cluster, host))
             done.attempt(f"the container's certificate on {host.name}", partial(_install_inside, cluster, host, done))
-    for view in views:
-        if view.running:
-            done.vm = view.name
-            done.attempt(f"the VM on {view.name}", partial(_install_in_vm, cluster, cluster.host(view.name), done))
-            done.attempt(f"the VM on {view.name}", partial(_check_end, cluster, cluster.host(view.name)))
+    if running := running_host(views):
+        done.vm = running
+        done.attempt(f"the VM on {running}", partial(_install_in_vm, cluster, cluster.host(running), done))
+        done.attempt(f"the VM on {running}", partial(_check_end, cluster, cluster.host(running)))
     return done
 
 

@@ -18,12 +18,13 @@ from appliance.tools.qmp import open_qmp
 PAUSED = ("paused", "postmigrate")
 WAITS = "inmigrate"
 """It has no memory yet."""
+RUNS = "running"
 
 
 def continue_paused(cluster: Cluster, host: Host, progress: Progress) -> None:
     """Let the machine on ``host`` run if it is paused and has the disks; the caller holds the lock of every host.
 
-    The other half of the migration is ended first.
+    The other half of the migration is ended first, also if the machine on ``host`` runs already and has the disks.
 
     Raises:
         Refused: another host has the disks, or the VM runs there.
@@ -35,27 +36,37 @@ def continue_paused(cluster: Cluster, host: Host, progress: Progress) -> None:
         raise Refused(
             f"an interrupted migration left an empty machine on {host.name}", hint=f"`sms vm stop --host {host.name}`"
         )
-    if state not in PAUSED:
+    if state not in (*PAUSED, RUNS):
         return
     views = view_hosts(cluster, host)
     newest = newest_holder(views)
     running = {view.name for view in views if view.running}
     others = [other for other in all_hosts(cluster, host)[1:] if other.name in running]
+    left = [other for other in others if _query_state(other, where) in (*PAUSED, WAITS)]
+    if state == RUNS:
+        if left and newest and newest.holder == host.name:
+            with progress.step(f"end what an interrupted migration left on {', '.join(one.name for one in left)}"):
+                _end(cluster, left)
+        return
     if newest and newest.holder != host.name:
         raise Refused(
             f"an interrupted migration left the VM paused on {host.name}, and its disks are on {newest.holder}",
             hint=f"`sms vm start --host {newest.holder}` continues it",
         )
     for other in others:
-        if _query_state(other, where) not in (*PAUSED, WAITS):
+        if other not in left:
             raise Refused(f"the VM runs on {other.name}", hint=f"`sms vm stop --host {host.name}`")
     with progress.step("continue the VM that an interrupted migration left paused"):
-        for other in others:
-            if process := find_running(cluster, other):
-                end_machine(other, process)
-            tidy_run(cluster, other)
+        _end(cluster, left)
         if wrong := resume(host, str(where.qmp), force=True):
             raise SmsError(f"the VM on {host.name} cannot be continued: {wrong}", hint="`sms vm stop`, `sms vm start`")
+
+
+def _end(cluster: Cluster, hosts: list[Host]) -> None:
+    for host in hosts:
+        if process := find_running(cluster, host):
+            end_machine(host, process)
+        tidy_run(cluster, host)
 
 
 def _query_state(host: Host, where: VmPlaces) -> str:

@@ -30,6 +30,8 @@ from appliance.tools.qemu import Process, end_machine, has_ended
 from appliance.tools.qmp import NotResponding, Qmp, open_qmp
 
 MIGRATE_S = 3600
+PAUSED_S = 300
+"""Limit without KVM: the VM is paused all the time."""
 LIMITS = {"downtime-limit": 300, "max-bandwidth": 0}
 """Pause of a VM with KVM, in milliseconds; bandwidth in bytes per second, 0 for no limit."""
 
@@ -97,10 +99,12 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
         How long the VM was paused, in milliseconds.
 
     Raises:
+        Refused: the source's machine does not run, or the image was replaced; nothing was changed.
         RolledBack: the migration failed; the VM still runs on the source.
         SmsError: the VM has moved, but a later step failed; or it is unknown on which host it is.
     """
     where = VmPlaces(cluster.site)
+    check_runs(source, where)
     tidy_run(cluster, target)
     written = read_note(cluster, source)
     image = deliver_vm(cluster, target, progress, chosen=written.key)
@@ -133,6 +137,15 @@ def set_clock(host: Host, where: VmPlaces) -> None:
     """Set the VM's clock, which stood still while it was paused; it has no other source of time."""
     with suppress(SmsError), open_guest(host, str(where.guest), silence_s=20) as guest:
         guest.execute("guest-set-time", time=time.time_ns())
+
+
+def check_runs(source: Host, where: VmPlaces) -> None:
+    """Raise Refused unless the source's machine runs: a rollback resumes it, and memory that has moved away is old."""
+    if (state := _query_state(source, where)) != "running":
+        raise Refused(
+            f"the machine on {source.name} {f'is {state}' if state else 'does not answer'}: it cannot move live",
+            hint="`sms vm start` continues one that a migration left paused; `--stopped` stops it for the move",
+        )
 
 
 def check_same_image(written: VmNote, digest: str) -> None:
@@ -191,13 +204,13 @@ def _roll_back(
     return RolledBack(message, hint=words[1])
 
 
-def _query_state(target: Host, where: VmPlaces) -> str:
-    """Return the state of the target's machine, ``ended`` without a process; empty if it does not answer."""
-    with suppress(SmsError), open_qmp(target, str(where.qmp), silence_s=20) as qmp:
+def _query_state(host: Host, where: VmPlaces) -> str:
+    """Return the state of a host's machine, ``ended`` without a process; empty if it does not answer."""
+    with suppress(SmsError), open_qmp(host, str(where.qmp), silence_s=20) as qmp:
         return str(qmp.execute("query-status")["status"])
     with suppress(SmsError):
-        pid = target.run("cat", "--", str(where.pid)).text
-        if pid.isdecimal() and has_ended(target, Process(int(pid), 0)):
+        pid = host.run("cat", "--", str(where.pid)).text
+        if pid.isdecimal() and has_ended(host, Process(int(pid), 0)):
             return "ended"
     return ""
 
@@ -235,14 +248,15 @@ def move_memory(source: Host, target: Host, where: VmPlaces, step: Any, handover
         _set_capabilities(qmp, "return-path")
         qmp.execute("migrate-set-parameters", **LIMITS)
         began = None if qmp.execute("query-kvm")["enabled"] else time.monotonic()
-        if began:
+        if began is not None:
             qmp.execute("stop")
         qmp.execute("migrate", uri=MEMORY_URI)
         pumps = [threading.Thread(target=_pump, args=(*way, failed), daemon=True) for way in (ends, ends[::-1])]
         for pump in pumps:
             pump.start()
-        downtime_ms = _wait(qmp, there, step, failed)
-        began = began or time.monotonic() - downtime_ms / 1000
+        downtime_ms = _wait(qmp, there, step, failed, paused=began is not None)
+        if began is None:
+            began = time.monotonic() - downtime_ms / 1000
         _wait_for_state(there, "paused")
         handover.commit()
         continue_there(there, handover)
@@ -280,9 +294,9 @@ def _pump(source: Stream, target: Stream, failed: list[BaseException]) -> None:
         failed.append(error)
 
 
-def _wait(qmp: Qmp, there: Qmp, step: Any, failed: list[BaseException]) -> float:
+def _wait(qmp: Qmp, there: Qmp, step: Any, failed: list[BaseException], *, paused: bool) -> float:
     """Wait until the memory is transferred; return the milliseconds for which QEMU has stopped the VM."""
-    deadline = time.monotonic() + MIGRATE_S
+    deadline = time.monotonic() + (PAUSED_S if paused else MIGRATE_S)
     while True:
         there.execute("query-status")  # it is alive, and the session stays open
         found: Mapping[str, Any] = qmp.execute("query-migrate")
@@ -295,9 +309,9 @@ def _wait(qmp: Qmp, there: Qmp, step: Any, failed: list[BaseException]) -> float
         if failed:
             raise SmsError(f"the connection to the other host failed: {failed[0]}")
         if time.monotonic() > deadline:
-            raise SmsError(
-                "the VM changes its memory faster than it can be transferred", hint="`--stopped` stops it for the move"
-            )
+            slow = f"its memory was not transferred within {PAUSED_S:g} s, in which a VM without KVM is paused"
+            fast = "the VM changes its memory faster than it can be transferred"
+            raise SmsError(slow if paused else fast, hint="`--stopped` stops it for the move")
         time.sleep(0.1)
 
 

@@ -22,7 +22,7 @@ from appliance.operations.vm.snapshots import NOTE, VmSnapshot, list_folder
 from appliance.operations.vm.start import StartOptions, VmNote, check_target, read_note, shares_disks, start_vm
 from appliance.operations.vm.stop import stop_locked
 from appliance.operations.vm.vm import DISKS, check_programs, find_running, find_vm, lock_vm_everywhere, view_hosts
-from appliance.plan.vm.holder import Holder, newest_holder, read_holder, stale_generation
+from appliance.plan.vm.holder import Holder, check_source, newest_holder, read_holder, stale_generation
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.shared.records import to_json
@@ -69,16 +69,12 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
         Refused: the VM cannot move to this host.
     """
     source, target = find_vm(cluster, None), cluster.target(to)
+    check_source(source.name, view_hosts(cluster, target))
     if source.name == target.name:
         raise Refused(f"the VM is on {to} already", hint="`sms vm status`")
     for host in (source, target):
         check_programs(host)
     where = VmPlaces(cluster.site)
-    for there in view_hosts(cluster, target):
-        if there.running and there.name != source.name:
-            raise Refused(
-                f"the VM also runs on {there.name}", hint=f"two must never run: `sms vm stop --host {there.name}`"
-            )
     check_target(cluster, target, progress)
     running = find_running(cluster, source) is not None
     shared = shares_disks(cluster, target, source.name)

@@ -13,7 +13,7 @@ from appliance.operations.site.ca import UNHEALTHY_DAYS
 from appliance.operations.vm.snapshots import count_elsewhere, list_snapshots
 from appliance.operations.vm.start import issuer_days, read_note
 from appliance.operations.vm.vm import Health, all_hosts, find_running, query_health, view_hosts
-from appliance.plan.vm.holder import newest_holder
+from appliance.plan.vm.holder import newest_holder, running_host
 from appliance.plan.vm.vm import VmPlaces, need_vm
 from appliance.tools import files
 from appliance.tools.qemu import image_info
@@ -69,9 +69,8 @@ def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
     """
     views = [view for view in view_hosts(cluster, first) if not only or view.name == first.name]
     silent = tuple(view.name for view in views if not view.reachable)
-    running = next((view.name for view in views if view.running), "")
     newest = newest_holder(views)
-    name = running or (newest.holder if newest else "")
+    name = running_host(views) or (newest.holder if newest else "")
     site, settings = cluster.site, need_vm(cluster.site)
     if not name or name in silent:
         answering = {view.name for view in views if view.reachable}

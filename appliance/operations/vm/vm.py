@@ -15,7 +15,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.preflight import only_one
-from appliance.plan.vm.holder import HostView, has_disks, newest_holder, read_holder
+from appliance.plan.vm.holder import HostView, has_disks, newest_holder, read_holder, running_host
 from appliance.plan.vm.vm import PROGRAMS, VmPlaces, cards, machine_name, need_vm
 from appliance.shared.records import RecordError
 from appliance.text import printable
@@ -146,9 +146,8 @@ def find_vm(cluster: Cluster, name: str | None) -> Host:
     if name is not None:
         return cluster.target(name)
     views = view_hosts(cluster, cluster.host(cluster.site.admin_hosts[0].name))
-    for view in views:
-        if view.running:
-            return cluster.target(view.name)
+    if running := running_host(views):
+        return cluster.target(running)
     newest = newest_holder(views)
     if newest and newest.holder in {view.name for view in views}:
         return cluster.target(newest.holder)

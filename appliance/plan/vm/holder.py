@@ -54,6 +54,32 @@ def newest_holder(views: Sequence[HostView]) -> Holder | None:
     return max(found, key=lambda holder: (holder.generation, holder.sequence), default=None)
 
 
+def running_host(views: Sequence[HostView]) -> str:
+    """Return the host that runs the VM; empty if none does.
+
+    Of several it is the one that has the disks: an interrupted migration can leave a machine on the other.
+    """
+    running = [view.name for view in views if view.running]
+    newest = newest_holder(views)
+    return newest.holder if newest and newest.holder in running else next(iter(running), "")
+
+
+def check_source(source: str, views: Sequence[HostView]) -> None:
+    """Raise Refused if the VM cannot move away from ``source``: more runs than the machine that has the disks."""
+    for view in views:
+        if view.running and view.name != source:
+            raise Refused(
+                f"the VM also runs on {view.name}", hint=f"two must never run: `sms vm stop --host {view.name}`"
+            )
+    newest = newest_holder(views)
+    # Its memory is older than the disks: it must neither move nor be resumed by a rollback.
+    if newest and newest.holder != source and any(view.running for view in views):
+        raise Refused(
+            f"an interrupted migration left a machine on {source}, and the VM's disks are on {newest.holder}",
+            hint=f"`sms vm stop --host {source}`",
+        )
+
+
 def follow_known(holder: Holder, newest: Holder | None, known: int) -> Holder:
     """Return the record to write, with a generation above the highest ``known`` one if the records were lost.
 
@@ -108,8 +134,14 @@ def check_disks_here(here: str, views: Sequence[HostView]) -> None:
 
 
 def _refuse_running(here: str, views: Sequence[HostView]) -> None:
+    newest = newest_holder(views)
     for view in views:
         if view.running and view.name != here:
+            if newest and newest.holder != view.name:
+                raise Refused(
+                    f"a machine of the VM runs on {view.name}, and its disks are on {newest.holder}",
+                    hint=f"`sms vm stop --host {view.name}`",
+                )
             raise Refused(
                 f"the VM runs on {view.name} already",
                 hint=f"`sms vm migrate {here}` moves it; `sms vm stop --host {view.name}` stops it",

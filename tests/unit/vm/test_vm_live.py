@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from appliance.plan.vm.vm import Machine, Opened, VmPlaces
 from appliance.progress import Silent
 from appliance.share import share
 from appliance.tools.qemu import Run, end_machine, find_machine, launch
-from appliance.tools.qmp import NotResponding, open_qmp
+from appliance.tools.qmp import Channel, NotResponding, open_qmp
 from appliance.tools.sealed import seal
 from tests.sites import make_site
 
@@ -169,6 +170,26 @@ def interrupt(pair: Pair, steps: Steps, handover: Handover, undo: ExitStack) -> 
     with pytest.raises(BaseException) as found:
         move_memory(pair.source, pair.target, pair.where, steps, handover)
     return resolve_interrupted(pair.source, pair.target, pair.where, handover, undo, found.value)
+
+
+def make_cluster(folder: Path) -> Cluster:
+    return Cluster(make_site(folder), (), read_bases(share("definitions", "bases"))["debian-12"])
+
+
+def view_pair(pair: Pair, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Let ``continue_paused`` find both machines, with the present record; return the cluster to pass to it."""
+    hosts = {"source": pair.source, "target": pair.target}
+    for name, host in hosts.items():
+        host.name = name
+    monkeypatch.setattr(interrupted, "VmPlaces", lambda site: pair.where)
+    monkeypatch.setattr(
+        interrupted, "all_hosts", lambda _, first: [first, *(hosts[n] for n in hosts if n != first.name)]
+    )
+    views = [HostView(name, running=True, holder=pair.holder()) for name in hosts]
+    monkeypatch.setattr(interrupted, "view_hosts", lambda *_: views)
+    monkeypatch.setattr(interrupted, "find_running", lambda _, host: find_machine(host, str(pair.where.pid), "t-live"))
+    monkeypatch.setattr(interrupted, "tidy_run", lambda *_: None)
+    return make_cluster(folder)
 
 
 def slow_pump(source: Stream, target: Stream, failed: list[BaseException]) -> None:
@@ -327,6 +348,62 @@ def test_a_source_whose_sms_was_killed_goes_on(pair: Pair, monkeypatch: pytest.M
     assert find_machine(pair.target, str(pair.where.pid), "t-live") is None or pair.status(pair.target) != "running"
 
 
+def test_a_source_whose_sms_was_killed_before_the_transfer_goes_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is paused already, and QEMU does not use the channel yet: only its relay can see that sms has ended."""
+    execute = Channel.execute
+
+    def kill(channel: Channel, command: str, **arguments: Any) -> Any:
+        if command == "migrate":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return execute(channel, command, **arguments)
+
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(Channel, "execute", kill)
+        move_memory(pair.source, pair.target, pair.where, Steps(), pair.handover())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    for _ in range(50):
+        if pair.status(pair.source) == "running":
+            break
+        time.sleep(0.2)
+    assert pair.counts_on(pair.source)
+    for _ in range(50):  # it got no memory
+        if not find_machine(pair.target, str(pair.where.pid), "t-live"):
+            break
+        time.sleep(0.2)
+    assert find_machine(pair.target, str(pair.where.pid), "t-live") is None
+
+
+def test_a_pause_without_kvm_is_limited(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is too slow: the VM goes on on the source."""
+    monkeypatch.setattr(live, "_pump", slow_pump)
+    monkeypatch.setattr(live, "PAUSED_S", 0.3)
+    error = interrupt(pair, Steps(), pair.handover(), pair.undo())
+    assert isinstance(error, RolledBack) and "not transferred within 0.3 s" in error.message
+    assert "--stopped" in error.hint and pair.counts_on(pair.source)
+
+
+def test_old_memory_is_not_resumed_by_a_second_migration(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source's machine was left there after its memory had moved; the target has written to the disks since."""
+    move_memory(pair.source, pair.target, pair.where, Steps(), pair.handover())
+    assert pair.status(pair.source) == "postmigrate"
+    monkeypatch.setattr(live, "VmPlaces", lambda site: pair.where)
+    for name in ("tidy_run", "stop_and_clean", "read_note", "deliver_vm", "make_note", "check_same_image"):
+        monkeypatch.setattr(
+            live, name, lambda *_, **__: SimpleNamespace(key="", digest="", accel="", why="", issuer_ends=1)
+        )
+    monkeypatch.setattr(live, "boot", lambda *_, **__: fail())
+    with pytest.raises(Refused, match="is postmigrate: it cannot move live"):
+        live.move_live(make_cluster(tmp_path), pair.source, pair.target, Silent(), Holder("source", 3))
+    assert (pair.status(pair.source), pair.status(pair.target)) == ("postmigrate", "running")
+    end_it(pair.source, pair.where)
+    with pytest.raises(Refused, match="is ended: it cannot"):
+        live.move_live(make_cluster(tmp_path), pair.source, pair.target, Silent(), Holder("source", 3))
+
+
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_start_continues_what_was_left_paused(
     pair: Pair, committed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -336,24 +413,38 @@ def test_a_start_continues_what_was_left_paused(
     with pytest.raises(BaseException, match=None if committed else "no space"):
         move_memory(pair.source, pair.target, pair.where, Steps(), handover)
     assert (pair.status(pair.source), pair.status(pair.target)) == ("postmigrate", "paused")
-    hosts = {"source": pair.source, "target": pair.target}
-    for name, host in hosts.items():
-        host.name = name
-    monkeypatch.setattr(interrupted, "VmPlaces", lambda site: pair.where)
-    monkeypatch.setattr(
-        interrupted, "all_hosts", lambda _, first: [first, *(hosts[n] for n in hosts if n != first.name)]
-    )
-    views = [HostView(name, running=True, holder=pair.holder()) for name in hosts]
-    monkeypatch.setattr(interrupted, "view_hosts", lambda *_: views)
-    monkeypatch.setattr(interrupted, "find_running", lambda _, host: find_machine(host, str(pair.where.pid), "t-live"))
-    monkeypatch.setattr(interrupted, "tidy_run", lambda *_: None)
-    cluster = Cluster(make_site(tmp_path), (), read_bases(share("definitions", "bases"))["debian-12"])
+    cluster = view_pair(pair, tmp_path, monkeypatch)
     chosen, other = (pair.target, pair.source) if committed else (pair.source, pair.target)
     with pytest.raises(Refused, match=f"its disks are on {chosen.name}"):
         continue_paused(cluster, other, Silent())
     continue_paused(cluster, chosen, Silent())
     assert pair.counts_on(chosen) and find_machine(other, str(pair.where.pid), "t-live") is None
     continue_paused(cluster, chosen, Silent())
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_start_ends_what_was_left_beside_the_running_machine(
+    pair: Pair, moved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sms was killed after the switch, or before the transfer; the record says which machine is the VM."""
+    if moved:
+        move_memory(pair.source, pair.target, pair.where, Steps(), pair.handover())
+    cluster = view_pair(pair, tmp_path, monkeypatch)
+    runs, left = (pair.target, pair.source) if moved else (pair.source, pair.target)
+    with pytest.raises(Refused):
+        continue_paused(cluster, left, Silent())
+    assert find_machine(left, str(pair.where.pid), "t-live")
+    continue_paused(cluster, runs, Silent())
+    assert pair.counts_on(runs) and find_machine(left, str(pair.where.pid), "t-live") is None
+
+
+def test_a_start_ends_nothing_beside_a_machine_without_the_disks(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record names the other host."""
+    pair.handover().commit()
+    continue_paused(view_pair(pair, tmp_path, monkeypatch), pair.source, Silent())
+    assert (pair.status(pair.source), pair.status(pair.target)) == ("running", "inmigrate")
 
 
 def test_a_migration_fetches_the_image_of_the_source(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import tarfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from appliance.errors import ConfigError, Refused
 from appliance.host.base import CommandError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
+from appliance.operations.vm import status, vm
 from appliance.operations.vm.image import VmImage
 from appliance.operations.vm.inside import read_console
 from appliance.operations.vm.migrate import _keep_as_snapshot
@@ -29,7 +31,16 @@ from appliance.operations.vm.restore import _copy
 from appliance.operations.vm.snapshots import NOTE, check_name
 from appliance.operations.vm.start import StartedVm, keep_console, prepare_disks
 from appliance.operations.vm.vm import DISKS, finish_restore, read_health
-from appliance.plan.vm.holder import Holder, HostView, check_disks_here, has_disks, may_start, read_holder
+from appliance.plan.vm.holder import (
+    Holder,
+    HostView,
+    check_disks_here,
+    check_source,
+    has_disks,
+    may_start,
+    read_holder,
+    running_host,
+)
 from appliance.plan.vm.vm import (
     FIRST_DESCRIPTOR,
     Opened,
@@ -170,6 +181,8 @@ def test_a_site_without_a_vm_is_an_error(tmp_path: Path) -> None:
 
 A, B = HostView("a"), HostView("b")
 SILENT = HostView("b", reachable=False)
+LEFT = HostView("b", running=True, holder=Holder("a", 2))
+"""What an interrupted migration can leave on the source."""
 
 
 @pytest.mark.parametrize(
@@ -200,6 +213,7 @@ SILENT = HostView("b", reachable=False)
         ([HostView("a", holder=Holder("b", 5)), SILENT], {"shared": True}, "which is unreachable"),
         ([HostView("a", holder=Holder("b", 5)), SILENT], {"force": True}, Holder("a", 6)),
         ([HostView("a", holder=Holder("c", 5)), B], {}, "which is unreachable"),
+        ([HostView("a", holder=Holder("a", 2)), LEFT], {}, "runs on b, and its disks are on a"),
     ],
 )
 def test_who_may_start_it(views: list[HostView], options: dict[str, bool], outcome: Holder | str) -> None:
@@ -235,6 +249,37 @@ def test_who_may_change_the_disks(views: list[HostView], has: bool, refused: str
             check_disks_here("a", views)
     else:
         check_disks_here("a", views)
+
+
+def test_a_machine_that_a_migration_left_is_stopped_not_moved() -> None:
+    """Its memory is older than the disks."""
+    ended = HostView("a", holder=Holder("a", 2))
+    for refused in (lambda: may_start("a", [ended, LEFT]), lambda: check_source("b", [ended, LEFT])):
+        with pytest.raises(Refused) as found:
+            refused()
+        assert found.value.hint == "`sms vm stop --host b`"
+    with pytest.raises(Refused, match="also runs on b"):
+        check_source("a", [replace(ended, running=True), LEFT])
+    check_source("a", [replace(ended, running=True), SILENT])
+    check_source("a", [ended, SILENT])
+    check_source("a", [HostView("a", running=True), B])
+
+
+def test_of_two_machines_the_one_with_the_disks_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verbs without --host act on it, and the status is its."""
+    both = [LEFT, HostView("a", running=True, holder=Holder("a", 2))]
+    assert [running_host(views) for views in (both, both[:1], [A, B], [B, HostView("a", running=True)])] == [
+        *("a", "b", "", "a")
+    ]
+    cluster = Cluster(make_site(tmp_path), (), read_bases(share("definitions", "bases"))["debian-12"])
+    hosts = {name: Local(name) for name in "ab"}
+    monkeypatch.setattr(Cluster, "host", lambda _, name: hosts.get(name) or Local(name))
+    monkeypatch.setattr(Cluster, "target", lambda _, name: hosts[name])
+    for module in (vm, status):
+        monkeypatch.setattr(module, "view_hosts", lambda *_: both)
+    monkeypatch.setattr(status, "all_hosts", lambda *_: list(hosts.values()))
+    monkeypatch.setattr(status, "_status", lambda _, host, silent: host.name)
+    assert (vm.find_vm(cluster, None).name, status.status_vm(cluster, hosts["b"])) == ("a", "a")
 
 
 def test_an_interrupted_restore_loses_no_disk(tmp_path: Path) -> None:
