@@ -109,6 +109,7 @@ def test_a_failover_tries_the_confinement_before_it_fences(cluster: Cluster, mon
     leases = SimpleNamespace(top=3, views={"host-a": me}, me="host-a")
     for name, value in {
         "check_programs": None,
+        "_learn_identity": None,
         "query_all_leases": leases,
         "read_history": [],
         "find_open_failover": None,
