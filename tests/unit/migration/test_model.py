@@ -136,7 +136,7 @@ def trust_any_overlay(cluster: Any, host: Any, leases: Any, **_: Any) -> int:
     return 0 if generation.query_overlay(cluster, host).exists else generation.refuse_older(cluster, host, leases)
 
 
-def create_alone(leases: Any, cluster_uuid: str, adopted: int) -> Any:
+def create_alone(leases: Any, cluster_uuid: str, adopted: int, *_: Any) -> Any:
     """Each run decides by the file of its own host."""
     leases.name_cluster(leases.me, cluster_uuid, adopted)
     return leases.views[leases.me].lease

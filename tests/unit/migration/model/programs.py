@@ -404,7 +404,7 @@ def nothing(*_: Any, **__: Any) -> Any:
     return ""
 
 
-def _list_snapshots(cluster: Any, host: Any) -> Any:
+def _list_snapshots(cluster: Any, host: Any, **_: Any) -> Any:
     keys = ("number", "generation", "sequence", "taken", "host", "contents")
     found = [dict(zip(keys, one, strict=True)) for one in effect("snapshots", host.name)]
     return SimpleNamespace(
