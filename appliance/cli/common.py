@@ -45,6 +45,18 @@ def add_host(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="NAME", help="the admin host to act on (default: this machine)")
 
 
+def add_snapshot_name(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for a snapshot in a repository or on another host."""
+    parser.add_argument(
+        "snapshot",
+        nargs="?",
+        default="latest",
+        type=filled,
+        metavar="NAME",
+        help="its number there, an archive name, or latest (the default)",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option for machine-readable results."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
