@@ -187,7 +187,7 @@ def _set_aside_older(cluster: Cluster, host: Host, lease: Lease, progress: Progr
         with lock_host(cluster, host):  # a migration to this host puts its copy in place before it has the lease
             kept = set_aside_older(cluster, host)
     except Busy:
-        return  # whoever is at work is responsible; the next start compares again
+        return  # the run that has the lock is responsible; the next start compares again
     if kept:
         note(cluster, host, "start", "gave way", holder=lease.taker, generation=lease.generation, kept=kept)
         progress.report(f"note: the overlay of {host.name} was out of date, and was renamed to {kept}")

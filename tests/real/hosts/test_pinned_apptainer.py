@@ -81,7 +81,7 @@ class Machine:
     def pins(self, version: str) -> str:
         """Put a version of Apptainer and its libraries on the mirror; return their pins.
 
-        Its programs know --version, and stay when told so.
+        Its programs know --version, and keep running when requested.
         """
         program = {
             "usr/bin/apptainer": "/bin/sleep",

@@ -103,8 +103,8 @@ def lines_on(hosts: Hosts, host: str) -> list[str]:
 
 def move(hosts: Hosts, target: str) -> dict[str, Any]:
     """Migrate; what `--json` prints."""
-    told: dict[str, Any] = json.loads(hosts.sms("-q", "migrate", "--force", "--json", target, on="admin").stdout)
-    return told
+    reported: dict[str, Any] = json.loads(hosts.sms("-q", "migrate", "--force", "--json", target, on="admin").stdout)
+    return reported
 
 
 def test_no_line_over_tcp_is_lost_in_three_moves(hosts: Hosts) -> None:
@@ -121,8 +121,8 @@ def test_no_line_over_tcp_is_lost_in_three_moves(hosts: Hosts) -> None:
             for number in range(MOVES):
                 time.sleep(2)
                 where = other(where)
-                told = move(hosts, where)
-                print(f"move {number + 1}: outage {told['outage']}; over UDP {told['lost_datagrams']} lost")
+                reported = move(hosts, where)
+                print(f"move {number + 1}: outage {reported['outage']}; over UDP {reported['lost_datagrams']} lost")
                 expected |= log_once(hosts, f"after move {number + 1}")
             time.sleep(2)
         for name, (count,) in logged.items():

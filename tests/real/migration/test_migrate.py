@@ -122,9 +122,9 @@ def move(hosts: Hosts, *words: str) -> dict[str, Any]:
     """To the other host, from the admin's machine; what `--json` prints."""
     _, target = where(hosts)
     argv = ("-q", *words, "migrate", "--force", "--json", target)
-    told: dict[str, Any] = json.loads(hosts.sms(*argv, on="admin").stdout)
-    assert told["target"] == target and hosts.instances(target) == ["sms-lab"]
-    return told
+    reported: dict[str, Any] = json.loads(hosts.sms(*argv, on="admin").stdout)
+    assert reported["target"] == target and hosts.instances(target) == ["sms-lab"]
+    return reported
 
 
 def inside(hosts: Hosts, host: str, script: str) -> str:
@@ -185,7 +185,7 @@ class Seen:
     hosts: Hosts
     source: str
     target: str
-    told: dict[str, Any]
+    reported: dict[str, Any]
     jobs: dict[str, str]
     download: str
     sent: dict[int, float]
@@ -245,7 +245,7 @@ def seen(hosts: Hosts) -> Seen:
         run.free()
         moved = run.end(300)
         assert moved.status == 0, moved.stderr
-        told = json.loads(moved.stdout)
+        reported = json.loads(moved.stdout)
         downloaded = download.communicate()[0]
         writing.wait(30)
     ended = time.time()
@@ -254,7 +254,7 @@ def seen(hosts: Hosts) -> Seen:
         hosts,
         source,
         target,
-        told,
+        reported,
         jobs,
         downloaded,
         {int(number): float(at) for number, at in whole(sent)},
@@ -292,7 +292,7 @@ def test_the_same_jobs_run_and_end_as_they_should(seen: Seen) -> None:
     assert sorted(names) == sorted(seen.hosts.lab.nodes)
     outputs = node.run("sh", "-c", f"ls /home/alice/slurm-{seen.jobs['array']}_*.out").text.split()
     assert len(outputs) == 6
-    assert seen.told["jobs"] >= 8, "each task of an array is one"
+    assert seen.reported["jobs"] >= 8, "each task of an array is one"
     following = as_alice(node, "sbatch", "--parsable", "--wrap=true")
     assert int(following) > max(int(job) for job in seen.jobs.values()), "numbers go on"
 
@@ -301,7 +301,7 @@ def test_a_download_continues_over_the_same_connection(seen: Seen) -> None:
     code, size, connects, seconds = seen.download.split()
     assert (code, int(size), connects) == ("200", BIG, "1")
     assert seen.asked + float(seconds) > seen.at(seen.target, "up"), "it was under way then"
-    assert seen.told["connections"] >= 1
+    assert seen.reported["connections"] >= 1
 
 
 def test_syslog_is_lost_in_the_switch_alone_and_counted(seen: Seen) -> None:
@@ -309,12 +309,12 @@ def test_syslog_is_lost_in_the_switch_alone_and_counted(seen: Seen) -> None:
     arrived = {int(word) for word in inside(seen.hosts, seen.target, count).split()}
     missing = sorted(set(seen.sent) - arrived)
     released, up = seen.at(seen.source, "released"), seen.at(seen.target, "up")
-    print(f"{len(missing)} of {len(seen.sent)} lines missing, {seen.told['lost_datagrams']} told; {missing}")
+    print(f"{len(missing)} of {len(seen.sent)} lines missing, {seen.reported['lost_datagrams']} reported; {missing}")
     assert len(seen.sent) > 500
     # The switch is reported within a moment after the ports are up; clocks of one machine need no slack for more.
     assert [n for n in missing if not released - 0.5 < seen.sent[n] < up + 0.5] == []
     # Other nodes send a line now and then, which is counted as well.
-    assert len(missing) <= seen.told["lost_datagrams"] <= len(missing) + 20
+    assert len(missing) <= seen.reported["lost_datagrams"] <= len(missing) + 20
 
 
 def test_time_is_served_during_the_outage_of_the_controller(seen: Seen) -> None:
@@ -326,9 +326,9 @@ def test_time_is_served_during_the_outage_of_the_controller(seen: Seen) -> None:
     while_away = [one for one in seen.ntp if stopping < one[0] and one[1] < released]
     after = [one for one in seen.ntp if one[0] > up]
     assert len(while_away) >= 3 and len(after) >= 3
-    print(f"outage of slurmctld: {seen.controller_away_s:.2f} s, as a node saw it; told {seen.told['outage']}")
-    assert set(seen.told["outage"]) == set(seen.told["services"])
-    assert seen.told["outage"]["nat"] < seen.told["outage"]["slurmctld"]
+    print(f"outage of slurmctld: {seen.controller_away_s:.2f} s, as a node saw it; reported {seen.reported['outage']}")
+    assert set(seen.reported["outage"]) == set(seen.reported["services"])
+    assert seen.reported["outage"]["nat"] < seen.reported["outage"]["slurmctld"]
 
 
 def test_what_was_written_arrives(seen: Seen) -> None:
@@ -348,7 +348,7 @@ def test_one_host_serves_at_each_moment_and_nothing_is_left_on_the_other(seen: S
     assert seen.hosts.instances(seen.source) == [] and seen.hosts.loops(seen.source) == []
     status = seen.hosts.status(seen.target)
     assert status["healthy"] and status["lease"]["holder"] == seen.target
-    assert status["lease"]["generation"] == seen.told["generation"]
+    assert status["lease"]["generation"] == seen.reported["generation"]
     leases = [seen.hosts.lease(host) for host in CARRIERS]
     assert [lease["holder"] for lease in leases] == [seen.target] * 2
     links = seen.hosts.host(seen.target).run("ip", "-br", "link").text
@@ -384,11 +384,13 @@ def test_bytes_sent_in_the_outage_follow_what_changed(seen: Seen, changed_mb: in
     finally:
         run.kill()
     assert ended.status == 0, ended.stderr
-    told = json.loads(ended.stdout)
-    print(f"{changed_mb} MB changed: {told['last_bytes']} bytes sent in the outage, {told['copied_bytes']} before")
-    assert changed_mb * MB <= told["last_bytes"] < (changed_mb + 2) * MB
+    reported = json.loads(ended.stdout)
+    print(
+        f"{changed_mb} MB changed: {reported['last_bytes']} bytes sent in the outage, {reported['copied_bytes']} before"
+    )
+    assert changed_mb * MB <= reported["last_bytes"] < (changed_mb + 2) * MB
     assert inside(hosts, target, "stat -c %s /root/late") == str(changed_mb * MB)
-    assert told["copied_bytes"] < told["overlay_bytes"] / 2, "most of it was there"
+    assert reported["copied_bytes"] < reported["overlay_bytes"] / 2, "most of it was there"
 
 
 def test_nodes_that_did_not_reach_the_new_controller_are_queried_at_once(hosts: Hosts) -> None:
@@ -420,9 +422,9 @@ def test_the_newest_snapshot_there_is_used(seen: Seen) -> None:
     site = ("--site", hosts.variant("standby.yaml", lambda it: it.update(snapshots={"standby": list(CARRIERS)})))
     hosts.sms(*site, "-q", "overlay", "snapshot", on=source)
     hosts.sms(*site, "-q", "overlay", "push", "--to", target, on=source)
-    told = move(hosts)
-    print(f"{told['overlay_bytes']} bytes in use, {told['copied_bytes']} sent")
-    assert told["overlay_bytes"] > 20 * MB and told["copied_bytes"] < 5 * MB
+    reported = move(hosts)
+    print(f"{reported['overlay_bytes']} bytes in use, {reported['copied_bytes']} sent")
+    assert reported["overlay_bytes"] > 20 * MB and reported["copied_bytes"] < 5 * MB
     assert inside(hosts, target, "stat -c %s /root/much") == str(20 * MB)
 
 
@@ -453,10 +455,10 @@ def test_an_interrupted_copy_resumes(seen: Seen, how: str) -> None:
         admin.run("tc", "qdisc", "del", "dev", "eth0", "root", ok=None)
     wait_for("the end of the source's part", lambda: "" if marked(hosts, source) else "yes", 150)
     assert hosts.status(source)["healthy"]
-    told = move(hosts)
-    print(f"{told['overlay_bytes']} bytes in use, {told['copied_bytes']} sent by the second run")
-    assert told["overlay_bytes"] > 60 * MB
-    assert told["copied_bytes"] < told["overlay_bytes"] - 20 * MB
+    reported = move(hosts)
+    print(f"{reported['overlay_bytes']} bytes in use, {reported['copied_bytes']} sent by the second run")
+    assert reported["overlay_bytes"] > 60 * MB
+    assert reported["copied_bytes"] < reported["overlay_bytes"] - 20 * MB
     inside(hosts, target, "rm /root/much")
 
 
@@ -595,9 +597,9 @@ def test_what_cannot_be_is_refused_and_nothing_changed(hosts: Hosts, name: str) 
     source, target = where(hosts)
     with BREAKS[name](hosts, source, target) as (said, words):
         before = picture(hosts)
-        told = hosts.sms("-q", *words, "migrate", target, on="admin", ok=None)
-        text = told.stderr.decode()
-        assert told.status == 3, text
+        reported = hosts.sms("-q", *words, "migrate", target, on="admin", ok=None)
+        text = reported.stderr.decode()
+        assert reported.status == 3, text
         assert said in text and "hint:" in text, text
         assert picture(hosts) == before
     assert hosts.status(source)["healthy"]
@@ -614,8 +616,8 @@ def test_force_ignores_a_budget(hosts: Hosts) -> None:
 def test_a_rehearsal_changes_nothing(hosts: Hosts) -> None:
     source, target = where(hosts)
     before = picture(hosts)
-    told = hosts.sms("migrate", "--dry-run", "--force", target, on="admin")
-    assert f"{source} to {target}" in told.text and "tolerated" in told.text
+    reported = hosts.sms("migrate", "--dry-run", "--force", target, on="admin")
+    assert f"{source} to {target}" in reported.text and "tolerated" in reported.text
     plan = json.loads(hosts.sms("-q", "migrate", "-n", "--force", "--json", target, on="admin").stdout)
     over = [one["name"] for one in plan["away"] if one["predicted_s"] > one["budget_s"]]
     assert (plan["source"], plan["target"], plan["over"]) == (source, target, over)
@@ -635,8 +637,8 @@ def test_what_is_not_running_on_any_host(hosts: Hosts) -> None:
     source, target = where(hosts)
     hosts.sms("-q", "stop", on=source)
     before = picture(hosts)
-    told = hosts.sms("migrate", target, on="admin", ok=(3,)).stderr.decode()
-    assert "not running on any host" in told and "sms start" in told
+    reported = hosts.sms("migrate", target, on="admin", ok=(3,)).stderr.decode()
+    assert "not running on any host" in reported and "sms start" in reported
     assert picture(hosts) == before
     hosts.sms("-q", "start", "--host", source, on="admin")
 
@@ -697,8 +699,8 @@ def test_accounting_is_whole(hosts: Hosts) -> None:
         running = as_alice(node, "sbatch", "--parsable", "--wrap=sleep 15")
         wait_for("the job", lambda: "yes" if hosts_state(hosts, running) == "RUNNING" else "")
         before |= {line for line in known(source) if line.endswith("COMPLETED")}
-        told = json.loads(hosts.sms(*site, "-q", "migrate", "--force", "--json", target, on="admin").stdout)
-        print({name: told[name] for name in ("parts", "outage", "overlay_bytes", "last_bytes", "seconds")})
+        reported = json.loads(hosts.sms(*site, "-q", "migrate", "--force", "--json", target, on="admin").stdout)
+        print({name: reported[name] for name in ("parts", "outage", "overlay_bytes", "last_bytes", "seconds")})
         new = run_job(target)
         wait_for("the end", lambda: "yes" if f"{running}|alice|COMPLETED" in known(target) else "", 300)
         assert known(target) == {*before, new, f"{running}|alice|COMPLETED"}

@@ -360,7 +360,7 @@ def cells() -> Iterator[Cell]:
             ("SIGKILL", kill, ("stop",)),
             ("SSH cut", cut, ("release",)),
         ):
-            # With the network interrupted, a target that was told to go up does; the command may not learn of it.
+            # With the network interrupted, a target that was requested to go up does; the command may not learn of it.
             yield Cell(name, work, step, mine, step in sample)
         # A target that has been handed the addresses and dies then has died after the move.
         yield Cell("target gone", target_gone, step, source if number < given else none, step == "send")
@@ -466,11 +466,11 @@ def check_message(said: str, status: int | None, *, served: str, target: str) ->
 
 def tell_history(world: World, source: str, target: str, before: dict[str, int]) -> str:
     """What the hosts have written down since, in short."""
-    told = []
+    reported = []
     for name, host in (("source", source), ("target", target)):
         events = [line["event"] for line in world.hosts.history(host)[before[host] :]]
-        told.append(f"{name}: {', '.join(events) or '-'}")
-    return "; ".join(told)
+        reported.append(f"{name}: {', '.join(events) or '-'}")
+    return "; ".join(reported)
 
 
 def run_again(world: World, found: str, source: str, target: str, *, ended: bool) -> str:

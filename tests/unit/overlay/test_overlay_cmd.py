@@ -618,10 +618,10 @@ def test_the_line_of_a_snapshot() -> None:
         "snapshot 42 of lab: 48 MiB used, 1.3 MiB new, writers waited 31 ms (delta; changes by block trace), "
         "checked: e2fsck, 14 state files"
     )
-    stopped = manifest(running=False, found_by="stopped", checks={"e2fsck": "mended: its journal", "state_files": 1})
+    stopped = manifest(running=False, found_by="stopped", checks={"e2fsck": "repaired: its journal", "state_files": 1})
     assert view.taken_line("lab", stopped) == (
         "snapshot 42 of lab: 48 MiB used, 1.3 MiB new, not in use (delta), "
-        "checked: e2fsck (mended: its journal), 1 state file"
+        "checked: e2fsck (repaired: its journal), 1 state file"
     )
 
 

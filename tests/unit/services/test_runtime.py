@@ -942,14 +942,14 @@ def test_failed_removal_does_not_block_other_files(
         kept.apply({"path": path, "sha256": hashlib.sha256(b"x").hexdigest()}, b"x")
     (root / "etc/two").unlink()
     (root / "etc/two").mkdir()
-    told: list[dict[str, str]] = []
-    monkeypatch.setattr(filesync, "send_report", lambda link, push, kept, wanted, failed: told.append(failed))
+    reported: list[dict[str, str]] = []
+    monkeypatch.setattr(filesync, "send_report", lambda link, push, kept, wanted, failed: reported.append(failed))
     manifest = {"files": [], "generation": 2, "push": 3}
     provisioning.handler.table["/manifest.json"] = json.dumps(manifest).encode()
     with pytest.raises(IsADirectoryError):
         pull(filesync, provisioning)
     assert not (root / "etc/one").exists() and (root / "etc/two").is_dir()
-    assert list(told[0]) == ["/etc/two"]
+    assert list(reported[0]) == ["/etc/two"]
 
 
 def test_filesync_presents_its_certificate(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
@@ -1075,23 +1075,23 @@ def test_filesync_notifies_slurmctld_until_it_succeeds(
     write_services(root, slurmctld={"sync": [CONF, other]})
     scontrol = root / "bin/scontrol"
     scontrol.parent.mkdir()
-    scontrol.write_text(f"#!/bin/sh\necho $1 >>{root}/told\n[ -e {root}/up ] || {{ echo away >&2; exit 1; }}\n")
+    scontrol.write_text(f"#!/bin/sh\necho $1 >>{root}/notified\n[ -e {root}/up ] || {{ echo away >&2; exit 1; }}\n")
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
     files = {CONF: b"ClusterName=x\n", other: b"x"}
     provisioning.serve(files, digests={other: "0" * 64})
     with running_filesync(root, provisioning.url):
         wait_state(root, "failed")
-        assert (root / "told").read_text().startswith("reconfigure\n")
+        assert (root / "notified").read_text().startswith("reconfigure\n")
         provisioning.serve({CONF: files[CONF]})
         assert wait_state(root, "waiting")["detail"] == "slurmctld has not taken its new files: away"
         (root / "up").touch()
-        told = (root / "told").stat().st_size
+        reported = (root / "notified").stat().st_size
         first = wait_state(root, "synced")
-        assert (root / "told").stat().st_size > told
-        told = (root / "told").stat().st_size
+        assert (root / "notified").stat().st_size > reported
+        reported = (root / "notified").stat().st_size
         wait_state(root, "synced", since=first["at"] + 0.3)
-        assert (root / "told").stat().st_size == told, "once it has listened, it is left alone"
+        assert (root / "notified").stat().st_size == reported, "once it has listened, it is left alone"
 
 
 NODE_PATHS = [

@@ -64,7 +64,7 @@ MANIFEST = stores.make_manifest(1, FACTS).to_dict()
 U1, U2, U3 = (f"{digit * 8}-0000-4000-8000-{digit * 12}" for digit in "123")
 
 
-class Told(Silent):
+class Reported(Silent):
     """Keeps what is reported."""
 
     def __init__(self) -> None:
@@ -139,16 +139,16 @@ def test_two_clusters_of_one_name_on_one_folder_of_snapshots(make_pair: Callable
 
 
 def test_created_once_and_copied_to_every_host(pair: Pair) -> None:
-    told = Told()
-    assert start_on(pair, progress=told) == 1
+    reported = Reported()
+    assert start_on(pair, progress=reported) == 1
     known = uuid_in(lease_path(pair))
     assert known and known == uuid_in(lease_path(pair, "host-b"))
-    assert told.notes == [f"note: this cluster has the UUID {known} from now on"]
+    assert reported.notes == [f"note: this cluster has the UUID {known} from now on"]
     pair.release("host-a")
-    told.notes.clear()
-    assert start_on(pair, "host-b", told) == 2
+    reported.notes.clear()
+    assert start_on(pair, "host-b", reported) == 2
     assert uuid_in(lease_path(pair)) == uuid_in(lease_path(pair, "host-b")) == known
-    assert told.notes == []
+    assert reported.notes == []
 
 
 def test_state_without_a_uuid_is_adopted_once(pair: Pair) -> None:
@@ -156,18 +156,18 @@ def test_state_without_a_uuid_is_adopted_once(pair: Pair) -> None:
     name(pair, "", generation=40)
     old = add(pair, 3, generation=40)
     received = add(pair, 1, on="host-b", generation=44, host="host-a", came={"from": "host-a"})
-    told = Told()
-    start_on(pair, progress=told)
+    reported = Reported()
+    start_on(pair, progress=reported)
     known = uuid_in(lease_path(pair))
     text = "its snapshots up to generation 44, which have none, count as its own"
-    assert told.notes == [f"note: this cluster has the UUID {known} from now on; {text}"]
+    assert reported.notes == [f"note: this cluster has the UUID {known} from now on; {text}"]
     add(pair, 1, generation=45, cluster_uuid=None)
     here, there = (list_snapshots(pair.cluster, host) for host in pair.hosts.values())
     assert [one["number"] for one in here.snapshots] == old and len(here.foreign) == 1
     assert [one["number"] for one in there.snapshots] == received
-    told.notes.clear()
-    start_on(pair, progress=told)
-    assert told.notes == [] and parse_lease(lease_path(pair).read_bytes()).adopted == 44
+    reported.notes.clear()
+    start_on(pair, progress=reported)
+    assert reported.notes == [] and parse_lease(lease_path(pair).read_bytes()).adopted == 44
 
 
 def test_a_running_cluster_of_an_earlier_version_gets_one_by_a_scheduled_run(
@@ -203,8 +203,8 @@ def test_a_host_that_did_not_get_the_uuid(pair: Pair, monkeypatch: pytest.Monkey
     assert known and not uuid_in(lease_path(pair, "host-b"))
     assert any("lease of host-b" in text and "the disk is full" in text for text in first.notes)
     monkeypatch.setattr(Leases, "_swap", lambda *_: "busy")
-    ensure_identity(pair.leases("host-a"), told := Told())
-    assert any("lease of host-b" in text and "another run" in text for text in told.notes)
+    ensure_identity(pair.leases("host-a"), reported := Reported())
+    assert any("lease of host-b" in text and "another run" in text for text in reported.notes)
     monkeypatch.setattr(Leases, "_swap", swap)
     came = {"host": "host-a", "came": {"from": "host-a"}, "generation": 40}
     add(pair, on="host-b", **came)
@@ -236,22 +236,22 @@ def test_the_copy_of_a_rehearsal_reports_no_uuid(pair: Pair) -> None:
     assert mine.places.lease == path != places.lease
     for facts, known in (({"cluster_uuid": U1}, U1), ({}, "")):
         _name_copy(mine, {**MANIFEST, **facts})
-        told = Told()
-        ensure_identity(pair.leases("host-a"), told)
-        assert told.notes == [] and (uuid_in(path) == known or (not known and uuid_in(path)))
+        reported = Reported()
+        ensure_identity(pair.leases("host-a"), reported)
+        assert reported.notes == [] and (uuid_in(path) == known or (not known and uuid_in(path)))
         lease_path(pair, "host-b").unlink()
         path.unlink()
 
 
 def test_not_created_while_a_host_is_silent(pair: Pair) -> None:
     """It may know the UUID."""
-    told = Told()
+    reported = Reported()
     pair.hosts["host-b"].cut = True
-    start_on(pair, progress=told)
-    assert uuid_in(lease_path(pair)) == "" and len(told.notes) == 1 and "host-b" in told.notes[0]
+    start_on(pair, progress=reported)
+    assert uuid_in(lease_path(pair)) == "" and len(reported.notes) == 1 and "host-b" in reported.notes[0]
     taken = add(pair, 2)
     pair.hosts["host-b"].cut = False
-    ensure_identity(pair.leases("host-a"), told)
+    ensure_identity(pair.leases("host-a"), reported)
     assert uuid_in(lease_path(pair)) == uuid_in(lease_path(pair, "host-b")) != ""
     listing = list_snapshots(pair.cluster, pair.hosts["host-a"])
     assert [one["number"] for one in listing.snapshots] == taken, "taken before it had a UUID"
@@ -261,7 +261,7 @@ def test_not_created_while_a_host_is_silent(pair: Pair) -> None:
 def test_a_disk_with_snapshots_that_fails_does_not_keep_the_services_down(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, failed: str
 ) -> None:
-    told, limits, real = Told(), list[float](), creation.agent.query
+    reported, limits, real = Reported(), list[float](), creation.agent.query
 
     def query(host: Any, command: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
         limits.append(timeout)
@@ -270,8 +270,8 @@ def test_a_disk_with_snapshots_that_fails_does_not_keep_the_services_down(
         return real(host, command, request, timeout=timeout)
 
     monkeypatch.setattr(creation.agent, "query", query)
-    start_on(pair, progress=told)
-    assert uuid_in(lease_path(pair)) == "" and failed in told.notes[0]
+    start_on(pair, progress=reported)
+    assert uuid_in(lease_path(pair)) == "" and failed in reported.notes[0]
     assert limits == [creation.STORE_S] * 2
 
 
@@ -280,13 +280,13 @@ def test_at_boot_the_holder_starts_beside_a_lease_of_another_cluster(pair: Pair)
     for mine, theirs, boot, starts in ((3, 2, True, True), (3, 2, False, False), (3, 3, True, False)):
         name(pair, U1, on=("host-a",), holder="host-a", generation=mine)
         name(pair, U2, on=("host-b",), generation=theirs, file="host-b")
-        leases, told = pair.leases("host-a"), Told()
+        leases, reported = pair.leases("host-a"), Reported()
         if not starts:
             with pytest.raises(Refused, match="different clusters"):
-                start._is_one_cluster(leases, told, boot=boot)
+                start._is_one_cluster(leases, reported, boot=boot)
             continue
-        assert not start._is_one_cluster(leases, told, boot=boot)
-        assert U2 in told.notes[0]
+        assert not start._is_one_cluster(leases, reported, boot=boot)
+        assert U2 in reported.notes[0]
 
 
 def test_two_first_starts_at_the_same_time_create_one_uuid(
@@ -327,9 +327,9 @@ def test_found_again_after_every_lease_was_lost(pair: Pair) -> None:
         lease_path(pair, host).unlink()
     listing = list_snapshots(pair.cluster, pair.hosts["host-a"])
     assert [one["number"] for one in listing.snapshots] == taken, "already before the next start"
-    told = Told()
-    start_on(pair, progress=told)
-    assert told.notes == [f"note: no lease has the UUID of this cluster; by the snapshots of host-a it is {known}"]
+    reported = Reported()
+    start_on(pair, progress=reported)
+    assert reported.notes == [f"note: no lease has the UUID of this cluster; by the snapshots of host-a it is {known}"]
     assert uuid_in(lease_path(pair, "host-b")) == known
 
 
@@ -399,13 +399,13 @@ def other_cluster(pair: Pair, **facts: Any) -> int:
 def test_no_verb_touches_what_is_foreign(pair: Pair) -> None:
     start_on(pair)
     mine, foreign = add(pair)[0], other_cluster(pair)
-    host, told = pair.hosts["host-a"], Told()
+    host, reported = pair.hosts["host-a"], Reported()
     with pytest.raises(Refused, match=f"snapshot {foreign} on host-a is not of this cluster, but of cluster {U2}"):
         find_snapshot(list_snapshots(pair.cluster, host), str(foreign))
     with pytest.raises(Refused, match=U2):
-        prune(pair.cluster, host, [foreign], told)
-    assert prune(pair.cluster, host, (), told, dry_run=True).snapshots[-1]["number"] == mine
-    assert told.notes == [f"note: host-a has 1 snapshot of cluster {U2} (taken on host-x): not touched"]
+        prune(pair.cluster, host, [foreign], reported)
+    assert prune(pair.cluster, host, (), reported, dry_run=True).snapshots[-1]["number"] == mine
+    assert reported.notes == [f"note: host-a has 1 snapshot of cluster {U2} (taken on host-x): not touched"]
     own = Lease(pair.cluster.site.cluster, 1, "host-a", START, "host-b", cluster_uuid=uuid_in(lease_path(pair)))
     options = FailoverOptions(snapshot="latest")
     _, chosen = _choose_origin(pair.cluster, host, options, own, None)
@@ -558,15 +558,15 @@ def test_two_clusters_of_one_name_in_one_repository(
     push(one.cluster, one.hosts["host-a"], work, ["borg"], Silent())
     assert start_on(one) == 41 and start_on(other) == 1
     uuids = [uuid_in(lease_path(pair)) for pair in (one, other)]
-    told = Told()
+    reported = Reported()
     for turn in range(4):
         for pair, own in zip((one, other), (("", uuids[0]), (uuids[1],)), strict=True):
             add(pair, 2, taken=START + turn * 60)
             foreign = {found for found in repository.archives if cluster_in(found) not in own}
-            done = push(pair.cluster, pair.hosts["host-a"], work, ["borg"], told)
+            done = push(pair.cluster, pair.hosts["host-a"], work, ["borg"], reported)
             assert not [found for found in done if found.error]
             assert foreign <= set(repository.archives), "one cluster has removed the archives of the other"
-    assert any(uuids[1] in text for text in told.notes) and any(uuids[0] in text for text in told.notes)
+    assert any(uuids[1] in text for text in reported.notes) and any(uuids[0] in text for text in reported.notes)
     assert all(glob.endswith(tuple(uuids)) for glob in repository.globs[1:]), "checkpoints of the own cluster only"
     for pair, own in zip((one, other), uuids, strict=True):
         identity = list_snapshots(pair.cluster, pair.hosts["host-a"]).identity
@@ -593,10 +593,10 @@ def test_a_cluster_without_a_uuid_removes_only_archives_of_its_hosts(
         repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
     foreign = {text for text in repository.archives if int(text.split("-")[-6]) % 2 == 0}
     monkeypatch.setattr(borg, "compact", lambda *_: True)
-    told = Told()
-    done = prune_repository(pair.cluster, pair.hosts["host-a"], told)
+    reported = Reported()
+    done = prune_repository(pair.cluster, pair.hosts["host-a"], reported)
     assert done.removed and foreign <= set(repository.archives) and not foreign & {*done.kept, *done.removed}
-    assert any("3 snapshots of a cluster without a UUID (taken on host-x)" in text for text in told.notes)
+    assert any("3 snapshots of a cluster without a UUID (taken on host-x)" in text for text in reported.notes)
     add(pair, 2, generation=3, taken=START)
     push(pair.cluster, pair.hosts["host-a"], PushOptions(all_missing=True, prune=True), ["borg"], Silent())
     assert foreign <= set(repository.archives)

@@ -266,7 +266,7 @@ class Interrupted(Handover):
 
 @pytest.mark.parametrize("kind", [Unwritable, Interrupted])
 def test_a_source_whose_memory_has_gone_goes_on(pair: Pair, kind: type[Handover]) -> None:
-    """The target has everything, but was not told to run: it is ended, and the record is as before."""
+    """The target has everything, but was not requested to run: it is ended, and the record is as before."""
     handover = kind(pair.source, pair.target, pair.where, HOLDER)
     error = interrupt(pair, Steps(), handover, pair.undo())
     assert isinstance(error, KeyboardInterrupt if kind is Interrupted else RolledBack)
