@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from appliance.lab import Lab
-from appliance.operations.image.build import Built
-from appliance.operations.lab.demo import wait_idle
-from tests.real.conftest import NODES, Playground
-from tests.real.moves import CARRIERS, OVERLAY, Hosts, other
+from tests.real.moves import Hosts, other
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -36,23 +33,6 @@ input(type="imuxsock" Socket="/run/defaults.sock")
 """Of a sender without a queue of its own and without retries."""
 SOCKETS = {"queue": "", "defaults": "-u/run/defaults.sock"}
 """How `logger` reaches each sender of a node; the lab's own has a queue."""
-
-
-@pytest.fixture(scope="module")
-def hosts(playground: Playground, built: Built) -> Iterator[Hosts]:
-    """The services container runs on host-a; afterwards it does so again."""
-    found = Hosts(playground.lab)
-    for host in CARRIERS:
-        found.sms("-q", "stop", on=host)
-        found.host(host).remove(f"/var/lib/sms/overlays/lab.img{'' if host == 'host-b' else '.moved'}")
-    found.sms("-q", "start", "--host", "host-a", on="admin")
-    wait_idle(found.host("node1"), NODES)
-    yield found
-    for host in CARRIERS:
-        found.sms("-q", "stop", on=host)
-        found.host(host).run("sh", "-c", "rm -rf /var/lib/sms/overlays/lab.img.* /var/lib/sms/snapshots")
-    found.host("host-b").remove(OVERLAY)
-    found.sms("-q", "start", "--host", "host-a", on="admin")
 
 
 @contextmanager

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 from appliance.cli.snapshots import view
-from appliance.operations.snapshots.list import (
-    Listing,
-    Verified,
-)
-from appliance.operations.snapshots.restore import (
-    KeptOverlay,
-    Restored,
-)
+from appliance.operations.snapshots.list import Listing, Verified
+from appliance.operations.snapshots.restore import KeptOverlay, Restored
 from appliance.units import format_age, format_size
 from tests.unit.overlay.admin_host import NOW, manifest
 
