@@ -369,8 +369,7 @@ def cells() -> Iterator[Cell]:
         yield Cell("source gone", source_gone, step, without, step == "release")
     for step in ("arm", "release", "up"):
         for name, work in (("SSH to the source cut", cut_source), ("SSH to the target cut", cut_target)):
-            sample = step == "release" and work is cut_target
-            yield Cell(name, work, step, source if step != "up" else either, sample)
+            yield Cell(name, work, step, source if step != "up" else either)
     for step in ("<build", "build", "send", "round", "<stop", "stop", "place", "<start", "start"):
         yield Cell("disk full", disk_full, step, either, step == "<start", small=True, wait_s=15)
     yield Cell("tampered image", tampered_image, "<inspect_hosts", target)  # it is sent again
@@ -380,10 +379,10 @@ def cells() -> Iterator[Cell]:
     for name in ("munge", "slurmctld", "rsyslog", "postfix"):
         yield Cell(f"{name} not up", service_down(name), "<probe", source, name == "munge", wait_s=6)
     for name in ("chrony", "slurmctld"):
-        yield Cell(f"{name} not up", service_down(name), "<check", source, name == "chrony")
+        yield Cell(f"{name} not up", service_down(name), "<check", source, name == "chrony", wait_s=30)
     for step in ("<start", "<arm", "<up"):
         yield Cell("bridge missing", no_bridge, step, source, step == "<up")
-    yield Cell("clock 10 min off", clock_off, "<inspect_hosts", source, True)
+    yield Cell("clock 10 min off", clock_off, "<inspect_hosts", source)
     yield Cell("clock 10 min off", clock_off, "<start", target)  # known to be right when it began
 
 

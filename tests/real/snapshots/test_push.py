@@ -42,7 +42,7 @@ from tests.stores import keep_image, make_image
 pytestmark = pytest.mark.real
 
 
-@pytest.fixture(params=["folder", "SSH"])
+@pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.full), "SSH"])
 def either(request: pytest.FixtureRequest, place: Place, far: Place) -> Place:
     return place if request.param == "folder" else far
 

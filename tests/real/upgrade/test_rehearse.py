@@ -245,6 +245,7 @@ def test_another_machine_rehearses_on_what_it_is_sent_for_a_site_of_large_nodes_
     assert_nothing_left(stage, "host-b")
 
 
+@pytest.mark.full
 def test_without_the_provisioning_vm_all_keeps_running_and_only_polls_reach_for_it(stage: Playground) -> None:
     def change(site: dict[str, Any]) -> None:
         site["provisioning"] = {"address": "10.77.0.99/24", "mac": "02:00:0a:4d:00:63"}
@@ -327,6 +328,7 @@ def munge_socket(stage: Playground) -> str:
     return stage.host("host-a").run("sh", "-c", script, ok=None).text
 
 
+@pytest.mark.full
 def test_a_killed_drill_is_cleaned_up(elsewhere: Playground) -> None:
     """As the timer's second command does."""
     before = production(elsewhere)
