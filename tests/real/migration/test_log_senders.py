@@ -31,12 +31,12 @@ rm "/run/end $2"
 SENDERS = """\
 global(workDirectory="/var/spool/rsyslog")
 module(load="imuxsock" SysSock.Use="off")
+%s
 input(type="imuxsock" Socket="/run/relp.sock" ruleset="relp")
 input(type="imuxsock" Socket="/run/defaults.sock")
 ruleset(name="relp") {
 %s
 }
-%s
 *.* @@10.77.0.1:514
 """
 """By RELP as documented; and by TCP without a queue of its own and without retries."""
@@ -49,7 +49,7 @@ def senders_conf() -> str:
     text = (ROOT / "docs/running.md").read_text()
     found = re.search(r'^```\n(module\(load="omrelp"\))\n(action.*?)\n```$', text, re.MULTILINE | re.DOTALL)
     assert found
-    return SENDERS % (found[2], found[1])
+    return SENDERS % found.groups()
 
 
 @contextmanager
