@@ -7,6 +7,10 @@ sends that on a new connection. What the sender wrote before is still read, sinc
 New connections are not refused, which a sender may answer with a pause of half a minute, or by discarding the line.
 Their first packet is dropped: the sender's kernel repeats it a second later, and the target accepts.
 
+A sender over RELP keeps each line until it is acknowledged, which is not possible any more after the FIN: it sends such
+lines again to the target, also those that were read here. Without the FIN a silent sender would notice only after its
+next line, and send that together with the one after it.
+
 The daemon need not take part: this process duplicates its sockets (pidfd_getfd(2)).
 """
 

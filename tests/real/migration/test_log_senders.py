@@ -1,10 +1,12 @@
-"""Nodes that log over TCP lose no line in a migration, whether they log all the time or hardly ever."""
+"""Nodes that log over TCP or RELP lose no line in a migration, whether they log all the time or hardly ever."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from appliance.lab import Lab
+from tests.places import ROOT
 from tests.real.moves import Hosts, other
 from tests.waiting import wait_until
 
@@ -25,21 +28,35 @@ n=0
 while [ ! -e "/run/end $2" ]; do n=$((n+1)); logger $1 -t numbered "$2 $n of them"; echo $n; sleep $3; done
 rm "/run/end $2"
 """
-DEFAULTS = """\
+SENDERS = """\
+global(workDirectory="/var/spool/rsyslog")
 module(load="imuxsock" SysSock.Use="off")
+%s
+input(type="imuxsock" Socket="/run/relp.sock" ruleset="relp")
 input(type="imuxsock" Socket="/run/defaults.sock")
+ruleset(name="relp") {
+%s
+}
 *.* @@10.77.0.1:514
 """
-"""Of a sender without a queue of its own and without retries."""
-SOCKETS = {"queue": "", "defaults": "-u/run/defaults.sock"}
+"""By RELP as documented; and by TCP without a queue of its own and without retries."""
+SOCKETS = {"queue": "", "defaults": "-u/run/defaults.sock", "relp": "-u/run/relp.sock"}
 """How `logger` reaches each sender of a node; the lab's own has a queue."""
 
 
+def senders_conf() -> str:
+    """Configuration of the further senders of a node."""
+    text = (ROOT / "docs/running.md").read_text()
+    found = re.search(r'^```\n(module\(load="omrelp"\))\n(action.*?)\n```$', text, re.MULTILINE | re.DOTALL)
+    assert found
+    return SENDERS % found.groups()
+
+
 @contextmanager
-def sender_with_defaults(lab: Lab, node: str) -> Iterator[None]:
+def further_senders(lab: Lab, node: str) -> Iterator[None]:
     """A second rsyslogd on a node."""
     host = lab.host(node)
-    host.write("/run/defaults.conf", DEFAULTS.encode())
+    host.write("/run/defaults.conf", senders_conf().encode())
     argv = [*host.prefix, "rsyslogd", "-n", "-f", "/run/defaults.conf", "-i", "/run/defaults.pid"]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: host.works("test", "-S", "/run/defaults.sock"), "its socket")
@@ -87,11 +104,11 @@ def move(hosts: Hosts, target: str) -> dict[str, Any]:
     return reported
 
 
-def test_no_line_over_tcp_is_lost_in_three_moves(hosts: Hosts) -> None:
+def test_no_line_over_tcp_or_relp_is_lost_in_three_moves(hosts: Hosts) -> None:
     where, expected, logged = "host-a", set(), {}
     with ExitStack() as senders:
         for node in (*BUSY, *IDLE):
-            senders.enter_context(sender_with_defaults(hosts.lab, node))
+            senders.enter_context(further_senders(hosts.lab, node))
         expected |= log_once(hosts, "before")
         with ExitStack() as lines:
             for node in BUSY:
@@ -115,5 +132,6 @@ def test_no_line_over_tcp_is_lost_in_three_moves(hosts: Hosts) -> None:
         with suppress(AssertionError):
             wait_until(lambda: not missing(), "all lines", 60, 1)
     arrived = lines_on(hosts, where)
-    print(f"{len(expected)} lines; {len(arrived) - len(set(arrived))} of them twice")
+    twice = Counter(line.split()[0] for line in (Counter(arrived) - Counter(set(arrived))).elements())
+    print(f"{len(expected)} lines; sent twice: {dict(twice)}")
     assert sorted(expected - set(arrived)) == []
