@@ -18,6 +18,7 @@ from appliance.operations.migration.fence import check_fence, describe_fence, fe
 from appliance.operations.preflight import check_bridges, check_programs, try_confinement
 from appliance.operations.services.generation import find_known
 from appliance.operations.services.start import Started, StartOptions, start
+from appliance.operations.services.unfinished import last_sign, overlay_inode
 from appliance.operations.snapshots.list import find_snapshot, foreign_error, list_snapshots
 from appliance.operations.snapshots.restore import restore
 from appliance.plan.machine import inside_argv
@@ -80,6 +81,8 @@ class Plan:
     """Unix time in seconds of the snapshot of an earlier run."""
     alive: float = 0.0
     """Unix time in seconds when the failed host was last heard from; 0 if that is not known."""
+    overlay: int | None = None
+    """Inode of the overlay that the snapshot replaces; as in ``OpenFailover``."""
 
 
 @dataclass
@@ -125,7 +128,8 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
     event = "resumed" if plan.restored else "begun"
     facts = {"old": plan.old, "shared": plan.shared, "snapshot": snapshot, "by_hand": options.fenced}
     age = plan.snapshot["taken"] if plan.snapshot else plan.snapshot_taken
-    note(cluster, host, VERB, event, **facts, generation=plan.generation - GENERATION_BUMP, taken=age)
+    known = plan.generation - GENERATION_BUMP
+    note(cluster, host, VERB, event, **facts, generation=known, taken=age, overlay=plan.overlay)
     result = FailoverResult(host.name, list(plan.old), 0, plan.shared, alive=plan.alive)
     if plan.restored:
         result.taken = plan.snapshot_taken
@@ -193,7 +197,8 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         restored,
         held,
         interrupted.taken if interrupted else 0.0,
-        _last_sign(cluster, host, old),
+        last_sign(cluster, host, old),
+        interrupted.overlay if interrupted else overlay_inode(cluster, host),
     )
     return replace(plan, steps=_steps(cluster, plan, options))
 
@@ -248,14 +253,6 @@ def _failed_hosts(leases: Leases, interrupted: OpenFailover | None) -> tuple[str
     if not leases.unreachable:
         raise Refused("the lease is free, and all hosts answer", hint=f"sms start --host {me}")
     return tuple(leases.unreachable)
-
-
-def _last_sign(cluster: Cluster, host: Host, old: tuple[str, ...]) -> float:
-    """Return the Unix time in seconds when the guard of a failed host last queried ``host``; 0 if it never did."""
-    path = str(cluster.places.sign)
-    if (host.read(path) or b"").decode(errors="replace") not in old:
-        return 0.0
-    return float(host.run("stat", "-c", "%.1Y", path, ok=None).text or 0)
 
 
 def _admin(cluster: Cluster, name: str) -> AdminHost:

@@ -20,6 +20,7 @@ from appliance.operations.lease import Leases, check_lease, hold_taken_lease, ra
 from appliance.operations.migration import failover
 from appliance.operations.services import start
 from appliance.operations.services.guard import CURRENT_S, FAILED_S, Guard
+from appliance.operations.services.unfinished import last_sign
 from appliance.progress import Silent
 from appliance.shared.files import ALWAYS
 from appliance.shared.lease import Lease, SwapLease
@@ -358,10 +359,10 @@ def test_guard_of_the_holder_leaves_a_sign_of_life_on_the_others(apart: Pair) ->
         "host-a": False,
         "host-b": "host-a",
     }
-    age = time.time() - failover._last_sign(apart.cluster, apart.hosts["host-b"], ("host-a",))
+    age = time.time() - last_sign(apart.cluster, apart.hosts["host-b"], ("host-a",))
     assert 0 <= age < 5
     for old in ((), ("host-c",)):
-        assert failover._last_sign(apart.cluster, apart.hosts["host-b"], old) == 0
+        assert last_sign(apart.cluster, apart.hosts["host-b"], old) == 0
 
 
 def test_adopt_accepts_a_lease_written_by_its_holder_meanwhile(apart: Pair) -> None:
