@@ -13,7 +13,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import deliver, trust
-from appliance.operations.lease import Leases, query_all_leases, query_lease
+from appliance.operations.lease import Leases, query_lease
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
 from appliance.operations.preflight import check_bridges, check_programs, try_confinement
 from appliance.operations.services.generation import find_known
@@ -158,7 +158,9 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
     """
     check_programs(host)
     with progress.step("query all admin hosts") as step:
-        leases = query_all_leases(host, cluster)
+        leases = Leases(host, cluster, tolerant=True)
+        leases.query()
+        _refuse_unread(leases)
         refuse_other_cluster(leases.views)
         top = leases.top
         own = leases.views[host.name].lease
@@ -230,6 +232,17 @@ def _identify(mine: Lease, views: Views) -> Lease:
         return mine
     adopted = max(named.adopted, mine.generation if mine.since else 0)
     return replace(mine, cluster_uuid=named.cluster_uuid, adopted=adopted)
+
+
+def _refuse_unread(leases: Leases) -> None:
+    """Refuse if the lease file of another host is damaged: it may be the newest one, of a host that has taken over."""
+    for name, why in leases.unread.items():
+        path = leases.cluster.places.lease
+        raise Refused(
+            f"{why}; {name} answers, and may have the newest overlay",
+            hint=f"is another version of sms there? If not, and nothing runs on {name}, move the file away there: "
+            f"`mv {path} {path}.damaged`; then run this again",
+        )
 
 
 def _failed_hosts(leases: Leases, interrupted: OpenFailover | None) -> tuple[str, ...]:
