@@ -187,5 +187,10 @@ def _name_vm(cluster: Cluster, host: Host, chosen: str) -> None:
 
 def is_valid(selector: str) -> bool:
     """Return whether an argument is ``new`` or the beginning of a UUID."""
+    return selector == NEW or is_uuid(selector)
+
+
+def is_uuid(selector: str) -> bool:
+    """Return whether an argument is the beginning of a UUID."""
     filled = selector + "00000000-0000-0000-0000-000000000000"[len(selector) :]
-    return selector == NEW or (len(selector) >= 4 and UUID.fullmatch(filled) is not None)
+    return len(selector) >= 4 and UUID.fullmatch(filled) is not None
