@@ -299,6 +299,29 @@ def test_a_start_after_a_failover_that_was_killed_does_not_hide_what_is_lost(bot
         both.sms("--site", site, "exec", "--", "test", "!", "-e", MARK, on=HERE)
 
 
+def test_a_start_reports_what_a_failover_lost_that_was_killed(both: Playground) -> None:
+    """This host released the lease last, so its overlay counts as the newest one whatever was restored."""
+    site = both.variant("small.yaml", small)
+    both.sms("--site", site, "-q", "start", on=HERE)
+    both.sms("--site", site, "-q", "overlay", "snapshot", on=HERE)
+    both.sms("--site", site, "exec", "--", "touch", MARK, on=HERE)
+    both.sms("--site", site, "-q", "stop", on=HERE)
+    words = ("--site", site, "failover", HERE, "--i-have-fenced", "--snapshot", "latest")
+    with cut(both):
+        process = begin(both, *words, on=HERE)
+        wait_for_step(process, "take the lease")
+        kill_sms(process.pid)
+        process.communicate()
+        assert ("failover", "restored") in history(both, HERE)
+        done = json.loads(both.sms("--site", site, "-q", "start", "--json", on=HERE).stdout)
+        both.sms("--site", site, "exec", "--", "test", "!", "-e", MARK, on=HERE)
+        lost = done["failover"]
+        assert lost["old"] == [DEAD] and lost["lost_s"] > 0 and (lost["alive"], lost["dead_s"]) == (0, None)
+        assert history(both, HERE)[-2:] == [("failover", "done"), ("start", "started")]
+        again = json.loads(both.sms("--site", site, "-q", "start", "--json", on=HERE).stdout)
+        assert again["failover"] is None
+
+
 ON_THE_NETWORK = """
 import os, select, sys, time
 def serves():

@@ -106,11 +106,11 @@ def no_seccomp(*_: Any) -> Any:
 def test_a_failover_tries_the_confinement_before_it_fences(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the failed host is off, the overlay replaced, and then the start is refused."""
     me = SimpleNamespace(lease=SimpleNamespace(holder="", cluster_uuid=""))
-    leases = SimpleNamespace(top=3, views={"host-a": me}, me="host-a")
+    leases = SimpleNamespace(top=3, views={"host-a": me}, me="host-a", query=lambda: None, unread={})
     for name, value in {
         "check_programs": None,
         "_learn_identity": None,
-        "query_all_leases": leases,
+        "Leases": leases,
         "read_history": [],
         "find_open_failover": None,
         "_failed_hosts": ("host-b",),

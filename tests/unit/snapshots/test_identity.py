@@ -27,6 +27,7 @@ from appliance.operations.snapshots.prune import prune
 from appliance.operations.upgrade.rehearse import _name_copy
 from appliance.plan.migration.lease import View, find_newer
 from appliance.plan.snapshots import offsite
+from appliance.plan.snapshots.runs import Found, judge
 from appliance.progress import Silent
 from appliance.shared.identity import Identity, assume, identify
 from appliance.shared.lease import Lease, parse_lease
@@ -119,6 +120,21 @@ def test_a_running_cluster_of_an_earlier_version_gets_one_by_a_scheduled_run(
     assert (lease.holder, lease.generation, lease.adopted) == ("host-a", 40, 40)
     (event,) = read_history(pair.cluster, pair.hosts["host-a"])
     assert (event["verb"], event["uuid"], event["adopted"]) == ("identity", known, 40)
+
+
+def test_a_scheduled_run_leaves_the_lease_of_another_cluster_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on, as its own lease shows that it is the holder, and `sms status` warns."""
+    name(pair, U1, on=("host-a",), holder="host-a")
+    name(pair, U2, on=("host-b",), generation=9)
+    before = [lease_path(pair, host).read_bytes() for host in pair.hosts]
+    monkeypatch.setattr(Cluster, "host", lambda _, name: pair.hosts[name])
+    work = scheduled.RunState()
+    work.attempt("UUID of the cluster", lambda: scheduled.name_cluster(pair.cluster, pair.hosts["host-a"], work))
+    run = work.run(START)
+    assert run.ok and run.error == ""
+    assert before == [lease_path(pair, host).read_bytes() for host in pair.hosts]
+    found = judge(Found(START, START, run, 15, 35, START))
+    assert found.healthy and f"the lease of host-b is of another cluster of this name, {U2}" in found.warnings[0]
 
 
 def test_a_host_that_did_not_get_the_uuid(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,29 @@ def test_a_cluster_without_a_uuid_removes_only_archives_of_its_hosts(
     assert foreign <= set(repository.archives)
 
 
+def test_the_machine_that_prunes_is_given_the_uuid(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not an admin host and has no lease; two clusters push to the repository."""
+    repository = Repository(monkeypatch)
+    with_borg(pair)
+    for number in range(1, 7):
+        found = {**MANIFEST, "cluster": pair.cluster.site.cluster, "number": number, "uuid": str(uuid4())}
+        found |= {"cluster_uuid": (U1, U2)[number % 2], "taken": START - 86400 * 900 + number, "sequence": number}
+        repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
+    foreign = {text for text in repository.archives if cluster_in(text) == U2}
+    monkeypatch.setattr(borg, "compact", lambda *_: True)
+    with pytest.raises(Refused, match=f"{U1} and cluster {U2} .*which cluster is this one") as caught:
+        prune_repository(pair.cluster, pair.hosts["host-a"], Silent())
+    assert "--uuid UUID" in caught.value.hint
+    with pytest.raises(Refused, match=f"{U1} and cluster {U2} .*begins with 3333"):
+        prune_repository(pair.cluster, pair.hosts["host-a"], Silent(), cluster_uuid="3333")
+    done = prune_repository(pair.cluster, pair.hosts["host-a"], Silent(), cluster_uuid=U1[:4])
+    assert done.removed and {cluster_in(one) for one in (*done.kept, *done.removed)} == {U1}
+    assert foreign <= set(repository.archives)
+    name(pair, U1)
+    with pytest.raises(Refused, match=f"prunes the archives of cluster {U1}, not of 2222"):
+        prune_repository(pair.cluster, pair.hosts["host-a"], Silent(), cluster_uuid="2222")
+
+
 def test_a_new_host_pulls_the_only_cluster_of_a_repository(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Repository(monkeypatch)
     with_borg(pair)

@@ -13,7 +13,7 @@ from appliance.operations.snapshots import identity as verb
 from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.progress import Silent
 from tests.pairs import Pair
-from tests.unit.snapshots.clusters import U1, U2, add, lease_path, name, other_cluster, start_on, uuid_in
+from tests.unit.snapshots.clusters import U1, U2, Reported, add, lease_path, name, other_cluster, start_on, uuid_in
 
 
 @pytest.fixture
@@ -78,6 +78,36 @@ def test_the_verb_refuses(verbs: Pair) -> None:
         *[True] * 4,
         *[False] * 4,
     ]
+
+
+def test_a_host_that_is_dead_is_named_and_left_out_on_demand(verbs: Pair) -> None:
+    name(verbs, U1)
+    dead, reported = verbs.hosts["host-b"], Reported()
+    dead.cut = True
+    with pytest.raises(Refused, match="host-b cannot be reached") as caught:
+        verb.set_identity(verbs.cluster, verbs.hosts["host-a"], "new", reported)
+    assert "--without-remote" in caught.value.hint
+    shown = verb.set_identity(verbs.cluster, verbs.hosts["host-a"], "new", reported, without_remote=True)
+    assert uuid_in(lease_path(verbs)) == shown.uuid != U1 == uuid_in(lease_path(verbs, "host-b"))
+    (note,) = reported.notes
+    assert note == f"note: host-b keeps its UUID: run `sms overlay identity {shown.uuid}` again once it answers"
+    dead.cut = False
+    with pytest.raises(Refused, match=f"{U1} on host-b"):
+        start_on(verbs)
+    verb.set_identity(verbs.cluster, verbs.hosts["host-a"], shown.uuid, reported)
+    assert start_on(verbs) and uuid_in(lease_path(verbs, "host-b")) == shown.uuid
+
+
+def test_a_dead_host_that_may_run_it_is_never_left_out(verbs: Pair) -> None:
+    name(verbs, U1, holder="host-b")
+    verbs.hosts["host-b"].cut = True
+    with pytest.raises(Refused, match="host-b does not answer, and the services container may run there"):
+        verb.set_identity(verbs.cluster, verbs.hosts["host-a"], "new", Silent(), without_remote=True)
+    name(verbs, U1)
+    verbs.hosts["host-b"].cut, verbs.hosts["host-b"].stuck = False, True
+    with pytest.raises(Refused, match="host-b does not answer, and the services container may run there"):
+        verb.set_identity(verbs.cluster, verbs.hosts["host-a"], "new", Silent(), without_remote=True)
+    assert uuid_in(lease_path(verbs)) == U1
 
 
 def test_a_holder_that_was_removed_from_the_site(verbs: Pair) -> None:
