@@ -93,8 +93,8 @@ def log_once(hosts: Hosts, text: str) -> set[str]:
 
 
 def lines_on(hosts: Hosts, host: str) -> list[str]:
-    """The numbered lines in the log of all nodes."""
-    script = "sed -n 's/.* numbered: //p' /var/log/messages"
+    """The numbered lines in the log of all nodes, also if it was rotated."""
+    script = "zcat -f /var/log/messages* | sed -n 's/.* numbered: //p'"
     return hosts.sms("exec", "--", "sh", "-c", script, on=host).text.splitlines()
 
 

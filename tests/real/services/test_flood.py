@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
@@ -81,8 +82,8 @@ def test_a_sender_that_floods_is_limited_alone(running: Playground) -> None:
     running.sms("exec", "--", "nft", "-f", "/etc/sms/nat.nft")
     running.host("node1").run("python3", "-c", FLOOD, timeout=120)
     listed = running.sms("exec", "--", "nft", "list", "table", "inet", "sms_logs").text
-    assert "10.77.0.101" in listed and "counter packets 0 " in listed, "that of IPv6"
-    assert listed.count("counter packets 0 ") == 1, "packets were dropped"
+    dropped = re.search(r"update @senders .* counter packets (\d+) ", listed)
+    assert "10.77.0.101" in listed and dropped and int(dropped[1]) > 0
     assert "node2" in demo.syslog_arrives(running.lab, running.host("node2"))
 
 
