@@ -30,6 +30,7 @@ from appliance.plan.migration.move import (
     needs_outside,
     predict_outages,
     predict_parts,
+    reset_ports,
     stop_groups,
     stream_ports,
 )
@@ -102,6 +103,7 @@ def test_outage_equal_to_its_budget_is_not_over(predicted: float, over: bool) ->
 
 def test_ports_on_which_log_sessions_are_closed() -> None:
     assert stream_ports(services("rsyslog")) == (514, 2514), "TCP, RELP"
+    assert reset_ports(services("rsyslog")) == (2514,)
 
 
 def test_services_with_external_probes() -> None:
