@@ -53,9 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.snapshots.identity import is_uuid
     from appliance.operations.snapshots.prune import prune
 
-    if arguments.uuid and not (arguments.at and is_uuid(arguments.uuid)):
-        hint = "give at least 4 digits of a UUID" if arguments.at else "it needs --at borg"
-        raise ConfigError(f"--uuid {arguments.uuid} is not possible", hint=hint)
+    if arguments.uuid and not arguments.at:
+        raise ConfigError("--uuid needs --at borg", hint="a host prunes the snapshots of its own cluster only")
+    if arguments.uuid and not is_uuid(arguments.uuid):
+        raise ConfigError(f"invalid UUID {arguments.uuid!r}", hint="give at least 4 digits of a UUID")
     if arguments.at:
         return run_at_repository(arguments)
     cluster, host, shown = open_target(arguments)
