@@ -20,6 +20,7 @@ from appliance.operations.overlay.overlay import (
 )
 from appliance.operations.preflight import check_programs, find_instance, lock_host
 from appliance.progress import Progress
+from appliance.tools import files
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
             exists = exists and not _set_aside(cluster, host, progress)
             generation = 0 if exists else refuse_second(cluster, host)
             folders = (cluster.places.images, cluster.places.public_keys)
-            host.run("mkdir", "-p", "-m", "0700", *(str(folder) for folder in folders))
+            files.make_folders(host, *map(str, folders))
             image = trust(cluster, host, *deliver(cluster, host, None, progress))
             if exists and seeded_with(host, path) == overlay_mark(archive_for(cluster), image):
                 return Created(host.name, path, False, False)
