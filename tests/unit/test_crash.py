@@ -45,7 +45,7 @@ def test_whatever_a_power_failure_leaves_is_recovered(name: str, library: Path, 
     there = {path: data for path, data in read_state(Path(root)).items() if not path.endswith("-shm")}
     assert seen == there, "the recorder has missed a change"
     number = 0
-    for number, (state, marks) in enumerate(failures(root, records), 1):
+    for number, (state, marks) in enumerate(failures(root, records, memory=WORKLOADS[name].memory), 1):
         copy = memory / "state"
         write_state(state, root, copy)
         try:
@@ -55,7 +55,7 @@ def test_whatever_a_power_failure_leaves_is_recovered(name: str, library: Path, 
             raise AssertionError(f"state {number}, after {marks}: {sorted(state)}") from error
         shutil.rmtree(copy)
     print(f"{name}: {len(records)} records, {number} states")
-    assert number > 5
+    assert number > 2
 
 
 @pytest.mark.parametrize("name", ["not flushed", "folder not flushed"])
@@ -85,9 +85,10 @@ def test_an_ignored_short_write_is_found(library: Path, memory: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_disk_that_is_full_at_any_point_loses_nothing(name: str, library: Path, memory: Path) -> None:
     runs = run_full(name, memory, library)
-    assert sum(bool(run.error) for run in runs) > 5
+    assert sum(bool(run.error) for run in runs) > 2
     for run in runs:
         assert run.error in REPORTED | {""}, run
+        assert run.hint or not run.error, run
         assert run.again == "", run
         WORKLOADS[name].check(Path(run.folder), run.marks)
     print(f"{name}: {len(runs)} runs, {sum(bool(run.error) for run in runs)} failed")
