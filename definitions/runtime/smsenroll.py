@@ -30,9 +30,7 @@ def say(text):
 
 def openssl(*argv, given=b""):
     """What openssl prints; RuntimeError with its last words where it fails. ``given``: its standard input."""
-    done = subprocess.run(
-        ("openssl",) + argv, input=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60
-    )
+    done = subprocess.run(("openssl",) + argv, input=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().split("\n")
         raise RuntimeError("openssl %s: %s" % (argv[0], words[-1]))
