@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+FULL = "`df -h` and `df -i` show the full file system: free space there, then run it again"
 DISK_HINTS = {
-    "no space left on device": "`df -h` and `df -i` show the full file system: free space there, then run it again",
+    "no space left on device": FULL,
+    "resulted in short write": FULL,  # e2fsprogs
     "disk quota exceeded": "the quota of that file system is used up: free space there, then run it again",
     "input/output error": "is a disk failing? `dmesg` shows it; what was there before is unchanged",
 }
