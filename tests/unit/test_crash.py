@@ -14,8 +14,8 @@ from tests.crash.replay import Disk, failures, read_state, write_state
 from tests.crash.workloads import WORKLOADS, WRONG
 
 pytestmark = pytest.mark.slow
-SAMPLE = ("move mark", "store", "inventory")
-"""What each run of the tests has; the others are in the full one."""
+SAMPLE = ("move mark", "store", "inventory", "signing key", "seed of an overlay")
+"""What each run of the tests has, of each kind one; the others are in the full one."""
 REPORTED = {"OSError", "Problem", "SmsError", "CommandError", "Refused", "HttpProblem"}
 """What a full disk may raise: errors that are shown to the user."""
 NAMES = [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.full) for name in WORKLOADS]
