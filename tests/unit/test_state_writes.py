@@ -49,7 +49,7 @@ def text_of(node: ast.AST | None) -> str:
 
 
 def is_direct(call: ast.Call) -> bool:
-    """Whether a call creates, renames or truncates a file by itself."""
+    """Whether a call creates, renames or truncates a file directly."""
     function, args = call.func, call.args
     modes = [*args[:2], *(word.value for word in call.keywords if word.arg == "mode")]
     opens = any(set(text_of(one)) & set("wax+") and len(text_of(one)) <= 3 for one in modes)
