@@ -59,7 +59,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
         "services": {"boot", "generation", "inside", "start", "stop", "unfinished"},
         "site": {"ca", "config", "find", "init", "issued", "keys"},
         "snapshots": {"list", "pull", "push", "report", "repository", "restore", "snapshot", "status", "transfer"},
-        "vm": {"build", "certificates", "client", "deferred"},
+        "vm": {"build", "certificates", "client", "deferred", "restore", "snapshot", "snapshots", "vm"},
     },
     "plan": {
         "overlay": {"seed"},
@@ -82,7 +82,7 @@ SUBJECTS = {
     "snapshots": {"hosts", "overlay", "vm"},
     "services": {"hosts", "image", "overlay", "snapshots", "vm"},
     "migration": {"hosts", "image", "overlay", "services", "snapshots"},
-    "upgrade": {"hosts", "image", "lab", "services", "snapshots"},
+    "upgrade": {"hosts", "image", "lab", "services", "snapshots", "vm"},
 }
 """Subject of operations, and the subjects that it imports: only those above it, so that there is no cycle.
 

@@ -7,13 +7,13 @@ import os
 import subprocess
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from appliance.agent import ext, protocol
 from appliance.agent.manifest import Checks
-from appliance.agent.protocol import Problem
+from appliance.agent.protocol import Problem, field
 from appliance.agent.source import WORKERS
-from appliance.agent.store import CHUNK, ZERO, Damage, Reader
+from appliance.agent.store import CHUNK, ZERO, Damage, Reader, disk_errors
 from appliance.shared.files import create_file, remove_file, write_at
 
 CACHED_CHUNKS = 512
@@ -136,18 +136,22 @@ def run_e2fsck(path: str, mode: str, folder: str) -> Tuple[int, str]:
     return status, last
 
 
-def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) -> Checked:
+def check(reader: Reader, folder: str, request: Dict[str, Any]) -> Checked:
     """Check a snapshot's file system, and that its state files are readable.
 
     Args:
         folder: folder for a temporary image.
-        state: paths in the container whose files must be readable.
-        heads: paths in the container, and the text that the first bytes of that file must contain if it exists.
+        request: may have ``state``: paths in the container whose files must be readable; ``heads``: paths in the
+            container, and the text that the first bytes of that file must contain if it exists; ``whole``: the file
+            system is another one than ext3, such as the VM's ext4, and e2fsck needs all of it.
 
     Raises:
         Damage: it is damaged.
         Problem: it could not be checked.
     """
+    if field(request, "whole", bool, False):
+        return _check_whole(reader, folder)
+    state, heads = field(request, "state", list, []), field(request, "heads", dict, {})
     image = open_image(reader)
     path = os.path.join(folder, "check-%d.img" % os.getpid())
     try:
@@ -165,6 +169,20 @@ def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) 
     finally:
         remove_file(path)
     return Checked(_check_state(image, state, heads, verdict), fixed)
+
+
+def _check_whole(reader: Reader, folder: str) -> Checked:
+    """Check the file system in a temporary copy of the whole image: ext.py cannot tell what is metadata."""
+    path = os.path.join(folder, "check-%d.img" % os.getpid())
+    try:
+        with create_file(path) as copy, disk_errors(path):
+            write_chunks(reader, copy.fileno(), range(reader.count))
+        status, output = run_e2fsck(path, "-n", folder)
+        if status:
+            raise Damage("its file system is damaged: %s" % output)
+    finally:
+        remove_file(path)
+    return Checked(Checks("clean"), {})
 
 
 def _changed_chunks(reader: Reader, path: str, chunks: Set[int]) -> Dict[int, bytes]:

@@ -93,7 +93,7 @@ def find_damage(store: Store, snapshot: Snapshot, good: Set[bytes], request: Dic
         if damage:
             return damage
         try:
-            found = check(reader, store.temporary, field(request, "state", list, []), field(request, "heads", dict, {}))
+            found = check(reader, store.temporary, request)
         except Damage as error:
             return [error.what]
         return ["e2fsck had to repair it"] if found.fixed else []

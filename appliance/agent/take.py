@@ -223,14 +223,11 @@ class SnapshotRun:
     def _finish(self, source: Source) -> Snapshot:
         protocol.step("check", "check the file system and the state files")
         request, manifest = self.request, self._describe(source)
-        found = check(
-            Pending(self.store, manifest, bytes(source.digests), self.image),
-            self.store.temporary,
-            field(request, "state", list, []),
-            field(request, "heads", dict, {}),
-        )
+        pending = Pending(self.store, manifest, bytes(source.digests), self.image)
+        found = check(pending, self.store.temporary, request)
         source.put(sorted(found.fixed.items()), self.sink)
-        protocol.detail("e2fsck: %s; %s state files" % (found.report.e2fsck, found.report.state_files))
+        files = "" if found.report.state_files is None else "; %d state files" % found.report.state_files
+        protocol.detail("e2fsck: %s%s" % (found.report.e2fsck, files))
         protocol.step("commit", "commit the snapshot")
         manifest = dataclasses.replace(
             manifest, used_bytes=source.used_bytes(), new_bytes=self.store.new_bytes, checks=found.report
@@ -260,6 +257,8 @@ class SnapshotRun:
             notes=field(self.request, "notes", list, []),
             reason=field(self.request, "reason", str, ""),
         )
+        # The overlay of the request may be a copy that the caller has made: only it knows when, and of what.
+        values.update(field(self.request, "copied", dict, {}))
         return read_request(Manifest, values)
 
 

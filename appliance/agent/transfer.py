@@ -466,7 +466,7 @@ def commit_received(store: Store, offer: Offer, origin: str, request: Dict[str, 
         manifest = dataclasses.replace(offer.manifest, number=number)
         reader = Pending(store, manifest, offer.list, None)
         try:
-            check(reader, store.temporary, field(request, "state", list, []), field(request, "heads", dict, {}))
+            check(reader, store.temporary, request)
         except Damage as error:
             what = "snapshot %d of %s cannot be kept: %s" % (offer.manifest.number, origin, error.message)
             raise Problem(what, "`sms overlay verify` on both sides shows which of them is damaged")

@@ -58,6 +58,13 @@ def add_snapshot_name(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_vm(parser: argparse.ArgumentParser) -> None:
+    """Add the option that selects the snapshots of the VM's state; ``open_site`` handles it."""
+    parser.add_argument(
+        "--vm", dest="vm_state", action="store_true", help="those of the provisioning VM's state, not of the overlay"
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option for machine-readable results."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -169,7 +176,8 @@ def open_site(arguments: argparse.Namespace, *, classification: Path | None = No
     from appliance.operations.site.find import find_site
 
     shown = progress(arguments.quiet)
-    return open_cluster(find_site(arguments.site), arguments.state, shown, classification=classification), shown
+    cluster = open_cluster(find_site(arguments.site), arguments.state, shown, classification=classification)
+    return cluster.of_vm() if getattr(arguments, "vm_state", False) else cluster, shown
 
 
 def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host, Progress]:

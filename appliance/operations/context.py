@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from appliance.catalog import Base, Service, read_bases, select
@@ -17,18 +17,23 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.site.find import open_site
 from appliance.plan.machine import Places
+from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.share import share
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A site with its selected services in starting order; ``path`` is that of the site file."""
+    """A site with its selected services in starting order; ``path`` is that of the site file.
+
+    ``vm``: verbs of snapshots act on those of the VM's state instead of the overlay's.
+    """
 
     site: Site
     services: tuple[Service, ...]
     base: Base
     path: Path | None = None
+    vm: bool = False
 
     _hosts: dict[str, Host] = field(default_factory=dict, init=False, repr=False, compare=False)
     _opening: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
@@ -36,7 +41,24 @@ class Cluster:
     @property
     def places(self) -> Places:
         """File locations on an admin host."""
-        return Places(self.site)
+        return Places(self.site, self.label)
+
+    @property
+    def label(self) -> str:
+        """The cluster's name in its snapshots, archives and schedules; with ``vm`` one that no cluster can have."""
+        return f"{self.site.cluster}.vm" if self.vm else self.site.cluster
+
+    def of_vm(self) -> Cluster:
+        """Return the same cluster with the same hosts, for snapshots of the VM's state.
+
+        Raises:
+            ConfigError: the site has no VM.
+        """
+        need_vm(self.site)
+        found = replace(self, vm=True)
+        object.__setattr__(found, "_hosts", self._hosts)
+        object.__setattr__(found, "_opening", self._opening)
+        return found
 
     def find_role(self, role: Role) -> Service | None:
         """Return the service with that role; None if the site has none."""

@@ -14,9 +14,12 @@ PROBE = "/opt/sms/bin/sms-probe"
 
 
 class Places:
-    """Paths of a site's files on an admin host, below the state folder except for the locks in /run/sms."""
+    """Paths of a site's files on an admin host, below the state folder except for the locks in /run/sms.
 
-    def __init__(self, site: Site) -> None:
+    ``label``: name of the folder of snapshots, if not the cluster's.
+    """
+
+    def __init__(self, site: Site, label: str = "") -> None:
         state, run = PurePosixPath(site.state), PurePosixPath("/run/sms")
         overlays = PurePosixPath(site.overlay.directory) if site.overlay.directory else state / "overlays"
         self.images = state / "images"
@@ -25,7 +28,7 @@ class Places:
         # Folder of a mirrored overlay; the path of the overlay is then a link into it.
         self.mirror = overlays / f"{site.cluster}.mirror"
         self.mirror_note = overlays / f"{site.cluster}.mirror.json"
-        self.snapshots = PurePosixPath(site.snapshots.directory or state / "snapshots") / site.cluster
+        self.snapshots = PurePosixPath(site.snapshots.directory or state / "snapshots") / (label or site.cluster)
         # Beside the overlay: hosts that share the overlay share the lease.
         self.lease = overlays / f"{site.cluster}.lease"
         # What the container may do.
@@ -47,7 +50,7 @@ class Places:
         self.borg = state / "borg" / site.cluster
         self.borg_lock = run / f"{site.cluster}.borg.lock"
         # On the machine that prunes a repository to which admin hosts may only append.
-        self.borg_archives = self.journal / f"{site.cluster}.borg-archives.json"
+        self.borg_archives = self.journal / f"{label or site.cluster}.borg-archives.json"
         self.borg_key_note = self.journal / f"{site.cluster}.borg-key.json"
 
 

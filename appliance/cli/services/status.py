@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import Verbs, add_host, add_json, open_target, verb
+from appliance.cli.snapshot_facts import snapshot_facts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from appliance.operations.overlay.mirrored import MirrorState
     from appliance.operations.services.status import Status
-    from appliance.operations.snapshots.status import SnapshotStatus
     from appliance.operations.vm.deferred import Deferred
 
 EXAMPLES = """\
@@ -90,31 +90,6 @@ def mirror_text(mirror: MirrorState) -> str:
     return f"{members}; {scrubbed}"
 
 
-def snapshot_facts(snapshots: SnapshotStatus) -> Iterator[tuple[str, str]]:
-    """Yield rows about the newest verified snapshot and the schedule."""
-    from appliance.units import format_age, format_size, format_time
-
-    newest, run = snapshots.newest, snapshots.last_run
-    if snapshots.problem:
-        yield "snapshots", f"not known: {snapshots.problem}"
-        return
-    parts = [f"{snapshots.count} in all"]
-    if newest:
-        frozen = f", writers waited {newest['frozen_ms']:.0f} ms" if newest["running"] else ""
-        parts.insert(0, f"{newest['number']}, {format_age(newest['age_s'])} ago, by {newest['method']}{frozen}")
-    if snapshots.bytes is not None:
-        parts.append(format_size(snapshots.bytes))
-    yield "snapshots", "; ".join(parts) if snapshots.count else "none"
-    if not snapshots.schedule:
-        yield "schedule", "none: `sms overlay schedule install` installs one"
-        return
-    last = "no run yet" if not run else f"last run {format_time(run.started)} {'succeeded' if run.ok else 'failed'}"
-    yield "schedule", f"every {snapshots.every_minutes} min, by {snapshots.schedule}; {last}"
-    if drill := snapshots.last_drill:
-        verdict = "succeeded" if drill.ok else "failed"
-        yield "restore drill", f"{format_time(drill.started)} {verdict}, with snapshot {drill.number or '-'}"
-
-
 def reach_facts(found: Status) -> Iterator[tuple[str, str]]:
     """Yield rows about the container's networks and the nodes, in rich markup."""
     from rich.markup import escape
@@ -170,6 +145,8 @@ def view(found: Status) -> RenderableType:
         facts.append(("mirror", mirror_text(found.mirror)))
     facts.append(("lease", held if found.lease_problem else f"{escape(held)}, generation {lease.generation}"))
     facts += [(name, escape(text)) for name, text in snapshot_facts(found.snapshots)]
+    if found.vm_snapshots and (found.vm_snapshots.count or found.vm_snapshots.schedule):
+        facts += [(name, escape(text)) for name, text in snapshot_facts(found.vm_snapshots, "VM ")]
     facts += reach_facts(found)
     if vm := found.provisioning:
         facts.append(("provisioning", escape(f"{vm.hostname} ({vm.address}) {deferred_text(vm)}")))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 
-from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
+from appliance.cli.common import Verbs, add_host, add_json, add_vm, open_target, print_result, verb
 
 EXAMPLES = """\
   sms overlay list                  on this admin host, newest last
   sms overlay list --host host-b    on another one
+  sms overlay list --vm             those of the provisioning VM's state
   sms overlay list --json           every manifest, for scripts"""
 
 
@@ -23,6 +24,7 @@ def add(actions: Verbs) -> None:
         EXAMPLES,
     )
     add_host(parser)
+    add_vm(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -37,6 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     if listing.snapshots or listing.broken or listing.foreign:
         print_result(arguments, listing, list_lines(listing, time.time()), markup=True)
     else:
-        text = f"no snapshots of {cluster.site.cluster} on {host.name}; `sms overlay snapshot` takes one"
+        text = f"no snapshots of {cluster.label} on {host.name}; `sms overlay snapshot` takes one"
         print_result(arguments, listing, [text])
     return 4 if listing.damaged else 0

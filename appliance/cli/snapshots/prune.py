@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_host, add_json, filled, open_site, open_target, print_result, verb
+from appliance.cli.common import Verbs, add_host, add_json, add_vm, filled, open_site, open_target, print_result, verb
 from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ EXAMPLES = """\
   sms overlay prune -n          show what the site's retention would remove, and why the others are kept
   sms overlay prune             remove these snapshots
   sms overlay prune 12 13       remove these two, and no others
+  sms overlay prune --vm        those of the provisioning VM's state
   sms overlay prune --at borg   remove archives in the Borg repository, on a machine whose key may remove
   sms overlay prune --at borg --uuid 5d6e71c0    of this one of several clusters of one name"""
 
@@ -44,6 +45,7 @@ def add(actions: Verbs) -> None:
         help="with --at: the cluster's UUID or at least 4 digits of it, if the repository has several of this name",
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be removed, and why")
+    add_vm(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -10,6 +10,7 @@ from appliance.cli.common import (
     add_host,
     add_json,
     add_snapshot_name,
+    add_vm,
     filled,
     open_target,
     print_result,
@@ -20,6 +21,7 @@ EXAMPLES = """\
   sms overlay pull --from borg --list     list the snapshots in the repository
   sms overlay pull --from borg            fetch the newest one into this host's store
   sms overlay pull --from host-b 42       fetch one from another admin host
+  sms overlay pull --from borg --vm       the newest of the VM's state; `sms vm restore --from` does both
   sms overlay restore latest              then replace the overlay by it"""
 
 
@@ -40,6 +42,7 @@ def add(actions: Verbs) -> None:
     parser.add_argument("--list", action="store_true", help="only list the snapshots there")
     add_host(parser)
     parser.add_argument("-n", "--dry-run", action="store_true", help="only show which one would be fetched")
+    add_vm(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 

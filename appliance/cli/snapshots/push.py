@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_host, add_json, filled, open_target, print_result, verb
+from appliance.cli.common import Verbs, add_host, add_json, add_vm, filled, open_target, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.operations.snapshots.push import Pushed
@@ -16,6 +16,7 @@ EXAMPLES = """\
   sms overlay push --all-missing -n       show what would be sent where
   sms overlay push 42 --to borg           one of them, to the Borg repository
   sms overlay push latest --to host-b     into the snapshot store of another admin host
+  sms overlay push --vm                   the newest of the provisioning VM's state
   sms overlay push --all-missing --prune  then prune there by the site's retention, as scheduled runs do"""
 
 
@@ -43,6 +44,7 @@ def add(actions: Verbs) -> None:
     )
     add_host(parser)
     parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be pushed and removed")
+    add_vm(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 

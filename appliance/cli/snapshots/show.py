@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
+from appliance.cli.common import Verbs, add_host, add_json, add_vm, open_target, print_result, verb
 
 EXAMPLES = """\
   sms overlay show latest         the newest verified one
@@ -17,6 +17,7 @@ def add(actions: Verbs) -> None:
     parser = verb(actions, "show", "show a snapshot's manifest", "Show a snapshot's manifest.", EXAMPLES)
     parser.add_argument("snapshot", metavar="NUMBER", help="its number, or latest: the newest verified one")
     add_host(parser)
+    add_vm(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_host, add_json, duration, open_target, print_result, verb
+from appliance.cli.common import Verbs, add_host, add_json, add_vm, duration, open_target, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
-    from appliance.operations.snapshots.snapshot import SnapshotOptions
+    from appliance.plan.snapshots.runs import Run
+    from appliance.progress import Progress
 
 LONGEST_FREEZE_S = 60
 
@@ -19,6 +20,7 @@ EXAMPLES = """\
   sms overlay snapshot --host host-a             on another one, over SSH
   sms overlay snapshot --reason upgrade          with a reason, which `sms overlay list` shows
   sms overlay snapshot --method full --no-dump   a complete copy, without database dumps
+  sms overlay snapshot --vm                      of the provisioning VM's state, while it runs or is off
   sms overlay snapshot -n                        show what would be done"""
 
 
@@ -63,16 +65,36 @@ def add(actions: Verbs) -> None:
         "the lease",
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
+    add_vm(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
 
-def run_as_scheduled(arguments: argparse.Namespace, cluster: Cluster, host: Host, options: SnapshotOptions) -> int:
-    """Run as scheduled. Failures are reported by syslog and mail, so that cron's --quiet run prints nothing."""
-    from appliance.cli.screen import err, print_json, progress
-    from appliance.operations.snapshots.scheduled import run_scheduled
+def run_vm(arguments: argparse.Namespace, cluster: Cluster, host: Host, shown: Progress) -> int:
+    """Take a snapshot of the VM's state."""
+    from appliance.cli.snapshots.view import taken_line
+    from appliance.errors import ConfigError
+    from appliance.operations.snapshots.scheduled import run_scheduled_vm
+    from appliance.operations.snapshots.vm_state import rehearse_vm_state, take_vm_state
 
-    run = run_scheduled(cluster, host, progress(arguments.quiet), options)
+    if arguments.method or arguments.no_dump:
+        raise ConfigError("--method and --no-dump are those of the overlay", hint="sms overlay snapshot --vm")
+    if arguments.dry_run:
+        steps = rehearse_vm_state(cluster, host)
+        print_result(arguments, steps, steps)
+        return 0
+    if arguments.scheduled:
+        return report_scheduled(arguments, run_scheduled_vm(cluster, host, shown))
+    taken = take_vm_state(cluster, host, shown, reason=" ".join(arguments.reason.split()))
+    assert taken
+    print_result(arguments, taken, [taken_line(f"the VM of {cluster.site.cluster}", taken)])
+    return 0
+
+
+def report_scheduled(arguments: argparse.Namespace, run: Run | None) -> int:
+    """Print a scheduled run. Failures are reported by syslog and mail, so that cron's --quiet run prints nothing."""
+    from appliance.cli.screen import err, print_json
+
     if arguments.json:
         print_json(run)
     elif run and not run.ok and not arguments.quiet:
@@ -84,9 +106,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
     from appliance.cli.screen import err
     from appliance.cli.snapshots.view import taken_line
+    from appliance.operations.snapshots.scheduled import run_scheduled
     from appliance.operations.snapshots.snapshot import SCHEDULED, SnapshotOptions, rehearse_snapshot, snapshot
 
     cluster, host, shown = open_target(arguments)
+    if cluster.vm:
+        return run_vm(arguments, cluster, host, shown)
     reason = SCHEDULED if arguments.scheduled else " ".join(arguments.reason.split())
     options = SnapshotOptions(arguments.method or "", arguments.freeze_limit, not arguments.no_dump, reason)
     if arguments.dry_run:
@@ -94,10 +119,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_result(arguments, steps, steps)
         return 0
     if arguments.scheduled:
-        return run_as_scheduled(arguments, cluster, host, options)
+        return report_scheduled(arguments, run_scheduled(cluster, host, shown, options))
     taken = snapshot(cluster, host, shown, options)
     result = {**taken.snapshot, "not_dumped": list(taken.not_dumped)}
-    print_result(arguments, result, [taken_line(cluster.site.cluster, taken.snapshot)])
+    print_result(arguments, result, [taken_line(cluster.label, taken.snapshot)])
     for why in taken.not_dumped:
         err.print(f"warning: {why}", markup=False)
     if taken.not_dumped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
+from appliance.cli.common import Verbs, add_host, add_json, add_vm, open_target, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.host.base import Host
@@ -33,6 +33,7 @@ def add(actions: Verbs) -> None:
     what.add_argument("--all", action="store_true", help="all snapshots")
     parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be read; record nothing")
     add_host(parser)
+    add_vm(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         return rehearse(cluster, host, arguments)
     found = verify(cluster, host, arguments.snapshots, shown, everything=arguments.all)
     result = [{"number": one.number, "ok": one.ok, "damage": list(one.damage)} for one in found]
-    print_result(arguments, result, verified_lines(found, cluster.site.cluster), markup=True)
+    print_result(arguments, result, verified_lines(found, cluster.label), markup=True)
     bad = [one.number for one in found if not one.ok]
     if bad:
         numbers = " ".join(str(number) for number in bad)
@@ -66,8 +67,6 @@ def rehearse(cluster: Cluster, host: Host, arguments: argparse.Namespace) -> int
     from appliance.units import format_size
 
     found = rehearse_verify(cluster, host, arguments.snapshots, everything=arguments.all)
-    lines = [
-        f"read snapshot {one['number']} of {cluster.site.cluster}, {format_size(one['used_bytes'])}" for one in found
-    ]
+    lines = [f"read snapshot {one['number']} of {cluster.label}, {format_size(one['used_bytes'])}" for one in found]
     print_result(arguments, found, [*lines, "the result would be recorded with each snapshot"])
     return 0

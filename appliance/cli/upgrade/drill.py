@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_json, add_snapshot_name, filled, open_site, print_result, seconds, verb
+from appliance.cli.common import (
+    Verbs,
+    add_json,
+    add_snapshot_name,
+    add_vm,
+    filled,
+    open_site,
+    print_result,
+    seconds,
+    verb,
+)
 
 if TYPE_CHECKING:
     from appliance.operations.upgrade.drill import DrillResult
@@ -14,6 +24,7 @@ EXAMPLES = """\
   sms overlay drill                   with the newest snapshot at the site file's targets
   sms overlay drill --from borg       with the newest in the Borg repository
   sms overlay drill --from host-b 42  with an older one of a standby host
+  sms overlay drill --vm              with that of the VM's state: file system, inventory, master files
   sms overlay drill -n                show what would be done
   sms overlay drill --down            remove what a killed one has left; the next one does it, too"""
 
@@ -40,6 +51,7 @@ def add(actions: Verbs) -> None:
     )
     what.add_argument("--down", action="store_true", help="only remove what killed drills have left")
     what.add_argument("-n", "--dry-run", action="store_true", help="check everything and create nothing")
+    add_vm(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -48,25 +60,27 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
     from appliance.cli.screen import err, print_json
     from appliance.operations.upgrade import drill as work
+    from appliance.operations.upgrade import vm_drill
 
     cluster, shown = open_site(arguments)
     if arguments.down:
-        removed = work.clean_up(cluster, shown)
+        removed = vm_drill.clean_up_vm(cluster) if cluster.vm else work.clean_up(cluster, shown)
         print_result(arguments, removed, [f"removed: {', '.join(removed) or 'nothing'}"])
         return 0
     options = work.DrillOptions(arguments.source or "", arguments.snapshot, arguments.wait)
     if arguments.dry_run:
-        steps = work.plan_drill(cluster, options, shown)
+        steps = (vm_drill.plan_drill_vm if cluster.vm else work.plan_drill)(cluster, options, shown)
         print_result(arguments, steps, steps)
         return 0
+    do = vm_drill.drill_vm if cluster.vm else work.drill
     if arguments.scheduled:
-        run = work.run_scheduled_drill(cluster, options, shown)
+        run = work.run_scheduled_drill(cluster, lambda: do(cluster, options, shown))
         if arguments.json:
             print_json(run)
         elif not run.ok and not arguments.quiet:
             err.print(f"sms: {run.error}", markup=False)
         return 0 if run.ok else 1
-    done = work.drill(cluster, options, shown)
+    done = do(cluster, options, shown)
     if arguments.json:
         print_json(done.as_dict())
     else:

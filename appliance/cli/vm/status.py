@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
+from appliance.cli.snapshot_facts import snapshot_facts
 from appliance.cli.vm.common import add_vm_host
 from appliance.text import one_line
 
@@ -35,13 +37,22 @@ def add(actions: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show it."""
+    from appliance.operations.snapshots.status import vm_snapshot_status
     from appliance.operations.vm.status import status_vm
 
     cluster, _ = open_site(arguments)
     name = arguments.host or cluster.site.admin_hosts[0].name
     found = status_vm(cluster, cluster.host(name), only=arguments.host is not None)
-    print_result(arguments, found, _lines(found))
-    return 0 if found.healthy else 4
+    of_state = None
+    if found.host and found.host not in found.silent:
+        of_state = vm_snapshot_status(cluster.of_vm(), cluster.host(found.host))
+    result = {**asdict(found), "state_snapshots": of_state and of_state.as_dict()}
+    lines = [*_lines(found)]
+    if of_state:
+        lines += [f"{name:10} {text}" for name, text in snapshot_facts(of_state, "state ")]
+        lines += [f"WARNING    {warning}" for warning in of_state.judgement.warnings]
+    print_result(arguments, result, lines)
+    return 0 if found.healthy and (of_state is None or of_state.judgement.healthy) else 4
 
 
 def _lines(found: VmStatus) -> Iterator[str]:

@@ -17,7 +17,15 @@ from appliance.operations.image.deliver import find_refusal, verify
 from appliance.operations.preflight import try_confinement
 from appliance.operations.site.config import check_files, named_files
 from appliance.plan.hosts.apptainer import PINS
-from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, install_fix, worst
+from appliance.plan.hosts.doctor import (
+    FILE_SYSTEMS,
+    PROGRAMS,
+    Finding,
+    examine,
+    examine_vm_schedule,
+    install_fix,
+    worst,
+)
 from appliance.plan.hosts.facts import Facts, parse_values, read_bridges
 from appliance.share import share
 from appliance.tools.programs import has_program
@@ -47,6 +55,8 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
     # A build host needs no bridge.
     bridges = {net.bridge: net.port for net in (networks.provisioning, networks.public)} if admin else {}
     findings += examine(facts, bridges=bridges, overlay_bytes=cluster.site.overlay.size_mb << 20)
+    if admin and cluster.site.provisioning:
+        findings += examine_vm_schedule(facts)
     if admin and facts.values.get("uid") == "0":
         findings += _image(cluster, host)
     if isinstance(host, Local):

@@ -17,7 +17,7 @@ from appliance.operations.overlay.mirrored import MirrorState, query_mirror
 from appliance.operations.preflight import UNCONFINED, find_instance, is_confined
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
 from appliance.operations.services.unfinished import read_last_upgrade
-from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
+from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status, vm_snapshot_status
 from appliance.operations.start_note import read_note
 from appliance.operations.vm.certificates import container_problems
 from appliance.operations.vm.deferred import Deferred, probe_vm
@@ -64,6 +64,7 @@ class Status:
     uptime_s: int = 0
     warnings: list[str] = field(default_factory=list)
     snapshots: SnapshotStatus = field(default_factory=SnapshotStatus)
+    vm_snapshots: SnapshotStatus | None = None
     provisioning: Deferred | None = None
     networks: Sequence[NetworkState] = ()
     nodes: NodesView | None = None
@@ -75,6 +76,7 @@ class Status:
     def as_dict(self) -> dict[str, object]:
         """Return the value printed by --json."""
         shown = {**asdict(self), "snapshots": self.snapshots.as_dict()}
+        shown["vm_snapshots"] = self.vm_snapshots and self.vm_snapshots.as_dict()
         if problem := shown.pop("lease_problem"):
             shown["lease"]["problem"] = problem
         return shown
@@ -89,18 +91,21 @@ def status(cluster: Cluster, host: Host) -> Status:
     except SmsError as error:  # the services must be shown nevertheless
         lease, trouble, problem = Lease(cluster.site.cluster), [error.message], error.message
     trouble += _interrupted_upgrade(cluster, host)
-    with ThreadPoolExecutor(1) as pool:  # while services are probed
+    with ThreadPoolExecutor(2) as pool:  # while services are probed
         snapshots = pool.submit(snapshot_status, cluster, host, lease)
-        return _with_snapshots(_container_status(cluster, host, lease, trouble, problem), snapshots)
+        of_vm = pool.submit(vm_snapshot_status, cluster.of_vm(), host) if cluster.site.provisioning else None
+        return _with_snapshots(_container_status(cluster, host, lease, trouble, problem), snapshots, of_vm)
 
 
-def _with_snapshots(status: Status, query: Future[SnapshotStatus]) -> Status:
-    found = query.result()
+def _with_snapshots(status: Status, query: Future[SnapshotStatus], vm_query: Future[SnapshotStatus] | None) -> Status:
+    found, of_vm = query.result(), vm_query.result() if vm_query else None
+    judgements = [one.judgement for one in (found, of_vm) if one]
     return replace(
         status,
-        healthy=status.healthy and found.judgement.healthy,
-        warnings=[*status.warnings, *found.judgement.warnings],
+        healthy=status.healthy and all(one.healthy for one in judgements),
+        warnings=[*status.warnings, *(warning for one in judgements for warning in one.warnings)],
         snapshots=found,
+        vm_snapshots=of_vm,
     )
 
 

@@ -64,14 +64,17 @@ def store(cluster: Cluster) -> str:
     return str(cluster.places.snapshots)
 
 
-def state_paths(cluster: Cluster) -> list[str]:
-    """Return paths in the container whose files must be readable in a snapshot."""
-    return list(dict.fromkeys(path for service in cluster.services for path in service.state))
+def check_request(cluster: Cluster) -> dict[str, Any]:
+    """Return the part of a request by which the agent checks a snapshot.
 
-
-def state_heads(cluster: Cluster) -> dict[str, str]:
-    """Return the text expected near the beginning of each state file, by path."""
-    return {path: text for service in cluster.services for path, text in service.state_heads.items()}
+    Of the overlay: paths in the container whose files must be readable, and the text expected near the beginning of
+    files, by path. The VM's state is an ext4 file system without files of services.
+    """
+    if cluster.vm:
+        return {"whole": True}
+    paths = (path for service in cluster.services for path in service.state)
+    heads = {path: text for service in cluster.services for path, text in service.state_heads.items()}
+    return {"state": list(dict.fromkeys(paths)), "heads": heads}
 
 
 def store_request(cluster: Cluster, host: Host) -> dict[str, Any]:
@@ -185,12 +188,7 @@ def verify(
     numbers, broken = _select(list_snapshots(cluster, host), selectors, everything)
     found = [Verified(number, (why,)) for number, why in broken.items()]
     if numbers:
-        request = {
-            "store": store(cluster),
-            "numbers": numbers,
-            "state": state_paths(cluster),
-            "heads": state_heads(cluster),
-        }
+        request = {"store": store(cluster), "numbers": numbers, **check_request(cluster)}
         reply = agent.call(host, "verify", request, progress)
         found += [Verified(one["number"], tuple(one["damage"])) for one in reply["snapshots"]]
     return sorted(found, key=lambda one: one.number)

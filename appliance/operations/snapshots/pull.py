@@ -121,7 +121,7 @@ def pull(
             progress.report(note)
         here = [local for local in listing.snapshots if local["health"].get("ok")]
         same = next((local["number"] for local in here if local["uuid"] == one["uuid"]), 0)
-        if not dry_run:
+        if not dry_run and not cluster.vm:  # the next snapshot of the VM's state sorts after all others in the store
             with lock_host(cluster, host):
                 note = raise_lease(host, cluster, one["generation"], cluster_uuid=uuid_of(one))
             if note:

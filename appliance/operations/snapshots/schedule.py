@@ -29,6 +29,7 @@ from appliance.plan.snapshots.schedule import (
     unit_name,
     unit_path,
 )
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.tools.programs import find_missing
 from appliance.tools.scripts import script_argv
@@ -51,18 +52,24 @@ class Scheduled:
     last_run: Run | None = None
     drills: bool = False
     last_drill: Run | None = None
+    vm: Scheduled | None = None
 
 
 def schedule_files(cluster: Cluster) -> list[str]:
     """Return the paths of a schedule's files on a host, for both kinds."""
-    name = cluster.site.cluster
+    name = cluster.label
     return [cron_path(name), *(unit_path(name, one, kind) for one in get_args(Job) for kind in get_args(Unit))]
 
 
 def show_schedule(cluster: Cluster, host: Host) -> Scheduled:
-    """Return the schedule that is installed on the host."""
+    """Return the schedule that is installed on the host; with that of the VM's state, if the site has a VM."""
+    shown = _show(cluster, host)
+    return replace(shown, vm=_show(cluster.of_vm(), host)) if cluster.site.provisioning else shown
+
+
+def _show(cluster: Cluster, host: Host) -> Scheduled:
     texts = _read(cluster, host)
-    found = installed(texts, cluster.site.cluster)
+    found = installed(texts, cluster.label)
     if not found:
         return Scheduled(host.name)
     kind, every = found
@@ -80,7 +87,9 @@ def install_schedule(
     every: int | None = None,
     dry_run: bool = False,
 ) -> Scheduled:
-    """Install a schedule on the host; files of the other kind are removed.
+    """Install a schedule on the host, and that of the VM's state, if the site has a VM.
+
+    Files of the other kind are removed.
 
     Args:
         site_file: the one in use here; another host reads its own.
@@ -91,21 +100,18 @@ def install_schedule(
         Refused: the host has no sms, no site file of this cluster, or neither systemd nor cron.
     """
     minutes = cluster.site.snapshots.every_minutes if every is None else every
-    planned = _plan(cluster, host, site_file, minutes)
-    before = _read(cluster, host)
+    each = [cluster, *([cluster.of_vm()] if cluster.site.provisioning else [])]
+    plans = [_plan(one, host, site_file, minutes) for one in each]
     if dry_run:
-        changed = before != dict(planned.files)
-        runs = planned.kind == "systemd" or _runs(cluster, host, planned.kind)
-        drills = any(map(has_drill, planned.files.values()))
-        return Scheduled(host.name, planned.kind, planned.every, runs, changed, dict(planned.files), drills=drills)
-    left = {path: text for path, text in before.items() if path not in planned.files}
+        would = [_would_install(one, host, planned) for one, planned in zip(each, plans, strict=True)]
+        return replace(would[0], vm=would[1]) if would[1:] else would[0]
     with progress.step(f"schedule snapshots on {host.name}") as step:
-        changed = _remove_files(cluster, host, left)
-        written = [host.write(path, text.encode()) for path, text in planned.files.items()]
-        changed = any(written) or changed
-        for unit in planned.units:
-            changed = _start_timer(host, unit, reload=any(written)) or changed
-        step.detail(f"every {planned.every} min, by {planned.kind}" + ("" if changed else ": unchanged"))
+        changes = [_install(one, host, planned) for one, planned in zip(each, plans, strict=True)]
+        changed = any(changes)
+        if not cluster.site.provisioning:  # any more
+            vm = replace(cluster, vm=True)
+            changed = _remove_files(vm, host, _read(vm, host)) or changed
+        step.detail(f"every {minutes} min, by {plans[0].kind}" + ("" if changed else ": unchanged"))
     shown = show_schedule(cluster, host)
     if not shown.runs:
         progress.report(
@@ -120,13 +126,33 @@ def install_schedule(
     return replace(shown, changed=changed)
 
 
+def _would_install(cluster: Cluster, host: Host, planned: Schedule) -> Scheduled:
+    changed = _read(cluster, host) != dict(planned.files)
+    runs = planned.kind == "systemd" or _runs(cluster, host, planned.kind)
+    drills = any(map(has_drill, planned.files.values()))
+    return Scheduled(host.name, planned.kind, planned.every, runs, changed, dict(planned.files), drills=drills)
+
+
+def _install(cluster: Cluster, host: Host, planned: Schedule) -> bool:
+    """Install a planned schedule; return whether anything changed."""
+    left = {path: text for path, text in _read(cluster, host).items() if path not in planned.files}
+    changed = _remove_files(cluster, host, left)
+    written = [host.write(path, text.encode()) for path, text in planned.files.items()]
+    changed = any(written) or changed
+    for unit in planned.units:
+        changed = _start_timer(host, unit, reload=any(written)) or changed
+    return changed
+
+
 def remove_schedule(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> Scheduled:
-    """Remove the schedule from the host; existing snapshots stay."""
-    texts = _read(cluster, host)
+    """Remove the schedules from the host; existing snapshots stay."""
+    vm = replace(cluster, vm=True)  # also where the site has no VM any more
+    texts = {**_read(cluster, host), **_read(vm, host)}
     if dry_run or not texts:
         return Scheduled(host.name, changed=bool(texts), files=texts if dry_run else {})
     with progress.step(f"remove the schedule from {host.name}"):
-        _remove_files(cluster, host, texts)
+        for one in (cluster, vm):
+            _remove_files(one, host, {path: texts[path] for path in schedule_files(one) if path in texts})
     return Scheduled(host.name, changed=True)
 
 
@@ -149,9 +175,12 @@ def _plan(cluster: Cluster, host: Host, site_file: Path, every: int) -> Schedule
             )
         site_file = Path(SITE_FILE)
     folders = (str(cluster.places.overlay.parent), str(cluster.places.snapshots.parent))
+    if cluster.vm:
+        folders = (str(VmPlaces(cluster.site).disks.parent), folders[1])
     common = (sms, str(site_file.absolute()), str(cluster.site.state))
-    drill = drill_job(*common, host.name) if site_targets(cluster, host.name) else None
-    return plan_schedule(cluster.site, kind, every, argv=job(*common), folders=folders, drill=drill)
+    options = ("--vm",) if cluster.vm else ()
+    drill = drill_job(*common, host.name, *options) if site_targets(cluster, host.name) else None
+    return plan_schedule(cluster.label, kind, every, argv=job(*common, *options), folders=folders, drill=drill)
 
 
 def _has_cron(host: Host) -> bool:
@@ -166,11 +195,11 @@ def _read(cluster: Cluster, host: Host) -> dict[str, str]:
 def _runs(cluster: Cluster, host: Host, kind: str) -> bool:
     if kind == "cron":
         return host.works(*script_argv("cron-runs"))
-    return host.works("systemctl", "is-active", "--quiet", unit_name(cluster.site.cluster, "snapshot"))
+    return host.works("systemctl", "is-active", "--quiet", unit_name(cluster.label, "snapshot"))
 
 
 def _remove_files(cluster: Cluster, host: Host, texts: Mapping[str, str]) -> bool:
-    name = cluster.site.cluster
+    name = cluster.label
     units = [path for path in texts if path != cron_path(name)]
     for one in get_args(Job):
         if unit_path(name, one) in units:

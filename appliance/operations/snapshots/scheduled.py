@@ -25,12 +25,14 @@ from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.push import FAILED, PushOptions, push, site_targets
 from appliance.operations.snapshots.report import finish, finish_interrupted, read_record, write_record
 from appliance.operations.snapshots.schedule import schedule_files
-from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
+from appliance.operations.snapshots.snapshot import SCHEDULED, SnapshotOptions, snapshot
+from appliance.operations.snapshots.vm_state import has_vm, take_vm_state, vm_since
 from appliance.operations.vm.certificates import renew_due
 from appliance.plan.migration.lease import find_foreign
 from appliance.plan.overlay.mirror import scrub_is_due
 from appliance.plan.snapshots.offsite import BORG
 from appliance.plan.snapshots.runs import (
+    VM_SNAPSHOTS,
     Expected,
     Run,
     count_postponed,
@@ -167,8 +169,51 @@ def name_cluster(cluster: Cluster, host: Host, work: RunState) -> None:
         ensure_identity(leases, NotesOnly(work))
 
 
+def run_scheduled_vm(cluster: Cluster, host: Host, progress: Progress) -> Run | None:
+    """Take a snapshot of the VM's state, prune and push; return the record of the run, as ``run_scheduled`` does.
+
+    None: the VM and its disks are not on this host, or another run is in progress. While the VM is off, nothing is
+    taken again that the newest snapshot has.
+
+    Args:
+        cluster: ``of_vm``.
+    """
+    started, work = time.time(), RunState()
+    try:
+        try:
+            if not has_vm(cluster, host):
+                return None
+            previous = read_record(cluster, host, VM_SNAPSHOTS)
+            work.missed = detect_gap(cluster, host, Lease("", since=vm_since(cluster, host)), started)
+            work.attempt("read again", partial(reread_when_due, cluster, host, progress))
+            taken = take_vm_state(cluster, host, progress, reason=SCHEDULED, if_changed=True)
+            if taken:
+                work.number = taken["number"]
+            else:
+                work.number = previous.number if previous else None
+                work.notes += ("the VM is off and its state has not changed since the newest snapshot",)
+        except Busy as error:
+            overlap = record_overlap(read_record(cluster, host), now=time.time(), what=one_line(error.message))
+            write_record(cluster, host, overlap)
+            return None
+        except Exception as error:
+            work.fail("", error)
+        prune_and_push(cluster, host, progress, work)
+    except KeyboardInterrupt:
+        finish_interrupted(cluster, host, work.run(started, "it was interrupted"), VM_SNAPSHOTS)
+        raise
+    return finish(cluster, host, work.run(started), VM_SNAPSHOTS)
+
+
 def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunState) -> None:
     """Prune, push, scrub, renew certificates. Also after a failed snapshot: pruning frees a full disk."""
+    prune_and_push(cluster, host, progress, work)
+    work.attempt("scrub", partial(scrub_when_due, cluster, host, progress))
+    work.attempt("certificates", partial(renew_due, cluster))
+
+
+def prune_and_push(cluster: Cluster, host: Host, progress: Progress, work: RunState) -> None:
+    """Prune this host, then push to the site's targets and prune these."""
 
     def thin() -> None:
         work.stored_bytes = prune(cluster, host, (), progress).stored_bytes
@@ -180,8 +225,6 @@ def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunS
         if busy := work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress)):
             work.push_waits_since, error = judge_waiting_push(read_record(cluster, host), busy, now=time.time())
             work.errors += (f"push to {target}: {error}",) if error else ()
-    work.attempt("scrub", partial(scrub_when_due, cluster, host, progress))
-    work.attempt("certificates", partial(renew_due, cluster))
 
 
 def _renew_certificates(cluster: Cluster, host: Host) -> None:
@@ -207,7 +250,7 @@ def detect_gap(cluster: Cluster, host: Host, lease: Lease, now: float) -> str:
     """Return a warning about missed runs; empty where there are none, or where this cannot be determined."""
     try:
         found = {path: data for path in schedule_files(cluster) if (data := host.read(path))}
-        every = installed({path: data.decode(errors="replace") for path, data in found.items()}, cluster.site.cluster)
+        every = installed({path: data.decode(errors="replace") for path, data in found.items()}, cluster.label)
         if not every:
             return ""
         written = [float(stamp) for stamp in host.run("stat", "-c", "%Y", *found).text.split()]
@@ -232,7 +275,7 @@ def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> No
         Busy: an earlier run is still pushing there, or another one, such as a drill, uses the repository.
         SmsError: a push failed.
     """
-    lock = f"/run/sms/{cluster.site.cluster}.push-{target}.lock"
+    lock = f"/run/sms/{cluster.label}.push-{target}.lock"
     with only_one(host, lock, f"another run pushes to {target}"):
         repository = cluster.site.snapshots.borg
         prunes = target == BORG and repository is not None and not repository.append_only

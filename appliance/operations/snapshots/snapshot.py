@@ -13,7 +13,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.overlay import is_on_closed_mirror, keep_stopped
 from appliance.operations.preflight import check_programs, find_instance
-from appliance.operations.snapshots.list import Snapshot, state_heads, state_paths, store
+from appliance.operations.snapshots.list import Snapshot, check_request, store
 from appliance.operations.start_note import StartNote, read_note
 from appliance.plan.machine import dump_argv
 from appliance.progress import Progress
@@ -189,8 +189,7 @@ def take_snapshot(
             "image": {"key": note.key if note else "", "sha256": note.sha256 if note else ""},
             "slurm_cluster": cluster.site.cluster,
         },
-        "state": state_paths(cluster),
-        "heads": state_heads(cluster),
+        **check_request(cluster),
         "reason": options.reason,
         "notes": list(notes),
     }

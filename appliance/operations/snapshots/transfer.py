@@ -13,7 +13,7 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.preflight import only_one
-from appliance.operations.snapshots.list import Snapshot, state_heads, state_paths, store
+from appliance.operations.snapshots.list import Snapshot, check_request, store
 from appliance.plan.snapshots.offsite import (
     BORG,
     archive_glob,
@@ -63,9 +63,8 @@ def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Pr
     over_ssh = not (isinstance(source, Local) and isinstance(target, Local))
     import_request = {
         "store": into or store(cluster),
-        "cluster": cluster.site.cluster,
-        "state": state_paths(cluster),
-        "heads": state_heads(cluster),
+        "cluster": cluster.label,
+        **check_request(cluster),
         "origin": source.name,
         "what": f"send snapshot {number} from {source.name} to {target.name}",
     }
@@ -115,7 +114,7 @@ def estimate(cluster: Cluster, source: Host, number: int, target: Host) -> Sent:
     Raises:
         Refused, SmsError, Unreachable: as ``send``.
     """
-    request = {"store": store(cluster), "cluster": cluster.site.cluster}
+    request = {"store": store(cluster), "cluster": cluster.label}
     with (
         agent.open_session(source, "export", {**request, "snapshot": number}) as exporter,
         agent.open_session(target, "estimate", request) as estimating,
@@ -198,7 +197,7 @@ class Offsite:
             Busy, Refused, SmsError, Unreachable: it cannot be used.
         """
         borg.check_ready(self.host, self.repository)
-        cluster = self.cluster.site.cluster
+        cluster = self.cluster.label
         found = borg.list_archives(self.host, self.repository, f"sms-{cluster}-*")
         self.exists = found is not None
         self.ids = {one.name: one.id for one in found or []}
@@ -253,7 +252,7 @@ class Offsite:
         if self.exists and not dry_run:
             with progress.step(f"prune {self.repository.url}") as step:
                 # Checkpoints have no comment: only by the UUID in the name it is certain whose they are.
-                glob = archive_glob(self.cluster.site.cluster, self.identity.uuid if self.identity else "")
+                glob = archive_glob(self.cluster.label, self.identity.uuid if self.identity else "")
                 borg.remove(self.host, self.repository, glob, [archive_name(one) for one in doomed])
                 step.detail(f"{len(doomed)} archive{'s' * (len(doomed) != 1)} removed")
         return doomed
@@ -269,12 +268,11 @@ class Offsite:
         """
         request = {
             "store": into or store(self.cluster),
-            "cluster": self.cluster.site.cluster,
+            "cluster": self.cluster.label,
             "manifest": one,
             "argv": list(borg.extract_argv(self.repository, archive_name(one))),
             "program": BORG,
-            "state": state_paths(self.cluster),
-            "heads": state_heads(self.cluster),
+            **check_request(self.cluster),
             "origin": f"the repository, of {one['host']}",
             "what": f"pull {archive_name(one)}",
         }

@@ -41,7 +41,7 @@ from appliance.operations.upgrade.rehearse import (
 from appliance.operations.upgrade.rehearse_checks import Check, Checks
 from appliance.operations.upgrade.rehearse_folders import remove_leftovers
 from appliance.plan.snapshots.offsite import BORG, LATEST, archive_name
-from appliance.plan.snapshots.runs import DRILLS, Run, one_line
+from appliance.plan.snapshots.runs import DRILLS, VM_DRILLS, Run, one_line
 from appliance.progress import Progress
 from appliance.shared.order import order
 
@@ -125,9 +125,8 @@ def drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> DrillR
     targets = choose_targets(cluster, here.name, [options.source] if options.source else [], option="--from")
     image = _prepare(cluster, here, progress)
     if BORG in targets:
-        tried.try_out("borg check of the repository", lambda: _retry(lambda: check_repository(cluster, here)))
-        _note_key(cluster, here, done)
-    found = _find(cluster, here, targets, options.snapshot, tried)
+        check_borg(cluster, here, tried, done)
+    found = find_newest(cluster, here, targets, options.snapshot, tried)
     if not found:
         return done
     _describe(done, found, image)
@@ -137,7 +136,7 @@ def drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> DrillR
         found.snapshot,
         ("", ""),
         check_room(cluster, found.snapshot, image, copies=2),
-        _fetch(cluster, here, found, progress),
+        make_fetch(cluster, here, found, progress),
         _production(cluster, found.snapshot["taken"], done),
     )
     began = time.monotonic()
@@ -162,7 +161,7 @@ def plan_drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> l
     targets = choose_targets(cluster, here.name, [options.source] if options.source else [], option="--from")
     image = _prepare(cluster, here, progress, dry_run=True)
     tried = Checks(progress)
-    found = _find(cluster, here, targets, options.snapshot, tried)
+    found = find_newest(cluster, here, targets, options.snapshot, tried)
     if not found:
         raise SmsError("; ".join(check.seen for check in tried.done))
     room = check_room(cluster, found.snapshot, image, copies=2)
@@ -191,7 +190,9 @@ def _prepare(cluster: Cluster, here: Local, progress: Progress, *, dry_run: bool
     return image
 
 
-def _note_key(cluster: Cluster, here: Local, done: DrillResult) -> None:
+def check_borg(cluster: Cluster, here: Local, tried: Checks, done: DrillResult) -> None:
+    """Check the repository, and note whether a copy of its key is known."""
+    tried.try_out("borg check of the repository", lambda: retry(lambda: check_repository(cluster, here)))
     try:
         warning = warn_about_key(cluster, here)
     except SmsError as error:
@@ -199,7 +200,7 @@ def _note_key(cluster: Cluster, here: Local, done: DrillResult) -> None:
     done.notes += [warning] if warning else []
 
 
-def _find(cluster: Cluster, here: Local, targets: Sequence[str], selector: str, tried: Checks) -> Found | None:
+def find_newest(cluster: Cluster, here: Local, targets: Sequence[str], selector: str, tried: Checks) -> Found | None:
     """Return the newest of the selected snapshots of all targets; a target that fails is a failed check."""
     found: list[Found] = []
     identity = list_snapshots(cluster, here).identity
@@ -221,7 +222,7 @@ def _describe(done: DrillResult, found: Found, image: Image) -> None:
     done.taken, done.age_s, done.image = taken, round(time.time() - taken, 1), image.key
 
 
-def _fetch(cluster: Cluster, here: Local, found: Found, progress: Progress) -> Fetch:
+def make_fetch(cluster: Cluster, here: Local, found: Found, progress: Progress) -> Fetch:
     """Return what fetches the snapshot into the folder of the drill."""
     if found.source != BORG:
         return fetch_from(cluster, cluster.host(found.source), found.snapshot, progress)
@@ -232,10 +233,10 @@ def _fetch(cluster: Cluster, here: Local, found: Found, progress: Progress) -> F
             offsite.lock_repository(stack)
             return into, int(offsite.pull(found.snapshot, progress, into=into).name)
 
-    return lambda folder: _retry(lambda: fetch(folder))
+    return lambda folder: retry(lambda: fetch(folder))
 
 
-def _retry(work: Callable[[], Value]) -> Value:
+def retry(work: Callable[[], Value]) -> Value:
     """Do what needs the repository for itself; wait while a push uses it.
 
     Raises:
@@ -268,25 +269,29 @@ def _production(cluster: Cluster, taken: float, done: DrillResult) -> frozenset[
     return None
 
 
-def run_scheduled_drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> Run:
-    """Run a drill; record the result, and report failures by syslog and mail instead of raising them."""
-    here, started = Local(socket.gethostname()), time.time()
+def run_scheduled_drill(cluster: Cluster, work: Callable[[], DrillResult]) -> Run:
+    """Run a drill; record the result, and report failures by syslog and mail instead of raising them.
+
+    Args:
+        work: the drill.
+    """
+    here, started, subject = Local(socket.gethostname()), time.time(), VM_DRILLS if cluster.vm else DRILLS
 
     def record(number: int | None, error: str, notes: Sequence[str] = ()) -> Run:
         return Run(started, time.time(), not error, number, error, tuple(notes))
 
     try:
         try:
-            done = drill(cluster, options, progress)
+            done = work()
             run = record(done.snapshot, describe_failure(done), done.notes)
         except SmsError as error:
             run = record(None, error.message + (f"\nhint: {error.hint}" if error.hint else ""))
         except Exception as error:  # an unattended run reports whatever happens
             run = record(None, f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:
-        finish_interrupted(cluster, here, record(None, "it was interrupted"), DRILLS)
+        finish_interrupted(cluster, here, record(None, "it was interrupted"), subject)
         raise
-    return finish(cluster, here, run, DRILLS)
+    return finish(cluster, here, run, subject)
 
 
 def describe_failure(done: DrillResult) -> str:

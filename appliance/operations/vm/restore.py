@@ -66,13 +66,7 @@ def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> R
             except SmsError:
                 tidy(cluster, host)
                 raise
-        kept = f"before-restore-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-        with progress.step("exchange the disks") as step:
-            generation, sequence = assign_place(host, where, newest_holder(view_hosts(cluster, host)))
-            about = VmSnapshot(kept, round(time.time(), 3), reason="the disks before a restore")
-            about = replace(about, cluster_uuid=cluster_uuid(cluster, host))
-            _exchange(host, where, replace(about, generation=generation, sequence=sequence))
-            step.detail(f"the old disks are kept as snapshot {kept}")
+        kept = exchange_disks(cluster, host, progress)
         note(cluster, host, "vm restore", "restored", name=snapshot.name, kept=kept)
     return RestoredVm(host.name, snapshot.name, kept, snapshot.taken)
 
@@ -104,6 +98,22 @@ def check_restore(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
             hint="`sms vm snapshot --prune 3` removes old ones",
         )
     return snapshot
+
+
+def exchange_disks(cluster: Cluster, host: Host, progress: Progress) -> str:
+    """Replace the disks by the ``.restored`` files beside them; return the snapshot that keeps the old ones.
+
+    The caller holds every lock, and the VM does not run.
+    """
+    where = VmPlaces(cluster.site)
+    kept = f"before-restore-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    with progress.step("exchange the disks") as step:
+        generation, sequence = assign_place(host, where, newest_holder(view_hosts(cluster, host)))
+        about = VmSnapshot(kept, round(time.time(), 3), reason="the disks before a restore")
+        about = replace(about, cluster_uuid=cluster_uuid(cluster, host))
+        _exchange(host, where, replace(about, generation=generation, sequence=sequence))
+        step.detail(f"the old disks are kept as snapshot {kept}")
+    return kept
 
 
 def _exchange(host: Host, where: VmPlaces, kept: VmSnapshot) -> None:

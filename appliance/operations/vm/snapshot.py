@@ -7,6 +7,7 @@ milliseconds; they are thawed. From then on QEMU copies each block before it is 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -90,7 +91,7 @@ def take_locked(
         taken, frozen_ms = time.time(), 0.0
         with progress.step("copy both disks") as step:
             if running:
-                taken, frozen_ms = _copy_running(host, where, part, step)
+                taken, frozen_ms = copy_running(host, where, part, step)
                 step.detail(f"frozen for {frozen_ms:.0f} ms")
             else:
                 for source in (where.root, where.state):
@@ -113,27 +114,36 @@ def take_locked(
     return replace(snapshot, size_bytes=size)
 
 
-def _copy_running(host: Host, where: VmPlaces, part: str, step: Any) -> tuple[float, float]:
-    """Copy the disks of a running VM. Returns the time of the copy, and how long the VM was frozen, in ms."""
-    for disk in DISKS:
+def copy_running(
+    host: Host, where: VmPlaces, part: str, step: Any, disks: Sequence[str] = DISKS
+) -> tuple[float, float]:
+    """Copy disks of a running VM. Returns the time of the copy, and how long the VM was frozen, in ms.
+
+    Args:
+        part: the folder of the copies.
+
+    Raises:
+        SmsError: the copy failed, or the VM thawed too early.
+    """
+    for disk in disks:
         _make_target(host, where, part, disk)
     with ExitStack() as stack:
-        targets = [f"{part}/{disk}.qcow2" for disk in DISKS]
+        targets = [f"{part}/{disk}.qcow2" for disk in disks]
         qmp = stack.enter_context(open_qmp(host, str(where.qmp), silence_s=300, files=targets))
         clear_jobs(qmp)
-        for disk in DISKS:
+        for disk in disks:
             qmp.execute("blockdev-add", **_target(qmp.pass_file(), disk))
             stack.callback(_forget, qmp, disk)
         guest = _guest(host, where, stack)
         if guest and guest.execute("guest-fsfreeze-status") != "thawed":
             guest.execute("guest-fsfreeze-thaw")  # the run that froze them was killed
         try:
-            taken, frozen_ms = _begin(qmp, guest)
+            taken, frozen_ms = _begin(qmp, guest, disks)
         except SmsError:
             clear_jobs(qmp)
             raise
         try:
-            names = [f"snap-{disk}" for disk in DISKS]
+            names = [f"snap-{disk}" for disk in disks]
             qmp.wait_for_jobs(names, timeout_s=COPY_S, on_progress=step.moved)
         except SmsError as error:
             raise SmsError(f"{error.message}", hint="is the disk full? `sms vm snapshot --prune 3`") from error
@@ -148,14 +158,14 @@ def _guest(host: Host, where: VmPlaces, stack: ExitStack) -> Guest | None:
     return None
 
 
-def _begin(qmp: Qmp, guest: Guest | None) -> tuple[float, float]:
-    """Freeze the file systems, start both copies at one point in time, thaw them."""
+def _begin(qmp: Qmp, guest: Guest | None, disks: Sequence[str]) -> tuple[float, float]:
+    """Freeze the file systems, start all copies at one point in time, thaw them."""
     watchdog = guest.start({"path": "/bin/sh", "arg": ["-c", THAW_WATCHDOG]}) if guest else 0
     began = time.monotonic()
     frozen = guest.count("guest-fsfreeze-freeze") if guest else 0
     try:
         taken = time.time()
-        qmp.execute("transaction", actions=[_action(disk) for disk in DISKS])
+        qmp.execute("transaction", actions=[_action(disk) for disk in disks])
     finally:
         thawed = guest.count("guest-fsfreeze-thaw") if guest else 0
         frozen_ms = (time.monotonic() - began) * 1000 if guest else 0.0

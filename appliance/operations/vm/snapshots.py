@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
+from typing import Any
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
@@ -113,7 +114,9 @@ def cluster_uuid(cluster: Cluster, host: Host) -> str:
     return holder.cluster_uuid if holder else ""
 
 
-def assign_place(host: Host, where: VmPlaces, newest: Holder | None) -> tuple[int, int]:
+def assign_place(
+    host: Host, where: VmPlaces, newest: Holder | None, known: Iterable[Mapping[str, Any]] = ()
+) -> tuple[int, int]:
     """Return generation and sequence number of a new snapshot of the current disks, after all others on the host.
 
     The record of the disks' holder has the number when this returns. One that was lost is not created: the next start
@@ -121,12 +124,13 @@ def assign_place(host: Host, where: VmPlaces, newest: Holder | None) -> tuple[in
 
     Args:
         newest: the newest record of all hosts.
+        known: manifests of snapshots of the VM's state, which have the same order.
     """
-    there = list_folder(host, where)
+    there = [*map(vars, list_folder(host, where)), *known]
     last = newest or Holder("", 0)
     place = (
-        max([last.generation, *(one.generation for one in there)]),
-        max([last.sequence, *(one.sequence for one in there)]) + 1,
+        max([last.generation, *(one["generation"] for one in there)]),
+        max([last.sequence, *(one.get("sequence") or 0 for one in there)]) + 1,
     )
     if newest:
         host.write(str(where.holder), to_json(replace(newest, sequence=place[1])), mode=0o600)

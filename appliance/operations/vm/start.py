@@ -47,8 +47,9 @@ from appliance.plan.vm.vm import (
     seed_archive,
 )
 from appliance.progress import Progress
+from appliance.shared.lease import LAST_RAISING
 from appliance.shared.records import RecordError, from_json, to_json
-from appliance.tools import bridge, files, qemu
+from appliance.tools import agent, bridge, files, qemu
 from appliance.tools.guest import open_guest
 from appliance.tools.space import query_space
 
@@ -207,19 +208,24 @@ def _choose_holder(cluster: Cluster, host: Host, views: list[HostView], options:
     shared = newest is not None and newest.holder != host.name and shares_disks(cluster, host, newest.holder)
     chosen = may_start(host.name, views, shared=shared, force=options.force)
     reachable = {view.name for view in views if view.reachable}
-    chosen = follow_known(
-        chosen,
-        newest,
-        max(_known_generation(cluster, one) for one in all_hosts(cluster, host) if one.name in reachable),
-    )
+    lost = newest is None
+    known = [_known_generation(cluster, one, lost=lost) for one in all_hosts(cluster, host) if one.name in reachable]
+    chosen = follow_known(chosen, newest, max(known))
     return name_cluster(chosen, newest, query_lease(host, cluster).cluster_uuid)
 
 
-def _known_generation(cluster: Cluster, host: Host) -> int:
-    """Return the highest generation of the disks in a host's snapshots and history."""
+def _known_generation(cluster: Cluster, host: Host, *, lost: bool) -> int:
+    """Return the highest generation of the disks in a host's snapshots and history.
+
+    Args:
+        lost: no record of who has the disks is left: snapshots of the state are queried, too.
+    """
     events = [one for one in read_history(cluster, host) if str(one.get("verb")).startswith("vm ")]
     numbers = [one.get("generation") for one in events]
     known = [one.generation for one in list_snapshots(cluster, host)]
+    if lost:
+        store = {"store": str(cluster.of_vm().places.snapshots)}
+        known += [one for one in agent.call(host, "brief", store)["generations"] if one <= LAST_RAISING]
     return max([0, *known, *(one for one in numbers if type(one) is int)])
 
 

@@ -246,6 +246,16 @@ def _schedule(facts: Facts) -> Finding:
     return Finding(what, "ok", f"scheduled with {kind}")
 
 
+def examine_vm_schedule(facts: Facts) -> list[Finding]:
+    """Check, for a site with a VM, that the schedule includes its state: one of an earlier version does not."""
+    what = "VM snapshots"
+    if not facts.values.get("schedule"):
+        return []  # `snapshots` says that nothing is scheduled
+    if facts.values.get("vm_schedule") == "yes":
+        return [Finding(what, "ok", "scheduled")]
+    return [Finding(what, "warning", "not scheduled", f"sms overlay schedule install --host {facts.host}")]
+
+
 def _bridge(facts: Facts, name: str, port: str | None) -> Finding:
     what = f"bridge {name}"
     bridge = facts.bridges.get(name)

@@ -68,6 +68,26 @@ DRILLS = Subject(
     valid="Until one succeeds, it is not known whether the cluster can be restored from elsewhere.",
     see="`sms overlay drill` runs one now and shows every check.",
 )
+VM_SNAPSHOTS = Subject(
+    record="run.json",
+    title="VM snapshots",
+    works="Scheduled snapshots of the VM's state of {cluster} on {host} work{again}, the newest is {number}.",
+    failed="A scheduled snapshot of the VM's state of {cluster} on {host} has failed:",
+    meanwhile="Until it works again, changes of inventory and files since the last one are on the VM's disk only.",
+    failed_later="Snapshot {number} of the VM's state of {cluster} on {host} was taken, but a later step failed:",
+    valid="The snapshot itself is valid.",
+    see="`sms vm status` and `sms overlay list --vm` show the current state.",
+)
+VM_DRILLS = Subject(
+    record="drill.json",
+    title="restore drills of the VM",
+    works="Restore drills of the VM of {cluster} on {host} work{again}, the last one with snapshot {number}.",
+    failed="A restore drill of the VM of {cluster} on {host} has failed:",
+    meanwhile="Until one succeeds, it is not known whether the VM can be restored from elsewhere.",
+    failed_later="A restore drill of the VM of {cluster} on {host} with snapshot {number} has failed:",
+    valid="Until one succeeds, it is not known whether the VM can be restored from elsewhere.",
+    see="`sms overlay drill --vm` runs one now and shows every check.",
+)
 
 
 @dataclass(frozen=True)
@@ -275,6 +295,10 @@ class Judgement:
     healthy: bool
     warnings: tuple[str, ...] = ()
 
+    def of(self, what: str) -> Judgement:
+        """Return the judgement with warnings that begin with what they are about."""
+        return replace(self, warnings=tuple(f"{what}: {one}" for one in self.warnings))
+
     def plus(self, warnings: tuple[str, ...]) -> Judgement:
         """Return the judgement with further warnings, each of which is unhealthy."""
         return Judgement(self.healthy and not warnings, (*self.warnings, *warnings))
@@ -299,6 +323,7 @@ class Found:
         limit: greatest healthy age of the newest verified snapshot, in minutes.
         since: since when runs are expected: the schedule is installed, and the host holds the lease.
         damaged: number of damaged snapshots.
+        option: of the commands in warnings.
     """
 
     now: float
@@ -308,6 +333,7 @@ class Found:
     limit: int
     since: float
     damaged: int = 0
+    option: str = ""
 
 
 def judge(found: Found) -> Judgement:
@@ -330,22 +356,23 @@ def judge(found: Found) -> Judgement:
         warnings.append(
             f"no scheduled snapshot has run {how_long}, one is due every {every} min: does cron or systemd run there?"
         )
-    damage = judge_damage(found.damaged, verified=newest_taken is not None)
+    damage = judge_damage(found.damaged, verified=newest_taken is not None, option=found.option)
     foreign = run.foreign if run else ()
     return Judgement(not warnings and damage.healthy, (*warnings, *foreign, *damage.warnings))
 
 
-def judge_damage(damaged: int, *, verified: bool) -> Judgement:
+def judge_damage(damaged: int, *, verified: bool, option: str = "") -> Judgement:
     """Judge snapshots without a schedule; ``verified``: whether one of them is undamaged."""
-    return Judgement(not damaged or verified, damage_warnings(damaged, verified=verified))
+    return Judgement(not damaged or verified, damage_warnings(damaged, verified=verified, option=option))
 
 
-def damage_warnings(damaged: int, *, verified: bool) -> tuple[str, ...]:
-    """Return the warning about damaged snapshots, if there are any."""
+def damage_warnings(damaged: int, *, verified: bool, option: str = "") -> tuple[str, ...]:
+    """Return the warning about damaged snapshots, if there are any; ``option``: of the commands in it."""
     if damaged and not verified:
-        return ("every snapshot is damaged: `sms overlay snapshot` takes another one, `sms overlay pull` fetches one",)
+        commands = f"`sms overlay snapshot{option}` takes another one, `sms overlay pull{option}` fetches one"
+        return (f"every snapshot is damaged: {commands}",)
     what = "a snapshot is" if damaged == 1 else f"{damaged} snapshots are"
-    return (f"{what} damaged: `sms overlay list` shows which",) if damaged else ()
+    return (f"{what} damaged: `sms overlay list{option}` shows which",) if damaged else ()
 
 
 def _too_old(age: float | None, limit: int) -> str:

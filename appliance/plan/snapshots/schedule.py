@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from appliance.config.model import EVEN_MINUTES, Site
+from appliance.config.model import EVEN_MINUTES
 from appliance.errors import ConfigError
 
 Kind = Literal["cron", "systemd"]
@@ -27,7 +27,7 @@ MIN_TIMEOUT_S = 1800
 
 CRON = """\
 # Written by `sms overlay schedule install`.
-# Every {every} minutes: a snapshot of the overlay of cluster {cluster}, pruned by the site's retention.
+# Every {every} minutes: a snapshot of {what} of cluster {cluster}, pruned by the site's retention.
 # By {sms}
 SHELL=/bin/sh
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -44,7 +44,7 @@ CRON_DRILL = """\
 DRILL_SERVICE = """\
 # Written by `sms overlay schedule install`.
 [Unit]
-Description=Restore drill of sms cluster {cluster}
+Description=Restore drill of {what} of sms cluster {cluster}
 Documentation=man:sms(1)
 RequiresMountsFor={folders}
 
@@ -63,7 +63,7 @@ DRILL_TIMER = """\
 # Every week: a restore drill with the newest snapshot elsewhere of cluster {cluster}.
 # By {sms}
 [Unit]
-Description=Restore drills of sms cluster {cluster}
+Description=Restore drills of {what} of sms cluster {cluster}
 
 [Timer]
 OnCalendar={calendar}
@@ -77,7 +77,7 @@ WantedBy=timers.target
 SERVICE = """\
 # Written by `sms overlay schedule install`.
 [Unit]
-Description=Snapshot of the overlay of sms cluster {cluster}
+Description=Snapshot of {what} of sms cluster {cluster}
 Documentation=man:sms(1)
 RequiresMountsFor={folders}
 
@@ -91,10 +91,10 @@ TimeoutStartSec={timeout}
 
 TIMER = """\
 # Written by `sms overlay schedule install`.
-# Every {every} minutes: a snapshot of the overlay of cluster {cluster}, pruned by the site's retention.
+# Every {every} minutes: a snapshot of {what} of cluster {cluster}, pruned by the site's retention.
 # By {sms}
 [Unit]
-Description=Snapshots of the overlay of sms cluster {cluster}
+Description=Snapshots of {what} of sms cluster {cluster}
 
 [Timer]
 OnCalendar={calendar}
@@ -128,8 +128,12 @@ class DrillJob:
 
 
 def cron_path(cluster: str) -> str:
-    """Return the path of the cron entry. cron ignores names with a dot; a cluster's name has none."""
-    return f"/etc/cron.d/sms-{cluster}"
+    """Return the path of the cron entry. cron ignores names with a dot; a cluster's name has none, nor an underscore.
+
+    Args:
+        cluster: its name, or the label of its VM's snapshots, here and in the functions below.
+    """
+    return f"/etc/cron.d/sms-{cluster.replace('.', '_')}"
 
 
 def unit_name(cluster: str, job: Job, kind: Unit = "timer") -> str:
@@ -165,32 +169,38 @@ def check_every(every: int) -> None:
     )
 
 
-def cron_fields(every: int) -> str:
+def offset_of(label: str, every: int) -> int:
+    """Return the minute of the first run: those of the VM are between those of the overlay, which push there, too."""
+    return min(every // 2, HOUR // 2) if "." in label else 0
+
+
+def cron_fields(every: int, offset: int = 0) -> str:
     """Return the time fields of crontab(5)."""
     if every < HOUR:
-        return f"*/{every} * * * *" if every > 1 else "* * * * *"
+        minutes = f"{offset}-59/{every}" if offset else f"*/{every}"
+        return f"{minutes} * * * *" if every > 1 else "* * * * *"
     if every == DAY:
-        return "0 0 * * *"
-    return f"0 */{every // HOUR} * * *" if every > HOUR else "0 * * * *"
+        return f"{offset} 0 * * *"
+    return f"{offset} */{every // HOUR} * * *" if every > HOUR else f"{offset} * * * *"
 
 
-def calendar(every: int) -> str:
+def calendar(every: int, offset: int = 0) -> str:
     """Return the calendar expression of systemd.time(7)."""
     if every < HOUR:
-        return f"*-*-* *:0/{every}:00"
+        return f"*-*-* *:{offset}/{every}:00"
     if every == DAY:
-        return "*-*-* 00:00:00"
-    return f"*-*-* 0/{every // HOUR}:00:00" if every > HOUR else "*-*-* *:00:00"
+        return f"*-*-* 00:{offset:02}:00"
+    return f"*-*-* 0/{every // HOUR}:{offset:02}:00" if every > HOUR else f"*-*-* *:{offset:02}:00"
 
 
-def job(sms: str, site_file: str, state: str) -> tuple[str, ...]:
-    """Return the command of the job."""
-    return (sms, "-q", "--site", site_file, "--state", state, "overlay", "snapshot", "--scheduled")
+def job(sms: str, site_file: str, state: str, *options: str) -> tuple[str, ...]:
+    """Return the command of the job; ``options``: ``--vm`` for the VM's state."""
+    return (sms, "-q", "--site", site_file, "--state", state, "overlay", "snapshot", *options, "--scheduled")
 
 
-def drill_job(sms: str, site_file: str, state: str, host: str) -> DrillJob:
-    """Return the restore drill of a host."""
-    drill = (sms, "-q", "--site", site_file, "--state", state, "overlay", "drill")
+def drill_job(sms: str, site_file: str, state: str, host: str, *options: str) -> DrillJob:
+    """Return the restore drill of a host; ``options`` as for ``job``."""
+    drill = (sms, "-q", "--site", site_file, "--state", state, "overlay", "drill", *options)
     return DrillJob(host, (*drill, "--scheduled"), (*drill, "--down"))
 
 
@@ -211,7 +221,7 @@ def systemd_word(word: str) -> str:
 
 
 def plan_schedule(
-    site: Site,
+    label: str,
     kind: Kind,
     every: int,
     *,
@@ -219,9 +229,10 @@ def plan_schedule(
     folders: tuple[str, ...],
     drill: DrillJob | None = None,
 ) -> Schedule:
-    """Plan the schedule of a site on one of its hosts.
+    """Plan the schedule of a cluster on one of its hosts.
 
     Args:
+        label: name of the cluster; of the snapshots of its VM's state, if they are what is scheduled.
         every: minutes between two runs.
         argv: the ``job``.
         folders: folders that must be mounted before it runs.
@@ -231,32 +242,35 @@ def plan_schedule(
         ConfigError: cron and systemd cannot run it at even intervals.
     """
     check_every(every)
-    values = {"cluster": site.cluster, "every": every, "sms": argv[0]}
+    cluster, _, vm = label.partition(".")
+    what = "the VM's state" if vm else "the overlay"
+    offset = offset_of(label, every)
+    values = {"cluster": cluster, "what": what, "every": every, "sms": argv[0]}
     if kind == "cron":
-        text = CRON.format(**values, fields=cron_fields(every), command=cron_command(argv))
-        return Schedule(kind, every, {cron_path(site.cluster): text + _cron_drill(drill)})
+        text = CRON.format(**values, fields=cron_fields(every, offset), command=cron_command(argv))
+        return Schedule(kind, every, {cron_path(label): text + _cron_drill(drill, vm)})
     mounts = " ".join(dict.fromkeys(map(systemd_word, folders)))
     timeout = max(MIN_TIMEOUT_S, 2 * every * 60)
     service = SERVICE.format(**values, command=systemd_command(argv), folders=mounts, timeout=timeout)
     files = {
-        unit_path(site.cluster, "snapshot", "service"): service,
-        unit_path(site.cluster, "snapshot"): TIMER.format(**values, calendar=calendar(every)),
+        unit_path(label, "snapshot", "service"): service,
+        unit_path(label, "snapshot"): TIMER.format(**values, calendar=calendar(every, offset)),
     }
-    units = [unit_name(site.cluster, "snapshot")]
+    units = [unit_name(label, "snapshot")]
     if drill:
         commands = {"command": systemd_command(drill.command), "clean": systemd_command(drill.clean)}
-        weekday, hour, minute = drill_time(drill.host)
+        weekday, hour, minute = drill_time(drill.host + vm)
         at = f"{DAYS[weekday]} *-*-* {hour:02}:{minute:02}:00"
-        files[unit_path(site.cluster, "drill", "service")] = DRILL_SERVICE.format(**values, **commands, folders=mounts)
-        files[unit_path(site.cluster, "drill")] = DRILL_TIMER.format(**values, calendar=at)
-        units.append(unit_name(site.cluster, "drill"))
+        files[unit_path(label, "drill", "service")] = DRILL_SERVICE.format(**values, **commands, folders=mounts)
+        files[unit_path(label, "drill")] = DRILL_TIMER.format(**values, calendar=at)
+        units.append(unit_name(label, "drill"))
     return Schedule(kind, every, files, tuple(units))
 
 
-def _cron_drill(drill: DrillJob | None) -> str:
+def _cron_drill(drill: DrillJob | None, vm: str) -> str:
     if not drill:
         return ""
-    weekday, hour, minute = drill_time(drill.host)
+    weekday, hour, minute = drill_time(drill.host + vm)
     commands = {"command": cron_command(drill.command), "clean": cron_command(drill.clean)}
     return CRON_DRILL.format(fields=f"{minute} {hour} * * {weekday}", **commands)
 

@@ -80,6 +80,22 @@ class World:
         (self.lab.etc / name).write_text(yaml.safe_dump(document))
         return name
 
+    def with_copies(self) -> str:
+        """A site file whose snapshots are pushed to host-b: into its store, and by Borg over SSH."""
+        document = yaml.safe_load((self.lab.etc / "sms.yaml").read_text())
+        borg = {"repository": "ssh://root@host-b/var/lib/sms/repo", "passphrase": "keys/borg.pass"}
+        borg |= {"ssh_key": "keys/id_ed25519", "known_hosts": "known_hosts"}
+        document["snapshots"] = {"borg": borg, "standby": ["host-a", "host-b"]}
+        (self.lab.etc / "copies.yaml").write_text(yaml.safe_dump(document))
+        (self.lab.etc / "keys" / "borg.pass").write_text("lab\n")
+        (self.lab.etc / "keys" / "borg.pass").chmod(0o600)
+        return "copies.yaml"
+
+    def copies(self, *words: str, ok: tuple[int, ...] = (0,)) -> Any:
+        """`sms overlay WORDS --vm --json` on host-a."""
+        argv = ("sms", "-q", "--site", "/etc/sms/copies.yaml", "overlay", *words, "--vm", "--json")
+        return json.loads(self.host("host-a").run(*argv, ok=ok, timeout=600).stdout)
+
     def leftovers(self, name: str) -> str:
         """What a machine has left on a host: processes, taps, sockets, seeds, half files."""
         script = (
@@ -315,6 +331,37 @@ def test_a_snapshot_is_of_one_moment_while_it_is_written_to(world: World) -> Non
     world.vm("snapshot", "--verify", "first")
 
 
+def test_its_state_is_copied_elsewhere_by_schedule_and_can_be_restored_from_there(world: World) -> None:
+    """While it runs; with the secrets of its master files; a drill compares the copies with the running VM."""
+    site = ("sms", "-q", "--site", f"/etc/sms/{world.with_copies()}")
+    host, boot = world.host("host-a"), world.inside("cat /proc/sys/kernel/random/boot_id")
+    host.write("/root/munge.key", os.urandom(128), mode=0o600)
+    host.run(*site, "node", "add", "node7", "--mac", "02:00:0a:4d:00:97", "--address", "10.77.0.97")
+    host.run(*site, "files", "add", "/etc/munge/munge.key", "/root/munge.key", "--mode", "0400", "--later")
+    world.inside("echo copied >/var/lib/sms-provision/copied; sync")
+    run = world.copies("snapshot", "--scheduled")
+    assert run["ok"] and run["number"] == 1 and not run["missed"], run
+    (here,) = world.copies("list")["snapshots"]
+    assert here["running"] and here["frozen_ms"] > 0 and here["health"]["ok"] and here["sequence"]
+    (standby,) = world.copies("list", "--host", "host-b")["snapshots"]
+    (archive,) = world.copies("pull", "--from", "borg", "--list")
+    assert here["uuid"] == standby["uuid"] == archive["uuid"]
+    overlay = host.run(*site, "overlay", "pull", "--from", "borg", "--list", "--json").stdout
+    assert json.loads(overlay) == [], "the overlay's verbs do not see it"
+    for source in ("borg", "host-b"):
+        drill = world.copies("drill", "--from", source)
+        assert drill["ok"] and drill["production"] == "host-a", drill
+    seen = {one["what"]: one["seen"] for one in drill["checks"]}
+    assert "migrated" in seen["the inventory"] and "1, 1 of them secret" in seen["master files"], seen
+    assert (
+        "1 components and 1 master files" in seen["compared with production"]
+        or "0 components" in seen["compared with production"]
+    ), seen
+    assert world.inside("cat /proc/sys/kernel/random/boot_id") == boot and world.status()["healthy"]
+    assert host.run("ls", "-A", "/var/lib/sms/drills").text == ""
+    assert host.run("find", "/var/lib/sms/snapshots", "-type", "f", "-perm", "/077").text == ""
+
+
 def test_it_is_switched_off_and_leaves_nothing_running(world: World) -> None:
     """And a second stop is none."""
     stopped = json.loads(world.vm("stop", "--json").stdout)
@@ -323,6 +370,40 @@ def test_it_is_switched_off_and_leaves_nothing_running(world: World) -> None:
     assert json.loads(world.vm("stop", "--json").stdout)["how"] == "not running"
     status = world.status()
     assert not status["running"] and not status["healthy"] and status["host"] == "host-a"
+
+
+def test_unchanged_state_is_not_copied_again_and_lost_state_is_restored_from_elsewhere(world: World) -> None:
+    """Off, one more run has what the stop wrote; then nothing is new. Without disks and store, Borg has all of it."""
+    host = world.host("host-a")
+    first = world.copies("snapshot", "--scheduled")
+    again = world.copies("snapshot", "--scheduled")
+    assert first["ok"] and again["ok"] and first["number"] == again["number"] and "not changed" in again["notes"][0]
+    numbers = [one["number"] for one in world.copies("list")["snapshots"]]
+    assert numbers == [1, 2] and not world.copies("list")["snapshots"][-1]["running"]
+    store = "/var/lib/sms/snapshots/lab.vm"
+    host.run("sh", "-c", 'mv "$1" "$1.lost" && mv "$2" "$2.lost"', "lose", DISKS, store)
+    refused = world.vm("restore", "latest", "--from", "host-a", "--host", "host-a", site="copies.yaml", ok=(3,))
+    assert b"no snapshots on host-a" in refused.stderr
+    world.vm("restore", "latest", "--from", "borg", "--host", "host-a", "-n", site="copies.yaml")
+    assert not host.works("test", "-e", DISKS)
+    world.vm("restore", "latest", "--from", "borg", "--host", "host-a", site="copies.yaml")
+    holder = json.loads(host.read(f"{DISKS}/holder.json") or b"")
+    before = json.loads(host.read(f"{DISKS}.lost/holder.json") or b"")
+    assert holder["generation"] > before["generation"] and holder["cluster_uuid"] == before["cluster_uuid"]
+    look = 'qemu-img convert -O raw "$1" /tmp/look.raw && debugfs -R "cat /copied" /tmp/look.raw; rm /tmp/look.raw'
+    assert "copied" in host.run("sh", "-c", look, "look", f"{DISKS}/state.qcow2").text
+    # The old ones are kept where there are any, and the next snapshot is newer than all others.
+    kept = json.loads(
+        world.vm("restore", "1", "--from", "host-b", "--host", "host-a", "--json", site="copies.yaml").stdout
+    )["kept"]
+    assert host.works("test", "-s", f"{DISKS}/snapshots/{kept}/state.qcow2")
+    assert world.copies("snapshot", "--scheduled")["ok"]
+    newest = world.copies("list")["snapshots"][-1]
+    assert newest["generation"] == holder["generation"] and not newest.get("came")
+    (latest,) = [one for one in world.copies("pull", "--from", "borg", "--list") if one["uuid"] == newest["uuid"]]
+    assert latest == world.copies("pull", "--from", "borg", "--list")[-1]
+    host.run("sh", "-c", 'rm -rf "$1" && mv "$1.lost" "$1"', "again", DISKS)
+    assert world.leftovers("host-a") == ""
 
 
 def test_an_image_that_was_changed_does_not_boot(world: World) -> None:

@@ -19,7 +19,7 @@ from appliance.operations.hosts.doctor import _files, collect_facts, diagnose
 from appliance.plan.hosts.apptainer import PINS as PINS_FILE
 from appliance.plan.hosts.apptainer import pinned_versions, version_key
 from appliance.plan.hosts.distro import family, install_command
-from appliance.plan.hosts.doctor import CHECKS, PROGRAMS, Finding, examine, worst
+from appliance.plan.hosts.doctor import CHECKS, PROGRAMS, Finding, examine, examine_vm_schedule, worst
 from appliance.plan.hosts.facts import Bridge, Facts, parse_values, read_bridges
 from appliance.progress import Silent
 from appliance.share import share
@@ -264,6 +264,17 @@ def test_cron_that_is_to_take_snapshots_must_run() -> None:
 def test_a_machine_that_only_builds_takes_no_snapshots() -> None:
     found = examine(facts(schedule=None), bridges={}, overlay_bytes=1)
     assert "snapshots" not in {finding.what for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [({"vm_schedule": "yes"}, ["ok"]), ({}, ["warning"]), ({"schedule": None}, [])],
+)
+def test_the_vms_state_is_in_the_schedule(changes: dict[str, str | None], state: list[str]) -> None:
+    """Without any schedule, one finding is enough."""
+    found = examine_vm_schedule(facts(**changes))
+    assert [one.state for one in found] == state
+    assert all(one.mend == "sms overlay schedule install --host host-a" for one in found if one.state != "ok")
 
 
 def test_an_existing_overlay_needs_no_space() -> None:

@@ -12,11 +12,10 @@ from appliance.host.fake import Fake
 from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.overlay import keep_stopped
 from appliance.operations.snapshots.list import (
+    check_request,
     find_snapshot,
     list_snapshots,
     rehearse_verify,
-    state_heads,
-    state_paths,
     verify,
 )
 from appliance.operations.snapshots.snapshot import SnapshotOptions, rehearse_snapshot, snapshot
@@ -48,8 +47,7 @@ def test_request_to_take_a_snapshot() -> None:
             "image": {"key": "k1", "sha256": "ab" * 32},
             "slurm_cluster": "sample",
         },
-        "state": state_paths(cluster()),
-        "heads": state_heads(cluster()),
+        **check_request(cluster()),
         "reason": "upgrade",
         "notes": [],
     }

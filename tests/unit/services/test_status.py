@@ -140,7 +140,7 @@ def test_json_and_table() -> None:
     facts |= {"file": "host-a", "last": "", "sequence": 0, "cluster_uuid": "", "adopted": 0}
     assert list(shown) == [
         *("cluster", "host", "running", "healthy", "lease", "services", "image", "overlay", "mirror", "uptime_s"),
-        *("warnings", "snapshots", "provisioning", "networks", "nodes", "probes", "stopped", "guarded"),
+        *("warnings", "snapshots", "vm_snapshots", "provisioning", "networks", "nodes", "probes", "stopped", "guarded"),
     ]
     assert shown["networks"] == [
         {

@@ -61,11 +61,25 @@ def one(number: int, *, generation: int = 1, taken: float = 0.0, ok: bool = True
         (f"sms-lab-000001-000042-{UUID}", False),
         (f"sms-lab2-000042-{UUID}", False),
         ("sms-lab-000042", False),
+        (f"sms-lab.vm-000042-{UUID}", False),
         ("mine", False),
     ],
 )
 def test_the_glob_matches_our_archives_only(name: str, ours: bool) -> None:
     assert fnmatch.fnmatchcase(name, offsite.archive_glob("lab")) is ours
+
+
+@pytest.mark.parametrize(("label", "other"), [("lab", "lab.vm"), ("lab.vm", "lab")])
+def test_archives_of_the_overlay_and_of_the_vm_are_apart(label: str, other: str) -> None:
+    """Also those that are incomplete, and in a listing."""
+    uuid = "5d6e71c0-0000-4000-8000-000000000000"
+    for cluster_uuid in ("", uuid):
+        manifest = one(42, cluster=label, host="host-a", cluster_uuid=cluster_uuid)
+        name = offsite.archive_name(manifest)
+        assert offsite.is_archive(name, label) and not offsite.is_archive(name, other)
+        for end in ("", ".checkpoint", ".checkpoint.1"):
+            assert not fnmatch.fnmatchcase(name + end, f"{offsite.archive_glob(other, cluster_uuid)}*")
+            assert not fnmatch.fnmatchcase(name + end, f"sms-{other}-*"), "how archives are listed"
 
 
 def test_a_manifest_goes_into_a_comment_and_comes_back() -> None:

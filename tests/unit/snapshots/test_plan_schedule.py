@@ -31,7 +31,8 @@ from appliance.plan.snapshots.schedule import (
 )
 from tests.places import GOLDEN
 
-ARGV = job("/usr/bin/sms", "/etc/sms/sms.yaml", "/var/lib/sms")
+COMMON = ("/usr/bin/sms", "/etc/sms/sms.yaml", "/var/lib/sms")
+ARGV = job(*COMMON)
 FOLDERS = ("/var/lib/sms/overlays", "/var/lib/sms/snapshots")
 DRILL = drill_job("/usr/bin/sms", "/etc/sms/sms.yaml", "/var/lib/sms", "admin-1")
 ODD = job("/opt/sms 2/bin/sms", "/etc/sms/100%.yaml", "/var/lib/$sms")
@@ -50,17 +51,24 @@ def test_rendered_files(site: Site, golden: Callable[[Path, dict[str, str]], Non
         ("cron", 360, ODD, "odd"),
         ("systemd", 360, ODD, "odd"),
     ):
-        planned = plan_schedule(site, kind, every, argv=argv, folders=FOLDERS)  # type: ignore[arg-type]
+        planned = plan_schedule(site.cluster, kind, every, argv=argv, folders=FOLDERS)  # type: ignore[arg-type]
         texts |= {f"{folder}{path}": text for path, text in planned.files.items()}
         assert installed(planned.files, site.cluster) == (kind, every)
         assert {read_every(text) for text in planned.files.values()} - {None} == {every}
         assert not any(map(has_drill, planned.files.values()))
     for kind in ("cron", "systemd"):
-        planned = plan_schedule(site, kind, 15, argv=ARGV, folders=FOLDERS, drill=DRILL)  # type: ignore[arg-type]
+        planned = plan_schedule(site.cluster, kind, 15, argv=ARGV, folders=FOLDERS, drill=DRILL)  # type: ignore[arg-type]
         texts |= {f"drill{path}": text for path, text in planned.files.items()}
         assert installed(planned.files, site.cluster) == (kind, 15)
         assert sum(map(has_drill, planned.files.values())) == 1
         assert len(planned.units) == 2 * (kind == "systemd")
+    for kind, every in (("cron", 15), ("systemd", 15), ("cron", 360), ("systemd", 1440)):
+        argv, drill = job(*COMMON, "--vm"), drill_job(*COMMON, "admin-1", "--vm")
+        label = f"{site.cluster}.vm"
+        planned = plan_schedule(label, kind, every, argv=argv, folders=FOLDERS, drill=drill)  # type: ignore[arg-type]
+        texts |= {f"vm-{every}{path}": text for path, text in planned.files.items()}
+        assert installed(planned.files, label) == (kind, every)
+        assert installed(planned.files, site.cluster) is None, "it is not the overlay's"
     golden(GOLDEN / "schedule", texts)
 
 
@@ -136,7 +144,7 @@ def test_systemd_verifies_the_units(site: Site, tmp_path: Path, need: Callable[[
     """systemd-analyze requires that the program exists, so an existing one is used."""
     argv = ("/bin/true", *ODD[1:])
     drill = drill_job("/bin/true", "/etc/sms/100%.yaml", "/var/lib/$sms", "admin-1")
-    planned = plan_schedule(site, "systemd", 15, argv=argv, folders=("/tmp", "/var/lib/a b"), drill=drill)
+    planned = plan_schedule(site.cluster, "systemd", 15, argv=argv, folders=("/tmp", "/var/lib/a b"), drill=drill)
     for path, text in planned.files.items():
         (tmp_path / Path(path).name).write_text(text)
     units = [str(tmp_path / Path(path).name) for path in planned.files]

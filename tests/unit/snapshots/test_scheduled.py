@@ -37,6 +37,7 @@ from appliance.tools import agent
 from appliance.tools.borg import Repository, error_of
 from tests import stores
 from tests.places import DEBIAN_SITE
+from tests.sites import make_site
 
 CRON = "/etc/cron.d/sms-sample"
 TIMER = "/etc/systemd/system/sms-sample.snapshot.timer"
@@ -129,6 +130,38 @@ def test_drills_are_scheduled_where_there_is_something_to_restore_from(cluster: 
     assert "overlay drill" not in "".join(path + text.decode() for path, text in host.files.items())
     install(site)
     remove_schedule(replace(cluster, site=site), host, Silent())
+    assert not [path for path in host.files if "cron.d" in path or "systemd" in path]
+
+
+@pytest.mark.parametrize("kind", ["cron", "systemd"])
+def test_the_vms_state_is_scheduled_with_the_overlay(cluster: Cluster, kind: str, tmp_path: Path) -> None:
+    """By a job of its own, at other minutes; removed where the site has no VM any more, or with the other one."""
+    host = Files(kind)
+    targets = cluster.site.snapshots.model_copy(update={"standby": (NAME, "admin-2")})
+    changes = {"provisioning": make_site(tmp_path).provisioning, "snapshots": targets}
+    with_vm = replace(cluster, site=cluster.site.model_copy(update=changes))
+    without = replace(cluster, site=cluster.site.model_copy(update={"provisioning": None}))
+
+    def install(cluster: Cluster, **more: Any) -> Scheduled:
+        host.changed.clear()
+        return install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE, **more)
+
+    would = install(with_vm, dry_run=True)
+    assert would.vm and would.vm.changed and not host.changed
+    done = install(with_vm)
+    assert (
+        done.changed and done.vm and done.vm.runs and (done.vm.kind, done.vm.every, done.vm.drills) == (kind, 15, True)
+    )
+    paths = {path for path in host.files if ".vm." in path or path.endswith("_vm")}
+    assert len(paths) == (1 if kind == "cron" else 4) and set(done.vm.files) == paths
+    assert "overlay snapshot --vm --scheduled" in "".join(done.vm.files.values())
+    assert "--vm" not in "".join(done.files.values()), "the overlay's job is another one"
+    assert not install(with_vm).changed and not host.changed
+    gone = install(without)
+    assert gone.changed and gone.kind == kind and gone.vm is None and not paths & set(host.files)
+    install(with_vm)
+    assert paths <= set(remove_schedule(with_vm, host, Silent(), dry_run=True).files)
+    remove_schedule(without, host, Silent())
     assert not [path for path in host.files if "cron.d" in path or "systemd" in path]
 
 
@@ -488,7 +521,7 @@ def with_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
     def install(site: Site) -> None:
         argv = job("/usr/bin/sms", str(DEBIAN_SITE), "/s")
-        path.write_text(plan_schedule(site, "cron", 15, argv=argv, folders=()).files[str(path)])
+        path.write_text(plan_schedule(site.cluster, "cron", 15, argv=argv, folders=()).files[str(path)])
         os.utime(path, (time.time() - 86400,) * 2)
 
     return install
@@ -505,7 +538,9 @@ def test_status_of_restore_drills(cluster: Cluster, with_schedule: Any, tmp_path
     path = tmp_path / "cron.d"
     drill = drill_job("/usr/bin/sms", str(DEBIAN_SITE), "/s", NAME)
     argv = job("/usr/bin/sms", str(DEBIAN_SITE), "/s")
-    path.write_text(plan_schedule(cluster.site, "cron", 15, argv=argv, folders=(), drill=drill).files[str(path)])
+    path.write_text(
+        plan_schedule(cluster.site.cluster, "cron", 15, argv=argv, folders=(), drill=drill).files[str(path)]
+    )
     found = snapshot_status(cluster, Local(NAME), lease)
     assert found.drills and found.last_drill and found.last_drill.number == 3
     assert not found.judgement.healthy

@@ -143,7 +143,7 @@ def test_a_scheduled_one_records_what_failed(stage: Stage, cluster: Cluster, mon
     stage.there = {"borg": [snapshot(7, 2, 9.0)]}
 
     def run() -> Any:
-        found = run_scheduled_drill(cluster, DrillOptions(), Silent())
+        found = run_scheduled_drill(cluster, lambda: drill(cluster, DrillOptions(), Silent()))
         assert read_record(cluster, work.Local(), DRILLS) == found
         return found
 

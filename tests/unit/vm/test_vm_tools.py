@@ -21,7 +21,7 @@ import pytest
 from appliance.errors import SmsError
 from appliance.host.fake import Fake
 from appliance.host.local import Local
-from appliance.operations.vm.snapshot import _copy_running
+from appliance.operations.vm.snapshot import copy_running
 from appliance.operations.vm.vm import DISKS
 from appliance.plan.vm.vm import VARIABLES, Machine, Opened, VmPlaces, cards, qemu_machine
 from appliance.progress import Silent
@@ -121,6 +121,7 @@ def test_the_vms_own_command_starts(tmp_path: Path, need: Need, monkeypatch: pyt
         make_disk(Local(), path, size=64 << 20)
     make_root(Local(), str(where.root), f"{tmp_path}/image")
     (tmp_path / "copy").mkdir(mode=0o700)
+    (tmp_path / "state").mkdir(mode=0o700)
     Path(where.seed).write_bytes(bytes(4096))
     shutil.copy(VARIABLES, where.variables)
     with subprocess.Popen(["unshare", "-n", "sh", "-c", "echo ready; exec sleep 60"], stdout=subprocess.PIPE) as space:
@@ -144,10 +145,12 @@ def test_the_vms_own_command_starts(tmp_path: Path, need: Need, monkeypatch: pyt
                 if not incoming:
                     monkeypatch.setattr("appliance.operations.vm.snapshot._guest", lambda *_: None)
                     with Silent().step("copy") as step:
-                        _copy_running(host, where, f"{tmp_path}/copy", step)
+                        copy_running(host, where, f"{tmp_path}/copy", step)
+                        copy_running(host, where, f"{tmp_path}/state", step, ["state"])
             finally:
                 end_machine(host, process)
         space.kill()
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["state.qcow2"]
     for disk in DISKS:
         assert (info := image_info(Local(), f"{tmp_path}/copy/{disk}.qcow2")) and info["virtual-size"] == 64 << 20
         subprocess.run(["qemu-img", "check", "-q", f"{tmp_path}/copy/{disk}.qcow2"], check=True)
