@@ -39,6 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     if listing.snapshots or listing.broken or listing.foreign:
         print_result(arguments, listing, list_lines(listing, time.time()), markup=True)
     else:
-        text = f"no snapshots of {cluster.label} on {host.name}; `sms overlay snapshot` takes one"
+        text = f"no snapshots of {cluster.label} on {host.name}; `sms overlay snapshot{' --vm' * cluster.vm}` takes one"
         print_result(arguments, listing, [text])
     return 4 if listing.damaged else 0

@@ -35,7 +35,8 @@ def add(actions: Verbs) -> None:
         "Install a schedule for snapshots on an admin host: a systemd timer where systemd runs, else a cron entry.\n"
         "A run takes a snapshot, prunes, and pushes to the site file's targets; on a host without the lease it does\n"
         "nothing. Where there are targets, a restore drill (`sms overlay drill`) runs every week. A failed run is\n"
-        "reported in `sms status`, in syslog, and in a mail to `mail.root`.",
+        "reported in `sms status`, in syslog, and in a mail to `mail.root`. If the site has a VM, its state is\n"
+        "scheduled likewise; runs do nothing on a host without the VM.",
         EXAMPLES,
     )
     own = parser.add_subparsers(dest="schedule", metavar="WHAT", required=True)
@@ -95,13 +96,20 @@ def run_show(arguments: argparse.Namespace) -> int:
 
 
 def _print_schedule(arguments: argparse.Namespace, done: Scheduled, *, files: bool = False) -> int:
-    texts = (f"{path}:\n{text}" for path, text in done.files.items()) if files else ()
+    every = {**done.files, **(done.vm.files if done.vm else {})}
+    texts = (f"{path}:\n{text}" for path, text in every.items()) if files else ()
     print_result(arguments, done, [*texts, *lines(done)])
     return 0
 
 
 def lines(done: Scheduled) -> Iterator[str]:
-    """Format the schedule."""
+    """Format the schedule, and that of the VM's state."""
+    yield from _lines(done)
+    if done.vm:
+        yield from (f"the VM's state: {line}" for line in _lines(done.vm))
+
+
+def _lines(done: Scheduled) -> Iterator[str]:
     from appliance.units import format_time
 
     if not done.kind:

@@ -26,7 +26,7 @@ from appliance.operations.snapshots.push import FAILED, PushOptions, push, site_
 from appliance.operations.snapshots.report import finish, finish_interrupted, read_record, write_record
 from appliance.operations.snapshots.schedule import schedule_files
 from appliance.operations.snapshots.snapshot import SCHEDULED, SnapshotOptions, snapshot
-from appliance.operations.snapshots.vm_state import has_vm, take_vm_state, vm_since
+from appliance.operations.snapshots.vm_state import has_vm, raise_above_copies, take_vm_state, vm_since
 from appliance.operations.vm.certificates import renew_due
 from appliance.plan.migration.lease import find_foreign
 from appliance.plan.overlay.mirror import scrub_is_due
@@ -186,6 +186,8 @@ def run_scheduled_vm(cluster: Cluster, host: Host, progress: Progress) -> Run | 
             previous = read_record(cluster, host, VM_SNAPSHOTS)
             work.missed = detect_gap(cluster, host, Lease("", since=vm_since(cluster, host)), started)
             work.attempt("read again", partial(reread_when_due, cluster, host, progress))
+            if previous is None or not previous.ok:
+                order_after_copies(cluster, host, work)
             taken = take_vm_state(cluster, host, progress, reason=SCHEDULED, if_changed=True)
             if taken:
                 work.number = taken["number"]
@@ -203,6 +205,14 @@ def run_scheduled_vm(cluster: Cluster, host: Host, progress: Progress) -> Run | 
         finish_interrupted(cluster, host, work.run(started, "it was interrupted"), VM_SNAPSHOTS)
         raise
     return finish(cluster, host, work.run(started), VM_SNAPSHOTS)
+
+
+def order_after_copies(cluster: Cluster, host: Host, work: RunState) -> None:
+    """Call ``raise_above_copies``; a target that cannot be queried is a failure, so that the next run does it again."""
+    try:
+        work.notes += tuple(filter(None, [raise_above_copies(cluster, host)]))
+    except SmsError as error:
+        work.fail("order of the copies: ", error)
 
 
 def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunState) -> None:

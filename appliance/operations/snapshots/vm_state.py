@@ -7,7 +7,7 @@ chunks, and are pushed elsewhere. A cluster ``of_vm`` is passed to all functions
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,12 +16,18 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.preflight import only_one
 from appliance.operations.snapshots.list import Snapshot, check_request, list_snapshots, store
+from appliance.operations.snapshots.pull import list_remote
+from appliance.operations.snapshots.push import site_targets
+from appliance.operations.snapshots.transfer import Offsite
 from appliance.operations.vm.snapshot import copy_running
 from appliance.operations.vm.snapshots import assign_place, cluster_uuid
 from appliance.operations.vm.vm import check_programs, find_running, lock_vm_everywhere, tidy, view_hosts
+from appliance.plan.snapshots.offsite import BORG
 from appliance.plan.vm.holder import check_disks_here, newest_holder
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
+from appliance.shared.lease import LAST_RAISING
+from appliance.shared.order import order
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.tools import agent, files
 from appliance.tools.space import SPARE_BYTES, need_space, query_used
@@ -58,6 +64,40 @@ def vm_since(cluster: Cluster, host: Host) -> float:
     """Return since when the VM runs on the host, in Unix seconds; 0 if it is not known, such as of one that is off."""
     running = find_running(cluster, host)
     return running.since if running else 0.0
+
+
+def raise_above_copies(cluster: Cluster, host: Host) -> str:
+    """Raise the generation of the record of who has the disks above copies elsewhere that are newer than all here.
+
+    The record and the store were lost then, and the VM was started with other disks: their snapshots would count as
+    the older ones, and be pruned first. Return a note if it was raised, else an empty text.
+
+    Raises:
+        Busy, SmsError, Unreachable: a target of the site cannot be queried.
+    """
+    listing = list_snapshots(cluster, host)
+    here = {one["uuid"] for one in listing.snapshots}
+    newest = max(map(order, listing.snapshots), default=None)
+    ahead: list[Snapshot] = []
+    for target in site_targets(cluster, host.name):
+        if target == BORG:
+            there = [manifest for manifest, _ in Offsite(cluster, host, listing.identity).open()]
+        else:
+            there = list_remote(cluster, host, target, listing.identity).snapshots
+        ahead += [one for one in there if one["uuid"] not in here and (newest is None or order(one) > newest)]
+    top = max((one["generation"] for one in ahead if one["generation"] <= LAST_RAISING), default=-1)
+    if top < 0:
+        return ""
+    with lock_vm_everywhere(cluster, host):
+        holder = newest_holder(view_hosts(cluster, host))
+        if holder is None or holder.holder != host.name or holder.generation > top:
+            return ""
+        raised = replace(holder, generation=top + 1)
+        host.write(str(VmPlaces(cluster.site).holder), to_json(raised), mode=0o600)
+    return (
+        f"copies elsewhere are of generation {top}, which this host did not know; its snapshots are of {top + 1} from "
+        "now on: `sms vm restore --from` restores one of those, if they are what was lost"
+    )
 
 
 def take_vm_state(
@@ -177,6 +217,7 @@ def _convert(host: Host, source: str, raw: str) -> None:
     Raises:
         SmsError: it is damaged.
     """
+    files.make_file(host, raw)
     host.run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", source, raw, timeout=COPY_S)
     # If the guest agent did not freeze it, it is as after a power failure.
     checked = host.run("e2fsck", "-f", "-p", raw, ok=None, timeout=COPY_S)

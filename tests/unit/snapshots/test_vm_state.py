@@ -291,6 +291,33 @@ def test_all_that_is_lost_is_restored_from_the_repository(place: Place, need: Ne
     assert place.take()["generation"] == 3 and place.numbers() == [1, 2] and not place.leftovers()
 
 
+def test_snapshots_of_a_vm_that_was_started_anew_are_newer_than_all_copies(place: Place, need: Need) -> None:
+    """Otherwise the repository would prune them first. A target that does not answer is a failed run."""
+    place = with_borg(place, need)
+    place.take()
+    push(place.cluster, place.host, PushOptions(all_missing=True), ["borg"], Silent())
+    shutil.rmtree(str(place.where.disks))
+    shutil.rmtree(str(place.cluster.places.snapshots))
+    place.put(place.content())
+    uuid = list_snapshots(place.cluster, place.host).identity.uuid
+    place.host.write(str(place.where.holder), to_json(Holder("a", 1, 0, uuid)), mode=0o600)
+    moved = place.folder / "repo.away"
+    (place.folder / "repo").rename(moved)
+    (place.folder / "repo").mkdir()
+    (place.folder / "repo" / "not-borg").touch()
+    failed = place.run()
+    assert not failed.ok and failed.number == 1 and "order of the copies" in failed.error
+    shutil.rmtree(place.folder / "repo")
+    moved.rename(place.folder / "repo")
+    place.put(place.content())
+    again = place.run()
+    assert again.ok and again.number == 2 and "are of generation 2" in again.notes[0], again
+    identity = list_snapshots(place.cluster, place.host).identity
+    there = list_remote(place.cluster, place.host, "borg", identity).snapshots
+    assert there[-1]["uuid"] == list_snapshots(place.cluster, place.host).snapshots[-1]["uuid"]
+    assert (there[-1]["generation"], place.run().notes[0].startswith("the VM is off")) == (3, True)
+
+
 def test_old_disks_are_kept_by_a_restore(place: Place) -> None:
     place.take()
     content = place.content()
