@@ -36,7 +36,7 @@ from appliance.operations.upgrade.drill import DrillOptions
 from appliance.operations.upgrade.vm_drill import clean_up_vm, drill_vm
 from appliance.plan.snapshots.schedule import job, plan_schedule
 from appliance.plan.vm.holder import Holder
-from appliance.plan.vm.vm import PROGRAMS, VmPlaces
+from appliance.plan.vm.vm import PROGRAMS, VmPlaces, machine_name
 from appliance.progress import Silent
 from appliance.provision.store import Store
 from appliance.share import share
@@ -44,6 +44,7 @@ from appliance.shared.lease import Lease
 from appliance.shared.records import from_json, to_json
 from appliance.tools.qemu import Process
 from tests.sites import make_site
+from tests.waiting import wait_until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: its locks are in /run")
 pytestmark = [pytest.mark.slow, needs_root]
@@ -154,9 +155,12 @@ def with_borg(place: Place, need: Need) -> Place:
     (place.folder / "borg.pass").write_text("a passphrase of the test\n")
     (place.folder / "borg.pass").chmod(0o600)
     borg = BorgRepository(repository=str(place.folder / "repo"), passphrase=place.folder / "borg.pass")
-    site = place.cluster.site
-    settings = site.snapshots.model_copy(update={"borg": borg})
-    cluster = replace(place.cluster, site=site.model_copy(update={"snapshots": settings}))
+    return changed(place, snapshots=place.cluster.site.snapshots.model_copy(update={"borg": borg}))
+
+
+def changed(place: Place, **settings: Any) -> Place:
+    """The same hosts with another site file."""
+    cluster = replace(place.cluster, site=place.cluster.site.model_copy(update=settings))
     cluster._hosts.update(place.cluster._hosts)
     return replace(place, cluster=cluster)
 
@@ -175,6 +179,35 @@ def test_a_run_takes_what_has_changed_only(place: Place) -> None:
     assert from_json(Holder, place.host.read(str(place.where.holder)) or b"").sequence == 7
     assert not place.leftovers()
     assert vm_snapshot_status(place.cluster, place.host).count == 2
+
+
+def test_a_vm_that_runs_is_copied_without_a_stop(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By QEMU itself, which has the disk locked; each run takes one. It has no guest agent here: nothing is frozen."""
+    where = place.where
+    monkeypatch.setattr("appliance.operations.vm.snapshot._guest", lambda *_: None)
+    Path(str(where.run)).mkdir(parents=True)
+    alone = changed(place, admin_hosts=place.cluster.site.admin_hosts[:1])  # the other one sees the same process
+    disk = {"driver": "qcow2", "node-name": "state", "file": {"driver": "file", "filename": str(where.state)}}
+    name = f"{machine_name(place.cluster.site)},debug-threads=on"
+    argv = ["qemu-system-x86_64", "-name", name, "-M", "none", "-nodefaults", "-display", "none"]
+    argv += ["-blockdev", json.dumps(disk), "-qmp", f"unix:{where.qmp},server=on,wait=off"]
+    try:
+        with subprocess.Popen(argv) as qemu:
+            try:
+                wait_until(lambda: Path(str(where.qmp)).exists())
+                Path(str(where.pid)).write_text(f"{qemu.pid}\n")
+                for number in (1, 2):
+                    run = alone.run()
+                    assert run.ok and run.number == number, run.error
+                assert qemu.poll() is None
+            finally:
+                qemu.kill()
+    finally:
+        shutil.rmtree(str(where.run))
+    there = list_snapshots(place.cluster, place.host).snapshots
+    assert [(one["running"], one["frozen_ms"]) for one in there] == [(True, 0.0), (True, 0.0)]
+    assert there[1]["new_bytes"] < there[0]["new_bytes"] // 4 and not place.leftovers()
+    assert drill_vm(place.cluster, DrillOptions("b"), Silent()).ok
 
 
 def test_a_host_without_the_vm_does_nothing(place: Place) -> None:
