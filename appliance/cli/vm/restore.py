@@ -47,12 +47,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Restore it."""
     from appliance.cli.vm.common import open_vm
     from appliance.cli.vm.snapshot import line
-    from appliance.errors import ConfigError
+    from appliance.errors import ConfigError, Refused
     from appliance.operations.vm.restore import check_restore, restore_vm
 
     if arguments.force and not arguments.source:
         raise ConfigError("--force needs --from", hint="sms vm restore latest --from borg --force --host HOST")
-    cluster, host, shown = open_vm(arguments)
+    try:
+        cluster, host, shown = open_vm(arguments)
+    except Refused as error:
+        if arguments.host or not arguments.source:
+            raise
+        hint = f"name the admin host that gets the disks: sms vm restore {arguments.name} --from ... --host HOST"
+        raise Refused(error.message, hint=hint) from error
     if arguments.source:
         return restore_from(arguments, cluster.of_vm(), host, shown)
     if arguments.dry_run:

@@ -393,6 +393,8 @@ def test_unchanged_state_is_not_copied_again_and_lost_state_is_restored_from_els
     assert numbers == [1, 2] and not world.copies("list")["snapshots"][-1]["running"]
     store = "/var/lib/sms/snapshots/lab.vm"
     host.run("sh", "-c", 'mv "$1" "$1.lost" && mv "$2" "$2.lost"', "lose", DISKS, store)
+    refused = world.vm("restore", "latest", "--from", "borg", site="copies.yaml", ok=(3,))
+    assert b"name the admin host that gets the disks" in refused.stderr
     refused = world.vm("restore", "latest", "--from", "host-a", "--host", "host-a", site="copies.yaml", ok=(3,))
     assert b"no snapshots on host-a" in refused.stderr
     world.vm("restore", "latest", "--from", "borg", "--host", "host-a", "-n", site="copies.yaml")
