@@ -43,8 +43,11 @@ def format_uptime(seconds: int) -> str:
 
 
 def format_time(stamp: float) -> str:
-    """Format Unix time as local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))
+    """Format Unix time as local date and time; the number may be anything."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))
+    except (OverflowError, ValueError, OSError):
+        return "at an unknown time"
 
 
 def read_duration(text: str) -> float:

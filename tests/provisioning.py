@@ -53,7 +53,7 @@ class Vm:
         self.port, self.plain = (8443, 80) if address else (free_port(), free_port())
         self.url = f"https://{self.address}:{self.port}"
         self.database = f"sqlite:///{self.state}/inventory.db"
-        self._certificates()
+        self.write_certificates()
         config = {
             "cluster": cluster,
             "address": self.address,
@@ -69,12 +69,15 @@ class Vm:
         self._configure_nginx()
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def _certificates(self) -> None:
+    def write_certificates(self) -> None:
+        """Issue the server's certificates by the authority in ``ca``; it shows that one, too, as in the VM."""
         server = issue_server(self.ca, hostname="sms-provision", addresses=[self.address])
         for name, pair in (("server", server), ("issuer", issue_issuer(self.ca))):
             (self.tls / f"{name}.pem").write_bytes(pair.certificate)
             (self.tls / f"{name}.key").write_bytes(pair.key)
-        (self.tls / "ca.pem").write_bytes((self.ca / "ca.pem").read_bytes())
+        authority = (self.ca / "ca.pem").read_bytes()
+        (self.tls / "ca.pem").write_bytes(authority)
+        (self.tls / "server.pem").write_bytes(server.certificate + authority)
 
     def _configure_nginx(self) -> None:
         source = (ROOT / "definitions" / "vm" / "nginx.conf.j2").read_text()
@@ -84,12 +87,13 @@ class Vm:
             "/run/sms-provision": str(self.folder / "run"),
             "/var/lib/sms-provision": str(self.state),
             "/run/nginx.pid": str(self.folder / "run" / "nginx.pid"),
-            "listen 80 ": f"listen {self.address}:{self.plain} ",
-            "listen 8443 ": f"listen {self.address}:{self.port} ",
+            "/etc/sms/listen-": f"{self.folder}/listen-",
         }
         for old, new in places.items():
             assert old in text, f"{old} is not in the template any more"
             text = text.replace(old, new)
+        (self.folder / "listen-http.conf").write_text(f"listen {self.address}:{self.plain} default_server;\n")
+        (self.folder / "listen-https.conf").write_text(f"listen {self.address}:{self.port} ssl default_server;\n")
         text = re.sub(r"worker_processes \w+", "worker_processes 1", text)
         (self.folder / "nginx.conf").write_text("daemon off;\n" + text)
 

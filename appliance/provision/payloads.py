@@ -258,6 +258,19 @@ class FileVersions(TypedDict):
     versions: list[FileVersion]
 
 
+class StoredContent(TypedDict):
+    """Whether the VM has the content of a digest; ``content``: in base64."""
+
+    there: bool
+    content: NotRequired[str]
+
+
+class PushNumber(TypedDict):
+    """Number of a push."""
+
+    push: int
+
+
 class Rollback(TypedDict):
     """Path of a file, and the version to make current; by default the previous one."""
 
@@ -346,6 +359,25 @@ class ImageFile(TypedDict):
 
     sha256: str
     bytes: int
+
+
+class PresentImage(TypedDict):
+    """Upload of a node image. ``whole``: all of it is there; ``arrived``: bytes of each file."""
+
+    whole: bool
+    arrived: dict[str, int]
+
+
+class StoredPart(TypedDict):
+    """Part of a file that has arrived. ``bytes``: the file's size now."""
+
+    bytes: int
+
+
+class CurrentImage(TypedDict):
+    """Node image that was made current; ``removed``: the digests of those that were removed."""
+
+    removed: list[str]
 
 
 class NodeImage(TypedDict):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import socket
 import ssl
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +21,10 @@ from appliance.text import one_line
 ANSWER_S = 30
 """Seconds without data until the VM counts as unreachable."""
 CONNECT_S = 5
+HANDSHAKE_S = 30
+RESPONSE_S = 600
+"""Seconds for all of a TLS handshake; seconds that all of a response may take longer than until its first byte. A VM
+that sends single bytes would not end otherwise."""
 MAX_BYTES = 64 << 20
 BLOCK = 1 << 20
 UNREACHABLE_HINT = "is it switched off? `sms vm start`, `sms vm status`"
@@ -84,16 +91,18 @@ class Api:
         self, method: str, path: str, body: Any, headers: dict[str, str], timeout_s: float
     ) -> tuple[int, bytes]:
         where = urlsplit(self.url)
-        connection = http.client.HTTPSConnection(
-            where.hostname or "", where.port, timeout=CONNECT_S, context=self._trust()
-        )
+        host, context = where.hostname or "", self._trust()
+        connection = http.client.HTTPConnection(host, where.port)
         try:
-            connection.connect()
+            plain = socket.create_connection((host, where.port or 443), CONNECT_S)
+            with _limited(plain, HANDSHAKE_S):
+                connection.sock = context.wrap_socket(plain, server_hostname=host)
             connection.sock.settimeout(timeout_s)
             with suppress(BrokenPipeError, ConnectionResetError):  # rejected before all was sent: read the reason
                 connection.request(method, where.path.rstrip("/") + path, body, headers)
-            response = connection.getresponse()
-            data = response.read(MAX_BYTES + 1)
+            with _limited(connection.sock, timeout_s + RESPONSE_S):
+                response = connection.getresponse()
+                data = response.read(MAX_BYTES + 1)
         except ssl.SSLError as error:
             raise SmsError(
                 f"{self.url}: {getattr(error, 'verify_message', '') or error.reason or error}",
@@ -121,6 +130,37 @@ class Api:
         return context
 
 
+@contextmanager
+def _limited(link: socket.socket, limit_s: float) -> Iterator[None]:
+    """End a connection that is still in use after ``limit_s`` seconds.
+
+    Raises:
+        TimeoutError: it was.
+    """
+    ended = threading.Event()
+    # A duplicate: wrapping the socket in TLS closes it.
+    with socket.socket(fileno=os.dup(link.fileno())) as same:
+
+        def end() -> None:
+            ended.set()
+            with suppress(OSError):
+                same.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(limit_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except (OSError, http.client.HTTPException):
+            if not ended.is_set():
+                raise
+        finally:
+            timer.cancel()
+            timer.join()
+    if ended.is_set():
+        raise TimeoutError(f"it takes longer than {limit_s:g} s")
+
+
 def _decode(status: int, data: bytes, what: str) -> Any:
     if status in (502, 504):
         raise VmUnreachable(f"{what}: the provisioning VM runs, but its service does not", hint="sms vm status")
@@ -132,7 +172,7 @@ def _decode(status: int, data: bytes, what: str) -> Any:
         return None
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SmsError(f"{what}: the response is not JSON", hint="is provisioning.address the VM's?") from error
 
 
@@ -140,7 +180,7 @@ def _problem(data: bytes) -> str:
     """Return the detail of an RFC 7807 response in one line; empty if it is not one."""
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     detail = found.get("detail") or found.get("title") if isinstance(found, dict) else None
     # Remove control characters: the response is untrusted.

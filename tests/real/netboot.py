@@ -47,7 +47,7 @@ def served(folder: Path, ca: Path, *, nginx: str, dnsmasq: str) -> Iterator[Vm]:
     more = {"prefix": 24, "services": {"address": SERVICES, "hostname": "sms-services"}}
     vm = Vm(folder, nginx=nginx, cluster="t-ni", address=ADDRESS, more=more)
     vm.ca = ca
-    vm._certificates()
+    vm.write_certificates()
     tftp = folder / "tftp"
     tftp.mkdir()
     for name in ("undionly.kpxe", "ipxe.efi"):
@@ -74,9 +74,9 @@ def served(folder: Path, ca: Path, *, nginx: str, dnsmasq: str) -> Iterator[Vm]:
 
 
 class Machine:
-    """A machine without a disk, of 512 MB."""
+    """A machine without a disk, of 512 MB. It boots its card's iPXE by PXE, or ``ipxe``, a file of another one."""
 
-    def __init__(self, folder: Path, name: str, mac: str, *, memory_mb: int = 512) -> None:
+    def __init__(self, folder: Path, name: str, mac: str, *, memory_mb: int = 512, ipxe: Path | None = None) -> None:
         self.console = folder / f"{name}.console"
         self.console.unlink(missing_ok=True)
         self._add_tap(name)
@@ -88,6 +88,7 @@ class Machine:
                 *("-serial", f"file:{self.console}", "-device", "virtio-rng-pci"),
                 *("-netdev", f"tap,id=n0,ifname={name},script=no,downscript=no"),
                 *("-device", f"virtio-net-pci,netdev=n0,mac={mac}"),
+                *(("-kernel", str(ipxe)) if ipxe else ()),
             ]
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,8 +26,11 @@ from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_files
 from appliance.plan.services.confinement import Confinement, capabilities_for
 from appliance.plan.services.network import conflists
 from appliance.plan.services.unit import guard_unit_name, guard_unit_text, unit_name, unit_text
+from appliance.plan.vm.vm import firewall, listen_files, network_units
 from appliance.share import share
+from tests.ownnet import own_network
 from tests.places import GOLDEN, ROOT
+from tests.sites import make_site
 
 CASES = sorted(path.stem for path in (GOLDEN / "sites").glob("*.yaml"))
 
@@ -119,6 +123,26 @@ def test_what_is_rendered(
     golden: Callable[[Path, dict[str, str]], None],
 ) -> None:
     golden(GOLDEN / case, rendered(site, base, services))
+
+
+@pytest.mark.parametrize("cards", ["one-card", "public-card"])
+def test_the_network_of_the_vm(cards: str, tmp_path: Path, golden: Callable[[Path, dict[str, str]], None]) -> None:
+    """Its firewall, the addresses that its web server listens on, its cards."""
+    public = {"public": {"address": "192.0.2.10/24", "mac": "02:00:c0:00:02:0a"}} if cards == "public-card" else {}
+    site = make_site(tmp_path, **public)
+    golden(
+        GOLDEN / "vm" / cards, {"etc/sms/nftables.conf": firewall(site), **listen_files(site), **network_units(site)}
+    )
+
+
+@pytest.mark.slow
+def test_the_firewall_of_the_vm_is_valid_and_replaces_itself(need: Callable[[str], str]) -> None:
+    nft = need("nft")
+    with own_network([]):
+        for cards in ("one-card", "public-card", "one-card"):
+            subprocess.run([nft, "-f", str(GOLDEN / "vm" / cards / "etc/sms/nftables.conf")], check=True)
+            rules = subprocess.run([nft, "list", "ruleset"], check=True, capture_output=True, text=True).stdout
+            assert rules.count("tcp dport 8443 accept") == (cards == "public-card") and rules.count("policy drop") == 2
 
 
 def test_every_base_has_a_sample() -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from appliance.errors import Refused, SmsError
 from appliance.operations.context import Cluster, read_password
+from appliance.plan.nodes.nodes import CONTROLLER
 from appliance.plan.vm.vm import need_vm
 from appliance.tools.redfish import Controller
 
@@ -118,7 +119,7 @@ def controller_of(node: Mapping[str, object], login: Login) -> Controller:
         Refused: the node has no controller in the inventory, or the password must not be sent to it.
     """
     url = str(node.get("bmc") or "")
-    if urlsplit(url).scheme != "https":
+    if not CONTROLLER.fullmatch(url):
         raise Refused(
             f"{node['name']} has no controller in the inventory",
             hint=f"sms node edit {node['name']} --bmc https://ADDRESS; or `sms node discover`",

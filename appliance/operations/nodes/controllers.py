@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 
 from appliance.errors import Refused, SmsError, disk_hint
 from appliance.operations.context import Cluster
@@ -100,7 +101,8 @@ def check_controllers(cluster: Cluster, nodes: Sequence[Node]) -> None:
         name, (_, now) = next(iter(changed.items()))
         raise Refused(
             f"the inventory has another controller for {describe_changes(changed)}",
-            hint=f"if that is right, confirm it on this machine: sms node edit {name} --bmc {one_line(now)}",
+            # Root in the VM has written it, and an administrator will copy it.
+            hint=f"if that is right, confirm it on this machine: sms node edit {name} --bmc {quote(one_line(now))}",
         )
     known = read_confirmed(cluster)
     confirm_controllers(

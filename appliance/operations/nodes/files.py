@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import difflib
+import hashlib
 import io
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from appliance.errors import ConfigError, Refused
+from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.context import Cluster, read_given
 from appliance.operations.nodes.inventory import Inventory
-from appliance.operations.vm.client import open_api
+from appliance.operations.vm.client import open_api, read_answer, read_list
 from appliance.plan.nodes.files import (
     Difference,
     Master,
@@ -28,7 +30,16 @@ from appliance.plan.nodes.files import (
 )
 from appliance.plan.overlay.seed import seed_files
 from appliance.progress import Progress
-from appliance.provision.payloads import ClientState, FileReports, FileVersion, FileVersions, Rollback, StoredFile
+from appliance.provision.payloads import (
+    ClientState,
+    FileReports,
+    FileVersion,
+    FileVersions,
+    PushNumber,
+    Rollback,
+    StoredContent,
+    StoredFile,
+)
 from appliance.share import share
 from appliance.tools.provision import Api
 
@@ -118,20 +129,32 @@ def file_url(path: str) -> str:
 
 def list_masters(api: Api) -> list[FileVersion]:
     """Return all master files, sorted by path."""
-    found: list[FileVersion] = api.request("GET", FILES)["files"]
-    return found
+    return read_list(FileVersion, api.request("GET", FILES), "files")
 
 
 def show_master(api: Api, path: str) -> FileVersions:
     """Return a master file with its versions."""
-    shown: FileVersions = api.request("GET", file_url(path))
-    return shown
+    return read_answer(FileVersions, api.request("GET", file_url(path)))
 
 
 def read_content(api: Api, digest: str) -> bytes | None:
-    """Return the content of a digest; None if the VM no longer has it."""
-    answer = api.request("GET", f"{BLOBS}/{digest}")
-    return base64.b64decode(answer["content"]) if answer["there"] else None
+    """Return the content of a digest; None if the VM no longer has it.
+
+    Raises:
+        SmsError: it is not a digest, or the response has another content.
+    """
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise SmsError(f"the provisioning VM: {digest[:70]!r} is not a digest", hint="sms vm status")
+    answer = read_answer(StoredContent, api.request("GET", f"{BLOBS}/{digest}"))
+    if not answer["there"]:
+        return None
+    try:
+        data = base64.b64decode(answer.get("content", ""), validate=True)
+    except ValueError:
+        data = b""
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise SmsError(f"the provisioning VM: the content of {digest[:16]} is another one", hint="sms vm status")
+    return data
 
 
 def find_master(api: Api, path: str) -> FileVersion | None:
@@ -199,8 +222,7 @@ def put_master(api: Api, master: Master) -> FileVersion:
     if len(master.data) > LARGEST_B:
         raise Refused(f"{master.path}: {len(master.data)} bytes are more than {LARGEST_B >> 20} MiB")
     api.send(f"{BLOBS}/{master.sha256}", io.BytesIO(master.data), len(master.data))
-    done: FileVersion = api.request("PUT", file_url(master.path), master.as_body())
-    return done
+    return read_answer(FileVersion, api.request("PUT", file_url(master.path), master.as_body()))
 
 
 def remove_master(api: Api, path: str) -> None:
@@ -211,8 +233,7 @@ def remove_master(api: Api, path: str) -> None:
 def roll_back(api: Api, path: str, version: int | None) -> FileVersion:
     """Make an older version the current one, by default the previous one. Returns it."""
     body: Rollback = {"path": path} if version is None else {"path": path, "version": version}
-    done: FileVersion = api.request("POST", f"{SYNC}/rollback", body)
-    return done
+    return read_answer(FileVersion, api.request("POST", f"{SYNC}/rollback", body))
 
 
 def site_masters(cluster: Cluster) -> tuple[Master, ...]:
@@ -273,7 +294,7 @@ def push(
 
 def notify_clients(cluster: Cluster, api: Api, progress: Progress, wait_s: float) -> tuple[ClientReport, ...]:
     """Notify all clients. Returns their reports when all online ones have reported, or after ``wait_s`` seconds."""
-    number = api.request("POST", f"{SYNC}/push")["push"]
+    number = read_answer(PushNumber, api.request("POST", f"{SYNC}/push"))["push"]
     with progress.step("clients") as step:
         deadline = time.monotonic() + wait_s
         while True:
@@ -287,7 +308,7 @@ def notify_clients(cluster: Cluster, api: Api, progress: Progress, wait_s: float
 
 def read_reports(cluster: Cluster, api: Api, *, push: int = 0) -> tuple[ClientReport, ...]:
     """Return the report of every client, the container first. Reports from before this push do not count."""
-    answer: FileReports = api.request("GET", f"{SYNC}/reports")
+    answer = read_answer(FileReports, api.request("GET", f"{SYNC}/reports"))
     old = offline_before(answer, 3 * cluster.site.filesync.interval_s + 60)
     return tuple(_client_report(each, push, answer["push"], old) for each in answer["clients"])
 
@@ -303,9 +324,10 @@ def offline_before(answer: FileReports, old_s: float) -> float:
         old_s: interval in seconds within which an online client is expected to make contact.
     """
     began = answer.get("began", 0.0)  # missing in answers of older images
-    if answer["now"] - began >= old_s:
-        return float(answer["now"] - old_s)
-    return float(answer["heard"] or began) - old_s
+    now = answer.get("now", time.time())
+    if now - began >= old_s:
+        return now - old_s
+    return (answer.get("heard") or began) - old_s
 
 
 def need_known_path(api: Api, path: str, reports: Sequence[ClientReport]) -> None:
@@ -341,13 +363,18 @@ def _seen(each: ClientState) -> float | None:
     return float(seen) if seen is not None else None
 
 
+def is_public(mode: str) -> bool:
+    """Return whether everybody can read a file of this octal mode."""
+    return bool(re.fullmatch(r"[0-7]{3,4}", mode)) and bool(int(mode, 8) & 0o004)
+
+
 def _texts(api: Api, differences: Sequence[Difference], there: Sequence[FileVersion]) -> dict[str, str]:
     """Return unified diffs of what would change, without secrets and binary files."""
     now = {each["path"]: each for each in there}
     texts = {}
     for one in differences:
         old = now.get(one.path)
-        if one.what != "change" or not one.master or not old or one.master.secret or not int(old["mode"], 8) & 0o004:
+        if one.what != "change" or not one.master or not old or one.master.secret or not is_public(old["mode"]):
             continue
         before = read_content(api, old["sha256"]) or b""
         if max(len(before), len(one.master.data)) > LARGEST_SHOWN_B:

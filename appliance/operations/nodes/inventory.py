@@ -6,10 +6,11 @@ import json
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 from appliance.config.hostlist import HostListError, expand
@@ -17,13 +18,14 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.controllers import confirm_controllers, local_path
-from appliance.operations.vm.client import open_api
-from appliance.plan.nodes.nodes import choose_nodes
+from appliance.operations.vm.client import open_api, read_answer, read_list
+from appliance.plan.nodes.nodes import NAME, choose_nodes
 from appliance.plan.overlay.seed import named_nodes
 from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.provision import payloads
 from appliance.provision.payloads import Node
+from appliance.shared.records import RecordError, check_value
 from appliance.tools.provision import Api, VmUnreachable
 from appliance.units import format_age
 
@@ -81,7 +83,8 @@ class Inventory:
         answer = self.api.request("POST", f"{IMPORT}{mode}", dict(document), timeout_s=LONG_S)
         self._confirm(document.get("nodes") or ())
         self._nodes = None
-        return int(answer.get("nodes", 0)) if isinstance(answer, Mapping) else 0
+        count = answer.get("nodes") if isinstance(answer, Mapping) else None
+        return count if isinstance(count, int) else 0
 
     def _confirm(self, nodes: Iterable[Mapping[str, Any]]) -> None:
         written = {str(node["name"]): str(node["bmc"] or "") for node in nodes if "bmc" in node}
@@ -90,18 +93,15 @@ class Inventory:
 
     def export(self) -> payloads.Inventory:
         """Return the whole inventory."""
-        answer = self.api.request("GET", EXPORT, timeout_s=LONG_S)
-        if not isinstance(answer, dict):
-            raise SmsError("the inventory cannot be read: its export is not an object", hint="sms vm status")
-        return cast("payloads.Inventory", answer)
+        return read_answer(payloads.Inventory, self.api.request("GET", EXPORT, timeout_s=LONG_S))
 
     def unknown(self) -> list[payloads.UnknownMachine]:
         """Return the unknown machines that have requested a boot script."""
-        return cast("list[payloads.UnknownMachine]", _entries(self.api.request("GET", UNKNOWN), "unknown"))
+        return read_list(payloads.UnknownMachine, self.api.request("GET", UNKNOWN), "unknown")
 
     def reports(self) -> list[payloads.ClientState]:
         """Return the last report of each client of the master files."""
-        return cast("list[payloads.ClientState]", _entries(self.api.request("GET", REPORTS), "clients"))
+        return read_list(payloads.ClientState, self.api.request("GET", REPORTS), "clients")
 
     def refresh(self) -> None:
         """Request the nodes again after changes, and update the cache."""
@@ -119,15 +119,18 @@ def open_inventory(cluster: Cluster) -> Inventory:
 
 
 def clean_nodes(data: Any) -> list[Node]:
-    """Return the nodes of an answer of the API or of the cache, sorted by name; invalid entries are skipped."""
+    """Return the nodes of an answer of the API or of the cache, sorted by name; invalid entries are skipped.
+
+    A name is part of commands that hints show: one that is not a node's may be a command.
+    """
     listed = data.get("nodes") if isinstance(data, Mapping) else data
-    found = [cast("Node", dict(one)) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
-    return sorted((one for one in found if isinstance(one.get("name"), str)), key=lambda one: one["name"])
-
-
-def _entries(data: Any, key: str) -> list[Mapping[str, object]]:
-    listed = data.get(key) if isinstance(data, Mapping) else None
-    return [dict(one) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    found = []
+    for one in listed if isinstance(listed, list) else ():
+        with suppress(RecordError):
+            node = check_value(Node, one)
+            if NAME.fullmatch(node.get("name", "")):
+                found.append(node)
+    return sorted(found, key=lambda node: str(node["name"]))
 
 
 def cache_path(cluster: Cluster) -> Path:

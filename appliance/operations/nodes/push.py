@@ -13,10 +13,10 @@ from urllib.parse import quote
 from appliance.errors import Refused, SmsError
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.image import current_digest, find_profile, nodes_folder
-from appliance.operations.vm.client import open_api, tls_folder
+from appliance.operations.vm.client import open_api, read_answer, read_list, tls_folder
 from appliance.plan.nodes.image import FILES
 from appliance.progress import Progress
-from appliance.provision.payloads import NodeImage
+from appliance.provision.payloads import CurrentImage, NodeImage, PresentImage, StoredPart
 from appliance.tools.provision import Api, VmUnreachable
 from appliance.tools.sealed import MANIFEST, SIGNATURE, check_seal
 
@@ -59,7 +59,7 @@ def push_node(cluster: Cluster, name: str, progress: Progress, *, keep: int = 3)
     files |= {each: (folder / each).stat().st_size for each in (MANIFEST, SIGNATURE)}
     api = open_api(cluster)
     place = f"{BASE}/{quote(name)}/{digest}"
-    image = api.request("GET", place)
+    image = read_answer(PresentImage, api.request("GET", place))
     sent = 0
     if not image["whole"]:
         with progress.step(f"upload {name} to the provisioning VM") as step:
@@ -67,7 +67,7 @@ def push_node(cluster: Cluster, name: str, progress: Progress, *, keep: int = 3)
             upload = Upload(api, place, folder, files, lambda done: step.moved(done, total))
             sent = upload.run()
     with progress.step("verify it in the VM, and make it current"):
-        done = api.request("POST", place, {"keep": keep}, timeout_s=600)
+        done = read_answer(CurrentImage, api.request("POST", place, {"keep": keep}, timeout_s=600))
     return PushedImage(name, digest, not image["whole"], sent, tuple(done["removed"]))
 
 
@@ -102,7 +102,7 @@ class Upload:
         most, tries = -1, TRIES
         while True:
             try:
-                here: dict[str, int] = self.api.request("GET", self.place)["arrived"]
+                here = read_answer(PresentImage, self.api.request("GET", self.place))["arrived"]
                 # Progress resets the number of tries. The manifest does not count: it is sent again each time.
                 had = sum(here.get(name, 0) for name in FILES)
                 most, tries = max(most, had), TRIES if had > most else tries
@@ -131,7 +131,8 @@ class Upload:
 
         with (self.folder / name).open("rb") as stream:
             stream.seek(offset)
-            answer = self.api.send(f"{self.place}/{name}?offset={offset}", stream, size - offset, sent=on_sent)
+            put = f"{self.place}/{name}?offset={offset}"
+            answer = read_answer(StoredPart, self.api.send(put, stream, size - offset, sent=on_sent))
         self.sent += size - offset
         if answer["bytes"] != size:
             raise SmsError(f"{answer['bytes']} of {size} bytes of {name} arrived", hint="run it again")
@@ -145,14 +146,12 @@ def rollback_node(cluster: Cluster, name: str) -> dict[str, str]:
         SmsError: the VM does not answer.
     """
     find_profile(cluster, name)
-    digests: dict[str, str] = open_api(cluster).request("POST", f"{BASE}/{quote(name)}/rollback")
-    return digests
+    return read_answer(dict[str, str], open_api(cluster).request("POST", f"{BASE}/{quote(name)}/rollback"))
 
 
 def query_images(cluster: Cluster) -> tuple[list[NodeImage], str]:
     """Return the images in the VM, and the error message if the query failed."""
     try:
-        images: list[NodeImage] = open_api(cluster).request("GET", BASE)["images"]
+        return read_list(NodeImage, open_api(cluster).request("GET", BASE), "images"), ""
     except SmsError as error:
         return [], error.message
-    return images, ""

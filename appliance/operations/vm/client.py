@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from appliance.config.provisioning import Provisioning
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.context import Cluster
-from appliance.plan.vm.vm import need_vm
-from appliance.shared.records import RecordError, from_value
+from appliance.plan.vm.vm import HTTPS, need_vm
+from appliance.shared.records import RecordError, check_value
 from appliance.tools.provision import Api
 
 CERTIFICATES = "/sms/v1/certificates"
-PORT = 8443
-"""TCP port of its HTTPS server."""
+
+Answer = TypeVar("Answer")
 
 
 def tls_folder(cluster: Cluster) -> Path:
@@ -35,7 +36,7 @@ def open_api(cluster: Cluster) -> Api:
         raise Refused(error.message, hint=error.hint) from None
     folder = tls_folder(cluster)
     address = _reachable(vm)
-    return Api(f"https://{address}:{PORT}", folder / "ca.pem", folder / "admin.pem", folder / "admin.key")
+    return Api(f"https://{address}:{HTTPS}", folder / "ca.pem", folder / "admin.pem", folder / "admin.key")
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,28 @@ def read_certificates(api: Api, node: str = "") -> CertificateLog:
         VmUnreachable: the VM does not answer.
         SmsError: its answer is invalid.
     """
+    return read_answer(CertificateLog, api.request("GET", f"{CERTIFICATES}?node={quote(node, safe='')}"))
+
+
+def read_answer(kind: type[Answer], answer: Any) -> Answer:
+    """Return a response of the VM, which may be compromised, as this type.
+
+    Raises:
+        SmsError: it is not of this type.
+    """
     try:
-        return from_value(CertificateLog, api.request("GET", f"{CERTIFICATES}?node={quote(node, safe='')}"))
+        found: Answer = check_value(kind, answer)
     except RecordError as error:
-        raise SmsError(
-            f"the provisioning VM: its log of certificates is invalid: {error}", hint="sms vm status"
-        ) from None
+        raise SmsError(f"the provisioning VM: its response is invalid: {error}", hint="sms vm status") from None
+    return found
+
+
+def read_list(kind: type[Answer], answer: Any, key: str) -> list[Answer]:
+    """Return the list in a key of a response, as ``read_answer``."""
+    listed = answer.get(key) if isinstance(answer, dict) else None
+    if not isinstance(listed, list):
+        raise SmsError(f"the provisioning VM: its response is invalid: {key} is missing", hint="sms vm status")
+    return [read_answer(kind, each) for each in listed]
 
 
 def _reachable(vm: Provisioning) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.vm.client import PORT
 from appliance.plan.machine import inside_argv
+from appliance.plan.vm.vm import HTTPS
 from appliance.tools.ports import probe_argv
 
 DEFERRED = ("nodes that boot", "changes of files and users", "node images", "the inventory")
@@ -31,5 +31,5 @@ def probe_vm(cluster: Cluster, host: Host) -> Deferred | None:
     if vm is None:
         return None
     address = str(vm.address.ip)
-    up = host.works(*inside_argv(cluster.site, cluster.services, *probe_argv(address, PORT)))
+    up = host.works(*inside_argv(cluster.site, cluster.services, *probe_argv(address, HTTPS)))
     return Deferred(vm.hostname, address, up, () if up else DEFERRED)

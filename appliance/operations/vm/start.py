@@ -507,9 +507,11 @@ def make_seed(cluster: Cluster) -> bytes:
         ca.renew_due_clients(folder)
     server, issuer = _vm_pairs(cluster)
     merge_revoked(cluster)  # what another admin host revoked while this one, or the VM, was off
+    authority = (folder / "ca.pem").read_bytes()
     tls = {
-        "ca.pem": (folder / "ca.pem").read_bytes(),
-        "server.pem": server.certificate,
+        "ca.pem": authority,
+        # iPXE knows an authority by its digest only, and verifies nothing without its certificate.
+        "server.pem": server.certificate + authority,
         "server.key": server.key,
         "issuer.pem": issuer.certificate,
         "issuer.key": issuer.key,

@@ -23,6 +23,8 @@ FIRMWARE = "/usr/share/OVMF/OVMF_CODE_4M.fd"
 VARIABLES = "/usr/share/OVMF/OVMF_VARS_4M.fd"
 STATE = "/var/lib/sms-provision"
 SECTOR = 512
+HTTP, HTTPS, TFTP, DHCP = 80, 8443, 69, 67
+"""Ports of the VM's services; the last two are UDP."""
 REVOKED_MAP = "revoked.map"
 """Serial numbers of revoked certificates, in the VM's folder of certificates; nginx and the service read it."""
 QEMU_OVERHEAD_MB = 160
@@ -271,13 +273,78 @@ def network_units(site: Site) -> dict[str, str]:
     """Return the files of systemd-networkd for the VM's cards, by path."""
     units = {}
     for number, card in enumerate(cards(site)):
-        lines = ["[Match]", f"MACAddress={card.mac}", "", "[Network]", f"Address={card.address}/{card.prefix}"]
+        # The firewall finds the card by its group: the kernel gives cards their names in no fixed order.
+        lines = ["[Match]", f"MACAddress={card.mac}", "", "[Link]", f"Group={number + 1}", ""]
+        lines += ["[Network]", f"Address={card.address}/{card.prefix}"]
         lines += [f"Gateway={card.gateway}"] if card.gateway else []
         # dnsmasq announces this network: without a router advertisement iPXE waits 13 seconds for one.
         lines += [] if number else [f"Address={unique_local(card.address, card.prefix)}/64"]
         lines += ["LinkLocalAddressing=ipv6", "IPv6AcceptRA=no", "LLMNR=no", "ConfigureWithoutCarrier=yes"]
         units[f"run/systemd/network/{10 + number}-sms.network"] = "\n".join(lines) + "\n"
     return units
+
+
+def listen_files(site: Site) -> dict[str, str]:
+    """Return the files with nginx's addresses, by path: the provisioning address; HTTPS on the public one, too.
+
+    Admin hosts outside of the provisioning network reach the service there (``_reachable`` in operations/vm/client.py).
+    """
+    first, *others = cards(site)
+    secure = "".join(f"listen {card.address}:{HTTPS} ssl;\n" for card in others)
+    return {
+        "etc/sms/listen-http.conf": f"listen {first.address}:{HTTP} default_server;\n",
+        "etc/sms/listen-https.conf": f"listen {first.address}:{HTTPS} ssl default_server;\n{secure}",
+    }
+
+
+def firewall(site: Site) -> str:
+    """Return the VM's packet filter for nft: what comes in, by card. Nothing is forwarded, all may leave.
+
+    Connections to its services are not tracked: nodes could fill the table of connections otherwise.
+    """
+    first, *others = cards(site)
+    public = [
+        f"iifgroup {number} ip daddr {card.address} tcp dport {HTTPS} accept" for number, card in enumerate(others, 2)
+    ]
+    neighbours = "nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, mld-listener-query"
+    chains = {
+        "untracked_in": (
+            "type filter hook prerouting priority raw",
+            f"udp dport {{ {DHCP}, {TFTP} }} notrack",
+            f"tcp dport {{ {HTTP}, {HTTPS} }} notrack",
+            "icmp type echo-request notrack",
+            "icmpv6 type echo-request notrack",
+        ),
+        "untracked_out": (
+            "type filter hook output priority raw",
+            f"udp sport {{ {DHCP}, {TFTP} }} notrack",
+            f"tcp sport {{ {HTTP}, {HTTPS} }} notrack",
+            "icmp type echo-reply notrack",
+            "icmpv6 type echo-reply notrack",
+        ),
+        "input": (
+            "type filter hook input priority filter; policy drop",
+            'iif "lo" accept',
+            "ct state established,related accept",
+            # Errors of untracked connections, such as of a smaller MTU, are not related to any.
+            "icmp type { echo-request, destination-unreachable, time-exceeded, parameter-problem } accept",
+            f"icmpv6 type {{ echo-request, {neighbours} }} accept",
+            f"iifgroup 1 udp dport {DHCP} accept",
+            f"iifgroup 1 ip daddr {first.address} udp dport {TFTP} accept",
+            f"iifgroup 1 ip daddr {first.address} tcp dport {{ {HTTP}, {HTTPS} }} accept",
+            *public,
+        ),
+        "forward": ("type filter hook forward priority filter; policy drop",),
+    }
+    lines = [
+        "# Written by sms at each start of this machine.",
+        "table inet sms",
+        "delete table inet sms",
+        "table inet sms {",
+    ]
+    for name, rules in chains.items():
+        lines += [f"    chain {name} {{", f"        {rules[0]};", *(f"        {rule}" for rule in rules[1:]), "    }"]
+    return "\n".join([*lines, "}"]) + "\n"
 
 
 def seed_archive(site: Site, tls: Mapping[str, bytes], *, database: str = "") -> bytes:
@@ -295,6 +362,8 @@ def seed_archive(site: Site, tls: Mapping[str, bytes], *, database: str = "") ->
         "etc/hostname": f"{settings.hostname}\n",
         "etc/hosts": names,
         "etc/resolv.conf": resolver,
+        "etc/sms/nftables.conf": firewall(site),
+        **listen_files(site),
         **network_units(site),
     }
     seeds = [seed.Seed("etc/sms/tls/", b"", mode=0o755)]

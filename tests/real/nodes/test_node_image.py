@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shutil
@@ -133,6 +134,32 @@ def vm(cluster: Cluster, image: NodeImage) -> Iterator[Vm]:
         key = secrets.token_bytes(128)
         put_master(server.admin, Master("/etc/munge/munge.key", key, mode="0400", owner="munge", group="munge"))
         yield server
+
+
+IPXE_SCRIPT = """\
+#!ipxe
+dhcp
+chain https://10.77.0.2:8443/boot.ipxe
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif("SMS_IPXE" not in os.environ, reason="needs the folder src of iPXE's source in SMS_IPXE")
+def test_a_node_boots_by_an_ipxe_that_has_the_sites_authority(cluster: Cluster, vm: Vm) -> None:
+    """Built as docs/node-images.md says: script, kernel and initramfs are sent over HTTPS only."""
+    assert cluster.path is not None
+    script, source, target = vm.folder / "https.ipxe", os.environ["SMS_IPXE"], "bin-x86_64-pcbios/virtio-net.lkrn"
+    script.write_text(IPXE_SCRIPT)
+    trust = f"TRUST={cluster.path.parent / 'tls/ca.pem'}"
+    subprocess.run(["make", "-s", "-C", source, f"EMBED={script}", trust, target], check=True)
+    with Machine(vm.folder, "node1", MAC, ipxe=Path(source) / target) as machine:
+        said = machine.wait_for("is up after", most_s=600)
+    print(said)
+    for name in ("boot.ipxe", "vmlinuz", "initrd.img"):
+        # Between them may be how much has arrived.
+        assert re.search(rf"https://10\.77\.0\.2:8443/\S*{name}\.\.\..* ok", said), name
+    # The initramfs fetches the root by HTTP, and verifies its signature.
+    assert "http://10.77.0.2" not in said.partition("sms: ")[0]
 
 
 def test_a_node_boots_to_slurmd(cluster: Cluster, vm: Vm) -> None:

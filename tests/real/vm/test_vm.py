@@ -34,11 +34,11 @@ from tests.real.labs import fresh_lab
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 NAME = "t-vm-real"
-ADDRESS = "10.77.0.2"
+ADDRESS, PUBLIC = "10.77.0.2", "10.78.0.3"
 SECTION = {
     "address": f"{ADDRESS}/24",
     "mac": "02:00:0a:4d:00:02",
-    "public": {"address": "10.78.0.3/24", "mac": "02:00:0a:4e:00:03"},
+    "public": {"address": f"{PUBLIC}/24", "mac": "02:00:0a:4e:00:03"},
     "memory_mb": 512,
     "disk_mb": 1024,
 }
@@ -212,6 +212,110 @@ def test_its_interface_answers_by_tls_to_who_may_ask(world: World) -> None:
     assert host.run(*curl, *own, url).text == "200"
     assert host.run(*curl, url).text in ("401", "403")
     assert host.run(*curl, f"http://{ADDRESS}/sms/v1/nodes").text == "404"
+
+
+SCAN = """
+import resource, select, socket, sys, time
+address, ports = sys.argv[1], range(int(sys.argv[2]), int(sys.argv[3]) + 1)
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+for first in range(0, len(ports), 4000):
+    links, poll = {}, select.epoll()
+    for port in ports[first:first + 4000]:
+        link = socket.socket()
+        link.setblocking(False)
+        link.connect_ex((address, port))
+        poll.register(link, select.EPOLLOUT)
+        links[link.fileno()] = link, port
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        for number, _ in poll.poll(0.2):
+            poll.unregister(number)
+            link, port = links[number]
+            print(port, "refused" if link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) else "open")
+    for link, _ in links.values():
+        link.close()
+"""
+"""Which of these TCP ports of an address answer: the others drop what comes."""
+LISTENER = """
+setsid python3 -c '
+import socket, time
+kept = [socket.create_server(("", port)) for port in (999, 8444)]
+kept.append(socket.create_server(("::", 998), family=socket.AF_INET6))
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+datagrams.bind(("", 997))
+while True: datagrams.sendto(b"seen", datagrams.recvfrom(9)[1])
+' >/dev/null 2>&1 & sleep 3
+"""
+DATAGRAM = """
+import socket, sys
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.settimeout(3)
+for _ in range(3):
+    link.sendto(b"see", (sys.argv[1], 997))
+    try: print(link.recv(9)); break
+    except OSError: pass
+"""
+
+
+@pytest.mark.parametrize("last", [1024, pytest.param(65535, marks=pytest.mark.full)])
+def test_its_firewall_lets_in_what_its_services_need(world: World, last: int) -> None:
+    """Nodes reach the web server, DHCP and TFTP; the public network HTTPS; whatever else listens in the VM, nobody."""
+    node, admin = world.host("node1"), world.host("admin")
+    if not world.inside("ss -Hltn sport = :999"):
+        world.inside(LISTENER)
+    local = world.inside(
+        f"python3 -c '{DATAGRAM}' {ADDRESS}; curl -s -o /dev/null -w %{{exitcode}} {ADDRESS}:999 -m 1; true"
+    )
+    assert "seen" in local and "28" in local, "they do listen"
+
+    def scan(host: Netns, address: str, first: int = 1, last: int = last) -> dict[str, str]:
+        found = host.run("python3", "-c", SCAN, address, str(first), str(last), timeout=300).text
+        return dict(line.split() for line in found.splitlines())
+
+    assert scan(node, ADDRESS) | scan(node, ADDRESS, 8400, 8500) == {"80": "open", "8443": "open"}
+    assert scan(admin, PUBLIC) | scan(admin, PUBLIC, 8400, 8500) == {"8443": "open"}
+    for host, address in ((node, ADDRESS), (admin, PUBLIC)):
+        assert host.run("python3", "-c", DATAGRAM, address).text == ""
+    tftp = ("curl", "-s", "-m", "20", "-o", "/dev/null", "-w", "%{size_download}", f"tftp://{ADDRESS}/undionly.kpxe")
+    assert int(node.run(*tftp).text) > 50000
+    assert node.run("ping", "-c", "1", "-W", "5", ADDRESS).text
+
+
+def test_its_services_listen_on_the_provisioning_address(world: World) -> None:
+    """HTTPS on the public one, too: admin hosts that are not in the provisioning network need it."""
+    tcp = world.inside("ss -Hltn | awk '{ print $4 }' | sort").split()
+    assert [each for each in tcp if each.rpartition(":")[2] not in ("998", "999", "8444")] == [
+        f"{ADDRESS}:80",
+        f"{ADDRESS}:8443",
+        f"{PUBLIC}:8443",
+    ]
+    udp = world.inside("ss -Hlun | awk '{ print $4 }' | sort").split()
+    card = world.inside(f"ip -o -4 addr show to {ADDRESS} | awk '{{ print $2 }}'")
+    others = [each for each in udp if each.rpartition(":")[2] != "997"]
+    assert f"0.0.0.0%{card}:67" in others and f"{ADDRESS}:69" in others
+    assert all(
+        each == f"{ADDRESS}:69" or f"%{card}]" in each or f"%{card}:" in each or "fd53" in each for each in others
+    )
+
+
+def test_it_is_closed_before_it_has_a_network_and_serves_on_late_addresses(world: World) -> None:
+    """The filter is loaded before a card gets an address; the web server starts without one."""
+    shown = world.inside(
+        "systemctl show --value -p ActiveEnterTimestampMonotonic sms-firewall; "
+        "systemctl show --value -p ExecMainStartTimestampMonotonic systemd-networkd"
+    )
+    loaded, began = map(int, shown.split())
+    assert 0 < loaded <= began
+    world.inside(
+        f"card=$(ip -o -4 addr show to {ADDRESS} | awk '{{ print $2 }}'); ip addr del {ADDRESS}/24 dev $card && "
+        f"systemctl restart nginx && systemctl is-active nginx && ip addr add {ADDRESS}/24 dev $card"
+    )
+    assert (
+        world.host("node1").run("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", f"http://{ADDRESS}/").text
+        == "404"
+    )
+    assert world.status()["services"]["sms-firewall"] == "ok"
 
 
 def test_secrets_are_in_memory_only(world: World) -> None:

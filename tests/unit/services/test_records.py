@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NotRequired, Optional, TypedDict
 
 import pytest
 
@@ -15,7 +17,7 @@ from appliance.operations.vm.snapshots import VmSnapshot, read_listed
 from appliance.plan.overlay.mirror import read_mirror
 from appliance.plan.upgrade.upgrade import read_upgrade
 from appliance.plan.vm.holder import Holder, read_holder
-from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.records import RecordError, check_value, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -167,3 +169,41 @@ def test_vm_snapshots_of_version_519381b() -> None:
     assert found["two"] == VmSnapshot("two", 6.0, 0.0, False, "x", "k", True)
     for name in ("list", "cut", "bad"):
         assert (found[name].taken, found[name].reason) == (0, "its record cannot be read")
+
+
+class Piece(TypedDict):
+    """With a key that may be absent."""
+
+    name: str
+    size: NotRequired[int | None]
+
+
+class Pieces(TypedDict, total=False):
+    """Without any that must be there."""
+
+    parts: Sequence[str | Piece]
+    details: Mapping[str, object]
+    numbers: dict[str, int]
+
+
+def test_typed_dicts_are_checked_and_keep_other_keys() -> None:
+    whole = {"parts": ["a", {"name": "b", "new": 1}, {"name": "c", "size": None}], "details": {"x": []}, "more": 1}
+    assert check_value(Pieces, whole) == whole
+    assert check_value(list[Piece], []) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        (Pieces, {"parts": [{}]}, "parts[0].name is missing"),
+        (Pieces, {"parts": "a"}, "parts is not a Sequence"),
+        (Pieces, {"numbers": {"a": True}}, "numbers.a is not a int"),
+        (Pieces, {"numbers": {"a": 1 << 63}}, "numbers.a is out of range"),
+        (Pieces, {"details": 3}, "details is not a Mapping"),
+        (Pieces, [], "it is not an object"),
+        (list[Piece], [{"name": "a", "size": "b"}], "[0].size is not a int"),
+    ],
+)
+def test_values_of_other_types_are_named(kind: Any, value: Any, words: str) -> None:
+    with pytest.raises(RecordError, match=re.escape(words)):
+        check_value(kind, value)

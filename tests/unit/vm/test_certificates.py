@@ -171,6 +171,8 @@ def test_the_schedule_renews_what_runs(sites: Sites, tmp_path: Path, monkeypatch
     after, there = sites.guest.files, sites.hosts["host-b"].files
     for name in ("server.pem", "server.key", "issuer.pem", "issuer.key"):
         assert after[f"/etc/sms/tls/{name}"] != before[f"/etc/sms/tls/{name}"], name
+    # iPXE has the digest of the authority only, and needs its certificate.
+    assert after["/etc/sms/tls/server.pem"].endswith((tmp_path / "a/tls/ca.pem").read_bytes())
     assert start.issuer_days(read_note(sites.a, sites.a.host("host-b"))) > 80
     assert ca.days_left(inside["cert.pem"]) == 29 and ca.days_left(sites.container["cert.pem"]) == 364
     assert ca.matches(sites.container["cert.pem"], sites.container["key.pem"])
