@@ -17,8 +17,6 @@ from tests.real.faults import Cell, World
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-BEFORE = ("inspect_hosts", "trust")
-"""Steps of the command before there is an agent."""
 STEPS = (
     *("offer", "build", "send", "round", "verify", "stop", "place", "start", "probe", "ask"),
     *("flush", "connections", "arm", "release", "up", "check", "given", "tails", "commit", "finish"),
@@ -57,22 +55,20 @@ def cells() -> Iterator[Cell]:
         # Not running on any other host yet: the host returns, or `sms failover` is needed.
         without = none if number < STEPS.index("stop") else target if step != "stop" else none | target
         yield Cell("source gone", faults.source_gone, step, without, step == "release")
+    for name, work in (
+        ("SSH to the source cut", faults.cut_source),
+        ("SSH to the target cut", faults.cut_target),
+        ("target gone", faults.target_gone),
+    ):
+        yield Cell(name, work, "trust", source)
+    yield Cell("source gone", faults.source_gone, "trust", none)
+    for step in ("verify", "stop", "start", "arm", "release", "up", "check", "finish"):
         yield Cell("clocks jump", faults.clocks_apart, step, target, step == "arm", clocks=True)
-    for step in BEFORE:
-        for name, work in (
-            ("SIGKILL", faults.kill),
-            ("SSH cut", faults.cut),
-            ("SSH to the source cut", faults.cut_source),
-            ("SSH to the target cut", faults.cut_target),
-            ("target gone", faults.target_gone),
-        ):
-            yield Cell(name, work, step, source)
-        yield Cell("source gone", faults.source_gone, step, none)
-    for step in ("offer", "stop", "start", "arm", "release", "up", "check", "finish"):
+    for step in ("stop", "arm", "up"):
         yield Cell("clocks jump, the other way", faults.clocks_apart_again, step, target, clocks=True)
     for step in (
         *("<build", "build", "send", "round", "verify", "<stop", "stop", "place", "<start", "start"),
-        *("probe", "<arm", "arm", "<up", "<commit"),
+        *("probe", "<arm", "<up", "<commit"),
     ):
         yield Cell("disk full", faults.disk_full, step, either, step == "<start", small=True, wait_s=15)
     yield Cell("tampered image", faults.tampered_image, "<inspect_hosts", target)  # it is sent again

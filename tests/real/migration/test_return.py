@@ -32,7 +32,7 @@ KINDS = {"own": "/var/lib/sms/overlays", "shared": "/srv/shared/overlays", "mirr
 DISKS = """
 for number in 1 2; do
     disk=/var/lib/sms/disk$number.img
-    [ -e $disk ] || { truncate -s 1G $disk; mkfs.ext4 -q $disk; }
+    [ -e $disk ] || { truncate -s 4G $disk; mkfs.ext4 -q $disk; }
     mkdir -p /mnt/disk$number; mount -o loop $disk /mnt/disk$number
 done
 """
@@ -301,7 +301,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("kind", "order"), cases())
-def test_the_old_host_returns(world: World, kind: str, order: str) -> None:
+def test_the_old_host_returns_own(world: World, kind: str, order: str) -> None:
     serves = ORDERS[order](world)
     wait_until(lambda: world.serving() == [serves] and world.hosts.instances(leaves(serves)) == [], "one serves", 60)
     assert world.watch.twice == [] or order in TWO, world.watch.twice[:3]
