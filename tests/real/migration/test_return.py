@@ -131,7 +131,7 @@ def world(lab: World, kind: str) -> Iterator[World]:
     lab.hosts.sms("-q", "exec", "--", "touch", MARK, on=OLD)
     lab.hosts.sms("-q", "overlay", "snapshot", on=OLD)
     lab.hosts.sms("-q", "overlay", "push", "--to", NEW, on=OLD)
-    lab.hosts.sms("-q", "exec", "--", "sh", "-c", f"touch {MARK}-late; sync", on=OLD)
+    lab.hosts.sms("-q", "exec", "--", "touch", f"{MARK}-late", on=OLD)
     lab.watch.twice.clear()
     lab.off(OLD)
     yield lab
@@ -330,11 +330,17 @@ def check_old_overlay(world: World, serves: str) -> str:
         world.hosts.sms("-q", "migrate", "--force", OLD, on=NEW)
         assert world.has("-since", OLD)
         return "in use by the new host"
-    names = world.hosts.host(OLD).run("sh", "-c", "cd /var/lib/sms/overlays && ls -d lab.img*").text.split()
+
+    def names() -> list[str]:
+        return world.hosts.host(OLD).run("sh", "-c", "cd /var/lib/sms/overlays && ls -d lab.img*").text.split()
+
     if world.kind == "mirrored":
-        assert "lab.img" in names
+        assert "lab.img" in names()
         said = world.hosts.sms("migrate", "--force", OLD, on=NEW, ok=(3,)).stderr.decode()
         assert "mirror" in said
+    else:
+        wait_until(lambda: "lab.img" not in names(), "it is set aside", 30)
+        assert any(name.startswith("lab.img.past-") for name in names()), names()
     world.hosts.sms("-q", "stop", on=NEW)
     said = world.hosts.sms("start", on=OLD, ok=(3,)).stderr.decode()
     assert f"sms start --host {NEW}" in said
@@ -342,7 +348,6 @@ def check_old_overlay(world: World, serves: str) -> str:
     assert world.has("-since", NEW)
     if world.kind == "mirrored":
         return "kept, not started"
-    assert "lab.img" not in names and any(name.startswith("lab.img.past-") for name in names), names
     world.hosts.sms("-q", "migrate", "--force", OLD, on=NEW)
     assert world.has("-since", OLD)
     return "set aside"
