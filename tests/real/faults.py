@@ -126,16 +126,19 @@ class World:
         """Whether a move is under way there, or was when it was killed."""
         return (self.hosts.disk(host) / "journal" / "lab.move").exists()
 
+    def at_work(self, host: str) -> bool:
+        """Whether an agent runs there; one of a shared overlay is ended with its command, and leaves its mark."""
+        return self.hosts.host(host).works("sh", "-c", "ps -eo args | grep -q '[a]gent-'")
+
     def settle(self, serving: set[str], hosts: tuple[str, ...] = CARRIERS) -> str:
         """Wait until the ends on these hosts have made up their minds; who serves then, or "none"."""
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
-            if not any(self.marked(host) for host in hosts):
-                found = self.watch.serving()
-                if not found and "none" in serving:
-                    return "none"
-                if list(found.values()) == [["br-prov", "br-pub"]] and self.answers():
-                    return next(iter(found))
+            marked, found = [host for host in hosts if self.marked(host)], self.watch.serving()
+            if not found and "none" in serving and not any(self.at_work(host) for host in marked):
+                return "none"
+            if not marked and list(found.values()) == [["br-prov", "br-pub"]] and self.answers():
+                return next(iter(found))
             time.sleep(0.1)
         marks = {host: self.marked(host) for host in hosts}
         events = {host: [line["event"] for line in self.hosts.history(host)[-8:]] for host in hosts}

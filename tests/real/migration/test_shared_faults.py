@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 STEPS = ("hand", "start", "probe", "arm", "up", "check", "finish")
 """Words that the ends of a move get, in their order; ``check`` is the second ``probe``."""
-RETURNED_S = 120
-"""Seconds until the source gives up waiting for the lease of a target that is gone: 90 (agent/migration_source.py)."""
+RETURNED_S = 150
+"""Seconds until the command ends whose target is gone: its source waits 90 s for the lease."""
 
 
 @pytest.fixture(scope="module")
