@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all that is needed on a fresh Debian 12 machine, as root.
 .PHONY: help setup setup-tests core demo demo-vm test test-full fast lint format bench bench-full wheel lock apptainer-pins schema man imports clean
 
-# Where it is set, every start of `sms` compiles its modules anew: half of its processor time.
+# Where it is set, every start of `sms` compiles its modules again: half of its processor time.
 unexport PYTHONDONTWRITEBYTECODE
 PYTHON = .venv/bin/python
 COMPILE = .venv/bin/pip-compile -q --allow-unsafe --generate-hashes --no-emit-index-url --no-emit-find-links \

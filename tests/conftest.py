@@ -108,7 +108,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[Path, dict[str, str]], None]:
-    """Holds texts by relative path against the files of a folder; with --update-golden it writes them."""
+    """Compare texts by relative path with the files of a folder; with --update-golden, write them."""
 
     def compare(folder: Path, texts: dict[str, str]) -> None:
         if request.config.getoption("--update-golden"):

@@ -33,7 +33,9 @@ FORBIDDEN = {
     r"\bruns nowhere\b": "is not running on any host",
     r"\bnobody reads\b": "output pipe closed",
     r"\bof the past\b": "stale",
-    r"\bback by itself\b": "rolls back automatically",
+    r"\bby itself\b": "automatically, on its own",
+    r"\b([Tt]old|TOLD)\b": "reported, requested, notified, given",
+    r"\b[Ww]hoever\b": "who is meant: a machine that, a caller that",
     r"\bare root's alone\b": "readable by root only",
     r"\bthe way back\b": "undo, rollback",
     r"\b[Tt]he appliance\b": "the services container",
@@ -41,7 +43,7 @@ FORBIDDEN = {
     r"\b(look_around|add_wishes|[Ww]ishes|[Cc]asting|hand_lease|put_aside)\b": "the names of HACKING.md",
 }
 """Pattern, and what to write instead."""
-DATA = re.compile(r'"(gave way|cut off|anew|cut off in its headers)"|\banew=')
+DATA = re.compile(r'"(gave way|cut off|anew|told|cut off in its headers)"|\banew=')
 """Data that keeps its name: events in history files, keys on the wire, text of the C core."""
 
 

@@ -315,7 +315,7 @@ typedef struct {
 typedef struct {
 	/* options */
 	uint8_t known[3][8192];     /* TCP, UDP, SCTP: bit of a port where a service listens */
-	uint8_t told[3][8192];      /* ... where first bytes are matched as well */
+	uint8_t matched[3][8192];   /* ... where first bytes are matched as well */
 	First first[MAX_FIRST];
 	uint32_t firsts;
 	bool any_first;

@@ -292,7 +292,7 @@ static void begin(Counter *c, Flow *f, const Packet *p)
 	uint16_t port = server_port(f);
 	bool known = bit(c->known, p->protocol, port);
 	bool wait = (p->what & HAS_PORTS) && !(f->flags & FLOW_TFTP) &&
-	            (known ? bit(c->told, p->protocol, port) : c->any_first);
+	            (known ? bit(c->matched, p->protocol, port) : c->any_first);
 	f->pair = NONE;
 	f->sample = wait ? WAITS : NONE;
 	/* A new connection is a contact; in an open one, a client's packet is. */

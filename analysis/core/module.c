@@ -110,7 +110,7 @@ static int take_first(Counter *counter, PyObject *item)
 	first->offset = (uint8_t)offset;
 	if (port) {
 		set_bit(counter->known, protocol, port);
-		set_bit(counter->told, protocol, port);
+		set_bit(counter->matched, protocol, port);
 	} else {
 		counter->any_first = true;
 	}

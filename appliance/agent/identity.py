@@ -11,7 +11,7 @@ from appliance.shared.lease import Lease, parse_lease, read_file
 def read_identity(request: Dict[str, Any], snapshots: Sequence[Snapshot]) -> Identity:
     """Return the identity of the cluster as known on this host.
 
-    With an unreadable lease no UUID is assumed; whoever changes anything reports it.
+    With an unreadable lease no UUID is assumed; a caller that changes anything reports it.
 
     Args:
         request: may have ``lease``, a path, and ``host``, the name of this host.

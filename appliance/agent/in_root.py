@@ -2,7 +2,7 @@
 
 Every folder and symbolic link there belongs to the container, while the agent opens them as root of the host: an
 absolute link would lead to any file of the host. openat2(2) resolves a path as in chroot(2). Where it is missing, in an
-old kernel or by a seccomp filter, each component is opened by itself: services that an interrupted migration has
+old kernel or by a seccomp filter, each component is opened separately: services that an interrupted migration has
 stopped must start again on any kernel.
 """
 

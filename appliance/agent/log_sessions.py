@@ -7,6 +7,9 @@ sends that on a new connection. What the sender wrote before is still read, sinc
 New connections are not refused, which a sender may answer with a pause of half a minute, or by discarding the line.
 Their first packet is dropped: the sender's kernel repeats it a second later, and the target accepts.
 
+A sender over RELP keeps each line until it is acknowledged, so these sessions are reset: what was not acknowledged is
+sent again to the target. rsyslogd notices a FIN there only after its next line, which would wait for the one after it.
+
 The daemon need not take part: this process duplicates its sockets (pidfd_getfd(2)).
 """
 
@@ -21,7 +24,8 @@ import termios
 import time
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-SYSCALL = ctypes.CDLL(None, use_errno=True).syscall
+LIBC = ctypes.CDLL(None, use_errno=True)
+SYSCALL = LIBC.syscall
 SYSCALL.restype = ctypes.c_long
 SYS_PIDFD_GETFD = 438
 """The same number on every architecture."""
@@ -41,11 +45,12 @@ NO_SYN = (
 
 
 class LogSessions:
-    """The sessions that the daemons of an instance accept on some ports."""
+    """The sessions that the daemons of an instance accept on some ports; ``reset_ports``: reset instead of closed."""
 
-    def __init__(self, pid: int, ports: Sequence[int]) -> None:
+    def __init__(self, pid: int, ports: Sequence[int], reset_ports: Sequence[int] = ()) -> None:
         self.pid = pid
         self.ports = frozenset(ports)
+        self.reset_ports = frozenset(reset_ports)
         self._closed: List[socket.socket] = []
         """Duplicates of the sockets of closed sessions."""
         self._known: Set[int] = set()
@@ -54,7 +59,7 @@ class LogSessions:
         """Processes with such sockets. Their descriptors tell all: to read /proc/net/tcp takes 10 ms each time."""
 
     def close(self) -> None:
-        """Let no connection begin, and send a FIN on each session; called again, on those that have begun meanwhile.
+        """Let no connection begin, and send a FIN or RST on each session; called again, on those begun meanwhile.
 
         Raises:
             OSError: the kernel does not allow it.
@@ -68,6 +73,9 @@ class LogSessions:
                 if listens:
                     with one:
                         attach_filter(one, NO_SYN)
+                elif one.getsockname()[1] in self.reset_ports:
+                    with one:
+                        _reset(one)
                 else:
                     self._closed.append(one)
                     _shut_down(one)
@@ -197,6 +205,13 @@ def _shut_down(one: socket.socket) -> None:
         one.shutdown(socket.SHUT_WR)
     except OSError:
         pass  # the sender has closed it meanwhile
+
+
+def _reset(one: socket.socket) -> None:
+    """Send an RST, although the daemon has the socket open (connect(2) with AF_UNSPEC); it sees the end, too."""
+    address = struct.pack("H14x", socket.AF_UNSPEC)
+    if LIBC.connect(one.fileno(), address, len(address)) < 0:
+        _shut_down(one)
 
 
 def _detach_filter(one: socket.socket) -> None:

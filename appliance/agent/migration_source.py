@@ -83,7 +83,7 @@ class MigrationSource:
         self.changes: Optional[Changes] = None
         self.encoder = FrameEncoder(request.compress)
         self.instance = Instance(request.pid)
-        self.sessions = LogSessions(request.pid, request.stream_ports)
+        self.sessions = LogSessions(request.pid, request.stream_ports, request.reset_ports)
 
     def run(self) -> Dict[str, Any]:
         """Handle messages until the migration has ended."""

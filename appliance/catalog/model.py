@@ -136,6 +136,10 @@ class Service(Section):
     needs: tuple[Name, ...] = Field((), description="Services whose probe must succeed before this one starts.")
     after: tuple[Name, ...] = Field((), description="Services to wait for, if the site has them.")
     ports: tuple[OnePort, ...] = Field((), description="Ports that it listens on.")
+    resets: tuple[OnePort, ...] = Field(
+        (),
+        description="Of its TCP ports, those whose clients repeat what was not acknowledged: sessions may be reset.",
+    )
     traffic: Traffic = Field(Traffic(), description="How its traffic is recognised besides its ports.")
     state: tuple[AbsolutePath, ...] = Field((), description="Persistent state paths.")
     running: AbsolutePath | None = Field(

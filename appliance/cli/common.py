@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
+    from appliance.operations.services.unfinished import FailoverLoss
     from appliance.progress import Progress
 
 Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
@@ -43,6 +44,18 @@ def add_actions(parser: argparse.ArgumentParser, modules: Iterable[str]) -> None
 def add_host(parser: argparse.ArgumentParser) -> None:
     """Add the option for the admin host to act on."""
     parser.add_argument("--host", metavar="NAME", help="the admin host to act on (default: this machine)")
+
+
+def add_snapshot_name(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for a snapshot in a repository or on another host."""
+    parser.add_argument(
+        "snapshot",
+        nargs="?",
+        default="latest",
+        type=filled,
+        metavar="NAME",
+        help="its number there, an archive name, or latest (the default)",
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +118,31 @@ def print_result(arguments: argparse.Namespace, result: Any, lines: Iterable[str
         return
     for line in lines:
         out.print(line, markup=markup)
+
+
+def loss_lines(loss: FailoverLoss) -> Iterator[str]:
+    """Yield what a failover from a snapshot lost, as text for the user."""
+    from appliance.units import format_time, format_uptime
+
+    atmost = "" if loss.dead_s is not None else "at most "
+    where = f" on {loss.taken_on}" if loss.taken_on else ""
+    number = f" (snapshot {loss.snapshot})" if loss.snapshot else ""
+    yield (
+        f"lost: {atmost}{format_uptime(int(loss.lost_s))}. Restored as it was{where} at "
+        f"{format_time(loss.taken)}{number}: jobs submitted, accounting and messages since then are lost"
+    )
+    yield from outage_lines(loss.old, loss.dead_s, max(loss.alive, loss.taken))
+
+
+def outage_lines(old: Iterable[str], dead_s: float | None, alive: float) -> Iterator[str]:
+    """Yield how long there was no service before a failover, as text; ``alive``: Unix time of the last sign."""
+    from appliance.units import format_time, format_uptime
+
+    hosts = " and ".join(old)
+    if dead_s is not None:
+        yield f"no service for {format_uptime(int(dead_s))}: {hosts} was last heard from at {format_time(alive)}"
+    else:
+        yield f"when {hosts} failed is not known: its guard has not been heard from"
 
 
 @contextmanager

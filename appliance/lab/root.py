@@ -12,7 +12,7 @@ from appliance.progress import Progress
 
 SUITE = "bookworm"
 PACKAGES = (
-    *("slurmd", "slurm-client", "munge", "rsyslog", "chrony", "openssh-server", "postfix", "bsd-mailx"),
+    *("slurmd", "slurm-client", "munge", "rsyslog", "rsyslog-relp", "chrony", "openssh-server", "postfix", "bsd-mailx"),
     *("nginx-light", "curl", "iproute2", "iputils-ping", "procps", "supervisor", "netcat-openbsd"),
     *("python3-minimal", "ca-certificates", "less"),
 )

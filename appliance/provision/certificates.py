@@ -25,7 +25,7 @@ MAX_REFUSED = 1000
 class Certificate:
     """A certificate of a node.
 
-    ``fingerprint``: SHA-1 of its DER form in hex, as nginx computes it. A serial number alone would not do: whoever has
+    ``fingerprint``: SHA-1 of its DER form in hex, as nginx computes it. A serial number alone would not do: a holder of
     the issuer's key can sign another certificate with the same one. ``uuid``: of the node's entry in the inventory;
     ``replaces``: fingerprint of the certificate that it renews, empty if it was issued for a token. ``issued``,
     ``ends``, ``used`` (first request with it): Unix time.

@@ -77,7 +77,7 @@ def _issue(world: World, caller: Caller, node: Component, public: Any) -> str:
     now, mac = time.time(), neighbour_mac(caller.address, world.config.neighbours)
     serial = f"{made.serial_number:X}"
     new = Certificate(
-        # Not for security by itself: nobody can make another certificate with the fingerprint of an existing one.
+        # Not for security alone: nobody can make another certificate with the fingerprint of an existing one.
         fingerprint=made.fingerprint(hashes.SHA1()).hex(),  # noqa: S303
         serial=serial if len(serial) % 2 == 0 else f"0{serial}",
         uuid=node.uuid,

@@ -55,6 +55,7 @@ class SourceRequest(MigrationRequest):
         frozen_mark: file that exists while the overlay is frozen.
         start_argv: command that starts the instance.
         stream_ports: TCP ports of the loggers, whose sessions are closed before the switch.
+        reset_ports: of these, the ones whose sessions are reset instead.
     """
 
     pid: int
@@ -68,6 +69,7 @@ class SourceRequest(MigrationRequest):
     frozen_mark: str
     start_argv: tuple[str, ...]
     stream_ports: tuple[int, ...] = ()
+    reset_ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

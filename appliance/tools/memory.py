@@ -86,7 +86,7 @@ def relay():
                 if not data:
                     break
                 ours.sendall(data)
-            # No memory comes after the end of the replies, and if QEMU was not yet told to send, nobody else ends this.
+            # No memory comes after the end of the replies, and if QEMU does not send yet, nobody else ends this.
             ours.shutdown(socket.SHUT_RDWR if mode == "send" else socket.SHUT_WR)
         except OSError:
             pass

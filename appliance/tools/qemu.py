@@ -130,12 +130,12 @@ def probe_accel(host: Host) -> tuple[str, str]:
     return choose_accel([name for name in listed if name.startswith("kvm")], opens)
 
 
-def create_user(host: Host, name: str) -> bool:
+def create_user(host: Host, name: str, comment: str) -> bool:
     """Create a system account without home and login, if there is none; return whether there was none."""
     if host.works("id", "-u", name):
         return False
     about = ("--no-create-home", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin")
-    host.run("useradd", "--system", "--user-group", *about, name)
+    host.run("useradd", "--system", "--user-group", *about, "--comment", comment, name)
     return True
 
 

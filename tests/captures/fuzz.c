@@ -214,7 +214,7 @@ static void configure(Counter *c, const uint8_t *data, size_t size)
 			continue;
 		c->first[c->firsts++] = firsts[i];
 		if (firsts[i].port)
-			c->told[firsts[i].protocol == UDP][firsts[i].port >> 3] |= (uint8_t)(1 << (firsts[i].port & 7));
+			c->matched[firsts[i].protocol == UDP][firsts[i].port >> 3] |= (uint8_t)(1 << (firsts[i].port & 7));
 		else
 			c->any_first = true;
 	}
@@ -463,7 +463,7 @@ static void tamper(Bytes *b, const Bytes *other, const uint32_t *places, uint32_
 {
 	uint32_t place = roll(b->size), length = roll(roll(3) ? 64 : 4096), width = 1u << roll(3);
 	uint32_t record = count ? places[roll(count)] : 0;
-	if (record >= b->size) /* already cut off */
+	if (record >= b->size) /* already truncated */
 		record = 0;
 	length = length < b->size - place ? length : b->size - place;
 	switch (roll(13)) {

@@ -443,11 +443,11 @@ def check_message(said: str, status: int | None, *, served: str, target: str) ->
 
 def tell_history(world: World, source: str, target: str, before: dict[str, int]) -> str:
     """What the hosts have written down since, in short."""
-    told = []
+    reported = []
     for name, host in (("source", source), ("target", target)):
         events = [line["event"] for line in world.hosts.history(host)[before[host] :]]
-        told.append(f"{name}: {', '.join(events) or '-'}")
-    return "; ".join(told)
+        reported.append(f"{name}: {', '.join(events) or '-'}")
+    return "; ".join(reported)
 
 
 def run_again(world: World, found: str, source: str, target: str, *, ended: bool) -> str:

@@ -139,7 +139,7 @@ class Stepping:
     """
 
     def __init__(self, lab: Lab, *words: str, on: str = "admin", wait_s: float = 60.0) -> None:
-        told, telling = os.pipe()
+        reported, telling = os.pipe()
         word, wording = os.pipe()
         argv = [*lab.host(on).prefix, sys.executable, str(Path(__file__).with_name("stepping.py"))]
         argv += [str(telling), str(word), str(wait_s), *words, "--force"]
@@ -153,7 +153,7 @@ class Stepping:
         )
         os.close(telling)
         os.close(word)
-        self._told = os.fdopen(told, "rb", buffering=0)
+        self._told = os.fdopen(reported, "rb", buffering=0)
         self._word = wording
         self.steps: list[str] = []
         self._said: list[bytes] = []
@@ -250,12 +250,12 @@ def ssh_cut(lab: Lab, *hosts: str, reset: bool = False) -> Iterator[None]:
 def read_jobs(text: str) -> list[dict[str, str]]:
     """The facts of each job that `scontrol -o show jobs` prints."""
     lines = [dict(word.partition("=")[::2] for word in line.split()) for line in text.splitlines()]
-    return [told for told in lines if "JobId" in told]
+    return [reported for reported in lines if "JobId" in reported]
 
 
 def job_states(text: str) -> dict[str, str]:
     """Job and state, of what `scontrol -o show jobs` prints."""
-    return {told["JobId"]: told["JobState"] for told in read_jobs(text)}
+    return {reported["JobId"]: reported["JobState"] for reported in read_jobs(text)}
 
 
 class ShortJobs(Background):
@@ -302,9 +302,9 @@ class ShortJobs(Background):
     def states(self) -> dict[str, str]:
         """Each job's state, by its name, as the controller knows it; with why, for one that waits."""
         found = {}
-        for told in read_jobs(self.node.run("scontrol", "-o", "show", "jobs", ok=None).text):
-            waits = f" for {told.get('Reason')}" if told["JobState"] == "PENDING" else ""
-            found[told["JobName"]] = told["JobState"] + waits
+        for reported in read_jobs(self.node.run("scontrol", "-o", "show", "jobs", ok=None).text):
+            waits = f" for {reported.get('Reason')}" if reported["JobState"] == "PENDING" else ""
+            found[reported["JobName"]] = reported["JobState"] + waits
         return found
 
     def not_completed(

@@ -58,11 +58,11 @@ def watching(node: Host, outside: Host) -> Iterator[Seen]:
         stack.enter_context(outside.hold("python3", "-c", ECHO))
         with node.hold("python3", f"{FOLDER}/prober.py", FOLDER):
             yield seen
-    told = json.loads(node.read(f"{FOLDER}/asked.json") or b"{}")
-    seen.tag = told["tag"]
-    seen.sent = [row[0] for row in told["asked"].pop("rsyslog")]
+    reported = json.loads(node.read(f"{FOLDER}/asked.json") or b"{}")
+    seen.tag = reported["tag"]
+    seen.sent = [row[0] for row in reported["asked"].pop("rsyslog")]
     seen.stalled_s = round(max(later - sooner for sooner, later in pairwise(seen.sent)), 4)
-    for service, rows in told["asked"].items():
+    for service, rows in reported["asked"].items():
         in_time = IN_TIME_S.get(service, math.inf)
         seen.away[service] = longest(
             [(sent, answered is not None and answered < sent + in_time) for sent, answered in rows]

@@ -1,7 +1,7 @@
 """`sms`, but at every step of a migration it reports its position to a test and waits for its reply.
 
-argv: descriptor to tell by, descriptor of the word, seconds that services may take on the target, then words of `sms`.
-Told is a line: `<` before a step, `>` as soon as an end has got the word for it, and the step's name.
+argv: descriptor of reports, descriptor of replies, seconds that services may take on the target, then words of `sms`.
+A report is a line: `<` before a step, `>` as soon as an end has received its message, and the step's name.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def tell(mark: str, name: str) -> None:
 def step(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The call, reported before and after."""
 
-    def told(*args: Any, **options: Any) -> Any:
+    def reported(*args: Any, **options: Any) -> Any:
         tell("<", name)
         found = call(*args, **options)
         tell(">", name)
         return found
 
-    return told
+    return reported
 
 
 class Endpoint(move.Endpoint):

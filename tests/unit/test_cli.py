@@ -60,6 +60,9 @@ CASES: dict[str, Case] = {
         "sms start: argument --wait: 'soon' is not a number of seconds",
         "",
     ),
+    "a UUID without a repository": (["overlay", "prune", "--uuid", "1234"], 2, "sms: --uuid needs --at borg", ""),
+    "no UUID": (["overlay", "prune", "--at", "borg", "--uuid", "12"], 2, "sms: invalid UUID '12'", "at least 4"),
+    "a flag without its UUID": (["overlay", "identity", "--without-remote"], 2, "sms: --without-remote needs a", ""),
     "no action": (["config"], 2, "sms config: the following arguments are required: ACTION", "sms config --help"),
     "no such shell": (["completion", "fish"], 2, "sms completion: argument shell: invalid choice: 'fish'", ""),
     "no site file": (

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_json, filled, open_target, print_result, seconds, verb
+from appliance.cli.common import (
+    Verbs,
+    add_json,
+    filled,
+    loss_lines,
+    open_target,
+    outage_lines,
+    print_result,
+    seconds,
+    verb,
+)
 
 if TYPE_CHECKING:
     from appliance.operations.migration.failover import FailoverResult
@@ -77,28 +87,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lines(result: FailoverResult, cluster: str, services: int) -> Iterator[str]:
-    from appliance.units import format_time, format_uptime
+    from appliance.operations.services.unfinished import FailoverLoss
 
     answer = f"{len(result.services)} of {services} services answer"
     yield f"{cluster} serves on {result.host} after {result.seconds:.1f} s, generation {result.generation}, {answer}"
     if result.lost_s is not None:
-        atmost = "" if result.dead_s is not None else "at most "
-        where = f" on {result.taken_on}" if result.taken_on else ""
-        number = f" (snapshot {result.snapshot})" if result.snapshot else ""
-        yield (
-            f"lost: {atmost}{format_uptime(int(result.lost_s))}. Restored as it was{where} at "
-            f"{format_time(result.taken)}{number}: jobs submitted, accounting and messages since then are lost"
-        )
-    elif result.shared:
-        yield "lost: nothing that was written to the shared overlay"
-    old = " and ".join(result.old)
-    if result.dead_s is not None:
-        yield (
-            f"no service for {format_uptime(int(result.dead_s))}: {old} was last heard from at "
-            f"{format_time(max(result.alive, result.taken))}"
-        )
+        facts = (tuple(result.old), result.snapshot, result.taken, result.alive, result.lost_s, result.dead_s)
+        yield from loss_lines(FailoverLoss(*facts, taken_on=result.taken_on))
     else:
-        yield f"when {old} failed is not known: its guard has not been heard from"
+        if result.shared:
+            yield "lost: nothing that was written to the shared overlay"
+        yield from outage_lines(result.old, result.dead_s, max(result.alive, result.taken))
     if result.kept:
         yield f"the overlay that was on {result.host} is kept as {result.kept}"
     if result.jobs is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, seconds, verb
+from appliance.cli.common import Verbs, add_host, add_json, loss_lines, open_target, print_result, seconds, verb
 
 EXAMPLES = """\
   sms start                     on this admin host
@@ -68,5 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     answer = f"{len(started.services)} of {len(cluster.services)}"
     how = "runs already" if started.already else f"serves after {sum(started.parts.values()):.1f} s"
-    print_result(arguments, started, [f"{cluster.site.cluster} {how} on {host.name}, {answer} services answer"])
+    lines = [f"{cluster.site.cluster} {how} on {host.name}, {answer} services answer"]
+    if started.failover:
+        lines += ["it serves what an interrupted failover has restored", *loss_lines(started.failover)]
+    print_result(arguments, started, lines)
     return 0 if len(started.services) == len(cluster.services) else 4

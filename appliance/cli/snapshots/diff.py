@@ -57,11 +57,12 @@ def print_diff(found: Diff, *, as_json: bool) -> None:
 
     with standard_output() as stream:
         if as_json:
-            head = {name: getattr(found, name) for name in ("host", "before", "after", "counts", "lines", "told")}
+            head = {name: getattr(found, name) for name in ("host", "before", "after", "counts", "lines")}
+            head["told"] = found.shown
             stream.write(json.dumps(head, indent=2)[:-2] + ',\n  "changes": [')
             for at, row in enumerate(found.rows):
                 stream.write((",\n    " if at else "\n    ") + json.dumps(row))
-            stream.write("\n  ]\n}\n" if found.told else "]\n}\n")
+            stream.write("\n  ]\n}\n" if found.shown else "]\n}\n")
             return
         for row in found.rows:
             stream.write(diff_line(row) + "\n")

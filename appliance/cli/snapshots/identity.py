@@ -25,10 +25,15 @@ def add(actions: Verbs) -> None:
         "show or set the UUID of the cluster",
         "Snapshots have the UUID of their cluster. Those with another one, in a folder or repository that clusters of\n"
         "one name share, are never restored, pulled or removed. The first start creates it; to set it, the services\n"
-        "container must be stopped, and all admin hosts must answer.",
+        "container must be stopped, and all admin hosts must answer, except with --without-remote.",
         EXAMPLES,
     )
     parser.add_argument("uuid", nargs="?", metavar="UUID", help="new, or at least 4 digits of a known UUID")
+    parser.add_argument(
+        "--without-remote",
+        action="store_true",
+        help="set it although an admin host does not answer, which keeps its UUID until this is run again",
+    )
     add_host(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -41,11 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.uuid is not None and not is_valid(arguments.uuid):
         raise ConfigError(f"invalid UUID {arguments.uuid!r}", hint="give `new`, or at least 4 digits of a UUID")
+    if arguments.without_remote and arguments.uuid is None:
+        raise ConfigError("--without-remote needs a UUID", hint="hosts that do not answer are shown as such without it")
     cluster, host, shown = open_target(arguments)
     if arguments.uuid is None:
         found = show_identity(cluster, host)
     else:
-        found = set_identity(cluster, host, arguments.uuid, shown)
+        found = set_identity(cluster, host, arguments.uuid, shown, without_remote=arguments.without_remote)
     print_result(arguments, found, lines(found))
     return 0
 

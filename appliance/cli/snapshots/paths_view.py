@@ -63,7 +63,7 @@ def diff_summary(found: Diff) -> str:
     if not found.lines:
         return f"{names[0]} and {names[1]}: no differences"
     counts = ", ".join(f"{found.counts[word]} {word}" for word in SIGNS)
-    more = f"; {found.told} of {found.lines} lines are shown, --all shows all" if found.told < found.lines else ""
+    more = f"; {found.shown} of {found.lines} lines are shown, --all shows all" if found.shown < found.lines else ""
     return f"{names[0]} -> {names[1]}: {counts}{more}"
 
 

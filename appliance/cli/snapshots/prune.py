@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_host, add_json, open_site, open_target, print_result, verb
+from appliance.cli.common import Verbs, add_host, add_json, filled, open_site, open_target, print_result, verb
 from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ EXAMPLES = """\
   sms overlay prune -n          show what the site's retention would remove, and why the others are kept
   sms overlay prune             remove these snapshots
   sms overlay prune 12 13       remove these two, and no others
-  sms overlay prune --at borg   remove archives in the Borg repository, on a machine whose key may remove"""
+  sms overlay prune --at borg   remove archives in the Borg repository, on a machine whose key may remove
+  sms overlay prune --at borg --uuid 5d6e71c0    of this one of several clusters of one name"""
 
 
 def add(actions: Verbs) -> None:
@@ -36,6 +37,12 @@ def add(actions: Verbs) -> None:
         choices=("borg",),
         help="prune the Borg repository instead; this machine need not be an admin host",
     )
+    parser.add_argument(
+        "--uuid",
+        type=filled,
+        metavar="UUID",
+        help="with --at: the cluster's UUID or at least 4 digits of it, if the repository has several of this name",
+    )
     parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be removed, and why")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -43,8 +50,13 @@ def add(actions: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
+    from appliance.operations.snapshots.identity import is_uuid
     from appliance.operations.snapshots.prune import prune
 
+    if arguments.uuid and not arguments.at:
+        raise ConfigError("--uuid needs --at borg", hint="a host prunes the snapshots of its own cluster only")
+    if arguments.uuid and not is_uuid(arguments.uuid):
+        raise ConfigError(f"invalid UUID {arguments.uuid!r}", hint="give at least 4 digits of a UUID")
     if arguments.at:
         return run_at_repository(arguments)
     cluster, host, shown = open_target(arguments)
@@ -61,7 +73,7 @@ def run_at_repository(arguments: argparse.Namespace) -> int:
         raise ConfigError("--at borg takes no numbers: `retention:` decides", hint="sms overlay prune --at borg -n")
     cluster, shown = open_site(arguments)
     host = pruning_host(cluster, arguments.host)
-    done = prune_repository(cluster, host, shown, dry_run=arguments.dry_run)
+    done = prune_repository(cluster, host, shown, dry_run=arguments.dry_run, cluster_uuid=arguments.uuid or "")
     word = "would remove" if arguments.dry_run else "removed"
     texts = [f"{word} {name}" for name in done.removed]
     kept = "would be kept" if arguments.dry_run else "kept"

@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import Verbs, add_host, add_json, filled, open_target, print_result, verb
+from appliance.cli.common import (
+    Verbs,
+    add_host,
+    add_json,
+    add_snapshot_name,
+    filled,
+    open_target,
+    print_result,
+    verb,
+)
 
 EXAMPLES = """\
   sms overlay pull --from borg --list     list the snapshots in the repository
@@ -24,14 +33,7 @@ def add(actions: Verbs) -> None:
         "the file system checked, before it is committed. `sms overlay restore` then replaces the overlay by it.",
         EXAMPLES,
     )
-    parser.add_argument(
-        "snapshot",
-        nargs="?",
-        default="latest",
-        type=filled,
-        metavar="NAME",
-        help="its number there, an archive name, or latest (the default)",
-    )
+    add_snapshot_name(parser)
     parser.add_argument(
         "--from", dest="source", required=True, type=filled, metavar="SOURCE", help="borg, or an admin host"
     )

@@ -113,7 +113,7 @@ def lines(done: Scheduled) -> Iterator[str]:
         yield f"last run {format_time(run.started)}: " + (
             f"snapshot {run.number}" if run.ok else f"failed: {run.error}"
         )
-        yield from (f"note: {note}" for note in run.notes)
+        yield from (f"note: {note}" for note in (*run.notes, *run.foreign))
         if run.met_at:
             yield f"{format_time(run.met_at)} a run was skipped: {run.met}"
     drill = done.last_drill

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, seconds, verb
+from appliance.cli.common import Verbs, add_json, add_snapshot_name, filled, open_site, print_result, seconds, verb
 
 if TYPE_CHECKING:
     from appliance.operations.upgrade.drill import DrillResult
@@ -29,14 +29,7 @@ def add(actions: Verbs) -> None:
         "snapshot and of production, and remove everything. Exit status 4 if a check fails.",
         EXAMPLES,
     )
-    parser.add_argument(
-        "snapshot",
-        nargs="?",
-        default="latest",
-        type=filled,
-        metavar="NAME",
-        help="its number there, an archive name, or latest (the default)",
-    )
+    add_snapshot_name(parser)
     parser.add_argument(
         "--from", dest="source", type=filled, metavar="SOURCE", help="borg, or an admin host (default: all)"
     )

@@ -13,7 +13,7 @@ from appliance.operations.migration.state import Inspected, Migration, Migration
 from appliance.operations.services.unfinished import mark_path
 from appliance.operations.snapshots.list import store
 from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
-from appliance.plan.migration.move import stop_groups, stream_ports
+from appliance.plan.migration.move import reset_ports, stop_groups, stream_ports
 from appliance.plan.services.jobs import ASK_NODES
 from appliance.plan.services.network import INTERFACES, isolated_bridges
 from appliance.progress import Progress, Silent
@@ -52,6 +52,7 @@ def open_agents(
 def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> SourceRequest:
     """Return the request to the agent on the source."""
     services, hosts = cluster.services, (inspected.source, inspected.target)
+    loggers = [service for service in services if service.live and service.tails]
     return SourceRequest(
         **asdict(_common_request(cluster, inspected, *hosts)),
         pid=inspected.pid,
@@ -59,12 +60,13 @@ def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> Sour
         stop=tuple(tuple(group) for group in stop_groups(services)),
         stop_wait_s=stop_timeout(services),
         live=tuple(service.name for service in services if service.live),
-        loggers=tuple(service.name for service in services if service.live and service.tails),
+        loggers=tuple(service.name for service in loggers),
         tails=tuple(path for service in services for path in service.tails),
         compress=not all(isinstance(host, Local) for host in hosts),
         frozen_mark=f"{store(cluster)}/frozen",
         start_argv=start_argv(cluster.site, inspected.on_source, image.path),
-        stream_ports=stream_ports([service for service in services if service.live and service.tails]),
+        stream_ports=stream_ports(loggers),
+        reset_ports=reset_ports(loggers),
     )
 
 

@@ -13,11 +13,12 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import deliver, trust
-from appliance.operations.lease import Leases, query_all_leases, query_lease
+from appliance.operations.lease import Leases, query_lease
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
 from appliance.operations.preflight import check_bridges, check_programs, try_confinement
 from appliance.operations.services.generation import find_known
 from appliance.operations.services.start import Started, StartOptions, start
+from appliance.operations.services.unfinished import last_sign, overlay_inode
 from appliance.operations.snapshots.list import find_snapshot, foreign_error, list_snapshots
 from appliance.operations.snapshots.restore import restore
 from appliance.plan.machine import inside_argv
@@ -80,6 +81,8 @@ class Plan:
     """Unix time in seconds of the snapshot of an earlier run."""
     alive: float = 0.0
     """Unix time in seconds when the failed host was last heard from; 0 if that is not known."""
+    overlay: int | None = None
+    """Inode of the overlay that the snapshot replaces; as in ``OpenFailover``."""
 
 
 @dataclass
@@ -125,7 +128,8 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
     event = "resumed" if plan.restored else "begun"
     facts = {"old": plan.old, "shared": plan.shared, "snapshot": snapshot, "by_hand": options.fenced}
     age = plan.snapshot["taken"] if plan.snapshot else plan.snapshot_taken
-    note(cluster, host, VERB, event, **facts, generation=plan.generation - GENERATION_BUMP, taken=age)
+    known = plan.generation - GENERATION_BUMP
+    note(cluster, host, VERB, event, **facts, generation=known, taken=age, overlay=plan.overlay)
     result = FailoverResult(host.name, list(plan.old), 0, plan.shared, alive=plan.alive)
     if plan.restored:
         result.taken = plan.snapshot_taken
@@ -154,7 +158,9 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
     """
     check_programs(host)
     with progress.step("query all admin hosts") as step:
-        leases = query_all_leases(host, cluster)
+        leases = Leases(host, cluster, tolerant=True)
+        leases.query()
+        _refuse_unread(leases)
         refuse_other_cluster(leases.views)
         top = leases.top
         own = leases.views[host.name].lease
@@ -193,7 +199,8 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         restored,
         held,
         interrupted.taken if interrupted else 0.0,
-        _last_sign(cluster, host, old),
+        last_sign(cluster, host, old),
+        interrupted.overlay if interrupted else overlay_inode(cluster, host),
     )
     return replace(plan, steps=_steps(cluster, plan, options))
 
@@ -227,6 +234,17 @@ def _identify(mine: Lease, views: Views) -> Lease:
     return replace(mine, cluster_uuid=named.cluster_uuid, adopted=adopted)
 
 
+def _refuse_unread(leases: Leases) -> None:
+    """Refuse if the lease file of another host is damaged: it may be the newest one, of a host that has taken over."""
+    for name, why in leases.unread.items():
+        path = leases.cluster.places.lease
+        raise Refused(
+            f"{why}; {name} answers, and may have the newest overlay",
+            hint=f"is another version of sms there? If not, and nothing runs on {name}, move the file away there: "
+            f"`mv {path} {path}.damaged`; then run this again",
+        )
+
+
 def _failed_hosts(leases: Leases, interrupted: OpenFailover | None) -> tuple[str, ...]:
     """Return the hosts to fence: the holder of the lease, or all unreachable hosts if no holder is known.
 
@@ -248,14 +266,6 @@ def _failed_hosts(leases: Leases, interrupted: OpenFailover | None) -> tuple[str
     if not leases.unreachable:
         raise Refused("the lease is free, and all hosts answer", hint=f"sms start --host {me}")
     return tuple(leases.unreachable)
-
-
-def _last_sign(cluster: Cluster, host: Host, old: tuple[str, ...]) -> float:
-    """Return the Unix time in seconds when the guard of a failed host last queried ``host``; 0 if it never did."""
-    path = str(cluster.places.sign)
-    if (host.read(path) or b"").decode(errors="replace") not in old:
-        return 0.0
-    return float(host.run("stat", "-c", "%.1Y", path, ok=None).text or 0)
 
 
 def _admin(cluster: Cluster, name: str) -> AdminHost:

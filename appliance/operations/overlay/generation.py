@@ -110,7 +110,7 @@ def mark_overlay(cluster: Cluster, host: Host, generation: int) -> None:
 def refuse_older(cluster: Cluster, host: Host, leases: Leases, *, set_aside: bool = True, chosen: int = 0) -> int:
     """Check that ``host`` has the newest overlay, or that no host has ever had one; return its generation.
 
-    The leases must have been queried before: whoever starts meanwhile changes them, and the lease cannot be taken.
+    The leases must have been queried before: a start in between changes them, and the lease cannot be taken.
 
     Args:
         leases: as queried; hosts that they leave out are known to be off.
@@ -145,7 +145,7 @@ def refuse_second(cluster: Cluster, host: Host) -> int:
 def set_aside_older(cluster: Cluster, host: Host) -> str:
     """Set the overlay of ``host`` aside if its own lease file shows that another host has taken over since.
 
-    Whoever wrote that file: the guard of the other host may have. Return the new path, empty if nothing was renamed.
+    The guard of the other host may have written that file. Return the new path, empty if nothing was renamed.
     """
     mine = query_overlay(cluster, host)
     newer = find_older_by_file(host.name, mine, query_lease(host, cluster))

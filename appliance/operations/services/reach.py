@@ -17,6 +17,8 @@ from appliance.plan.services.nodes import (
     NetworkProbe,
     NodesView,
     Process,
+    add_probes,
+    choose_silent,
     choose_targets,
     expect_nodes,
     find_stopped,
@@ -90,22 +92,31 @@ def _inspect_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside:
         return Reach(), set()
     age_s = inside.age_s(PurePosixPath(controller.run[0]).name)
     inside = replace(inside, nodes=expect_nodes(inside.nodes, age_s))
-    view, probes = view_nodes(inside), probe_nodes(cluster, host, pid, links, inside)
+    probes, silent = probe_nodes(cluster, host, pid, links, inside)
+    view = add_probes(view_nodes(inside), silent)
     if age_s < SETTLE_S:  # nodes register with a controller that has just started within seconds, and it queries them
         return Reach(nodes=view, probes=probes), set()
     unreachable, problems = judge_probes(probes, inside.nodes, controller.name)
-    faulty, missing = view.warning(controller.name), view.missing(controller.name)
-    problems = [faulty, *problems] if faulty else problems
-    return Reach(nodes=view, probes=probes, problems=problems, notices=[missing] if missing else []), unreachable
+    faulty, notices = view.warnings(controller.name)
+    missing = view.missing(controller.name)
+    notices += [missing] if missing else []
+    return Reach(nodes=view, probes=probes, problems=faulty + problems, notices=notices), unreachable
 
 
-def probe_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside: Inside) -> tuple[NetworkProbe, ...]:
-    """Connect from the container to slurmd on nodes of each network, all at the same time; slurmd logs nothing."""
+Probes = tuple[NetworkProbe, ...]
+
+
+def probe_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside: Inside) -> tuple[Probes, Probes]:
+    """Connect from the container to slurmd on nodes of each network, and on a few that do not respond.
+
+    All at the same time; slurmd logs nothing. Return the results by network, and by node.
+    """
     known = {name: address for address, name in node_addresses(cluster.site)}
-    targets = choose_targets(inside.nodes, links.routes, known)
+    networks = choose_targets(inside.nodes, links.routes, known)
+    targets = {**networks, **choose_silent(inside)}
     chosen = [(known.get(node.address, node.address), node.port) for nodes in targets.values() for node in nodes]
     if not chosen:
-        return ()
+        return (), ()
     argv = python_argv("connect-each", *(word for address, port in chosen for word in (address, str(port))))
     if all(is_address(address) for address, _ in chosen):
         argv = ("nsenter", f"--net=/proc/{pid}/ns/net", *argv)  # faster than a start of apptainer
@@ -113,4 +124,5 @@ def probe_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside: In
         argv = inside_argv(
             cluster.site, cluster.services, *argv
         )  # where names are resolved as they are for the controller
-    return read_probes(targets, host.run(*argv, ok=None).stdout.decode(errors="replace"))
+    found = read_probes(targets, host.run(*argv, ok=None).stdout.decode(errors="replace"))
+    return found[: len(networks)], found[len(networks) :]

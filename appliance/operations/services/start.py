@@ -49,7 +49,14 @@ from appliance.operations.preflight import (
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.generation import Known, find_known
 from appliance.operations.services.stop import take_down
-from appliance.operations.services.unfinished import image_of_unfinished, recover_migration, refuse_interrupted
+from appliance.operations.services.unfinished import (
+    FailoverLoss,
+    end_failover,
+    find_restored,
+    image_of_unfinished,
+    recover_migration,
+    refuse_interrupted,
+)
 from appliance.operations.start_note import read_note, record_start
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv, probe_argv, start_argv
@@ -74,7 +81,8 @@ DISK_WAIT_S = 60
 class Started:
     """What a start did, and the seconds that each part took.
 
-    ``stale``: it was running already, and the site file or the image has changed since.
+    ``stale``: it was running already, and the site file or the image has changed since. ``failover``: it serves the
+    snapshot that an interrupted failover has restored.
     """
 
     host: str
@@ -86,6 +94,7 @@ class Started:
     stale: bool = False
     parts: dict[str, float] = field(default_factory=dict)
     services: dict[str, float] = field(default_factory=dict)
+    failover: FailoverLoss | None = None
 
 
 class Stopwatch:
@@ -193,7 +202,7 @@ def _set_aside_older(cluster: Cluster, host: Host, lease: Lease, progress: Progr
         with lock_host(cluster, host):  # a migration to this host puts its copy in place before it has the lease
             kept = set_aside_older(cluster, host)
     except Busy:
-        return  # whoever is at work is responsible; the next start compares again
+        return  # the run that has the lock is responsible; the next start compares again
     if kept:
         note(cluster, host, "start", "gave way", holder=lease.taker, generation=lease.generation, kept=kept)
         progress.report(f"note: the overlay of {host.name} was out of date, and was renamed to {kept}")
@@ -264,9 +273,11 @@ def _check_running(
     stale = running_mark(cluster, host) != overlay_mark(archive_for(cluster), image)
     if stale:
         progress.report("note: the site file has changed since it was started; `sms stop` and `sms start` apply it")
-    return Started(
-        host.name, path, image.key, image.signer, lease.generation, already=True, stale=stale, services=services
-    )
+    started = Started(host.name, path, image.key, image.signer, lease.generation, already=True, stale=stale)
+    started.services = services
+    if restored := find_restored(cluster, host, top=leases.top, holds_lease=True):
+        started.failover = end_failover(cluster, host, restored)
+    return started
 
 
 def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> Started:
@@ -286,9 +297,14 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
     for line in known.notes:
         progress.report(line)
     leases.floor = known.generation
+    own, top = leases.views[host.name].lease, leases.top
     with ExitStack() as undo:
         lease = _take_lease(host, leases, progress, undo, options)
         open_mirror(cluster, host, progress, patience_s=DISK_WAIT_S if options.boot else 0)
+        restored = None  # by an interrupted failover; one that starts this reports what is lost
+        if not options.fenced:
+            mine = own is not None and own.taker == host.name  # it, or a start that was rolled back, took it
+            restored = find_restored(cluster, host, top=top, holds_lease=mine)
         ready_overlay(cluster, host, image, progress)
         mark_overlay(cluster, host, lease.generation)
         stopwatch.lap("overlay")
@@ -298,10 +314,13 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
         services = _wait_for_services(cluster, host, progress, options.wait_s, options.keep)
         stopwatch.lap("probes")
         record_start(cluster, host, image, lease)
+        # Before the line after which no failover is open: if this is killed, the next start reports it.
+        lost = end_failover(cluster, host, restored) if restored else None
         note(cluster, host, "start", "started", generation=lease.generation, image=image.key)
         stopwatch.lap("record")
         undo.pop_all()
-    return Started(host.name, image.path, image.key, image.signer, lease.generation, parts=parts, services=services)
+    facts = (host.name, image.path, image.key, image.signer, lease.generation)
+    return Started(*facts, parts=parts, services=services, failover=lost)
 
 
 def _query_known(cluster: Cluster, leases: Leases, options: StartOptions) -> Known:

@@ -1,10 +1,12 @@
-"""What an interrupted migration or upgrade left on a host: a start recovers it first.
+"""What an interrupted migration, upgrade or failover left on a host: a start recovers it first, or reports it.
 
 An upgrade writes its record before each step, so that the next run can resume it.
 """
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from appliance.operations.history import note, read_history
 from appliance.operations.overlay.generation import mark_overlay, query_overlay
 from appliance.operations.preflight import find_instance
 from appliance.operations.snapshots.restore import restore
+from appliance.plan.migration.failover import OpenFailover, find_open_failover, measure_loss
 from appliance.plan.upgrade.upgrade import DONE, LAYING, RESTORED, RETURNING, STARTING, Upgrade, read_upgrade
 from appliance.progress import Progress
 from appliance.shared.records import to_json
@@ -134,3 +137,54 @@ def image_of_unfinished(cluster: Cluster, host: Host, progress: Progress) -> Pat
         "`sms upgrade` resumes the upgrade"
     )
     return Path(side.path)
+
+
+@dataclass(frozen=True)
+class FailoverLoss:
+    """What an interrupted failover lost that a start has ended. Times in Unix seconds; the others as in ``Loss``.
+
+    ``alive``: when a failed host was last heard from; 0 if that is not known.
+    """
+
+    old: tuple[str, ...]
+    snapshot: int | None
+    taken: float
+    alive: float
+    lost_s: float
+    dead_s: float | None
+    taken_on: str = ""
+
+
+def last_sign(cluster: Cluster, host: Host, old: tuple[str, ...]) -> float:
+    """Return the Unix time in seconds when the guard of a failed host last queried ``host``; 0 if it never did."""
+    path = str(cluster.places.sign)
+    if (host.read(path) or b"").decode(errors="replace") not in old:
+        return 0.0
+    return float(host.run("stat", "-c", "%.1Y", path, ok=None).text or 0)
+
+
+def overlay_inode(cluster: Cluster, host: Host) -> int | None:
+    """Return the inode of the overlay on ``host``: 0 without one, None if its mirror is not mounted."""
+    path = str(cluster.places.overlay)
+    found = host.run("stat", "-L", "-c", "%i", path, ok=None)
+    if found.status == 0:
+        return int(found.text)
+    return None if host.works("test", "-L", path) else 0
+
+
+def find_restored(cluster: Cluster, host: Host, *, top: int, holds_lease: bool) -> OpenFailover | None:
+    """Return the interrupted failover whose snapshot is the overlay on ``host``; None without one.
+
+    Args:
+        top, holds_lease: as for ``find_open_failover``.
+    """
+    found = find_open_failover(read_history(cluster, host), top=top, holds_lease=holds_lease)
+    return found if found and found.has_restored(overlay_inode(cluster, host)) else None
+
+
+def end_failover(cluster: Cluster, host: Host, found: OpenFailover) -> FailoverLoss:
+    """Return what an interrupted failover lost, now that its snapshot serves; write it to the history."""
+    alive = last_sign(cluster, host, found.old)
+    loss = measure_loss(taken=found.taken, alive=alive, began=found.began, served=time.time())
+    note(cluster, host, "failover", "done", lost_s=loss.lost_s, dead_s=loss.dead_s, alive=alive)
+    return FailoverLoss(found.old, found.snapshot, found.taken, alive, loss.lost_s, loss.dead_s)

@@ -95,26 +95,38 @@ def _count(shown: ClusterIdentity, snapshots: Sequence[Snapshot], where: str) ->
         found.where = [*found.where, *({where} - set(found.where))]
 
 
-def set_identity(cluster: Cluster, host: Host, selector: str, progress: Progress) -> ClusterIdentity:
+def set_identity(
+    cluster: Cluster, host: Host, selector: str, progress: Progress, *, without_remote: bool = False
+) -> ClusterIdentity:
     """Give the stopped cluster another UUID, on all admin hosts: a new one, or that of a cluster that it continues.
 
     Args:
         selector: ``new``, or the beginning of a UUID that a lease or a snapshot has.
+        without_remote: go on although an admin host does not answer, which keeps its present UUID.
 
     Raises:
-        Refused: it runs, a host does not answer, or the UUID is not known; nothing was changed.
+        Refused: it runs or may run, a host does not answer, or the UUID is not known; nothing was changed.
         SmsError: a host's file could not be written; run it again.
     """
     with lock_host(cluster, host):
         leases = query_all_leases(host, cluster)
-        if leases.unreachable:
+        silent = leases.unreachable
+        if silent and not without_remote:
             raise Refused(
-                f"{', '.join(leases.unreachable)} cannot be reached, and would keep the present UUID",
-                hint="make it reachable, or remove it from admin_hosts if it no longer exists",
+                f"{', '.join(silent)} cannot be reached, and would keep the present UUID",
+                hint="make it reachable; remove it from admin_hosts if it no longer exists; or `--without-remote` goes "
+                "on without it",
             )
         holders = {view.lease.holder for view in leases.views.values() if view.lease and view.lease.holder}
         # A host that was removed from admin_hosts, because it no longer exists, is still named by the copies.
         holder = find_holder(leases.views, without=holders - leases.hosts.keys())
+        stuck = [name for name, view in leases.views.items() if view.stuck]
+        if stuck or (holder and holder.holder in silent):
+            where = stuck[0] if stuck else holder and holder.holder
+            raise Refused(
+                f"{where} does not answer, and the services container may run there",
+                hint="if it has failed, `sms failover` to another host takes over; then `sms stop`",
+            )
         if holder or any(view.runs for view in leases.views.values()):
             where = holder.holder if holder else next(name for name, view in leases.views.items() if view.runs)
             raise Refused(f"the services container runs on {where}", hint=f"sms stop --host {where}")
@@ -127,9 +139,11 @@ def set_identity(cluster: Cluster, host: Host, selector: str, progress: Progress
         ]
         adopted = max(same, default=found.first_generation)
         with progress.step(f"write {chosen} to the leases"):
-            for name in leases.hosts:
+            for name in (name for name in leases.hosts if name not in silent):
                 _write(leases, name, chosen, adopted, found.generation)
                 _name_vm(cluster, leases.hosts[name], chosen)
+        for name in silent:
+            progress.report(f"note: {name} keeps its UUID: run `sms overlay identity {chosen}` again once it answers")
         leases.query()
         return _inspect(cluster, leases)
 
@@ -173,5 +187,10 @@ def _name_vm(cluster: Cluster, host: Host, chosen: str) -> None:
 
 def is_valid(selector: str) -> bool:
     """Return whether an argument is ``new`` or the beginning of a UUID."""
+    return selector == NEW or is_uuid(selector)
+
+
+def is_uuid(selector: str) -> bool:
+    """Return whether an argument is the beginning of a UUID."""
     filled = selector + "00000000-0000-0000-0000-000000000000"[len(selector) :]
-    return selector == NEW or (len(selector) >= 4 and UUID.fullmatch(filled) is not None)
+    return len(selector) >= 4 and UUID.fullmatch(filled) is not None

@@ -95,7 +95,7 @@ class Diff:
     """The differences between two snapshots; None is the present overlay.
 
     ``counts`` has every file and folder; ``lines`` counts a new or removed folder as one line. ``rows`` holds the
-    first ``told`` of these lines.
+    first ``shown`` of these lines.
     """
 
     host: str
@@ -103,7 +103,7 @@ class Diff:
     after: int | None
     counts: dict[str, int]
     lines: int
-    told: int
+    shown: int
     rows: Rows = field(compare=False)
 
 

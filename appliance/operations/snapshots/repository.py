@@ -13,7 +13,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root
-from appliance.operations.snapshots.list import Snapshot, foreign_error, foreign_note, list_snapshots
+from appliance.operations.snapshots.list import Snapshot, describe_foreign, foreign_note, list_snapshots
 from appliance.operations.snapshots.transfer import Offsite
 from appliance.plan.snapshots.offsite import KeyNote, KnownArchives, archive_name, find_vanished
 from appliance.progress import Progress
@@ -48,15 +48,21 @@ def pruning_host(cluster: Cluster, name: str | None) -> Host:
     return Local(socket.gethostname())
 
 
-def prune_repository(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> PrunedRepository:
+def prune_repository(
+    cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False, cluster_uuid: str = ""
+) -> PrunedRepository:
     """Remove the archives that the site's retention does not keep, from a machine whose key may remove.
 
     A key that may only append can hide archives, and compaction would then remove them for good. So where the site
     file says that admin hosts have such a key, the archives that a run leaves are recorded on ``host``, and the next
     one is refused if one of them is missing or was replaced.
 
+    Args:
+        cluster_uuid: the beginning of the cluster's UUID, if ``host`` does not know it and the repository has several.
+
     Raises:
-        Refused: archives have vanished, the key may only append, or there is no repository.
+        Refused: it is not known which cluster is this one, archives have vanished, the key may only append, or there is
+            no repository.
         Busy, SmsError, Unreachable: borg failed.
     """
     offsite = Offsite(cluster, host)
@@ -69,7 +75,7 @@ def prune_repository(cluster: Cluster, host: Host, progress: Progress, *, dry_ru
             raise Refused(f"there is no repository {url}", hint="is its disk mounted?")
         known = _read_known(host, str(cluster.places.borg_archives)) if offsite.append_only else KnownArchives()
         _check_vanished(cluster, host, offsite, known)
-        offsite.identity = identity = _identify(cluster, host, every, known)
+        offsite.identity = identity = _identify(cluster, host, every, known, cluster_uuid)
         there = [one for one in every if identity.owns(one) and offsite.may_remove(one)]
         if note := foreign_note([one for one in every if one not in there], url):
             progress.report(note)
@@ -92,18 +98,28 @@ def _names(there: list[Snapshot], chosen: set[str] | dict[str, str]) -> tuple[st
     return tuple(name for name in map(archive_name, there) if name in chosen)
 
 
-def _identify(cluster: Cluster, host: Host, every: list[Snapshot], known: KnownArchives) -> Identity:
+def _identify(cluster: Cluster, host: Host, every: list[Snapshot], known: KnownArchives, chosen: str = "") -> Identity:
     """Return the identity of the cluster: of its lease, else of the last prune, else of all archives if it is only one.
 
+    Args:
+        chosen: the beginning of its UUID, or empty.
+
     Raises:
-        Refused: there are archives of several clusters, and it is not known which is this one.
+        Refused: there are archives of several clusters, and it is not known which is this one; or it is not ``chosen``.
     """
     recorded = list_snapshots(cluster, host).identity
-    of_known = [one for one in every if known.cluster_uuid in ("", uuid_of(one))]
+    of_known = [one for one in every if known.cluster_uuid in ("", uuid_of(one)) and uuid_of(one).startswith(chosen)]
     identity = replace(assume(recorded, of_known), hosts=tuple(admin.name for admin in cluster.site.admin_hosts))
     named = [one for one in every if uuid_of(one)]
+    own = recorded.uuid or known.cluster_uuid
+    if chosen and own and not own.startswith(chosen):
+        raise Refused(f"{host.name} prunes the archives of cluster {own}, not of {chosen}", hint="leave --uuid out")
     if named and not identity.uuid:
-        raise foreign_error(named, "the repository")
+        raise Refused(
+            f"the repository has archives of {describe_foreign(named)}, and {host.name} does not know which "
+            f"{'of them begins with ' + chosen if chosen else 'cluster is this one'}",
+            hint="`sms overlay prune --at borg --uuid UUID` names it; `sms overlay identity` on an admin host shows it",
+        )
     return identity
 
 

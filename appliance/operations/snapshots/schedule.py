@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from appliance.errors import Refused
 from appliance.host.base import Host
@@ -15,20 +16,18 @@ from appliance.operations.snapshots.push import site_targets
 from appliance.operations.snapshots.report import record_path
 from appliance.plan.snapshots.runs import DRILLS, Run, read_run
 from appliance.plan.snapshots.schedule import (
+    Job,
     Kind,
     Schedule,
+    Unit,
     cron_path,
     drill_job,
-    drill_service_path,
-    drill_timer_name,
-    drill_timer_path,
     has_drill,
     installed,
     job,
     plan_schedule,
-    service_path,
-    timer_name,
-    timer_path,
+    unit_name,
+    unit_path,
 )
 from appliance.progress import Progress
 from appliance.tools.programs import find_missing
@@ -57,7 +56,7 @@ class Scheduled:
 def schedule_files(cluster: Cluster) -> list[str]:
     """Return the paths of a schedule's files on a host, for both kinds."""
     name = cluster.site.cluster
-    return [cron_path(name), timer_path(name), service_path(name), drill_timer_path(name), drill_service_path(name)]
+    return [cron_path(name), *(unit_path(name, one, kind) for one in get_args(Job) for kind in get_args(Unit))]
 
 
 def show_schedule(cluster: Cluster, host: Host) -> Scheduled:
@@ -167,16 +166,16 @@ def _read(cluster: Cluster, host: Host) -> dict[str, str]:
 def _runs(cluster: Cluster, host: Host, kind: str) -> bool:
     if kind == "cron":
         return host.works(*script_argv("cron-runs"))
-    return host.works("systemctl", "is-active", "--quiet", timer_name(cluster.site.cluster))
+    return host.works("systemctl", "is-active", "--quiet", unit_name(cluster.site.cluster, "snapshot"))
 
 
 def _remove_files(cluster: Cluster, host: Host, texts: Mapping[str, str]) -> bool:
     name = cluster.site.cluster
     units = [path for path in texts if path != cron_path(name)]
-    for unit, path in ((timer_name(name), timer_path(name)), (drill_timer_name(name), drill_timer_path(name))):
-        if path in units:
+    for one in get_args(Job):
+        if unit_path(name, one) in units:
             # A run in progress is not stopped; it ends on its own.
-            host.run("systemctl", "disable", "--quiet", "--now", unit, ok=None)
+            host.run("systemctl", "disable", "--quiet", "--now", unit_name(name, one), ok=None)
     for path in texts:
         host.remove(path)
     if units:

@@ -27,6 +27,7 @@ from appliance.operations.snapshots.report import finish, finish_interrupted, re
 from appliance.operations.snapshots.schedule import schedule_files
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
 from appliance.operations.vm.certificates import renew_due
+from appliance.plan.migration.lease import find_foreign
 from appliance.plan.overlay.mirror import scrub_is_due
 from appliance.plan.snapshots.offsite import BORG
 from appliance.plan.snapshots.runs import (
@@ -68,6 +69,7 @@ class RunState:
     missed: str = ""
     generation: int | None = None
     push_waits_since: float | None = None
+    foreign: tuple[str, ...] = ()
 
     def attempt(self, what: str, do: Callable[[], None]) -> str:
         """Run one step and record its failure, so that later steps still run. A lock held by another run is a note.
@@ -101,6 +103,7 @@ class RunState:
             missed=self.missed,
             generation=self.generation,
             push_waits_since=self.push_waits_since,
+            foreign=self.foreign,
         )
 
 
@@ -146,14 +149,21 @@ def name_cluster(cluster: Cluster, host: Host, work: RunState) -> None:
     """Give a cluster its UUID that an earlier version has started, and that has not been started since; record it.
 
     Each run also writes it to the lease of a host that did not get it: that host would otherwise take the snapshots
-    which are pushed to it for those of another cluster, and a failover there would not use them.
+    which are pushed to it for those of another cluster, and a failover there would not use them. Leases of another
+    cluster stay as they are, and are recorded: this host holds its own, and needs its snapshots.
 
     Raises:
-        Refused: the admin hosts know different ones.
+        Refused: the lease of this host has none, and the other admin hosts know different ones.
     """
     leases = Leases(host, cluster, tolerant=True)
     with suppress(Unreachable, CommandError):
         leases.query()
+        foreign = find_foreign(host.name, leases.views)
+        for name, other in foreign.items():
+            work.foreign += (
+                f"the lease of {name} is of another cluster of this name, {other.cluster_uuid}: not touched",
+            )
+            del leases.views[name]
         ensure_identity(leases, NotesOnly(work))
 
 

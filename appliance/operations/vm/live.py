@@ -1,6 +1,6 @@
 """Live migration of the VM: both hosts share its disks; its memory is relayed by this process over SSH.
 
-The target loads the memory, confirms that to the source, and waits. Only then is it told to run; until then the source
+The target loads the memory, confirms that to the source, and waits. Only then is it started; until then the source
 can go on. Without KVM the VM is paused before: QEMU older than 9.0 misses writes of a machine that it emulates while it
 copies the memory (fixed by its commit 03bfc2188f06), and the target gets old pages, such as the rings of its disks.
 """
@@ -40,7 +40,7 @@ class Handover:
     """The pending change of the disks' holder.
 
     Attributes:
-        begun: the target was told to run: it may have written to the disks.
+        begun: the target was requested to run: it may have written to the disks.
         done: the target runs, and there is no way back.
         problems: what failed after that.
     """

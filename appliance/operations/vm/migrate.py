@@ -194,7 +194,7 @@ def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str, 
     holder = read_holder(host.read(str(where.holder)))
     about = replace(about, cluster_uuid=holder.cluster_uuid if holder else "")
     host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)
-    # One command: it ends by itself if this process is killed.
+    # One command: it ends on its own if this process is killed.
     host.run("mv", "-t", f"{where.snapshots}/{kept}", "--", *map(str, present), timeout=4 * 3600)
     host.run("sync", "-f", str(where.disks), timeout=600)
     return kept

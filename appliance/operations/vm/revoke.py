@@ -61,7 +61,7 @@ def read_log(cluster: Cluster, *, nodes: bool = True) -> list[LogEntry]:
 def revoke(cluster: Cluster, words: Sequence[str], progress: Progress) -> RevokeResult:
     """Revoke certificates of clients, of nodes, or by their serial numbers, and install the list in the VM.
 
-    A client gets another certificate. A node does too, by itself, as long as its machine has its addresses and it is
+    A client gets another certificate. So does a node, automatically, as long as its machine has its addresses and it is
     enabled.
 
     Raises:

@@ -38,10 +38,10 @@ from appliance.plan.vm.vm import (
     FIRMWARE,
     QEMU_OVERHEAD_MB,
     REVOKED_MAP,
-    USER,
     VARIABLES,
     VmPlaces,
     cards,
+    find_account,
     need_vm,
     qemu_machine,
     seed_archive,
@@ -194,8 +194,9 @@ def rehearse_start_vm(cluster: Cluster, host: Host, progress: Progress, options:
     steps = [f"record that {host.name} has the disks, generation {holder.generation}"]
     if not host.works("test", "-e", str(where.state)):
         steps.append(f"create the state disk of {settings.disk_mb} MiB")
-    if not host.works("id", "-u", USER):
-        steps.append(f"create the system account {USER}")
+    account = find_account(cluster.site)
+    if not host.works("id", "-u", account):
+        steps.append(f"create the system account {account}")
     steps += [f"attach {card.tap} to {card.bridge}" for card in cards(cluster.site)]
     return [*steps, f"start QEMU with {accel}" + (f" ({why})" if why else "")]
 
@@ -459,8 +460,9 @@ def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, i
     ``stop_and_clean`` undoes it, even a part of it.
     """
     where = VmPlaces(cluster.site)
-    if qemu.create_user(host, USER):
-        progress.report(f"created the system account {USER} on {host.name}, which runs QEMU")
+    account = find_account(cluster.site)
+    if qemu.create_user(host, account, f"QEMU of cluster {cluster.site.cluster}"):
+        progress.report(f"created the system account {account} on {host.name}, which runs QEMU")
     with progress.step("start the machine") as step:
         host.run("mkdir", "-p", "-m", "0700", str(where.run))
         # In memory, readable by root only, and removed once QEMU has it open.
@@ -470,7 +472,7 @@ def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, i
             qemu.plug(host, card)
         host.write(str(where.note), to_json(replace(written, at=round(time.time(), 1))), mode=0o600)
         machine = qemu_machine(cluster.site, written.image, written.accel, incoming=incoming)
-        qemu.launch(host, machine, qemu.Run(USER, str(where.pid), str(where.qmp), str(where.run / "qemu.log")))
+        qemu.launch(host, machine, qemu.Run(account, str(where.pid), str(where.qmp), str(where.run / "qemu.log")))
         host.remove(str(where.seed))
         step.detail(written.accel + (f": {written.why}" if written.why else ""))
 

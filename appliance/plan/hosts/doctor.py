@@ -225,7 +225,7 @@ def _cron(facts: Facts) -> Finding:
     if "cron" not in facts.words("programs") and "crond" not in facts.words("programs"):
         return Finding("cron", "missing", "not installed", install_fix(facts, "cron"))
     name = "cron" if facts.family != "redhat" else "crond"
-    # The daemon detaches by itself.
+    # The daemon detaches on its own.
     daemon = "cron" if "cron" in facts.words("programs") else "crond"
     fix = f"systemctl enable --now {name}" if facts.values.get("systemd") == "yes" else daemon
     return Finding("cron", "warning", "installed, but not running", fix)

@@ -81,7 +81,7 @@ def apt_sources(base: Base, mirrors: Mapping[str, str]) -> list[str]:
 
 
 def repository_urls(base: Base, mirrors: Mapping[str, str]) -> dict[str, str]:
-    """Return the URL of each repository in ``mirrors``, named by itself or as a part of a whole mirror.
+    """Return the URL of each repository in ``mirrors``, named alone or as a part of a whole mirror.
 
     Raises:
         ConfigError: a name is unknown to the base, or a URL contains a password or a token.

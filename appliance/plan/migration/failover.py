@@ -61,7 +61,9 @@ RUN_EVENTS = ("started", "done", "up", "arrived")
 class OpenFailover:
     """An unfinished failover: the hosts it takes over from, and its progress.
 
-    ``generation`` is the highest known when it began; ``taken`` is the time of its snapshot (Unix time, seconds).
+    ``generation`` is the highest known when it began; ``taken`` is the time of its snapshot, ``began`` that of the
+    failover (Unix time, seconds). ``overlay``: inode of the overlay that the snapshot replaces; 0: there was none;
+    None: not known.
     """
 
     old: tuple[str, ...]
@@ -70,6 +72,16 @@ class OpenFailover:
     restored: bool = False
     generation: int = 0
     taken: float = 0.0
+    began: float = 0.0
+    overlay: int | None = None
+
+    def has_restored(self, overlay: int | None) -> bool:
+        """Return whether its snapshot is in place, by the inode of the present overlay, 0 without one.
+
+        The replacement may have been the last thing that it did: its line of the history is then missing.
+        """
+        replaced = self.overlay is not None and overlay not in (None, self.overlay)
+        return not self.shared and bool(overlay) and (self.restored or (self.snapshot is not None and replaced))
 
 
 def has_newer(snapshots: Sequence[Mapping[str, Any]], number: int) -> bool:
@@ -96,14 +108,20 @@ def find_open_failover(history: Iterable[HistoryLine], *, top: int, holds_lease:
         elif failover and event == "begun":
             old, snapshot = line.get("old"), line.get("snapshot")
             names = tuple(name for name in old if isinstance(name, str)) if isinstance(old, list | tuple) else ()
-            shared, generation, taken = bool(line.get("shared")), line.get("generation"), line.get("taken")
+            generation, overlay = line.get("generation"), line.get("overlay")
             found = OpenFailover(
                 names,
-                shared,
+                bool(line.get("shared")),
                 snapshot if isinstance(snapshot, int) else None,
                 generation=generation if isinstance(generation, int) else 0,
-                taken=float(taken) if isinstance(taken, int | float) else 0.0,
+                taken=_time(line.get("taken")),
+                began=_time(line.get("at")),
+                overlay=overlay if isinstance(overlay, int) else None,
             )
         elif failover and event == "restored" and found:
             found = replace(found, restored=True)
     return found if found and (holds_lease or top <= found.generation) else None
+
+
+def _time(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -129,6 +129,12 @@ def refuse_other_cluster(views: Views) -> None:
         )
 
 
+def find_foreign(me: str, views: Views) -> dict[str, Lease]:
+    """Return the leases of hosts that have another UUID than that of ``me``; none if that has no UUID."""
+    mine = views[me].lease
+    return {name: view.lease for name, view in views.items() if view.lease and _is_foreign(view.lease, mine)}
+
+
 def raise_above(mine: Lease, me: str, generation: int, *, cluster_uuid: str = "") -> Lease | None:
     """Return the lease file of ``me`` with a generation above ``generation``, so that later snapshots sort after it.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -55,8 +55,16 @@ def stop_groups(services: Sequence[Service]) -> list[list[str]]:
 
 def stream_ports(services: Sequence[Service]) -> tuple[int, ...]:
     """Return the TCP ports of services, in their order."""
-    found = [port.removeprefix("tcp/") for service in services for port in service.ports if port.startswith("tcp/")]
-    return tuple(int(port) for port in found)
+    return _numbers(port for service in services for port in service.ports)
+
+
+def reset_ports(services: Sequence[Service]) -> tuple[int, ...]:
+    """Return those of ``stream_ports`` whose sessions may be reset."""
+    return _numbers(port for service in services for port in service.resets)
+
+
+def _numbers(ports: Iterable[str]) -> tuple[int, ...]:
+    return tuple(int(port.removeprefix("tcp/")) for port in ports if port.startswith("tcp/"))
 
 
 def predict_parts(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:

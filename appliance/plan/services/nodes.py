@@ -37,6 +37,8 @@ EXPECTED = {
 PER_NETWORK = 3
 """Number of nodes of a network to connect to: one of them may just be restarting."""
 MOST_NETWORKS = 16
+TOLERATED_PERCENT, MOST_TOLERATED = 5, 32
+"""Of the nodes that have to respond, how many may be broken: in a large cluster, some always are."""
 TIMED_OUT = 124
 """Exit status of timeout(1)."""
 
@@ -61,36 +63,65 @@ class NodeState:
 
 @dataclass(frozen=True)
 class SilentNode:
-    """A node that does not respond to the controller; ``registered`` as for ``NodeState``."""
+    """A node that does not respond to the controller; ``registered`` as for ``NodeState``.
+
+    ``accepts``: whether its slurmd accepts connections; None: not tested.
+    """
 
     name: str
     state: str
     reason: str
     acknowledged: bool
     registered: bool = True
+    accepts: bool | None = None
 
 
 @dataclass(frozen=True)
 class NodesView:
-    """The controller's view of its nodes. ``problem``: why it is not known."""
+    """The controller's view of its nodes. ``problem``: why it is not known.
+
+    ``required``: how many of them have to respond, as nobody took them out of service.
+    """
 
     count: int = 0
     silent: tuple[SilentNode, ...] = ()
     problem: str = ""
+    required: int = 0
 
-    def warning(self, controller: str) -> str:
-        """Return what is wrong, empty if nothing is: nodes that do not respond, and the first one's reason."""
+    @property
+    def faulty(self) -> list[SilentNode]:
+        """The nodes that have to respond and do not."""
+        return [node for node in self.silent if not node.acknowledged and node.registered]
+
+    @property
+    def tolerates(self) -> bool:
+        """Whether these are so few that they may just be broken."""
+        return len(self.faulty) <= min(self.required * TOLERATED_PERCENT // 100, MOST_TOLERATED)
+
+    def warnings(self, controller: str) -> tuple[list[str], list[str]]:
+        """Return what is wrong, and what is not a fault of the cluster: nodes that do not respond.
+
+        A few broken nodes are none; nodes that accept connections and do not respond are: their key or clock is wrong.
+        """
         if self.problem:
-            return f"the nodes' state is not known: {self.problem}"
-        faulty = [node for node in self.silent if not node.acknowledged and node.registered]
-        if not faulty:
-            return ""
-        names = one_line(fold(node.name for node in faulty), 120)
-        reason = next((node.reason for node in faulty if node.reason), "no reason is recorded")
-        return (
-            f"{len(faulty)} of {self.count} nodes do not respond to {controller}: {names} ({reason}); "
-            "repair them, or drain them with `scontrol update`"
-        )
+            return [f"the nodes' state is not known: {self.problem}"], []
+        accepting = [node for node in self.faulty if node.accepts]
+        problems = []
+        if accepting:
+            problems.append(
+                f"{self._describe(accepting, controller)}, but accept connections: compare their munge key and clock"
+            )
+        others = [node for node in self.faulty if not node.accepts]
+        text = f"{self._describe(others, controller)}; repair them, or drain them with `scontrol update`"
+        if others and not self.tolerates:
+            problems.append(text)
+        return problems, [text] if others and self.tolerates else []
+
+    def _describe(self, nodes: Sequence[SilentNode], controller: str) -> str:
+        """Return which nodes do not respond, and the first one's reason."""
+        names = one_line(fold(node.name for node in nodes), 120)
+        reason = next((node.reason for node in nodes if node.reason), "no reason is recorded")
+        return f"{len(nodes)} of {self.count} nodes do not respond to {controller}: {names} ({reason})"
 
     def missing(self, controller: str) -> str:
         """Return which nodes have never registered, as they may not be installed yet; empty if all have."""
@@ -230,7 +261,21 @@ def view_nodes(inside: Inside) -> NodesView:
         for one in inside.nodes
         if one.silent
     )
-    return NodesView(len(inside.nodes), silent, inside.problem)
+    required = sum(one.registered and not one.acknowledged for one in inside.nodes)
+    return NodesView(len(inside.nodes), silent, inside.problem, required)
+
+
+def choose_silent(inside: Inside) -> dict[str, list[NodeState]]:
+    """Return the nodes, by name, that are tolerated if they are broken: to connect to, which shows whether they are."""
+    view = view_nodes(inside)
+    names = {node.name for node in view.faulty} if view.tolerates else set()
+    return {node.name: [node] for node in inside.nodes if node.name in names}
+
+
+def add_probes(view: NodesView, probes: Sequence[NetworkProbe]) -> NodesView:
+    """Return the view with the results of connections to nodes that do not respond, one probe for each."""
+    accepts = {probe.network: probe.ok for probe in probes}
+    return replace(view, silent=tuple(replace(one, accepts=accepts.get(one.name)) for one in view.silent))
 
 
 def choose_targets(

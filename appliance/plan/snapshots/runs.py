@@ -78,6 +78,7 @@ class Run:
     another in progress and did nothing; ``met``: its message. ``put_off``: consecutive runs that could not prune.
     ``missed``: a warning about missed runs before this one; ``missed_mailed``: when that was last mailed.
     ``generation`` is the lease's. ``push_waits_since``: since when each run has had to postpone a push.
+    ``foreign``: admin hosts that are of another cluster of this name, as text.
     """
 
     started: float
@@ -96,6 +97,7 @@ class Run:
     missed_mailed: float | None = None
     generation: int | None = None
     push_waits_since: float | None = None
+    foreign: tuple[str, ...] = ()
 
 
 def read_run(data: bytes | str | None) -> Run | None:
@@ -329,7 +331,8 @@ def judge(found: Found) -> Judgement:
             f"no scheduled snapshot has run {how_long}, one is due every {every} min: does cron or systemd run there?"
         )
     damage = judge_damage(found.damaged, verified=newest_taken is not None)
-    return Judgement(not warnings and damage.healthy, (*warnings, *damage.warnings))
+    foreign = run.foreign if run else ()
+    return Judgement(not warnings and damage.healthy, (*warnings, *foreign, *damage.warnings))
 
 
 def judge_damage(damaged: int, *, verified: bool) -> Judgement:

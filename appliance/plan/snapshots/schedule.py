@@ -13,6 +13,8 @@ from appliance.config.model import EVEN_MINUTES, Site
 from appliance.errors import ConfigError
 
 Kind = Literal["cron", "systemd"]
+Job = Literal["snapshot", "drill"]
+Unit = Literal["timer", "service"]
 
 HOUR, DAY = 60, 1440
 EVERY = re.compile(r"^# Every (\d+) minutes", re.MULTILINE)
@@ -130,34 +132,14 @@ def cron_path(cluster: str) -> str:
     return f"/etc/cron.d/sms-{cluster}"
 
 
-def timer_name(cluster: str) -> str:
-    """Return the name of the timer. A cluster's name has no dot, so no other cluster's unit has this name."""
-    return f"sms-{cluster}.snapshot.timer"
+def unit_name(cluster: str, job: Job, kind: Unit = "timer") -> str:
+    """Return the name of a job's unit. A cluster's name has no dot, so no other cluster's unit has this name."""
+    return f"sms-{cluster}.{job}.{kind}"
 
 
-def timer_path(cluster: str) -> str:
-    """Return the path of the timer."""
-    return f"/etc/systemd/system/{timer_name(cluster)}"
-
-
-def service_path(cluster: str) -> str:
-    """Return the path of the timer's service."""
-    return timer_path(cluster).removesuffix("timer") + "service"
-
-
-def drill_timer_name(cluster: str) -> str:
-    """Return the name of the timer of restore drills."""
-    return f"sms-{cluster}.drill.timer"
-
-
-def drill_timer_path(cluster: str) -> str:
-    """Return the path of the timer of restore drills."""
-    return f"/etc/systemd/system/{drill_timer_name(cluster)}"
-
-
-def drill_service_path(cluster: str) -> str:
-    """Return the path of the service of restore drills."""
-    return drill_timer_path(cluster).removesuffix("timer") + "service"
+def unit_path(cluster: str, job: Job, kind: Unit = "timer") -> str:
+    """Return the path of a job's unit."""
+    return f"/etc/systemd/system/{unit_name(cluster, job, kind)}"
 
 
 def drill_time(host: str) -> tuple[int, int, int]:
@@ -257,17 +239,17 @@ def plan_schedule(
     timeout = max(MIN_TIMEOUT_S, 2 * every * 60)
     service = SERVICE.format(**values, command=systemd_command(argv), folders=mounts, timeout=timeout)
     files = {
-        service_path(site.cluster): service,
-        timer_path(site.cluster): TIMER.format(**values, calendar=calendar(every)),
+        unit_path(site.cluster, "snapshot", "service"): service,
+        unit_path(site.cluster, "snapshot"): TIMER.format(**values, calendar=calendar(every)),
     }
-    units = [timer_name(site.cluster)]
+    units = [unit_name(site.cluster, "snapshot")]
     if drill:
         commands = {"command": systemd_command(drill.command), "clean": systemd_command(drill.clean)}
         weekday, hour, minute = drill_time(drill.host)
         at = f"{DAYS[weekday]} *-*-* {hour:02}:{minute:02}:00"
-        files[drill_service_path(site.cluster)] = DRILL_SERVICE.format(**values, **commands, folders=mounts)
-        files[drill_timer_path(site.cluster)] = DRILL_TIMER.format(**values, calendar=at)
-        units.append(drill_timer_name(site.cluster))
+        files[unit_path(site.cluster, "drill", "service")] = DRILL_SERVICE.format(**values, **commands, folders=mounts)
+        files[unit_path(site.cluster, "drill")] = DRILL_TIMER.format(**values, calendar=at)
+        units.append(unit_name(site.cluster, "drill"))
     return Schedule(kind, every, files, tuple(units))
 
 
@@ -292,7 +274,7 @@ def read_every(text: str) -> int | None:
 
 def installed(texts: Mapping[str, str], cluster: str) -> tuple[Kind, int] | None:
     """Return kind and minutes of the schedule in these files, given by path; None where there is none."""
-    kinds: tuple[tuple[Kind, str], ...] = (("systemd", timer_path(cluster)), ("cron", cron_path(cluster)))
+    kinds: tuple[tuple[Kind, str], ...] = (("systemd", unit_path(cluster, "snapshot")), ("cron", cron_path(cluster)))
     for kind, path in kinds:
         every = read_every(texts.get(path, ""))
         if every:

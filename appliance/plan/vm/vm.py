@@ -17,8 +17,6 @@ from appliance.plan.services.network import VM_TAP
 
 QEMU = "qemu-system-x86_64"
 PROGRAMS = (QEMU, "qemu-img", "mke2fs", "e2fsck", "ip", "arping", "flock", "python3", "setpriv")
-USER = "sms-vm"
-"""System account that QEMU runs as. It owns no file: QEMU inherits what it uses as open descriptors."""
 FIRST_DESCRIPTOR = 10
 """Number of the first inherited descriptor."""
 FIRMWARE = "/usr/share/OVMF/OVMF_CODE_4M.fd"
@@ -84,10 +82,23 @@ class Card:
     gateway: str = ""
 
 
+def _tag(site: Site) -> str:
+    """Return digits for names that must be short and differ between the clusters of a host."""
+    return hashlib.sha256(site.cluster.encode()).hexdigest()[:6]
+
+
+def find_account(site: Site) -> str:
+    """Return the system account that QEMU runs as: one for each cluster of a host, so that none reaches another's.
+
+    It owns no file: QEMU inherits what it uses as open descriptors.
+    """
+    return f"sms-vm-{_tag(site)}"
+
+
 def cards(site: Site) -> tuple[Card, ...]:
     """Return the VM's network cards, the one in the provisioning network first."""
     settings = need_vm(site)
-    tag = hashlib.sha256(site.cluster.encode()).hexdigest()[:6]
+    tag = _tag(site)
     provisioning, public = site.networks.provisioning, site.networks.public
     found = [
         Card(

@@ -69,8 +69,8 @@ class Listening:
             self.process.send_signal(signum)
         stdout, stderr = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, stderr
-        told: dict[str, Any] = json.loads(stdout)
-        return told
+        reported: dict[str, Any] = json.loads(stdout)
+        return reported
 
 
 def ssh_from_the_sms(there: Playground, address: str) -> str:
@@ -126,12 +126,12 @@ def capture(cluster: Playground, tmp_path_factory: pytest.TempPathFactory) -> Pa
     with plugged_in(cluster):
         make_traffic(cluster)
         time.sleep(max(0.0, began + 15 - time.monotonic()))  # some polls of the clocks
-    told = listening.end(signal.SIGINT)
-    assert told["interrupted"] and told["dropped"] == 0 and told["interface"] == "br-prov"
-    assert told["bytes"] == listening.file.stat().st_size
+    reported = listening.end(signal.SIGINT)
+    assert reported["interrupted"] and reported["dropped"] == 0 and reported["interface"] == "br-prov"
+    assert reported["bytes"] == listening.file.stat().st_size
     assert listening.file.stat().st_mode & 0o777 == 0o600
     counted = subprocess.run(["tcpdump", "-nr", listening.file], capture_output=True, check=True)
-    assert told["packets"] == counted.stdout.count(b"\n") > 500
+    assert reported["packets"] == counted.stdout.count(b"\n") > 500
     return listening.file
 
 
@@ -210,8 +210,8 @@ def test_every_packet_is_accounted_for(found: dict[str, Any], capture: Path) -> 
 def test_one_node_can_be_looked_at_as_the_paper_did(capture: Path) -> None:
     alone = classify(str(capture), "--node", NODE_ADDRESSES[1])
     assert alone["sms"]["mac"] == SMS_MAC
-    told = {name: (by_name(alone)[name]["verdict"], by_name(alone)[name]["clients"]) for name in CRITICAL}
-    assert told == dict.fromkeys(CRITICAL, ("time-critical", 1))
+    reported = {name: (by_name(alone)[name]["verdict"], by_name(alone)[name]["clients"]) for name in CRITICAL}
+    assert reported == dict.fromkeys(CRITICAL, ("time-critical", 1))
     assert by_name(alone)["ssh"]["verdict"] == "deferrable"
 
 
@@ -282,16 +282,16 @@ def test_the_verdict_builds_the_container(cluster: Playground, capture: Path) ->
 
 
 def test_ends_of_a_capture(cluster: Playground, tmp_path: Path) -> None:
-    """Its time, a second one beside it, SIGTERM, and the end of whoever reads."""
+    """Its time, a second one beside it, SIGTERM, and the end of its reader."""
     first = Listening(tmp_path / "first.pcap", "--duration", "3s", "--at", "node1")
     second = Listening(tmp_path / "second.pcap", "--duration", "60s")
     ping = ("ping", "-c", "3", "-i", "0.01", "-q", SMS_ADDRESS)
     cluster.host("node1").run(*ping)
-    told = second.end(signal.SIGTERM)  # right after: the last second comes through
+    reported = second.end(signal.SIGTERM)  # right after: the last second comes through
     read = subprocess.run(["tcpdump", "-nr", second.file, "icmp"], capture_output=True, check=True)
-    assert told["interrupted"] and read.stdout.count(b"\n") == 6
-    told = first.end()
-    assert not told["interrupted"] and 3 <= told["seconds"] < 30 and told["interface"] == "eth0"
+    assert reported["interrupted"] and read.stdout.count(b"\n") == 6
+    reported = first.end()
+    assert not reported["interrupted"] and 3 <= reported["seconds"] < 30 and reported["interface"] == "eth0"
     argv = [*SMS, "-q", "lab", "capture", "--name", NAME, "--duration", "60s", "-o", "-"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as piped:
         assert piped.stdout

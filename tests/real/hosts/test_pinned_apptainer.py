@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from appliance.share import share
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -81,7 +82,7 @@ class Machine:
     def pins(self, version: str) -> str:
         """Put a version of Apptainer and its libraries on the mirror; return their pins.
 
-        Its programs know --version, and stay when told so.
+        Its programs know --version, and keep running when requested.
         """
         program = {
             "usr/bin/apptainer": "/bin/sleep",
@@ -172,6 +173,11 @@ def test_only_pinned_packages_are_installed(machine: Machine) -> None:
     assert machine.install(first) == (0, "")
     assert machine.install(first, "--dry-run") == (0, "")
 
+    machine.run("rm", "/usr/bin/singularity")
+    assert machine.install(first, "--dry-run") == (0, "linked\n")
+    assert machine.install(first) == (0, "linked\n"), "Apptainer itself is not installed again"
+    assert machine.install(first) == (0, "") and machine.run("test", "-e", "/usr/bin/singularity").returncode == 0
+
     second = machine.pins("1.4.6-1")
     program = "/usr/bin/apptainer-unwrapped"
     if machine.run("test", "-e", program).returncode:
@@ -222,6 +228,28 @@ def test_a_dry_run_and_a_failed_replacement_leave_what_is_installed(machine: Mac
     assert machine.record() == first
     assert machine.run("ls", "-d", *staged).returncode == 2
     assert machine.install(second) == (0, "changed\n")
+
+
+def test_two_installations_at_the_same_time(machine: Machine) -> None:
+    """Both put files at the same places. The second waits for the first, and has nothing to do."""
+    path, patchelf, begun, go = (machine.folder / name for name in ("pins", "bin/patchelf", "begun", "go"))
+    path.write_text(machine.pins("1.4.5-2"))
+    patchelf.parent.mkdir()
+    wait = f"mkdir {begun} 2>/dev/null && until [ -e {go} ]; do sleep 0.1; done"
+    patchelf.write_text(f'#!/bin/sh\n{wait}\nexec {shutil.which("patchelf")} "$@"\n')
+    patchelf.chmod(0o755)
+    environment = ["env", f"PATH={patchelf.parent}:/usr/sbin:/usr/bin:/sbin:/bin"]
+    argv = ["nsenter", "-t", str(machine.process.pid), "-m", *environment, "sh", str(SCRIPT), str(path)]
+    locked = ["pgrep", "-fc", "^flock --close /run/install-apptainer"]
+    with subprocess.Popen(argv, stdout=-1, text=True) as first:
+        wait_until(begun.exists, "the first one")
+        with subprocess.Popen(argv, stdout=-1, text=True) as second:
+            both = partial(subprocess.run, locked, capture_output=True, text=True, check=False)
+            wait_until(lambda: second.poll() is not None or both().stdout == "2\n", "the second one")
+            go.touch()
+            assert [second.communicate()[0], first.communicate()[0]] == ["", "changed\n"]
+            assert (first.returncode, second.returncode) == (0, 0)
+    assert machine.record() == path.read_text()
 
 
 def test_nothing_pinned_for_an_architecture(machine: Machine) -> None:

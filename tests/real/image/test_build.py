@@ -104,9 +104,9 @@ def test_what_has_not_changed_is_not_built_again(adopted: Site, built: Built) ->
 def test_locked_refuses_other_versions_and_takes_the_same(adopted: Site) -> None:
     lock = adopted.folder / "sms.lock"
     assert adopted.build("--locked")["fresh"] is False
-    told = json.loads(lock.read_text())
-    told["packages"]["munge"] = "0.1-1"
-    lock.write_text(json.dumps(told))
+    reported = json.loads(lock.read_text())
+    reported["packages"]["munge"] = "0.1-1"
+    lock.write_text(json.dumps(reported))
     refused = adopted.sms("build", "--locked", ok=3).stderr
     assert "munge: 0.1-1 ->" in refused and "hint:" in refused
     lock.unlink()
@@ -207,6 +207,6 @@ def test_what_is_missing_is_said_before_anything_is_built(site: Site) -> None:
     site.change(lambda document: document["base"].update(mirrors={"debian": "http://127.0.0.1:9/debian"}))
     (site.folder / "keys" / "sign.pub").unlink()
     site.sms("key", "create")
-    told = site.sms("build", ok=1).stderr
-    assert "cannot resolve packages" in told and "mirror" in told
+    reported = site.sms("build", ok=1).stderr
+    assert "cannot resolve packages" in reported and "mirror" in reported
     assert list(site.images.glob("*.sif")) == []

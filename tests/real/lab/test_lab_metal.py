@@ -61,8 +61,8 @@ class Row:
     def requests(self, mac: str) -> list[str]:
         """DHCP's requests of a machine, as the switch sees them; the first is waited for."""
         argv = ("timeout", str(WAIT_S), "tcpdump", "-lnn", "-c", "1", "-i", "br-prov")
-        told = self.network("switch", *argv, f"udp dst port 67 and ether src {mac}")
-        done = subprocess.run(told, check=False, capture_output=True, text=True, timeout=WAIT_S + 30)
+        reported = self.network("switch", *argv, f"udp dst port 67 and ether src {mac}")
+        done = subprocess.run(reported, check=False, capture_output=True, text=True, timeout=WAIT_S + 30)
         return done.stdout.splitlines()
 
 

@@ -140,8 +140,8 @@ def submit(node: Host) -> dict[str, str]:
 
 def used_mb() -> int:
     """Memory of this machine that is in use."""
-    told = dict(re.findall(r"(\w+): +(\d+) kB", Path("/proc/meminfo").read_text()))
-    return (int(told["MemTotal"]) - int(told["MemAvailable"])) >> 10
+    reported = dict(re.findall(r"(\w+): +(\d+) kB", Path("/proc/meminfo").read_text()))
+    return (int(reported["MemTotal"]) - int(reported["MemAvailable"])) >> 10
 
 
 def test_the_controller_moves_with_every_node_registered(
@@ -166,7 +166,7 @@ def test_the_controller_moves_with_every_node_registered(
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     with watching(node, cluster.host("outside")) as noticed:
-        told = json.loads(cluster.sms("-q", "migrate", "host-b", "--json", on="admin").stdout)
+        reported = json.loads(cluster.sms("-q", "migrate", "host-b", "--json", on="admin").stdout)
         time.sleep(2)
     settled_s = wait_states(other, {"idle", "allocated"}, SETTLED_S)
     deadline = time.monotonic() + WATCHED_S
@@ -184,9 +184,9 @@ def test_the_controller_moves_with_every_node_registered(
     said = [
         f"{NODES} slurmd on {HOSTS} hosts, {len(before)} jobs on {busy['allocated']} of them; {used} MiB in use",
         f"idle {registered_s:.0f} s after the last had started; all jobs ran {submitted_s:.0f} s after sbatch",
-        f"away: {away}; parts {told['parts']}, {told['last_bytes'] >> 10} KiB in the outage",
+        f"away: {away}; parts {reported['parts']}, {reported['last_bytes'] >> 10} KiB in the outage",
         f"at most {max(silent)} nodes had not answered at once, none {settled_s:.0f} s after the move",
-        f"the move took {told['seconds']:.0f} s in all",
+        f"the move took {reported['seconds']:.0f} s in all",
     ]
     with capsys.disabled():
         print("", *said, sep="\n  ")

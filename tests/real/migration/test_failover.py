@@ -106,19 +106,19 @@ def test_the_newest_snapshot_is_started_elsewhere_and_the_old_host_steps_down(bo
 
         site = both.variant("fenced.yaml", fenced)
         begin_on_the_host_that_dies(both, site)
-        told = both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,)).stderr.decode()
-        assert f"the services container runs on {DEAD}" in told and f"sms migrate {HERE}" in told
+        reported = both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,)).stderr.decode()
+        assert f"the services container runs on {DEAD}" in reported and f"sms migrate {HERE}" in reported
         both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
         both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
         both.sms("--site", site, "exec", "--", "touch", f"{MARK}-too-late", on=DEAD)
         before = both.lease(HERE)
         assert before["holder"] == DEAD and before["file"] == HERE, "it knows who holds"
         with cut(both):
-            told = both.sms("--site", site, "start", on=HERE, ok=(3,)).stderr.decode()
-            assert "cannot be reached" in told and f"sms failover {HERE}" in told
+            reported = both.sms("--site", site, "start", on=HERE, ok=(3,)).stderr.decode()
+            assert "cannot be reached" in reported and f"sms failover {HERE}" in reported
             (both.lab.etc / "bmc" / "password").write_text("wrong\n")
-            told = both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,)).stderr.decode()
-            assert "not known to be off" in told and "--i-have-fenced" in told
+            reported = both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,)).stderr.decode()
+            assert "not known to be off" in reported and "--i-have-fenced" in reported
             assert both.lease(HERE) == before and power(both, bmc) == "On"
             assert both.instances(HERE) == []
             (both.lab.etc / "bmc" / "password").write_text(f"{PASSWORD}\n")
@@ -134,7 +134,7 @@ def test_the_newest_snapshot_is_started_elsewhere_and_the_old_host_steps_down(bo
             both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,))
         wait_until(lambda: not both.instances(DEAD), "the old host stepped down")
         wait_until(lambda: both.lease(DEAD)["holder"] == HERE, "it was written down")
-        wait_until(lambda: history(both, DEAD)[-2:] == [("guard", "stale"), ("guard", "stopped")], "it was told")
+        wait_until(lambda: history(both, DEAD)[-2:] == [("guard", "stale"), ("guard", "stopped")], "the guard stops it")
         said = both.sms("--site", site, "start", "--boot", on=DEAD).stderr.decode()
         assert f"{HERE} has taken over" in said and both.instances(DEAD) == []
         both.sms("--site", site, "start", on=DEAD, ok=(3,))
@@ -208,12 +208,14 @@ def test_a_stale_overlay_is_not_started_whoever_wrote_the_lease(both: Playground
     kept = f"lab.img.past-{both.lease(HERE)['generation']}"
     assert f"renamed to /var/lib/sms/overlays/{kept}" in said and overlays(both, DEAD) == [kept]
     both.sms("--site", site, "-q", "stop", on=HERE)
-    told = both.sms("--site", site, "start", "--host", DEAD, on="admin", ok=(3,)).stderr.decode()
-    assert f"the newest one is on {HERE}" in told and f"sms start --host {HERE}" in told
+    reported = both.sms("--site", site, "start", "--host", DEAD, on="admin", ok=(3,)).stderr.decode()
+    assert f"the newest one is on {HERE}" in reported and f"sms start --host {HERE}" in reported
     # Even if somebody puts it back; without a mark it might be the overlay of both hosts, and keeps its name.
     both.host(DEAD).run("mv", f"/var/lib/sms/overlays/{kept}", "/var/lib/sms/overlays/lab.img")
-    told = both.sms("--site", site, "start", on=DEAD, ok=(3,)).stderr.decode()
-    assert "is out of date" in told and f"sms start --host {HERE}" in told and overlays(both, DEAD) == ["lab.img"]
+    reported = both.sms("--site", site, "start", on=DEAD, ok=(3,)).stderr.decode()
+    assert (
+        "is out of date" in reported and f"sms start --host {HERE}" in reported and overlays(both, DEAD) == ["lab.img"]
+    )
     both.host(DEAD).run("rm", "/var/lib/sms/overlays/lab.img")
     both.sms("--site", site, "-q", "start", on=HERE)
     both.sms("--site", site, "exec", "--", "test", "-e", f"{MARK}-since", on=HERE)
@@ -228,12 +230,14 @@ def test_a_start_without_an_overlay_is_refused_where_another_host_has_one(both: 
     assert not guarded(both, HERE), "a stop right after a start ends the guard, too"
     lease = both.lease(HERE)
     for words in (("start",), ("start", "-n"), ("overlay", "create")):
-        told = both.sms("--site", site, *words, on=DEAD, ok=(3,)).stderr.decode()
-        assert f"{DEAD} has no overlay: the newest one is on {HERE}" in told and f"sms start --host {HERE}" in told
+        reported = both.sms("--site", site, *words, on=DEAD, ok=(3,)).stderr.decode()
+        assert (
+            f"{DEAD} has no overlay: the newest one is on {HERE}" in reported and f"sms start --host {HERE}" in reported
+        )
     assert both.lease(HERE) == lease
     with ssh_cut(both.lab, HERE, reset=True):
-        told = both.sms("--site", site, "start", on=DEAD, ok=(3,)).stderr.decode()
-        assert "cannot be reached" in told and f"sms failover {DEAD}" in told
+        reported = both.sms("--site", site, "start", on=DEAD, ok=(3,)).stderr.decode()
+        assert "cannot be reached" in reported and f"sms failover {DEAD}" in reported
     both.sms("--site", site, "-q", "start", on=HERE)
     both.sms("--site", site, "-q", "migrate", "--force", DEAD, on=HERE)
     both.sms("--site", site, "-q", "stop", on=DEAD)
@@ -266,8 +270,8 @@ def test_a_failover_that_is_killed_is_finished_by_the_next(both: Playground) -> 
         assert len(done["services"]) == 2 and both.lease(HERE)["holder"] == HERE
         both.sms("--site", site, "exec", "--", "test", "-e", MARK, on=HERE)
         both.sms("--site", site, "exec", "--", "test", "!", "-e", "/var/lib/only-here", on=HERE)
-        told = history(both, HERE)
-        assert told.count(("failover", "restored")) >= 1 and told[-1] == ("failover", "done")
+        reported = history(both, HERE)
+        assert reported.count(("failover", "restored")) >= 1 and reported[-1] == ("failover", "done")
         kept = json.loads(both.sms("--site", site, "overlay", "list", "--json", on=HERE).stdout)["snapshots"]
         # One that was killed before it put the snapshot in place has kept the same overlay as well.
         assert sum(one["reason"].startswith("before restore") for one in kept) >= 1
@@ -293,6 +297,29 @@ def test_a_start_after_a_failover_that_was_killed_does_not_hide_what_is_lost(bot
         done = json.loads(both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", "--json", on=HERE).stdout)
         assert done["lost_s"] > 0 and len(done["services"]) == 2
         both.sms("--site", site, "exec", "--", "test", "!", "-e", MARK, on=HERE)
+
+
+def test_a_start_reports_what_a_failover_lost_that_was_killed(both: Playground) -> None:
+    """This host released the lease last, so its overlay counts as the newest one whatever was restored."""
+    site = both.variant("small.yaml", small)
+    both.sms("--site", site, "-q", "start", on=HERE)
+    both.sms("--site", site, "-q", "overlay", "snapshot", on=HERE)
+    both.sms("--site", site, "exec", "--", "touch", MARK, on=HERE)
+    both.sms("--site", site, "-q", "stop", on=HERE)
+    words = ("--site", site, "failover", HERE, "--i-have-fenced", "--snapshot", "latest")
+    with cut(both):
+        process = begin(both, *words, on=HERE)
+        wait_for_step(process, "take the lease")
+        kill_sms(process.pid)
+        process.communicate()
+        assert ("failover", "restored") in history(both, HERE)
+        done = json.loads(both.sms("--site", site, "-q", "start", "--json", on=HERE).stdout)
+        both.sms("--site", site, "exec", "--", "test", "!", "-e", MARK, on=HERE)
+        lost = done["failover"]
+        assert lost["old"] == [DEAD] and lost["lost_s"] > 0 and (lost["alive"], lost["dead_s"]) == (0, None)
+        assert history(both, HERE)[-2:] == [("failover", "done"), ("start", "started")]
+        again = json.loads(both.sms("--site", site, "-q", "start", "--json", on=HERE).stdout)
+        assert again["failover"] is None
 
 
 ON_THE_NETWORK = """

@@ -42,12 +42,12 @@ def cells() -> Iterator[Cell]:
     for number, step in enumerate(STEPS):
         # At the very word to go up both may come out; never both at once.
         mine = source if number < up else target if number > up else either
-        # With the network interrupted, a target that was told to go up does; the command may not learn of it.
+        # With the network interrupted, a target that was ordered to go up does; the command may not learn of it.
         for name, work, sample in (
             ("SIGKILL", faults.kill, "stop"),
             ("SSH cut", faults.cut, "release"),
             ("SSH to the source cut", faults.cut_source, ""),
-            ("SSH to the target cut", faults.cut_target, "release"),
+            ("SSH to the target cut", faults.cut_target, ""),
         ):
             yield Cell(name, work, step, mine, step == sample)
         # A target that has been handed the addresses and dies then has died after the move.
@@ -78,10 +78,10 @@ def cells() -> Iterator[Cell]:
     for name in ("munge", "slurmctld", "rsyslog", "postfix"):
         yield Cell(f"{name} not up", faults.service_down(name), "<probe", source, name == "munge", wait_s=6)
     for name in ("chrony", "slurmctld"):
-        yield Cell(f"{name} not up", faults.service_down(name), "<check", source, name == "chrony")
+        yield Cell(f"{name} not up", faults.service_down(name), "<check", source, name == "chrony", wait_s=30)
     for step in ("<start", "<arm", "<up"):
         yield Cell("bridge missing", faults.no_bridge, step, source, step == "<up")
-    yield Cell("clock 10 min off", faults.clock_off, "<inspect_hosts", source, True, clocks=True)
+    yield Cell("clock 10 min off", faults.clock_off, "<inspect_hosts", source, clocks=True)
     yield Cell("clock 10 min off", faults.clock_off, "<start", target, clocks=True)  # known to be right when it began
 
 

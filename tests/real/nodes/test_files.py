@@ -212,12 +212,12 @@ def test_a_push_wakes_everybody_and_tells_who_has_what(vm: Vm, clients: Callable
     for client in (one, container):
         client.wait_for(CONF, b"ClusterName=two\n")
     for _ in range(200):
-        told = [report(vm, name) for name in ("node1", "services")]
-        if not any(each["missing"] for each in told):
+        reported = [report(vm, name) for name in ("node1", "services")]
+        if not any(each["missing"] for each in reported):
             break
         time.sleep(0.05)
-    assert [each["missing"] for each in told] == [[], []]
-    assert told[0]["has"][CONF]["sha256"] == hashlib.sha256(b"ClusterName=two\n").hexdigest()
+    assert [each["missing"] for each in reported] == [[], []]
+    assert reported[0]["has"][CONF]["sha256"] == hashlib.sha256(b"ClusterName=two\n").hexdigest()
     vm.admin.request("POST", "/sms/v1/sync/rollback", {"path": CONF})
     assert one.once().returncode == 0
     assert one.read(CONF) == b"ClusterName=one\n"

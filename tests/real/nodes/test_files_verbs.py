@@ -163,7 +163,7 @@ def test_a_node_that_boots_gets_its_files(
     assert (tmp_path / "etc/motd").read_text() == "node7 of lab\n"
     shown = json.loads(desk.sms("node", "show", "node7", "--json"))
     assert shown["certificate"]["accepted"] and shown["certificate"]["mac"] == MAC and shown["refused"] == []
-    # Its entry is removed and added again: the certificate counts no longer, and it gets another one by itself.
+    # Its entry is removed and added again: the certificate counts no longer, and it gets another one automatically.
     desk.sms("node", "remove", "node7", "--yes")
     desk.sms("node", "add", "node7", "--mac", MAC, "--address", NODE_ADDRESS)
     subprocess.run(
@@ -198,7 +198,7 @@ def test_masters_and_users_from_the_command_line(desk: Desk, tmp_path: Path) -> 
     check_by_hand(desk)
     look_once(desk)
     desk.sms("files", "push", "--wait", "1s", status=4)
-    assert told(desk.sms("files", "report", "--json"))["state"] == "waits", "it has looked, and is to report"
+    assert reported(desk.sms("files", "report", "--json"))["state"] == "waits", "it has looked, and is to report"
     client = desk.client(tmp_path / "container")
     try:
         check_push(desk, tmp_path / "container")
@@ -210,7 +210,7 @@ def test_masters_and_users_from_the_command_line(desk: Desk, tmp_path: Path) -> 
         client.wait()
 
 
-def told(said: str) -> dict[str, Any]:
+def reported(said: str) -> dict[str, Any]:
     found: dict[str, Any] = next(one for one in json.loads(said) if one["client"] == "services")
     return found
 
@@ -241,7 +241,7 @@ def check_failure(desk: Desk, root: Path) -> None:
 
 def check_push(desk: Desk, root: Path) -> None:
     desk.sms("files", "push", "--wait", "1m")
-    assert told(desk.sms("files", "report", "--json"))["state"] == "has all"
+    assert reported(desk.sms("files", "report", "--json"))["state"] == "has all"
     assert (root / "etc/motd").read_text() == "sms-services of lab\n"
     assert "ClusterName=lab" in (root / "etc/slurm/slurm.conf").read_text()
     assert "alice" in (root / "etc/passwd").read_text()

@@ -170,7 +170,7 @@ def test_there_is_nothing_before_the_first_image(cluster: Cluster, vm: Vm) -> No
 def test_an_image_that_the_site_has_not_signed_is_not_booted(
     cluster: Cluster, image: NodeImage, vm: Vm, tmp_path: Path
 ) -> None:
-    """Whoever writes to the VM can give it another root and its digests, but not the signature."""
+    """An attacker who writes to the VM can give it another root and its digests, but not the signature."""
     other = tmp_path / "image"
     shutil.copytree(image.path, other)
     with (other / "root.squashfs").open("ab") as stream:

@@ -97,7 +97,7 @@ def test_noise_over_a_member_while_jobs_run(disks: Playground) -> None:
     said = demo.wait_for("status to tell of it", seen)
     assert two in said and one not in said and "rebuild" in said
     assert disks.sms("status", ok=None).status == 4
-    print(f"told after {time.monotonic() - began:.1f} s")
+    print(f"reported after {time.monotonic() - began:.1f} s")
     assert json.loads(disks.sms("overlay", "mirror", "rebuild", "--json").stdout)["mended"] > 0
     assert disks.status()["healthy"]
     demo.wait_for("all jobs", lambda: "" if demo.as_alice(node, "squeue", "-h") else "yes", 300)

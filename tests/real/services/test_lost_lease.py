@@ -74,12 +74,12 @@ def test_snapshots_after_the_loss_are_the_latest(clean: Playground) -> None:
     lease = clean.lease()
     assert lease["generation"] == 4 and lease["holder"] is None and lease["since"] == 0
     cable(clean, "down")
-    told = clean.sms("--site", site, "start", ok=(3,)).stderr.decode()
-    assert f"{OTHER} (" in told and "--without-remote" in told
+    reported = clean.sms("--site", site, "start", ok=(3,)).stderr.decode()
+    assert f"{OTHER} (" in reported and "--without-remote" in reported
     clean.assert_nothing_runs()
     cable(clean, "up")
-    told = clean.sms("--site", site, "start").stderr.decode()
-    assert "every copy of the lease was lost; the highest known generation is 3" in told
+    reported = clean.sms("--site", site, "start").stderr.decode()
+    assert "every copy of the lease was lost; the highest known generation is 3" in reported
     assert clean.lease()["generation"] == 5
     assert clean.lease()["cluster_uuid"] == clean.lease(OTHER)["cluster_uuid"] == uuid
     for _ in range(2):

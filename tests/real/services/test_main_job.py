@@ -176,8 +176,8 @@ def test_stop_saves_the_controllers_state_and_the_next_start_has_it(running: Pla
     long = demo.as_alice(node, "sbatch", "--parsable", f"--wrap=until [ -e {go} ]; do sleep 0.2; done; echo survived")
     demo.wait_for("the long job", lambda: "yes" if "RUNNING" in node.run("scontrol", "show", "job", long).text else "")
     generation, next_id = running.lease()["generation"], next_job(running)
-    told = running.sms("stop").text
-    assert "the lease is free" in told
+    reported = running.sms("stop").text
+    assert "the lease is free" in reported
     assert "Saving all slurm state" in running.sms("logs", "slurmctld").text  # read from the overlay at rest
     running.assert_nothing_runs()
     assert running.sms("status", ok=None).status == 4

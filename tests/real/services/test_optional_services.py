@@ -51,8 +51,8 @@ def full(playground: Playground) -> Iterator[Full]:
 
 def test_a_database_is_dumped(full: Full) -> None:
     """MariaDB's dump is in the snapshot, readable by root only; a failed one is reported and does not stop it."""
-    told = full.sms("overlay", "snapshot")
-    assert b"dump mariadb" in told.stderr
+    reported = full.sms("overlay", "snapshot")
+    assert b"dump mariadb" in reported.stderr
     dump = "/var/lib/mysql-dump/all.sql"
     assert full.within(f"stat -c %a:%U {dump} /var/lib/mysql-dump").split() == ["600:root", "700:root"]
     assert "slurm_acct_db" in full.within(f"grep -m1 -o slurm_acct_db {dump}")
@@ -61,8 +61,8 @@ def test_a_database_is_dumped(full: Full) -> None:
     full.sms("-q", "overlay", "snapshot")
     assert full.within(f"stat -c %i {dump}") == inode, "one that says the same is left alone"
     full.within("mv /usr/bin/mariadb-dump /usr/bin/mariadb-dump.away")
-    told = full.sms("overlay", "snapshot", ok=(4,))
-    assert b"snapshot 3 of full" in told.stdout and b"warning: mariadb was not dumped: " in told.stderr
+    reported = full.sms("overlay", "snapshot", ok=(4,))
+    assert b"snapshot 3 of full" in reported.stdout and b"warning: mariadb was not dumped: " in reported.stderr
     shown = json.loads(full.sms("overlay", "show", "3", "--json").stdout)
     assert "mariadb was not dumped" in shown["notes"][0] and shown["health"]["ok"]
     assert full.within(f"stat -c %i {dump}") == inode, "the last good one stays"

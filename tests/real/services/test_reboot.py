@@ -22,8 +22,8 @@ def test_the_unit_stops_it_in_order_and_brings_it_back(
     unit = "sms-lab.service"
     with bootable(stopped, built, need) as outer:
         with booted(outer) as system:
-            told = system.run("sms", "start", timeout=120)
-            assert b"nothing starts the services container after a reboot" not in told.stderr
+            reported = system.run("sms", "start", timeout=120)
+            assert b"nothing starts the services container after a reboot" not in reported.stderr
             assert system.run("systemctl", "is-enabled", unit).text == "enabled"
             assert system.run("systemctl", "is-active", unit).text == "active"
             guarded = ("systemctl", "is-active", "-q", "sms-lab-guard")
@@ -40,7 +40,7 @@ def test_the_unit_stops_it_in_order_and_brings_it_back(
                 status = system.run("sms", "status", "--json", ok=None)
                 return status.status == 0 and bool(json.loads(status.stdout)["healthy"])
 
-            # nspawn's read-only cgroups let its first try fail; the unit tries again by itself.
+            # nspawn's read-only cgroups let its first try fail; the unit tries again automatically.
             wait_until(back, "the services container is back")
             assert stopped.lease(HOST)["generation"] > lease["generation"]
             assert system.works(*guarded)

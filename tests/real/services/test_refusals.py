@@ -54,8 +54,8 @@ def test_an_image_that_is_not_to_be_trusted_never_starts(
     spoilt(kind, copy, tmp_path)
     give(stopped.host("host-a"), copy, "/var/lib/sms/images/spoilt.sif")
     generation = stopped.lease().get("generation")
-    told = stopped.sms("start", "--image", "/var/lib/sms/images/spoilt.sif", ok=(3,))
-    assert words in told.stderr.decode()
+    reported = stopped.sms("start", "--image", "/var/lib/sms/images/spoilt.sif", ok=(3,))
+    assert words in reported.stderr.decode()
     stopped.assert_nothing_runs()
     assert stopped.lease().get("generation") == generation
 
@@ -132,9 +132,9 @@ TROUBLES = (
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_host_that_cannot_carry_it_is_refused_and_nothing_is_changed(stopped: Playground, trouble: Any) -> None:
     with trouble(stopped) as words:
-        told = stopped.sms("start", ok=(3,))
-        assert words in told.stderr.decode()
-        assert "hint:" in told.stderr.decode()
+        reported = stopped.sms("start", ok=(3,))
+        assert words in reported.stderr.decode()
+        assert "hint:" in reported.stderr.decode()
         assert stopped.instances() == []
         assert stopped.sms("start", "--dry-run", ok=None).status in (3, 0)
     stopped.assert_nothing_runs()
@@ -154,8 +154,8 @@ def test_a_damaged_overlay_is_named_and_not_started(stopped: Playground) -> None
     host.run("cp", "--sparse=always", overlay, f"{overlay}.kept")
     try:
         host.run("sh", "-c", f"dd if=/dev/urandom of={overlay} bs=4096 count=2000 seek=0 conv=notrunc status=none")
-        told = stopped.sms("start", ok=(5,)).stderr.decode()
-        assert "is damaged" in told and "restore it from a backup" in told
+        reported = stopped.sms("start", ok=(5,)).stderr.decode()
+        assert "is damaged" in reported and "restore it from a backup" in reported
         stopped.assert_nothing_runs()
     finally:
         host.run("mv", "-f", f"{overlay}.kept", overlay)
@@ -166,10 +166,10 @@ def test_a_service_that_cannot_start_is_named_with_its_log_and_all_is_undone(sto
         document["slurm"]["extra"] = ["ThisIsNoSetting=1"]
 
     site = stopped.variant("bad-slurm.yaml", change)
-    told = stopped.sms("--site", site, "start", "--wait", "6", ok=(5,)).stderr.decode()
-    assert "slurmctld does not answer" in told
-    assert "ThisIsNoSetting" in told, "the end of its log says why"
-    assert "stopped again" in told
+    reported = stopped.sms("--site", site, "start", "--wait", "6", ok=(5,)).stderr.decode()
+    assert "slurmctld does not answer" in reported
+    assert "ThisIsNoSetting" in reported, "the end of its log says why"
+    assert "stopped again" in reported
     stopped.assert_nothing_runs()
     # The overlay has got the bad file; the good site file puts it right.
     stopped.sms("-q", "start")
@@ -183,8 +183,8 @@ def test_a_full_disk_is_said_before_an_overlay_is_made(stopped: Playground) -> N
     host = stopped.host("host-a")
     host.run("mv", "/var/lib/sms/overlays", "/var/lib/sms/overlays.kept")
     try:
-        told = stopped.sms("--site", stopped.variant("huge.yaml", change), "start", ok=(3,)).stderr.decode()
-        assert "MiB free" in told
+        reported = stopped.sms("--site", stopped.variant("huge.yaml", change), "start", ok=(3,)).stderr.decode()
+        assert "MiB free" in reported
         stopped.assert_nothing_runs()
     finally:
         host.run("sh", "-c", "rm -rf /var/lib/sms/overlays && mv /var/lib/sms/overlays.kept /var/lib/sms/overlays")
@@ -204,8 +204,8 @@ def test_a_disk_that_fills_while_the_overlay_is_made_leaves_no_half_overlay(stop
         wait_for_step(process, "take the lease")
         # There was space when it was queried; now it is used up.
         host.run("sh", "-c", "dd if=/dev/zero of=/mnt/small/rest bs=64k status=none", ok=(1,))
-        told = process.communicate()[1].decode()
-        assert process.returncode in (1, 5) and "hint" in told, told
+        reported = process.communicate()[1].decode()
+        assert process.returncode in (1, 5) and "hint" in reported, reported
         assert stopped.instances() == []
         assert "lab.img.new" not in host.run("ls", "/mnt/small").text.split()
         host.remove("/mnt/small/rest")
@@ -221,8 +221,8 @@ def test_an_image_without_a_service_that_the_site_wants_is_refused(stopped: Play
     def change(document: dict[str, Any]) -> None:
         document["services"] = ["munge", "slurmctld", "slurmrestd"]
 
-    told = stopped.sms("--site", stopped.variant("more.yaml", change), "start", ok=(3,)).stderr.decode()
-    assert "the image lacks slurmrestd" in told and "sms build" in told
+    reported = stopped.sms("--site", stopped.variant("more.yaml", change), "start", ok=(3,)).stderr.decode()
+    assert "the image lacks slurmrestd" in reported and "sms build" in reported
     stopped.assert_nothing_runs()
 
 
@@ -232,8 +232,12 @@ def test_missing_programs_are_all_named(stopped: Playground) -> None:
     for path in paths:
         host.run("mv", path, f"{path}.away")
     try:
-        told = stopped.sms("start", ok=(3,)).stderr.decode()
-        assert "arping is not installed" in told and "debugfs is not installed" in told and "sms doctor" in told
+        reported = stopped.sms("start", ok=(3,)).stderr.decode()
+        assert (
+            "arping is not installed" in reported
+            and "debugfs is not installed" in reported
+            and "sms doctor" in reported
+        )
     finally:
         for path in paths:
             host.run("mv", f"{path}.away", path)
@@ -252,8 +256,8 @@ CASES: list[tuple[Callable[[Playground], tuple[str, ...]], int, str]] = [
 def test_what_cannot_be_done_is_said(
     stopped: Playground, make: Callable[[Playground], tuple[str, ...]], status: int, words: str
 ) -> None:
-    told = stopped.sms(*make(stopped), ok=(status,))
-    assert words in told.stderr.decode()
+    reported = stopped.sms(*make(stopped), ok=(status,))
+    assert words in reported.stderr.decode()
 
 
 def test_a_host_whose_key_is_not_known_is_refused(stopped: Playground) -> None:
@@ -265,11 +269,11 @@ def test_a_host_whose_key_is_not_known_is_refused(stopped: Playground) -> None:
         "\n".join(line.replace("10.78.0.12", "10.78.0.11").replace("host-b", "host-a") for line in wrong) + "\n"
     )
     try:
-        told = admin.run("sms", "start", "--host", "host-a", ok=None)
-        assert told.status == 1 and b"host key does not match" in told.stderr
+        reported = admin.run("sms", "start", "--host", "host-a", ok=None)
+        assert reported.status == 1 and b"host key does not match" in reported.stderr
         known.write_text("")
-        told = admin.run("sms", "start", "--host", "host-a", ok=None)
-        assert told.status == 1 and b"not found in known_hosts" in told.stderr
+        reported = admin.run("sms", "start", "--host", "host-a", ok=None)
+        assert reported.status == 1 and b"not found in known_hosts" in reported.stderr
     finally:
         known.write_bytes(before)
     stopped.assert_nothing_runs()

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.real
 
 
 def test_the_munge_key_is_in_the_overlay_with_mode_0600(running: Playground) -> None:
-    told = running.sms("exec", "--", "stat", "-c", "%a %U %G %s", "/etc/munge/munge.key").text
-    assert told == "600 munge munge 1024"
+    reported = running.sms("exec", "--", "stat", "-c", "%a %U %G %s", "/etc/munge/munge.key").text
+    assert reported == "600 munge munge 1024"
     host = running.host("host-a")
     assert host.run("stat", "-c", "%a", "/var/lib/sms/overlays/lab.img").text == "600"
     assert host.run("stat", "-c", "%a", "/var/lib/sms/overlays").text == "700"

@@ -181,9 +181,9 @@ def test_what_a_comparison_tells(overlay: Bed) -> None:
 
     def check(found: dict[str, Any]) -> None:
         summary = found.pop("")
-        told = {path: {name: value for name, value in row.items() if name != "path"} for path, row in found.items()}
-        assert told == expected
-        assert list(told) == sorted(told)
+        reported = {path: {name: value for name, value in row.items() if name != "path"} for path, row in found.items()}
+        assert reported == expected
+        assert list(reported) == sorted(reported)
         assert summary["counts"] == {"added": 5, "changed": 10, "gone": 6} and summary["lines"] == 17
 
     check(diff(overlay, first, None))
@@ -229,12 +229,12 @@ def test_against_a_comparison_file_by_file(overlay: Bed, seed: int) -> None:
     first = overlay.take(method="full" if seed % 2 else "delta")["number"]
     stir(root, seed + 100, 100)
     after = fingerprint(overlay.upper, below=(b"r",))
-    told = diff(overlay, first, None, limit=None)
-    told.pop("")
-    assert {os.fsencode(path): row["change"] for path, row in told.items()} == naive(before, after)
-    assert len(told) > 20
-    bring(overlay, first, *list(told)[: len(told) // 2])
-    bring(overlay, first, *told)
+    reported = diff(overlay, first, None, limit=None)
+    reported.pop("")
+    assert {os.fsencode(path): row["change"] for path, row in reported.items()} == naive(before, after)
+    assert len(reported) > 20
+    bring(overlay, first, *list(reported)[: len(reported) // 2])
+    bring(overlay, first, *reported)
     assert diff(overlay, first, None)[""]["lines"] == 0
     assert not naive(before, fingerprint(overlay.upper, below=(b"r",)))
     assert not naive(fingerprint(overlay.upper, below=(b"r",)), before)

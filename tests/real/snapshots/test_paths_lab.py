@@ -42,15 +42,15 @@ def test_single_files_come_back(running: Playground) -> None:
     inside(running, f"rm -rf /srv/t; {PREPARE}")
     number = str(json.loads(running.sms("overlay", "snapshot", "--json").stdout)["number"])
     inside(running, CHANGE)
-    told = changes(running, number, "--path", "/srv", "--path", "/etc/debian_version")
-    assert {path: row["change"] for path, row in told.items()} == {
+    reported = changes(running, number, "--path", "/srv", "--path", "/etc/debian_version")
+    assert {path: row["change"] for path, row in reported.items()} == {
         "/etc/debian_version": "gone",
         "/srv/t/a": "changed",
         "/srv/t/b": "changed",
         "/srv/t/c": "gone",
         "/srv/t/new": "added",
     }
-    assert told["/etc/debian_version"]["image"] == "removed" and told["/srv/t/a"]["what"] == ["content"]
+    assert reported["/etc/debian_version"]["image"] == "removed" and reported["/srv/t/a"]["what"] == ["content"]
     words = running.sms("overlay", "diff", number, "--path", "/srv", "--all").stdout.decode()
     assert "+ /srv/t/new/name with\\na line end  file, 2 B\n" in words
     assert "~ /srv/t/b  mode 0644 -> 0600\n" in words and words.endswith("2 added, 2 changed, 3 gone\n")

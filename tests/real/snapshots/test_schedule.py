@@ -48,13 +48,13 @@ def wait(what: str, ask: Callable[[], Any]) -> Any:
 
 
 def snapshots(playground: Playground, on: str = "host-a") -> list[dict[str, Any]]:
-    told: dict[str, Any] = json.loads(playground.sms("overlay", "list", "--json", on=on, ok=(0, 4)).stdout)
-    return list(told["snapshots"])
+    reported: dict[str, Any] = json.loads(playground.sms("overlay", "list", "--json", on=on, ok=(0, 4)).stdout)
+    return list(reported["snapshots"])
 
 
 def doctor(playground: Playground) -> dict[str, Any]:
-    told = json.loads(playground.sms("doctor", "--json", ok=(0, 4)).stdout)
-    return next(check for check in told["checks"] if check["what"] == "snapshots")
+    reported = json.loads(playground.sms("doctor", "--json", ok=(0, 4)).stdout)
+    return next(check for check in reported["checks"] if check["what"] == "snapshots")
 
 
 @contextmanager
@@ -80,9 +80,9 @@ def test_cron_takes_them_every_minute(carrier: Playground, need: Callable[[str],
     host = carrier.host("host-a")
     assert carrier.status()["snapshots"]["schedule"] == "" and carrier.status()["healthy"]
     assert doctor(carrier)["state"] == "warning"
-    told = carrier.sms("overlay", "schedule", "install", "--host", "host-a", "--every", "1", on="admin")
-    assert b"note: cron does not run on host-a" in told.stderr, "cron in the services container does not count"
-    assert b"sms overlay schedule install --host host-b" in told.stderr
+    reported = carrier.sms("overlay", "schedule", "install", "--host", "host-a", "--every", "1", on="admin")
+    assert b"note: cron does not run on host-a" in reported.stderr, "cron in the services container does not count"
+    assert b"sms overlay schedule install --host host-b" in reported.stderr
     assert (doctor(carrier)["state"], doctor(carrier)["mend"]) == ("missing", "cron")
     host.run("cron")
     assert doctor(carrier)["state"] == "ok"
@@ -178,8 +178,10 @@ def test_systemd_takes_them(stopped: Playground, built: Built, need: Callable[[s
             assert system.run("systemctl", "show", "-P", "KillMode", service).text == "process"
             assert "*:00/5:00" in system.run("systemctl", "show", "-P", "TimersCalendar", timer).text
             system.run("systemctl", "start", service, timeout=120)
-            told = json.loads(system.run("sms", "status", "--json").stdout)["snapshots"]
-            assert (told["schedule"], told["count"], told["last_run"]["ok"]) == ("systemd", 1, True), told
+            reported = json.loads(system.run("sms", "status", "--json").stdout)["snapshots"]
+            assert (reported["schedule"], reported["count"], reported["last_run"]["ok"]) == ("systemd", 1, True), (
+                reported
+            )
             assert system.run("sms", "overlay", "schedule", "remove").status == 0
             assert not system.works("systemctl", "is-active", "--quiet", timer)
             assert system.run("systemctl", "is-enabled", timer, ok=None).status

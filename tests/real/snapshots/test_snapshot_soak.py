@@ -95,8 +95,8 @@ def test_snapshots_under_load(running: Playground, elsewhere: Playground, count:
         time.sleep(SAVED_S)
         for _ in range(count):
             lines = int(running.sms("exec", "--", "wc", "-l", "/var/lib/soak/lines").text.split()[0])
-            told = json.loads(running.sms("overlay", "snapshot", "--json").stdout)
-            taken.append((told, lines))
+            reported = json.loads(running.sms("overlay", "snapshot", "--json").stdout)
+            taken.append((reported, lines))
             jobs.look()
             time.sleep(0.5)
     print("writers waited for", sorted(one["frozen_ms"] for one, _ in taken), "ms")

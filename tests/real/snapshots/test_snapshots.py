@@ -36,20 +36,20 @@ def no_snapshots(playground: Playground) -> Iterator[None]:
 
 def overlay(playground: Playground, *words: str, ok: tuple[int, ...] = (0,), on: str = "host-a") -> str:
     """What `sms overlay` prints: its result, then what it says besides."""
-    told = playground.sms("overlay", *words, ok=ok, on=on)
-    return (told.stdout + told.stderr).decode()
+    reported = playground.sms("overlay", *words, ok=ok, on=on)
+    return (reported.stdout + reported.stderr).decode()
 
 
 def take(playground: Playground, *words: str) -> dict[str, Any]:
     """A snapshot, as --json prints it."""
-    told: dict[str, Any] = json.loads(playground.sms("overlay", "snapshot", "--json", *words).stdout)
-    return told
+    reported: dict[str, Any] = json.loads(playground.sms("overlay", "snapshot", "--json", *words).stdout)
+    return reported
 
 
 def listed(playground: Playground, ok: tuple[int, ...] = (0,)) -> dict[int, dict[str, Any]]:
     """Snapshots by number."""
-    told = json.loads(playground.sms("overlay", "list", "--json", ok=ok).stdout)
-    return {one["number"]: one for one in told["snapshots"]}
+    reported = json.loads(playground.sms("overlay", "list", "--json", ok=ok).stdout)
+    return {one["number"]: one for one in reported["snapshots"]}
 
 
 def inside(playground: Playground, script: str, ok: tuple[int, ...] = (0,)) -> str:
@@ -157,8 +157,8 @@ def test_restored_and_back_again(running: Playground) -> None:
     assert "is identical to snapshot" in overlay(running, "restore", str(first["number"]))
     assert host.run("stat", "-c", "%i %Y", OVERLAY).text == inode
     running.sms("-q", "start")
-    told = inside(running, "cat /root/word; stat -c '%a %U %G' /root/word")
-    assert told.split() == ["one", "640", "munge", "slurm"]
+    reported = inside(running, "cat /root/word; stat -c '%a %U %G' /root/word")
+    assert reported.split() == ["one", "640", "munge", "slurm"]
     assert inside(running, "ls /etc/motd 2>&1", ok=(0, 2)).endswith("No such file or directory"), "gone stays gone"
     assert "later" not in inside(running, "ls /root").split()
     running.sms("-q", "stop")
@@ -261,8 +261,8 @@ def test_another_host_has_the_lease(stopped: Playground, built: Built) -> None:
     site = ("--site", stopped.variant("snapped.yaml", change))
     stopped.sms(*site, "-q", "start", on="host-b")
     try:
-        told = stopped.sms(*site, "overlay", "snapshot", ok=(3,)).stderr.decode()
-        assert "the services container runs on host-b" in told and "sms overlay snapshot --host host-b" in told
+        reported = stopped.sms(*site, "overlay", "snapshot", ok=(3,)).stderr.decode()
+        assert "the services container runs on host-b" in reported and "sms overlay snapshot --host host-b" in reported
         stopped.sms(*site, "-q", "overlay", "snapshot", on="host-b")
         copied = "mkdir -p -m 700 /srv/shared/s && cp -a /var/lib/sms/snapshots/lab /srv/shared/s/"
         stopped.host("host-b").run("sh", "-c", copied)
@@ -287,8 +287,8 @@ def test_a_start_elsewhere_is_refused_while_the_lease_is_kept_as_it_is(stopped: 
     try:
         stopped.sms(*site, "-q", "overlay", "create")
         with host.lock("/srv/shared/snapped/lab.lease.lock"):
-            told = stopped.sms(*site, "start", on="host-b", ok=(3,)).stderr.decode()
-            assert "the lease is locked by another run" in told
+            reported = stopped.sms(*site, "start", on="host-b", ok=(3,)).stderr.decode()
+            assert "the lease is locked by another run" in reported
             stopped.assert_nothing_runs("host-b")
         stopped.sms(*site, "-q", "start", on="host-b")
         stopped.sms(*site, "-q", "stop", on="host-b")
@@ -327,8 +327,8 @@ def test_a_full_disk_is_said_and_nothing_counts(running: Playground) -> None:
 
     site = ("--site", running.variant("small-store.yaml", change))
     try:
-        told = running.sms(*site, "overlay", "snapshot", ok=(1,)).stderr.decode()
-        assert "is full" in told and "hint: " in told
+        reported = running.sms(*site, "overlay", "snapshot", ok=(1,)).stderr.decode()
+        assert "is full" in reported and "hint: " in reported
         assert json.loads(running.sms(*site, "overlay", "list", "--json").stdout)["snapshots"] == []
         assert inside(running, "echo x >/root/word && sync && cat /root/word").strip() == "x", "nobody is held"
     finally:

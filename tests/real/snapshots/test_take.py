@@ -591,9 +591,9 @@ def test_damage_is_found_and_healed(harm: str, overlay: Bed) -> None:
     assert said.status == 1
     assert "snapshot 1 is damaged" in said.last["message"]
     assert not list(overlay.folder.glob("back.img*"))
-    (told,) = overlay.ask("verify", numbers=[1]).last["snapshots"]
-    assert not told["ok"]
-    assert [line.startswith("chunk ") for line in told["damage"]] == [True]
+    (reported,) = overlay.ask("verify", numbers=[1]).last["snapshots"]
+    assert not reported["ok"]
+    assert [line.startswith("chunk ") for line in reported["damage"]] == [True]
     assert overlay.ask("restore", snapshot="latest", target=str(overlay.folder / "back.img")).status == 3
     # The next snapshot has the same contents, and stores them again.
     overlay.take()

@@ -142,8 +142,8 @@ def test_a_broken_service_is_reported_with_its_last_lines(stage: Playground) -> 
 def test_what_is_refused_before_anything_is_made(
     stage: Playground, words: tuple[str, ...], said: str, status: int
 ) -> None:
-    told = stage.sms("rehearse", *words, ok=None)
-    assert told.status == status and said in told.stderr.decode()
+    reported = stage.sms("rehearse", *words, ok=None)
+    assert reported.status == status and said in reported.stderr.decode()
     assert_nothing_left(stage)
 
 
@@ -245,6 +245,7 @@ def test_another_machine_rehearses_on_what_it_is_sent_for_a_site_of_large_nodes_
     assert_nothing_left(stage, "host-b")
 
 
+@pytest.mark.full
 def test_without_the_provisioning_vm_all_keeps_running_and_only_polls_reach_for_it(stage: Playground) -> None:
     def change(site: dict[str, Any]) -> None:
         site["provisioning"] = {"address": "10.77.0.99/24", "mac": "02:00:0a:4d:00:63"}
@@ -291,8 +292,8 @@ def drill_site(stage: Playground) -> str:
 
 
 def drill(stage: Playground, *words: str, ok: tuple[int, ...] = (0,)) -> dict[str, Any]:
-    told = stage.sms("-q", "--site", drill_site(stage), "overlay", "drill", "--json", *words, ok=ok)
-    found: dict[str, Any] = json.loads(told.stdout)
+    reported = stage.sms("-q", "--site", drill_site(stage), "overlay", "drill", "--json", *words, ok=ok)
+    found: dict[str, Any] = json.loads(reported.stdout)
     return found
 
 
@@ -327,6 +328,7 @@ def munge_socket(stage: Playground) -> str:
     return stage.host("host-a").run("sh", "-c", script, ok=None).text
 
 
+@pytest.mark.full
 def test_a_killed_drill_is_cleaned_up(elsewhere: Playground) -> None:
     """As the timer's second command does."""
     before = production(elsewhere)
@@ -349,12 +351,12 @@ def test_a_drill_from_a_standby_host_and_what_is_refused(elsewhere: Playground) 
     assert done["ok"] and done["source"] == "host-b" and CHECKED not in seen(done), done
     steps = json.loads(elsewhere.sms("-q", "--site", drill_site(elsewhere), "overlay", "drill", "-n", "--json").stdout)
     assert any("fetch snapshot 1 from borg" in step for step in steps)
-    told = elsewhere.sms("--site", drill_site(elsewhere), "overlay", "drill", "--from", "host-a", ok=None)
-    assert told.status == 3 and b"on host-a already" in told.stderr
-    told = elsewhere.sms("overlay", "drill", ok=None)
-    assert told.status == 3 and b"no push target configured" in told.stderr
-    told = elsewhere.sms("--site", drill_site(elsewhere), "overlay", "drill", "9", ok=(4,))
-    assert "has no snapshot 9" in told.text.replace("\n", " ")
+    reported = elsewhere.sms("--site", drill_site(elsewhere), "overlay", "drill", "--from", "host-a", ok=None)
+    assert reported.status == 3 and b"on host-a already" in reported.stderr
+    reported = elsewhere.sms("overlay", "drill", ok=None)
+    assert reported.status == 3 and b"no push target configured" in reported.stderr
+    reported = elsewhere.sms("--site", drill_site(elsewhere), "overlay", "drill", "9", ok=(4,))
+    assert "has no snapshot 9" in reported.text.replace("\n", " ")
     assert_nothing_left(elsewhere)
 
 

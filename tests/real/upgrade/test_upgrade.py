@@ -43,8 +43,8 @@ class Stage:
 
     def jobs(self) -> dict[str, str]:
         """State by id."""
-        told = self.play.host("node1").run("squeue", "--states=all", "--noheader", "--format=%i %T").text
-        return dict(line.split() for line in told.splitlines())
+        reported = self.play.host("node1").run("squeue", "--states=all", "--noheader", "--format=%i %T").text
+        return dict(line.split() for line in reported.splitlines())
 
     def submit(self, *words: str) -> str:
         return demo.as_alice(self.play.host("node1"), "sbatch", "--parsable", *words)
@@ -115,17 +115,21 @@ def test_jobs_run_across_an_upgrade_and_its_undoing(old: Stage) -> None:
 
 def test_a_broken_image_is_stopped_by_the_rehearsal(old: Stage) -> None:
     generation, jobs = old.play.lease()["generation"], running(old.jobs())
-    told = old.play.sms("upgrade", "--image", old.broken, "--wait", "6", ok=None)
-    assert told.status == 3 and "production was not changed" in told.stderr.decode() and BROKEN in told.stderr.decode()
+    reported = old.play.sms("upgrade", "--image", old.broken, "--wait", "6", ok=None)
+    assert (
+        reported.status == 3
+        and "production was not changed" in reported.stderr.decode()
+        and BROKEN in reported.stderr.decode()
+    )
     assert old.play.lease()["generation"] == generation and running(old.jobs()) == jobs
     assert old.key() == old.built.key
 
 
 def test_a_broken_image_goes_by_itself_and_what_was_is_back(old: Stage) -> None:
     jobs = running(old.jobs())
-    told = old.play.sms("upgrade", "--image", old.broken, *GIVES_UP, ok=None)
-    words = told.stderr.decode()
-    assert told.status == 5, words
+    reported = old.play.sms("upgrade", "--image", old.broken, *GIVES_UP, ok=None)
+    words = reported.stderr.decode()
+    assert reported.status == 5, words
     assert BROKEN in words and "runs again, every service answers" in words and "WARNING" in words
     assert old.key() == old.built.key and old.play.status()["healthy"]
     assert running(old.jobs()) == jobs and old.phase() == "returned"
@@ -142,8 +146,8 @@ def test_a_broken_image_goes_by_itself_and_what_was_is_back(old: Stage) -> None:
     ],
 )
 def test_what_is_refused(old: Stage, words: tuple[str, ...], said: str, status: int) -> None:
-    told = old.play.sms("upgrade", *words, *QUICK, ok=None)
-    assert told.status == status and said in told.stderr.decode()
+    reported = old.play.sms("upgrade", *words, *QUICK, ok=None)
+    assert reported.status == status and said in reported.stderr.decode()
     assert old.play.status()["healthy"] and old.key() == old.built.key
 
 
@@ -186,8 +190,8 @@ def test_a_killed_one_resumes(old: Stage, step: str, image: str, verb: str) -> N
 def test_back_to_the_state_of_before(old: Stage) -> None:
     old.upgrade("--image", old.good, *QUICK)
     came = old.submit("--hold", "--wrap=hostname")
-    told = old.play.sms("upgrade", "--undo", "--with-snapshot", *QUICK, ok=None)
-    assert told.status == 3 and came in told.stderr.decode()
+    reported = old.play.sms("upgrade", "--undo", "--with-snapshot", *QUICK, ok=None)
+    assert reported.status == 3 and came in reported.stderr.decode()
     done = old.upgrade("--undo", "--with-snapshot", "--force", *QUICK)
     assert old.key() == old.built.key and "as in snapshot" in done["jobs"]
     assert came not in old.jobs() and "RUNNING" in old.jobs().values()

@@ -120,8 +120,10 @@ def bring_up(thread: Thread, there: Playground) -> None:
         with thread.timed("push"):
             there.sms("-q", "image", "push", "compute", on="admin")
         with thread.timed("discover"):
-            told = json.loads(there.sms("-q", "node", "discover", "10.77.0.[191-192]", "--json", ok=(0, 4)).stdout)
-            assert told["problems"] == [] and [node["what"] for node in told["nodes"]] == ["new", "new"], told
+            reported = json.loads(there.sms("-q", "node", "discover", "10.77.0.[191-192]", "--json", ok=(0, 4)).stdout)
+            assert reported["problems"] == [] and [node["what"] for node in reported["nodes"]] == ["new", "new"], (
+                reported
+            )
         with thread.timed("files"):
             there.sms("-q", "files", "push", "--wait", "2m", on="admin")
         thread.booted = time.monotonic()
@@ -168,8 +170,8 @@ def test_the_cluster_runs_on_without_the_vm(thread: Thread, tmp_path: Path) -> N
 
 
 def ended(thread: Thread, job: str) -> str:
-    told = thread.inside("scontrol", "show", "job", job)
-    return "" if any(word in told for word in ("RUNNING", "PENDING", "COMPLETING")) else told
+    reported = thread.inside("scontrol", "show", "job", job)
+    return "" if any(word in reported for word in ("RUNNING", "PENDING", "COMPLETING")) else reported
 
 
 def clock(thread: Thread, node: str) -> str:

@@ -5,6 +5,7 @@ One machine for all of it, in the order of the file: a boot takes half a minute.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -90,8 +91,9 @@ class World:
     def check_unprivileged(self, name: str) -> None:
         """QEMU runs as its own user, without capabilities and in its sandbox; the disks are root's."""
         host = self.host(name)
-        script = 'cat "/proc/$(cat /run/sms/vm/lab/pid)/status"; id -u sms-vm'
-        *lines, user = host.run("sh", "-c", script).text.splitlines()
+        script = 'cat "/proc/$(cat /run/sms/vm/lab/pid)/status"; id -u "$1"'
+        account = f"sms-vm-{hashlib.sha256(b'lab').hexdigest()[:6]}"
+        *lines, user = host.run("sh", "-c", script, "status", account).text.splitlines()
         status = {line.split(":")[0]: line.split(":", 1)[1].split() for line in lines}
         assert status["Uid"] == [user] * 4 and user != "0"
         assert {int(status[f"Cap{kind}"][0], 16) for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}

@@ -75,7 +75,7 @@ def test_a_host_with_everything_lacks_nothing(os_release: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "what", "state", "mend", "note"),
+    ("changes", "what", "state", "command", "note"),
     [
         ({"uid": "1000"}, "root", "missing", "", "run it with sudo"),
         ({"loop": "no"}, "kernel", "missing", "modprobe -a loop", ""),
@@ -113,11 +113,11 @@ def test_a_host_with_everything_lacks_nothing(os_release: str) -> None:
     ],
 )
 def test_one_thing_wrong_is_one_finding(
-    changes: dict[str, str | None], what: str, state: str, mend: str, note: str
+    changes: dict[str, str | None], what: str, state: str, command: str, note: str
 ) -> None:
     (finding,) = problems(facts(**changes))
     assert (finding.what, finding.state) == (what, state)
-    assert mend in finding.mend if mend else not finding.mend
+    assert command in finding.mend if command else not finding.mend
     assert note in finding.detail
 
 
@@ -154,7 +154,7 @@ PREPARE = "sms host prepare host-a"
 
 
 @pytest.mark.parametrize(
-    ("record", "package", "lists", "detail", "mend"),
+    ("record", "package", "lists", "detail", "command"),
     [
         (PINNED, "", "", "", ""),
         (PINNED, "", "1.4.5-2 1.3.9-1", "", ""),
@@ -183,11 +183,13 @@ PREPARE = "sms host prepare host-a"
         ("", "1.4.5-2", "", "", ""),
     ],
 )
-def test_a_newer_apptainer_is_a_warning(record: str | None, package: str, lists: str, detail: str, mend: str) -> None:
+def test_a_newer_apptainer_is_a_warning(
+    record: str | None, package: str, lists: str, detail: str, command: str
+) -> None:
     values = {"apptainer_record": record, "apptainer_package": package, "apptainer_lists": lists}
     found = problems(replace(facts(apptainer_arch="amd64", **values), pins=PINS))
     assert [(one.what, one.state, one.detail, one.mend) for one in found] == (
-        [("apptainer", "warning", detail, mend)] if detail else []
+        [("apptainer", "warning", detail, command)] if detail else []
     )
 
 

@@ -95,9 +95,9 @@ def test_machines_without_a_disk_have_addresses_cables_and_controllers_of_their_
         *(f"addr add {address}/24 dev eth0" for address in ("10.77.0.90", first.bmc, second.bmc)),
     ]
     keys = render.Keys(b"", b"", dict.fromkeys(render.ssh_hosts(METAL), b"key"), {"bmc.key": b"secret"})
-    told = render.host_files(METAL, bmc, keys, sms="/venv/bin/sms")
-    assert told["lab/bmc.key"].mode == 0o600
-    assert [one["mac"] for one in json.loads(told["lab/bmc.json"].data)["machines"]] == [first.mac, second.mac]
+    reported = render.host_files(METAL, bmc, keys, sms="/venv/bin/sms")
+    assert reported["lab/bmc.key"].mode == 0o600
+    assert [one["mac"] for one in json.loads(reported["lab/bmc.json"].data)["machines"]] == [first.mac, second.mac]
     carrier = render.host_files(METAL, HOSTS["host-a"], keys, sms="/venv/bin/sms")
     assert "10.77.0.152 metal2\n" in carrier["etc/hosts"].data.decode()
     assert not [path for path in carrier if "bmc" in path]

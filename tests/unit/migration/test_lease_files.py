@@ -15,11 +15,13 @@ import pytest
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandTimeout, Host
 from appliance.host.local import Local
+from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.lease import Leases, check_lease, hold_taken_lease, raise_lease, release_lease, take_lease
 from appliance.operations.migration import failover
 from appliance.operations.services import start
 from appliance.operations.services.guard import CURRENT_S, FAILED_S, Guard
+from appliance.operations.services.unfinished import last_sign
 from appliance.progress import Silent
 from appliance.shared.files import ALWAYS
 from appliance.shared.lease import Lease, SwapLease
@@ -358,10 +360,10 @@ def test_guard_of_the_holder_leaves_a_sign_of_life_on_the_others(apart: Pair) ->
         "host-a": False,
         "host-b": "host-a",
     }
-    age = time.time() - failover._last_sign(apart.cluster, apart.hosts["host-b"], ("host-a",))
+    age = time.time() - last_sign(apart.cluster, apart.hosts["host-b"], ("host-a",))
     assert 0 <= age < 5
     for old in ((), ("host-c",)):
-        assert failover._last_sign(apart.cluster, apart.hosts["host-b"], old) == 0
+        assert last_sign(apart.cluster, apart.hosts["host-b"], old) == 0
 
 
 def test_adopt_accepts_a_lease_written_by_its_holder_meanwhile(apart: Pair) -> None:
@@ -469,3 +471,22 @@ def test_a_request_that_was_given_up_changes_nothing_later(tmp_path: Path, inter
 def test_host_in_folder_is_a_host(apart: Pair) -> None:
     host: Host = apart.hosts["host-a"]
     assert host.run("echo", STATE).text == str(apart.hosts["host-a"].folder)
+
+
+def test_a_failover_with_the_damaged_lease_of_another_host(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the newest one: nothing is fenced, and the message has the way out, which works."""
+    monkeypatch.setattr(Cluster, "host", lambda _, name: apart.hosts[name])
+    monkeypatch.setattr(failover, "check_programs", lambda *_: None)
+    apart.take("host-a")
+    path = Path(str(apart.cluster.places.lease).replace(STATE, str(apart.hosts["host-a"].folder)))
+    path.write_text("{")
+
+    def plan() -> None:
+        failover.plan_failover(apart.cluster, apart.hosts["host-b"], failover.FailoverOptions(), Silent())
+
+    with pytest.raises(Refused, match=r"host-a: .*cannot be read.*host-a answers, and may have the newest") as caught:
+        plan()
+    assert f"mv {apart.cluster.places.lease} " in caught.value.hint
+    path.rename(f"{path}.damaged")
+    with pytest.raises(Refused, match="the lease is free, and all hosts answer"):
+        plan()

@@ -35,7 +35,10 @@ while True:
             open_ones.append(one.accept()[0])
             print("accepted", flush=True)
         else:
-            data = one.recv(4096)
+            try:
+                data = one.recv(4096)
+            except ConnectionResetError:
+                data = b""
             print(data.decode().rstrip("\\n") or "closed", flush=True)
             if not data:
                 open_ones.remove(one)
@@ -90,6 +93,21 @@ def test_a_sender_sees_the_end_before_its_next_line_and_what_it_wrote_is_read(se
         sender.sendall(b"written before it looked\n")
         assert [server.line(), server.line()] == ["before", "written before it looked"]
     assert server.line() == "closed"
+
+
+def test_a_sender_that_repeats_lines_is_reset(server: Server) -> None:
+    """A FIN would be noticed by rsyslogd's sender over RELP only after its next line."""
+    sessions = LogSessions(server.process.pid, [514], [514])
+    with server.connect() as sender:
+        sessions.close()
+        with pytest.raises(ConnectionResetError):
+            sender.sendall(b"to be sent again\n")
+        assert server.line() == "closed"
+    sessions.close()
+    sessions.reopen()
+    with server.connect() as sender:
+        sender.sendall(b"again\n")
+        assert server.line() == "again"
 
 
 def test_new_connections_are_neither_accepted_nor_refused(server: Server) -> None:

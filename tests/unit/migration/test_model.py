@@ -35,11 +35,21 @@ from appliance.operations import identity, lease
 from appliance.operations.migration import failover as migration_failover
 from appliance.operations.migration import steps, switch
 from appliance.operations.overlay import generation
-from appliance.operations.services import guard, start
+from appliance.operations.services import guard, start, unfinished
 from appliance.plan.migration import failover
 from tests.unit.migration.model.recovery import find_dead_ends
 from tests.unit.migration.model.scenario import Scenario
-from tests.unit.migration.model.scenarios import BLIND, NEW, SCENARIOS, SNAPSHOT, UNUSED, returned, serving, w
+from tests.unit.migration.model.scenarios import (
+    BLIND,
+    NEW,
+    SCENARIOS,
+    SNAPSHOT,
+    UNUSED,
+    released_last,
+    returned,
+    serving,
+    w,
+)
 
 SAMPLE = 4000
 """States of each scenario in every run."""
@@ -210,6 +220,18 @@ PLANTED = [
         ),
         "a serves (1, 0), acknowledged was (1, 1)",
         full=True,
+    ),
+    Planted(
+        "start that does not report what a failover lost that was killed",
+        lambda: replaced(unfinished, find_restored=lambda *_, **__: None),
+        Scenario("", **released_last(), verbs={"by-snapshot b": 1, "start b": 1}, faults={"crash": 1, "kill": 1}),
+        "b serves (1, 0), acknowledged was (0, 1)",
+    ),
+    Planted(
+        "start that relies on the last line of a failover that was killed before it could write it",
+        lambda: replaced(failover.OpenFailover, has_restored=lambda found, overlay: found.restored and bool(overlay)),
+        Scenario("", **released_last(), verbs={"by-snapshot b": 1, "start b": 1}, faults={"crash": 1, "kill": 1}),
+        "b serves (1, 0), acknowledged was (0, 1)",
     ),
     Planted(
         "snapshots in the order of clocks",

@@ -30,7 +30,9 @@ from appliance.plan.migration.move import (
     needs_outside,
     predict_outages,
     predict_parts,
+    reset_ports,
     stop_groups,
+    stream_ports,
 )
 from appliance.plan.services.jobs import read_jobs
 from appliance.share import share
@@ -97,6 +99,11 @@ def test_outage_of_live_services_is_the_switch() -> None:
 @pytest.mark.parametrize("predicted, over", [(0.0, False), (3.0, False), (3.001, True)])
 def test_outage_equal_to_its_budget_is_not_over(predicted: float, over: bool) -> None:
     assert ServiceOutage("x", predicted, 3.0).over is over
+
+
+def test_ports_on_which_log_sessions_are_closed() -> None:
+    assert stream_ports(services("rsyslog")) == (514, 2514), "TCP, RELP"
+    assert reset_ports(services("rsyslog")) == (2514,)
 
 
 def test_services_with_external_probes() -> None:

@@ -83,6 +83,24 @@ def test_superseded_failover_is_not_resumed(top: int, holds_lease: bool, counts:
     assert found is None or (found.generation, found.taken, found.restored) == (5, 20.0, True)
 
 
+RESTORES = [
+    ("its last line", OpenFailover((), False, 7, restored=True), 5, True),
+    ("its last line, and the overlay is gone since", OpenFailover((), False, 7, restored=True, overlay=5), 0, False),
+    ("killed before that line", OpenFailover((), False, 7, overlay=5), 6, True),
+    ("killed before that line, where there was no overlay", OpenFailover((), False, 7, overlay=0), 6, True),
+    ("killed before it replaced the overlay", OpenFailover((), False, 7, overlay=5), 5, False),
+    ("an older version, which did not write the inode", OpenFailover((), False, 7), 6, False),
+    ("a shared overlay", OpenFailover((), True, None, overlay=5), 6, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("found", "overlay", "restored"), [one[1:] for one in RESTORES], ids=[one[0] for one in RESTORES]
+)
+def test_whether_an_interrupted_failover_has_restored(found: OpenFailover, overlay: int, restored: bool) -> None:
+    assert found.has_restored(overlay) == restored
+
+
 @pytest.mark.parametrize("old", [5, None, [5], {"a": 1}])
 def test_history_lines_with_invalid_values(old: Any) -> None:
     found = find_open_failover([BEGUN | {"old": old, "snapshot": "x"}], top=0, holds_lease=False)

@@ -45,7 +45,9 @@ def planned(site: Profile | None = None, **what: Any) -> Any:
 
 def test_the_shipped_profile() -> None:
     profile = read_node_profile(NODES, "compute")
-    assert {"slurmd", "munge", "rsyslog", "chrony", "systemd-sysv", "busybox-static"} <= set(profile.packages)
+    assert {"slurmd", "munge", "rsyslog", "rsyslog-relp", "chrony", "systemd-sysv", "busybox-static"} <= set(
+        profile.packages
+    )
     assert read_node_profile(NODES, "gpu") == profile, "one without a file of its own begins with the usual one"
     assert "linux-image-amd64" in packages_of(profile, Profile(packages=("nvtop",)))
     assert {"linux-image-cloud-amd64", "nvtop"} <= set(
@@ -224,8 +226,20 @@ def test_dhcp_options_are_written_to_the_system(tmp_path: Path) -> None:
     assert (etc / "hosts").read_text() == "127.0.0.1 localhost\n10.77.0.101 n1\n"
     assert (etc / "resolv.conf").read_text() == "nameserver 10.0.0.1\nnameserver 10.0.0.2\n"
     assert (etc / "chrony/sources.d/sms.sources").read_text() == "server 10.77.0.1 iburst\n"
-    assert 'target="10.77.0.1"' in (etc / "rsyslog.d/sms.conf").read_text()
+    (sender,) = (etc / "rsyslog.d/sms.conf").read_text().split("\n")[1:-1]
+    assert 'type="omfwd" port="514" protocol="tcp"' in sender and 'target="10.77.0.1"' in sender
     assert "SMS_NODE=n1\n" in (tmp_path / "run/sms/node.env").read_text()
+
+
+def test_lines_are_forwarded_over_relp(tmp_path: Path) -> None:
+    give(tmp_path, "sms.node=n1 sms.log=relp")
+    done = run_init(tmp_path, "ip=10.77.0.101 dns= ntpsrv= logsrv='10.77.0.1 10.77.0.9' write_lease")
+    assert done.returncode == 0, done.stderr
+    load, *senders = (tmp_path / "root/etc/rsyslog.d/sms.conf").read_text().splitlines()
+    assert load == 'module(load="omrelp")'
+    assert [sender.split()[:3] for sender in senders] == [
+        ['action(type="omrelp"', 'port="2514"', f'target="{address}"'] for address in ("10.77.0.1", "10.77.0.9")
+    ]
 
 
 @pytest.mark.parametrize("cmdline", ["quiet", "sms.image=http://x/y", "sms.image=http://x/y sms.sha256=abc"])

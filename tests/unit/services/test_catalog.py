@@ -257,7 +257,7 @@ def test_first_bytes(tmp_path: Path, first: dict[str, Any], low: bytes, high: by
 
 
 def test_traffic_identifies_one_service() -> None:
-    told: dict[object, str] = {}
+    reported: dict[object, str] = {}
     for each in SHIPPED.values():
         signs = [
             *each.ports,
@@ -265,7 +265,7 @@ def test_traffic_identifies_one_service() -> None:
             *((first.port, first.at, first.bounds) for first in each.traffic.first),
         ]
         for sign in (*signs, each.name, *each.known_as):
-            assert told.setdefault(sign, each.name) == each.name, sign
+            assert reported.setdefault(sign, each.name) == each.name, sign
 
 
 @pytest.mark.parametrize("each", SHIPPED.values(), ids=lambda each: str(each.name))

@@ -16,6 +16,8 @@ from appliance.plan.services.nodes import (
     Inside,
     NetworkProbe,
     NodeState,
+    add_probes,
+    choose_silent,
     choose_targets,
     expect_nodes,
     find_stopped,
@@ -69,8 +71,42 @@ def test_the_warning_names_nodes_and_the_reason() -> None:
     inside = read_inside("".join([*lines, line("n4", "idle"), line("n5", "idle+drain+not_responding")]), "slurm")
     view = view_nodes(inside)
     assert view.count == 5 and [node.name for node in view.silent] == ["n1", "n2", "n3", "n5"]
-    assert "3 of 5 nodes do not respond to slurmctld: n[1-3] (Not responding)" in view.warning("slurmctld")
-    assert view_nodes(read_inside(line("n4", "idle"), "slurm")).warning("slurmctld") == ""
+    assert "3 of 5 nodes do not respond to slurmctld: n[1-3] (Not responding)" in view.warnings("slurmctld")[0][0]
+    assert view_nodes(read_inside(line("n4", "idle"), "slurm")).warnings("slurmctld") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dead", "drained", "fault"),
+    [
+        (450, 1, 0, False),
+        (450, 22, 0, False),
+        (450, 23, 0, True),
+        (40, 2, 1, True),
+        (19, 1, 0, True),
+        (900, 33, 0, True),
+    ],
+)
+def test_a_few_broken_nodes_of_many_are_no_fault(nodes: int, dead: int, drained: int, fault: bool) -> None:
+    """In a cluster of hundreds, one always is: an exit status of 4 would mean nothing."""
+    lines = [line(f"n{number}", "DOWN+NOT_RESPONDING", "Not responding", user="slurm") for number in range(dead)]
+    lines += [line(f"n{number}", "IDLE+DRAIN+NOT_RESPONDING") for number in range(dead, dead + drained)]
+    lines += [line(f"n{number}", "IDLE") for number in range(dead + drained, nodes)]
+    inside = read_inside("".join(lines), "slurm")
+    view = view_nodes(inside)
+    problems, notices = view.warnings("slurmctld")
+    (text,) = problems if fault else notices
+    assert f"{dead} of {nodes} nodes do not respond" in text and len(problems) + len(notices) == 1
+    assert len(choose_silent(inside)) == (0 if fault else dead)
+
+
+def test_a_node_that_accepts_connections_and_does_not_respond_is_a_fault() -> None:
+    """Its key or clock is wrong, which a broken node does not show."""
+    lines = [line(f"n{number}", "DOWN+NOT_RESPONDING", "Not responding", user="slurm") for number in (1, 2)]
+    inside = read_inside("".join([*lines, *(line(f"n{number}", "IDLE") for number in range(3, 100))]), "slurm")
+    probes = [NetworkProbe("n1", ("n1",), 6818, False, "x"), NetworkProbe("n2", ("n2",), 6818, True)]
+    view = add_probes(view_nodes(inside), probes)
+    (problem,), (notice,) = view.warnings("slurmctld")
+    assert ": n2 (Not responding), but accept connections" in problem and ": n1 (Not responding); repair" in notice
 
 
 def test_nodes_that_have_never_registered_are_no_fault() -> None:
@@ -78,7 +114,7 @@ def test_nodes_that_have_never_registered_are_no_fault() -> None:
     lines = [line("n1", "UNKNOWN+NOT_RESPONDING"), line("n2", "UNKNOWN+NOT_RESPONDING"), line("n3", "IDLE")]
     nodes = expect_nodes(read(*lines), 61)
     view = view_nodes(Inside(nodes=nodes))
-    assert view.warning("slurmctld") == ""
+    assert view.warnings("slurmctld") == ([], [])
     assert view.missing("slurmctld") == "2 of 3 nodes have not registered with slurmctld: n[1-2]"
     assert view_nodes(Inside(nodes=nodes[2:])).missing("slurmctld") == ""
     probes = [NetworkProbe("10.2.0.0/16", ("n1", "n2"), 6818, False, "x")]
@@ -90,8 +126,8 @@ def test_all_nodes_may_have_registered_before_the_controllers_start(responding: 
     """It does not keep that of idle ones, and sets them DOWN later. The host may have the wrong VLAN."""
     nodes = read(line("n1", "UNKNOWN+NOT_RESPONDING"), line("n2", "UNKNOWN+NOT_RESPONDING"), *responding)
     early, late = expect_nodes(nodes, KNOWN_S - 1), expect_nodes(nodes, KNOWN_S)
-    assert "2 of " in view_nodes(Inside(nodes=early)).warning("slurmctld")
-    assert view_nodes(Inside(nodes=late)).warning("slurmctld") == ""
+    assert "2 of " in view_nodes(Inside(nodes=early)).warnings("slurmctld")[0][0]
+    assert view_nodes(Inside(nodes=late)).warnings("slurmctld") == ([], [])
     probes = [NetworkProbe("10.0.0.0/16", ("n1", "n2"), 6818, False, "x")]
     unreachable, (problem,) = judge_probes(probes, early, "slurmctld")
     assert unreachable == {"10.0.0.0/16"} and "no node of 10.0.0.0/16 accepts connections" in problem
@@ -121,7 +157,7 @@ def test_nodes_that_answer_and_do_not_register_are_a_fault() -> None:
     ],
 )
 def test_a_view_that_is_not_known(output: str, words: str) -> None:
-    warning = view_nodes(read_inside(output, "slurm")).warning("slurmctld")
+    warning = "".join(view_nodes(read_inside(output, "slurm")).warnings("slurmctld")[0])
     assert re.search(words, warning) and bool(warning) is bool(words)
 
 

@@ -1,4 +1,4 @@
-"""An image of an earlier version of sms, and a host that cannot confine: told before anything is stopped or fenced."""
+"""An image of an earlier version, and a host that cannot confine: a message before anything is stopped or fenced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from appliance.tools.apptainer import Instance
 RUNNING = Instance("sms-lab", 7, "/i.sif")
 
 
-class Told(Silent):
+class Reported(Silent):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -82,10 +82,10 @@ def test_an_image_that_cannot_be_read_would_be_refused() -> None:
 def test_a_stop_warns_before_it_stops(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, keep_lease: bool, runs: bool, warned: int
 ) -> None:
-    told = Told()
+    reported = Reported()
 
     def take_down(*_: Any) -> bool:
-        assert len(told.lines) == warned
+        assert len(reported.lines) == warned
         raise InterruptedError("the stop begins")
 
     monkeypatch.setattr(stop, "check_programs", lambda *_: None)
@@ -95,8 +95,8 @@ def test_a_stop_warns_before_it_stops(
     monkeypatch.setattr(stop, "Leases", lambda *_: SimpleNamespace(query=lambda: None))
     monkeypatch.setattr(stop, "take_down", take_down)
     with pytest.raises(InterruptedError):
-        stop.stop(cluster, host({"sms.key": "k"}), told, keep_lease=keep_lease)
-    assert [line for line in told.lines if "`sms build` now" in line and "is refused" in line] == told.lines
+        stop.stop(cluster, host({"sms.key": "k"}), reported, keep_lease=keep_lease)
+    assert [line for line in reported.lines if "`sms build` now" in line and "is refused" in line] == reported.lines
 
 
 def no_seccomp(*_: Any) -> Any:
@@ -106,11 +106,11 @@ def no_seccomp(*_: Any) -> Any:
 def test_a_failover_tries_the_confinement_before_it_fences(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the failed host is off, the overlay replaced, and then the start is refused."""
     me = SimpleNamespace(lease=SimpleNamespace(holder="", cluster_uuid=""))
-    leases = SimpleNamespace(top=3, views={"host-a": me}, me="host-a")
+    leases = SimpleNamespace(top=3, views={"host-a": me}, me="host-a", query=lambda: None, unread={})
     for name, value in {
         "check_programs": None,
         "_learn_identity": None,
-        "query_all_leases": leases,
+        "Leases": leases,
         "read_history": [],
         "find_open_failover": None,
         "_failed_hosts": ("host-b",),

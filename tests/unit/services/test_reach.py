@@ -51,6 +51,17 @@ def test_nodes_that_are_not_installed_yet_are_a_notice(cluster: Cluster) -> None
     assert found.notices == ["1 of 2 nodes have not registered with slurmctld: n1"]
 
 
+def test_a_broken_node_of_many_is_a_notice(cluster: Cluster) -> None:
+    """And the connections show which of those that do not respond are not just broken."""
+    others = tuple(replace(GONE, name=f"n{n}", address=f"10.0.1.{n}", state="idle", silent=False) for n in range(3, 90))
+    host = Fake({("nsenter",): (0, "1 0 \n2 0 \n3 0 \n4 124 \n5 0 \n")}, name="host-a")
+    found = inspect_reach(cluster, host, 7, BROKEN, inside(GONE, replace(GONE, name="n2"), *others))
+    assert found.nodes and [node.accepts for node in found.nodes.silent] == [False, True]
+    assert "n2 (Not responding), but accept connections" in found.problems[1] and len(found.problems) == 2
+    assert len(found.notices) == 1 and "1 of 89 nodes do not respond to slurmctld: n1 " in found.notices[0]
+    assert [(probe.network, probe.ok) for probe in found.probes] == [("no route", True)]
+
+
 def test_names_are_resolved_in_the_container(cluster: Cluster) -> None:
     host = Fake({("nsenter",): (0, "1 0 \n"), ("apptainer",): (0, "1 0 \n")}, name="host-a")
     one = inspect_reach(cluster, host, 7, BROKEN, inside(replace(GONE, silent=False, state="idle")))

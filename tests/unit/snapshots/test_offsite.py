@@ -163,8 +163,8 @@ def test_damage_is_reported_by_the_line_that_names_it(lines: list[str], said: st
     assert error.message == said
     command, _, then = error.hint.partition("; then: ")
     assert then == "sms overlay push --all-missing --to borg"
-    told = dict(word.split("=", 1) for word in shlex.split(command)[:3])
-    assert told == {name: FAR.environment()[name] for name in ("BORG_PASSCOMMAND", "BORG_BASE_DIR", "BORG_RSH")}
+    reported = dict(word.split("=", 1) for word in shlex.split(command)[:3])
+    assert reported == {name: FAR.environment()[name] for name in ("BORG_PASSCOMMAND", "BORG_BASE_DIR", "BORG_RSH")}
     assert shlex.split(command)[3:] == ["borg", "check", "--repair", FAR.url]
 
 

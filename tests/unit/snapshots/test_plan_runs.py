@@ -124,7 +124,7 @@ def test_a_record_of_version_519381b_is_read() -> None:
     text = (json.dumps(written, indent=1) + "\n").encode()
     record = read_run(text)
     assert record and (record.started, record.notes, record.put_off, record.generation) == (T, ("n",), 2, 3)
-    assert json.loads(to_json(record)) == {**written, "push_waits_since": None}
+    assert json.loads(to_json(record)) == {**written, "push_waits_since": None, "foreign": []}
 
 
 def test_drills_are_reported_as_runs_are() -> None:

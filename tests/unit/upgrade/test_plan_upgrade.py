@@ -71,7 +71,7 @@ def test_jobs_that_have_ended_according_to_the_log() -> None:
     [
         ("RUNNING", "RUNNING", ""),
         ("RUNNING", "COMPLETED", ""),
-        ("RUNNING", "FAILED", ""),  # it ended by itself
+        ("RUNNING", "FAILED", ""),  # it ended on its own
         ("RUNNING", "TIMEOUT", ""),
         ("RUNNING", None, "is now unknown"),
         ("RUNNING", "PENDING", "was RUNNING and is now PENDING"),

@@ -161,9 +161,9 @@ def test_files_of_the_hosts() -> None:
     assert "sshd" not in files["lab/supervisord.conf"].data.decode()
     assert "10.1.0.1 services\n" in files["etc/hosts"].data.decode()
     assert files["etc/munge/munge.key"] == render.File(b"key", 0o400)
-    told = render.host_files(layout, hosts[OUTSIDE], render.Keys(b"", b"", {}), sms="/sms")
-    assert 'port="1514"' in told["etc/rsyslog.conf"].data.decode()
-    assert "587 inet" in told["lab/setup.sh"].data.decode()
+    reported = render.host_files(layout, hosts[OUTSIDE], render.Keys(b"", b"", {}), sms="/sms")
+    assert 'port="1514"' in reported["etc/rsyslog.conf"].data.decode()
+    assert "587 inet" in reported["lab/setup.sh"].data.decode()
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ def test_a_hosts_file_is_read() -> None:
 
 
 def test_jobs_that_the_state_must_have() -> None:
-    told = "job.7 100.5\njob.12 50\njob.13 195\njob.x 10\n"
-    assert read_jobs(told, 200.0) == [7, 12], "13 came 5 s before the state was copied"
+    reported = "job.7 100.5\njob.12 50\njob.13 195\njob.x 10\n"
+    assert read_jobs(reported, 200.0) == [7, 12], "13 came 5 s before the state was copied"
 
 
 def test_the_jobs_that_a_controller_has_recovered() -> None:

@@ -156,7 +156,7 @@ def test_only_the_newest_certificate_is_accepted(provd: Provd, machine: Machine)
 
 
 def test_another_certificate_with_the_same_name_and_serial_is_refused(provd: Provd, machine: Machine) -> None:
-    """Whoever has the issuer's key can sign anything; what this service has not issued is not accepted."""
+    """A holder of the issuer's key can sign anything; what this service has not issued is not accepted."""
     forged = {**machine.headers, "X-SMS-Fingerprint": "ab" * 20}
     assert machine.pull(headers=forged)[0] == 403
     assert machine.pull(headers={**machine.headers, "X-SMS-Fingerprint": ""})[0] == 403

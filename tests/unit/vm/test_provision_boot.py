@@ -153,7 +153,7 @@ def test_a_profile_s_image(provd: Provd) -> None:
 
 
 def test_over_https_a_boot_stays_there(provd: Provd) -> None:
-    """For an iPXE that verifies the server; the initramfs verifies the root by itself."""
+    """For an iPXE that verifies the server; the initramfs verifies the root itself."""
     provd.world.images = Images()
     write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
     over = {"X-SMS-Scheme": "https", "X-SMS-Verify": "NONE"}

@@ -35,6 +35,7 @@ from appliance.tools.qemu import Run, end_machine, find_machine, launch
 from appliance.tools.qmp import Channel, NotResponding, open_qmp
 from appliance.tools.sealed import seal
 from tests.sites import make_site
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the second host has mounts of its own")
 OLD, HOLDER = Holder("source", 1), Holder("target", 2)
@@ -137,10 +138,7 @@ def pair(tmp_path: Path, need: Callable[[str], str], request: pytest.FixtureRequ
         try:
             getattr(request, "param", start)(found.source, where, disk)
             start(found.target, where, disk, "-S", "-incoming", "defer")
-            for _ in range(100):
-                if found.counts(found.source)[-1]:
-                    break
-                time.sleep(0.1)
+            wait_until(lambda: found.counts(found.source)[-1], "the last page is counted", timeout_s=10)
             yield found
         finally:
             for host in (found.source, found.target):
@@ -268,7 +266,7 @@ class Interrupted(Handover):
 
 @pytest.mark.parametrize("kind", [Unwritable, Interrupted])
 def test_a_source_whose_memory_has_gone_goes_on(pair: Pair, kind: type[Handover]) -> None:
-    """The target has everything, but was not told to run: it is ended, and the record is as before."""
+    """The target has everything, but was not requested to run: it is ended, and the record is as before."""
     handover = kind(pair.source, pair.target, pair.where, HOLDER)
     error = interrupt(pair, Steps(), handover, pair.undo())
     assert isinstance(error, KeyboardInterrupt if kind is Interrupted else RolledBack)
@@ -340,10 +338,7 @@ def test_a_source_whose_sms_was_killed_goes_on(pair: Pair, monkeypatch: pytest.M
         )
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    for _ in range(100):
-        if pair.status(pair.source) == "running":
-            break
-        time.sleep(0.2)
+    wait_until(lambda: pair.status(pair.source) == "running", "the source runs", timeout_s=20)
     assert pair.counts_on(pair.source)
     assert find_machine(pair.target, str(pair.where.pid), "t-live") is None or pair.status(pair.target) != "running"
 
@@ -363,16 +358,10 @@ def test_a_source_whose_sms_was_killed_before_the_transfer_goes_on(pair: Pair, m
         move_memory(pair.source, pair.target, pair.where, Steps(), pair.handover())
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    for _ in range(50):
-        if pair.status(pair.source) == "running":
-            break
-        time.sleep(0.2)
+    wait_until(lambda: pair.status(pair.source) == "running", "the source runs", timeout_s=10)
     assert pair.counts_on(pair.source)
-    for _ in range(50):  # it got no memory
-        if not find_machine(pair.target, str(pair.where.pid), "t-live"):
-            break
-        time.sleep(0.2)
-    assert find_machine(pair.target, str(pair.where.pid), "t-live") is None
+    # It got no memory.
+    wait_until(lambda: not find_machine(pair.target, str(pair.where.pid), "t-live"), "the target ends", timeout_s=10)
 
 
 def test_a_pause_without_kvm_is_limited(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

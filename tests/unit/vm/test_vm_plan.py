@@ -47,6 +47,7 @@ from appliance.plan.vm.vm import (
     VmPlaces,
     cards,
     choose_accel,
+    find_account,
     network_units,
     provision_document,
     qemu_machine,
@@ -126,6 +127,15 @@ def test_kvm_is_used_if_it_works(modules: list[str], device: bool, accel: str, w
     found = choose_accel(modules, device)
     assert found[0] == accel
     assert why in found[1]
+
+
+def test_each_cluster_of_a_host_has_an_account_for_its_machine(tmp_path: Path) -> None:
+    """One QEMU must not open the files that another one has open, in /proc, nor stop it."""
+    site = make_site(tmp_path)
+    others = [site.model_copy(update={"cluster": name}) for name in ("b", "a" * 31, "a" * 30)]
+    accounts = [find_account(one) for one in (site, *others)]
+    assert len(set(accounts)) == 4 and accounts[0] == find_account(make_site(tmp_path))
+    assert all(re.fullmatch(r"[a-z][a-z0-9-]{0,31}", one) for one in accounts)
 
 
 def test_cards_and_their_networks(tmp_path: Path) -> None:

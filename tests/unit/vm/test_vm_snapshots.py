@@ -183,11 +183,11 @@ def test_snapshots_of_another_cluster_of_this_name(cluster: Cluster, monkeypatch
     assert find_snapshot(cluster, HOST, "latest").name == "s2"
     with pytest.raises(Refused, match=f"snapshot s3 of the VM is not of this cluster, but of cluster {U2}"):
         find_snapshot(cluster, HOST, "s3")
-    told: list[str] = []
-    monkeypatch.setattr(Silent, "report", lambda _, text: told.append(text))
+    reported: list[str] = []
+    monkeypatch.setattr(Silent, "report", lambda _, text: reported.append(text))
     assert [one.name for one in prune_snapshots(cluster, HOST, Silent(), keep=1)] == ["old", "s0"]
     assert names(cluster) == ["s1", "s2", "s3"]
-    assert told == [f"note: 2 snapshots of the VM on a are of cluster {U2}: not touched"]
+    assert reported == [f"note: 2 snapshots of the VM on a are of cluster {U2}: not touched"]
 
 
 def test_the_record_of_the_disks_has_the_uuid_of_the_lease(cluster: Cluster) -> None:

@@ -169,9 +169,9 @@ def test_qemu_gets_files_that_it_cannot_open(machine: Path) -> None:
 
 def test_an_account_is_created_once() -> None:
     host = Fake({("id",): (1, ""), ("useradd",): (0, "")})
-    assert create_user(host, "sms-x")
+    assert create_user(host, "sms-x", "x")
     assert [argv[-1] for argv in host.asked if argv[0] == "useradd"] == ["sms-x"]
-    assert not create_user(Local(), "nobody")
+    assert not create_user(Local(), "nobody", "x")
 
 
 def test_qmp_commands_and_errors(machine: Path) -> None:

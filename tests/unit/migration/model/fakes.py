@@ -112,6 +112,9 @@ class FakeHost:
             return SimpleNamespace(stdout=effect("query", self.name, bool(argv[argv.index("query") + 2])))
         if "query-overlay" in argv:
             return SimpleNamespace(stdout=effect("query_overlay", self.name))
+        if argv[:2] == ("stat", "-L"):
+            inode = effect("exists", self.name, split(argv[-1])[1])
+            return SimpleNamespace(status=0 if inode else 1, text=str(inode))
         if argv[0] == "stop-instance":
             effect("stop_instance", self.name)
         elif argv[0] == "true":
@@ -211,7 +214,8 @@ def note(cluster: Any, host: FakeHost, verb: str, event: str, **facts: Any) -> N
     if event in RUN_EVENTS:
         effect("note", host.name, None)
     elif verb == "failover" and event in ("begun", "restored"):
-        kept = {key: facts[key] for key in ("old", "shared", "snapshot", "generation", "taken") if key in facts}
+        keys = ("old", "shared", "snapshot", "generation", "taken", "overlay")
+        kept = {key: facts[key] for key in keys if key in facts}
         effect("note", host.name, (("verb", verb), ("event", event), *sorted(kept.items())))
 
 

@@ -75,9 +75,9 @@ def run_create(name: str) -> str:
     return run_verb(lambda: create.create(make_cluster(), FakeHost(name), Steps()) and "")  # type: ignore[arg-type]
 
 
-def run_failover(name: str, by_hand: bool) -> str:
-    """`sms failover`; ``by_hand``: with --i-have-fenced."""
-    options = failover.FailoverOptions(fenced=by_hand, shared=SHARED[0])
+def run_failover(name: str, by_hand: bool, snapshot: str = "") -> str:
+    """`sms failover`; ``by_hand``: with --i-have-fenced; ``snapshot``: from this one, whatever else there is."""
+    options = failover.FailoverOptions(fenced=by_hand, shared=SHARED[0], snapshot=snapshot)
     return run_verb(lambda: failover.failover(make_cluster(), FakeHost(name), options, Steps()) and "")  # type: ignore[arg-type]
 
 
@@ -393,6 +393,14 @@ def _take_lease(real: Any) -> Any:
     return take
 
 
+def _find_restored(cluster: Any, host: Any, **known: Any) -> Any:
+    """Find an interrupted failover. A start that finds one reports the loss, as the failover would have done."""
+    found = unfinished.find_restored(cluster, host, **known)
+    if found:
+        effect("lost", host.name)
+    return found
+
+
 def _fence_source(migration: Any) -> None:
     effect("takes_over")
     if FENCED[0]:
@@ -458,12 +466,13 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         for module in (start, stop, guard, overlay, inspection, unfinished, create):
             put(module, find_instance=fakes.find_instance)
         put(lease, agent=TOOLS, instance_name=lambda site: "sms")
-        put(unfinished, agent=TOOLS)
+        put(unfinished, agent=TOOLS, time=CLOCK, note=fakes.note, read_history=_read_history)
         put(start, image_of_unfinished=lambda *_: None, check_bridges=nothing, _verify_image=_verify_image)
         put(start, open_mirror=nothing, ready_overlay=_ready_overlay, _wait_for_services=_probe_start)
         put(start, _start_instance=lambda cluster, host, *_: effect("start_instance", host.name, True, 0))
         put(start, record_start=nothing, install_unit=nothing, _take_lease=_take_lease(real_take))
         put(start, start_guard=lambda cluster, host, progress: effect("start_guard", host.name))
+        put(start, find_restored=_find_restored)
         put(start, read_note=nothing, trust=lambda *_: IMAGE, running_mark=nothing, overlay_mark=nothing)
         put(start, archive_for=nothing, check_confinement=nothing, is_confined=lambda *_: True)
         put(stop, stop_guard=lambda cluster, host: effect("stop_guard", host.name), close_mirror=nothing)

@@ -19,7 +19,7 @@ from tests.unit.migration.model.world import Fields, World, host_of, other
 
 FUSED = {
     *("send", "reply", "find_instance", "exists", "in_use", "stale", "clock", "contents"),
-    *("history", "snapshots", "brief", "now", "taken", "takes_over", "ended", "close"),
+    *("history", "snapshots", "brief", "now", "taken", "lost", "takes_over", "ended", "close"),
     *("read_mark", "unlock", "services", "settle"),
 }
 """Effects that happen together with the one before them. They read what only the holder of the host's lock changes, or
@@ -227,6 +227,8 @@ class Scenario:
                 yield self.begin(fields, role, verb, "migrate", name)
             elif word == "failover":
                 yield self.begin(fields, role, verb, "failover", name, False)
+            elif word == "by-snapshot":
+                yield self.begin(fields, role, verb, "failover", name, False, "latest")
             elif word == "by-hand" and not host_of(state, other(name))[w.UP]:
                 yield self.begin(fields, role, verb, "failover", name, True)
             elif word == "lie" and host_of(state, other(name))[w.UP]:

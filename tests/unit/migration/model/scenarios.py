@@ -17,6 +17,8 @@ WRITTEN = (0, 1)
 BLIND = w.BLIND_A | w.BLIND_B
 SNAPSHOT = (1, 5, 1, 11.0, "a", WRITTEN)
 """A snapshot of host a: number, generation, sequence number, time, host that took it, contents."""
+OLDER = (1, 5, 1, 11.0, "b", (0, 0))
+"""A snapshot of host b, from before that write."""
 MOVED = (("moved", (0, 0), 9),)
 """What a migration leaves on its source."""
 
@@ -43,6 +45,12 @@ def stopped(**more: Any) -> dict[str, Any]:
     """Return both hosts after a stop on a; ``more``: fields of host b."""
     host_a = {"lease": lease(None, "a", last="a"), "files": (mark(5), ("img", WRITTEN, 1))}
     return {"host_a": host_a, "host_b": {"lease": lease(None, "b", last="a"), **more}}
+
+
+def released_last() -> dict[str, Any]:
+    """Return both hosts after a stop on b, which has a snapshot that is older than its overlay."""
+    own = {"lease": lease(None, "b", last="b"), "files": (mark(5), ("img", WRITTEN, 1)), "store": (OLDER,)}
+    return {"host_a": {"lease": lease(None, "a", last="b")}, "host_b": own}
 
 
 def returned() -> dict[str, Any]:
@@ -103,6 +111,12 @@ SCENARIOS = [
         **stopped(store=(SNAPSHOT,)),
         verbs={"failover b": 1, "start b": 1},
         faults={"crash": 1, "kill": 1},
+    ),
+    Scenario(
+        "start after a failover that was killed, on the host that released the lease last",
+        **released_last(),
+        verbs={"by-snapshot b": 2, "start b": 2},
+        faults={"crash": 2, "kill": 1, "write": 1, "fail": 1},
     ),
     Scenario(
         "snapshots and clocks",

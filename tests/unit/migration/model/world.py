@@ -379,6 +379,13 @@ class World:
             fields[CURRENT] = found[1]
         return None
 
+    def do_lost(self, fields: Fields, role: int, name: str) -> Any:
+        """It is reported what was lost: all but what is in the overlay."""
+        found = overlay(host_of(fields, self.folder(name))[FILES], "img")
+        if found:
+            fields[CURRENT] = found[1]
+        return None
+
     def do_takes_over(self, fields: Fields, role: int) -> Any:
         fields[NOTES] |= TAKEN_OVER
         return None

@@ -1,0 +1,178 @@
+"""Several clusters of one name in a Borg repository, and on a standby host."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from appliance.config.model import BorgRepository
+from appliance.errors import Refused
+from appliance.operations.context import Cluster
+from appliance.operations.snapshots import pull as pulls
+from appliance.operations.snapshots import push as pushes
+from appliance.operations.snapshots.list import list_snapshots
+from appliance.operations.snapshots.pull import list_remote, pull
+from appliance.operations.snapshots.push import PushOptions, push
+from appliance.operations.snapshots.repository import prune_repository
+from appliance.operations.snapshots.transfer import Sent
+from appliance.plan.snapshots import offsite
+from appliance.progress import Silent
+from appliance.tools import borg
+from tests import stores
+from tests.pairs import Pair
+from tests.unit.snapshots.clusters import MANIFEST, U1, U2, Reported, add, lease_path, name, start_on, store_of, uuid_in
+from tests.unit.snapshots.conftest import START, Clock
+
+
+class Repository:
+    """A Borg repository: archives, each with its comment."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.archives: dict[str, str] = {}
+        self.globs: list[str] = []
+        monkeypatch.setattr(borg, "check_ready", lambda *_: None)
+        monkeypatch.setattr(borg, "list_archives", self.list)
+        monkeypatch.setattr(borg, "remove", self.remove)
+        monkeypatch.setattr(pushes.Offsite, "lock_repository", lambda *_: None)
+        monkeypatch.setattr(pushes.Offsite, "push", self.push)
+        monkeypatch.setattr(pulls.Offsite, "pull", lambda _, one, __: Sent(str(one["number"]), False, 0))
+        monkeypatch.setattr(pulls, "lock_host", lambda *_: nullcontext())
+
+    def list(self, _: object, __: object, glob: str) -> list[borg.Archive]:
+        there = self.archives.items()
+        return [borg.Archive(name, 0.0, comment) for name, comment in there if fnmatch.fnmatchcase(name, glob)]
+
+    def remove(self, _: object, __: object, glob: str, names: list[str]) -> None:
+        self.globs.append(glob)
+        for each in names:
+            del self.archives[each]
+
+    def push(self, one: dict[str, Any], *_: object) -> Sent:
+        self.archives[offsite.archive_name(one)] = offsite.comment(one).format()
+        return Sent(offsite.archive_name(one), False, 0)
+
+
+def cluster_in(archive: str) -> str:
+    """Return the UUID of the cluster in an archive's name."""
+    return archive[-36:] if archive.count("-") > 10 else ""
+
+
+def with_borg(pair: Pair) -> Pair:
+    site = pair.cluster.site
+    settings = BorgRepository.model_construct(repository="/r", passphrase="/p", ssh_key=None, known_hosts=None)
+    snapshots = site.snapshots.model_copy(update={"borg": settings, "standby": ()})
+    update = {
+        "snapshots": snapshots,
+        "retention": site.retention.model_copy(update={"last": 1, "hourly": 0, "daily": 0}),
+    }
+    pair.cluster = Cluster(site.model_copy(update=update), pair.cluster.services, pair.cluster.base)
+    return pair
+
+
+def test_two_clusters_of_one_name_in_one_repository(
+    make_pair: Callable[[], Pair], monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """Pushes and prunes of both, in turn; one has adopted archives of an earlier version, and the higher generation."""
+    one, other, repository = with_borg(make_pair()), with_borg(make_pair()), Repository(monkeypatch)
+    name(one, "", generation=40)
+    add(one, 2, generation=40, taken=START - 86400)
+    work = PushOptions(all_missing=True, prune=True)
+    push(one.cluster, one.hosts["host-a"], work, ["borg"], Silent())
+    assert start_on(one) == 41 and start_on(other) == 1
+    uuids = [uuid_in(lease_path(pair)) for pair in (one, other)]
+    reported = Reported()
+    for turn in range(4):
+        for pair, own in zip((one, other), (("", uuids[0]), (uuids[1],)), strict=True):
+            add(pair, 2, taken=START + turn * 60)
+            foreign = {found for found in repository.archives if cluster_in(found) not in own}
+            done = push(pair.cluster, pair.hosts["host-a"], work, ["borg"], reported)
+            assert not [found for found in done if found.error]
+            assert foreign <= set(repository.archives), "one cluster has removed the archives of the other"
+    assert any(uuids[1] in text for text in reported.notes) and any(uuids[0] in text for text in reported.notes)
+    assert all(glob.endswith(tuple(uuids)) for glob in repository.globs[1:]), "checkpoints of the own cluster only"
+    for pair, own in zip((one, other), uuids, strict=True):
+        identity = list_snapshots(pair.cluster, pair.hosts["host-a"]).identity
+        remote = list_remote(pair.cluster, pair.hosts["host-a"], "borg", identity)
+        assert {found.get("cluster_uuid") or "" for found in remote.snapshots} <= {own, ""}
+        newest = pull(pair.cluster, pair.hosts["host-a"], "borg", "latest", Silent(), dry_run=True).snapshot
+        assert newest == stores.numbers(store_of(pair))[-1]
+        foreign = offsite.archive_name(remote.foreign[-1])
+        with pytest.raises(Refused, match=remote.foreign[-1].get("cluster_uuid") or "without a UUID"):
+            pull(pair.cluster, pair.hosts["host-a"], "borg", foreign, Silent())
+
+
+def test_a_cluster_without_a_uuid_removes_only_archives_of_its_hosts(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was upgraded while one admin host is off; another cluster of its name has not been upgraded."""
+    repository = Repository(monkeypatch)
+    with_borg(pair)
+    name(pair, "", generation=3)
+    for number in range(1, 7):
+        host = "host-a" if number % 2 else "host-x"
+        found = {**MANIFEST, "cluster": pair.cluster.site.cluster, "number": number, "host": host, "uuid": str(uuid4())}
+        found |= {"taken": START - 86400 * 900 + number, "sequence": number}
+        repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
+    foreign = {text for text in repository.archives if int(text.split("-")[-6]) % 2 == 0}
+    monkeypatch.setattr(borg, "compact", lambda *_: True)
+    reported = Reported()
+    done = prune_repository(pair.cluster, pair.hosts["host-a"], reported)
+    assert done.removed and foreign <= set(repository.archives) and not foreign & {*done.kept, *done.removed}
+    assert any("3 snapshots of a cluster without a UUID (taken on host-x)" in text for text in reported.notes)
+    add(pair, 2, generation=3, taken=START)
+    push(pair.cluster, pair.hosts["host-a"], PushOptions(all_missing=True, prune=True), ["borg"], Silent())
+    assert foreign <= set(repository.archives)
+
+
+def test_the_machine_that_prunes_is_given_the_uuid(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not an admin host and has no lease; two clusters push to the repository."""
+    repository = Repository(monkeypatch)
+    with_borg(pair)
+    for number in range(1, 7):
+        found = {**MANIFEST, "cluster": pair.cluster.site.cluster, "number": number, "uuid": str(uuid4())}
+        found |= {"cluster_uuid": (U1, U2)[number % 2], "taken": START - 86400 * 900 + number, "sequence": number}
+        repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
+    foreign = {text for text in repository.archives if cluster_in(text) == U2}
+    monkeypatch.setattr(borg, "compact", lambda *_: True)
+    with pytest.raises(Refused, match=f"{U1} and cluster {U2} .*which cluster is this one") as caught:
+        prune_repository(pair.cluster, pair.hosts["host-a"], Silent())
+    assert "--uuid UUID" in caught.value.hint
+    with pytest.raises(Refused, match=f"{U1} and cluster {U2} .*begins with 3333"):
+        prune_repository(pair.cluster, pair.hosts["host-a"], Silent(), cluster_uuid="3333")
+    done = prune_repository(pair.cluster, pair.hosts["host-a"], Silent(), cluster_uuid=U1[:4])
+    assert done.removed and {cluster_in(one) for one in (*done.kept, *done.removed)} == {U1}
+    assert foreign <= set(repository.archives)
+    name(pair, U1)
+    with pytest.raises(Refused, match=f"prunes the archives of cluster {U1}, not of 2222"):
+        prune_repository(pair.cluster, pair.hosts["host-a"], Silent(), cluster_uuid="2222")
+
+
+def test_a_new_host_pulls_the_only_cluster_of_a_repository(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Repository(monkeypatch)
+    with_borg(pair)
+    lease_path(pair).parent.mkdir(parents=True)
+    for number, uuid in ((1, ""), (2, U1)):
+        found = {**MANIFEST, "cluster": pair.cluster.site.cluster, "number": number, "generation": number}
+        found |= {"cluster_uuid": uuid} if uuid else {}
+        repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
+    assert pull(pair.cluster, pair.hosts["host-a"], "borg", "latest", Silent()).number == 2
+    assert uuid_in(lease_path(pair)) == U1
+    lease_path(pair).unlink()
+    found |= {"cluster_uuid": U2, "number": 3}
+    repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
+    with pytest.raises(Refused, match="not of this cluster"):
+        pull(pair.cluster, pair.hosts["host-a"], "borg", "latest", Silent())
+
+
+def test_a_standby_host_of_another_cluster_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    name(pair, U1, on=("host-a",))
+    name(pair, U2, on=("host-b",))
+    add(pair)
+    monkeypatch.setattr(Cluster, "host", lambda _, name: pair.hosts[name])
+    (done,) = push(pair.cluster, pair.hosts["host-a"], PushOptions(), ["host-b"], Silent())
+    assert U2 in done.error and done.status == 3 and stores.numbers(store_of(pair, "host-b")) == []
