@@ -9,6 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+FULL = "`df -h` and `df -i` show the full file system: free space there, then run it again"
+DISK_HINTS = {
+    "no space left on device": FULL,
+    "resulted in short write": FULL,  # e2fsprogs
+    "disk quota exceeded": "the quota of that file system is used up: free space there, then run it again",
+    "input/output error": "is a disk failing? `dmesg` shows it; what was there before is unchanged",
+}
+"""By the text of an error of the system, in lower case, what to do about it."""
+
+
+def disk_hint(text: str) -> str:
+    """Return what to do about an error of a disk that a text names; empty if it names none."""
+    return next((hint for words, hint in DISK_HINTS.items() if words in text.lower()), "")
+
 
 class SmsError(Exception):
     """The operation failed. ``message`` says what is wrong, ``hint`` what to do about it."""

@@ -531,8 +531,8 @@ def disk_error(error: OSError, path: str) -> Problem:
         return Problem(
             "the file system of %s is full" % path, "`sms overlay prune` makes room; no committed snapshot is lost"
         )
-    hint = IMMUTABLE_HINT if error.errno == errno.EPERM else ""
-    return Problem("%s: %s" % (path, (error.strerror or str(error)).lower()), hint)
+    hints = {errno.EPERM: IMMUTABLE_HINT, errno.EIO: "is a disk failing? `dmesg` shows it"}
+    return Problem("%s: %s" % (path, (error.strerror or str(error)).lower()), hints.get(error.errno or 0, ""))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 from appliance import __version__
 from appliance.cli.common import standard_output
 from appliance.cli.edge import guard_standard_streams
-from appliance.errors import SmsError
+from appliance.errors import SmsError, disk_hint
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "classification": ("classify.classify",),
@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         _discard_output()
-        _show(SmsError(_os_error_text(error)))
+        _show(SmsError(_os_error_text(error), hint=disk_hint(error.strerror or "")))
         return 1
     return status
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from appliance.errors import SmsError
+from appliance.errors import SmsError, disk_hint
 from appliance.shared.files import ALWAYS
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class CommandError(SmsError):
         if len(command) > 300:
             command = command[:300] + " ..."
         message = f"{result.host}: `{command}` ended with status {result.status}"
-        super().__init__("\n    ".join([message, *output]), hint=hint)
+        super().__init__("\n    ".join([message, *output]), hint=hint or disk_hint(" ".join(output)))
 
 
 class CommandTimeout(CommandError):

@@ -26,7 +26,7 @@ from appliance.plan.migration.lease import (
     take,
 )
 from appliance.shared.lease import BUSY, LOST_RACE, SAME, WRITTEN, Lease, SwapLease, digest
-from appliance.tools import agent
+from appliance.tools import agent, files
 
 QUERY = """\
 runs=0
@@ -394,7 +394,7 @@ def hold_lease_still(host: Host, cluster: Cluster, *, fenced: Collection[str] = 
         Refused: another run has it locked, or another host holds it.
     """
     busy = f"another run is at work on the overlay of {cluster.site.cluster}"
-    host.run("mkdir", "-p", "-m", "0700", str(cluster.places.lease.parent))
+    files.make_folders(host, str(cluster.places.lease.parent))
     with only_one(host, f"{cluster.places.lease}.lock", busy):
         yield check_lease(host, cluster, fenced=fenced)
 

@@ -17,7 +17,7 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-from appliance.errors import Busy, ConfigError, Refused, SmsError
+from appliance.errors import Busy, ConfigError, Refused, SmsError, disk_hint
 from appliance.host.base import CommandError, CommandTimeout, Host, OnLine, Result, check_written, write_argv
 from appliance.host.stream import LineReader, Stream
 from appliance.progress import Progress, Silent, Step
@@ -168,7 +168,7 @@ def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:
         fields = {"kind": type(request).__name__, "of": asdict(request)}
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise SmsError(f"{host.name}: {error.filename or request.path}: {why}") from error
+        raise SmsError(f"{host.name}: {error.filename or request.path}: {why}", hint=disk_hint(why)) from error
     return _run(host, "perform", fields, time_left)["reply"]
 
 
@@ -358,7 +358,7 @@ class MessageReader:
         if self.problem:
             problem = self.problem
             kind = Busy if problem.get("busy") else KINDS.get(problem["status"], SmsError)
-            raise kind(f"{result.host}: {problem['message']}", hint=problem["hint"])
+            raise kind(f"{result.host}: {problem['message']}", hint=problem["hint"] or disk_hint(problem["message"]))
         if self.result is None or result.status:
             raise AgentEnded(result)
         return self.result

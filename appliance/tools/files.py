@@ -25,6 +25,14 @@ def place(host: Host, source: str, target: str, *, replace: bool = True) -> None
     rename(host, source, target, replace=replace)
 
 
+def make_folders(host: Host, *paths: str) -> None:
+    """Create missing folders and those above them, readable only by root; new ones are on the disk afterwards."""
+    made = host.run("mkdir", "-pvm", "0700", "--", *paths).text
+    if made:
+        above = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
+        host.run("sync", *sorted(above), timeout=SYNC_S)
+
+
 def link(host: Host, path: str, target: str) -> None:
     """Replace ``path`` atomically by a symbolic link to ``target``."""
     host.run("ln", "-sfn", "--", target, f"{path}.new")

@@ -18,6 +18,8 @@ import smslink
 
 TLS = "/etc/sms/tls"
 NODE_TLS = "/run/sms/tls"
+PAIR = "pair.pem"
+"""The key and its certificate; key.pem and cert.pem are links to it."""
 PATH = "/sms/v1/enrol"
 SCRIPT = "/boot/v1/bootscript?mac="
 
@@ -26,27 +28,20 @@ def say(text):
     print("sms-enroll: " + text, flush=True)
 
 
-def openssl(*argv):
-    """What openssl prints; RuntimeError with its last words where it fails."""
-    done = subprocess.run(
-        ("openssl",) + argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60
-    )
+def openssl(*argv, given=b""):
+    """What openssl prints; RuntimeError with its last words where it fails. ``given``: its standard input."""
+    done = subprocess.run(("openssl",) + argv, input=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().split("\n")
         raise RuntimeError("openssl %s: %s" % (argv[0], words[-1]))
     return done.stdout
 
 
-def make_request(name, key_file):
-    """A signing request for a new key, which is written to ``key_file``, mode 0600."""
-    old = os.umask(0o077)
-    try:
-        new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", key_file)
-        request = openssl("req", "-new", "-sha256", *new, "-subj", "/OU=node/CN=" + name)
-        os.chmod(key_file, 0o600)
-        return request.decode()
-    finally:
-        os.umask(old)
+def make_request(name):
+    """A new key, and a signing request for it."""
+    key = openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+    request = openssl("req", "-new", "-sha256", "-key", "/dev/stdin", "-subj", "/OU=node/CN=" + name, given=key)
+    return key, request.decode()
 
 
 def addresses_of_ports():
@@ -84,8 +79,8 @@ def enroll(server, name, token, renewing):
     """Get a certificate and put it beside its key. Raises what a Link raises, RuntimeError."""
     folder = smsfiles.at(NODE_TLS)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    new_key = folder + "/.key.new"
-    body = {"csr": make_request(name, new_key)}
+    key, request = make_request(name)
+    body = {"csr": request}
     shown = ()
     if renewing:
         shown = (folder + "/cert.pem", folder + "/key.pem")
@@ -96,18 +91,14 @@ def enroll(server, name, token, renewing):
         answer = json.loads(link.post(PATH, body).decode())
     if answer["name"] != name:
         raise RuntimeError("the certificate is for %r, and this is %s" % (answer["name"], name))
-    beside = folder + "/.cert.new"
-    with open(beside, "w") as stream:
-        os.chmod(beside, 0o600)
-        stream.write(answer["certificate"])
-    # The pair is in place at once, but for a moment in which a client would be refused and ask again.
-    os.rename(new_key, folder + "/key.pem")
-    os.rename(beside, folder + "/cert.pem")
-    smsfiles.replace(NODE_TLS + "/renew", b"%d" % (time.time() + answer["renew_s"]), 0o600, os.getuid(), os.getgid())
-    for file in ("cert.pem", "key.pem"):
-        link = smsfiles.at(TLS) + "/" + file
-        if not os.path.lexists(link):
-            os.symlink(smsfiles.at(NODE_TLS) + "/" + file, link)
+    us = os.getuid(), os.getgid()
+    # Both are in one file, which is replaced at once: a run that was killed leaves no certificate of another key.
+    smsfiles.replace(NODE_TLS + "/" + PAIR, key + answer["certificate"].encode(), 0o600, *us)
+    smsfiles.replace(NODE_TLS + "/renew", b"%d" % (time.time() + answer["renew_s"]), 0o600, *us)
+    for file in ("key.pem", "cert.pem"):
+        for link, target in ((folder, PAIR), (smsfiles.at(TLS), folder + "/" + file)):
+            if not os.path.lexists(link + "/" + file):
+                os.symlink(target, link + "/" + file)
 
 
 def wait_for_certificate(seconds, renewing=False):

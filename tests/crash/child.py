@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -12,13 +13,23 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from appliance.errors import disk_hint
 from tests.crash.recording import RESULT
 from tests.crash.replay import BEGIN
 from tests.crash.workload import Workload
 from tests.crash.workloads import WORKLOADS, WRONG
 
-WAYS = {"once": (0, 0), "for good": (1, 0), "partly": (0, 1)}
-"""How a disk is full: (for_good, partly) of struct control in recorder.c."""
+WAYS = {
+    "once": (0, 0, errno.ENOSPC),
+    "for good": (1, 0, errno.ENOSPC),
+    "partly": (0, 1, errno.ENOSPC),
+    "quota": (1, 0, errno.EDQUOT),
+    "disk": (0, 0, errno.EIO),
+}
+"""How a change fails: (for_good, partly, reason) of struct control in recorder.c."""
+SPARSE = 7
+"""Of the changes that fail for another reason than a full disk, one of so many is tried: the same code handles them."""
+CONTROL = struct.Struct("5l")
 
 
 def main() -> None:
@@ -31,11 +42,11 @@ def main() -> None:
         workload.run(Path(root), lambda text: mark(text.encode()))
         return
     with Path(os.environ["SMS_CRASH_STATE"]).open("r+b") as stream:
-        control = mmap.mmap(stream.fileno(), 32)
+        control = mmap.mmap(stream.fileno(), CONTROL.size)
     for way in WAYS:
         number = 1
         while run_once(workload, Path(root, f"{way[:4].strip()}{number}"), control, number, way):
-            number += 1
+            number += 1 if WAYS[way][-1] == errno.ENOSPC else SPARSE
 
 
 def run_once(workload: Workload, folder: Path, control: mmap.mmap, number: int, way: str) -> bool:
@@ -43,27 +54,28 @@ def run_once(workload: Workload, folder: Path, control: mmap.mmap, number: int, 
     folder.mkdir()
     workload.prepare(folder)
     marks: list[str] = []
-    control[:32] = struct.pack("4l", 0, number, *WAYS[way])
-    error = attempt(workload, folder, marks.append)
-    count = struct.unpack("4l", control[:32])[0]
-    control[:32] = bytes(32)
+    control[: CONTROL.size] = CONTROL.pack(0, number, *WAYS[way])
+    error, hint = attempt(workload, folder, marks.append)
+    count = CONTROL.unpack(control[: CONTROL.size])[0]
+    control[: CONTROL.size] = bytes(CONTROL.size)
     again = ""
     if error and workload.again:
         copy = folder.with_name(folder.name + "-again")
-        shutil.copytree(folder, copy)
-        again = attempt(workload, copy, lambda text: None)
-    result = {"folder": str(folder), "marks": marks, "error": error, "again": again}
+        shutil.copytree(folder, copy, symlinks=True)
+        again = attempt(workload, copy, lambda text: None)[0]
+    result = {"folder": str(folder), "marks": marks, "error": error, "hint": hint, "again": again}
     print(RESULT + json.dumps(result), flush=True)
     return bool(count >= number)
 
 
-def attempt(workload: Workload, folder: Path, mark: Callable[[str], None]) -> str:
-    """Run it; return the class of its exception."""
+def attempt(workload: Workload, folder: Path, mark: Callable[[str], None]) -> tuple[str, str]:
+    """Run it; return the class of its exception, and the hint that the user gets."""
     try:
         workload.run(folder, mark)
     except Exception as error:
-        return type(error).__name__
-    return ""
+        hint = disk_hint(error.strerror or "") if isinstance(error, OSError) else getattr(error, "hint", "")
+        return type(error).__name__, hint
+    return "", ""
 
 
 if __name__ == "__main__":

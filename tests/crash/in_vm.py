@@ -1,4 +1,4 @@
-"""What is written in the provisioning VM, to its disks, and in the container."""
+"""What is written in the provisioning VM."""
 
 from __future__ import annotations
 
@@ -6,29 +6,20 @@ import asyncio
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
-from appliance.host.local import Local
-from appliance.operations.vm import restore as vm_restore
-from appliance.operations.vm import snapshot as vm_snapshot
-from appliance.operations.vm import vm as vm_vm
-from appliance.plan.vm.holder import Holder, read_holder
-from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Silent
 from appliance.provision import tables
 from appliance.provision.blobs import Blobs
+from appliance.provision.certificates import Certificate, Certificates
+from appliance.provision.config import Config
+from appliance.provision.files import Files
 from appliance.provision.images import FILES, Images
 from appliance.provision.model import Component, Inventory
 from appliance.provision.store import Store as Database
 from appliance.provision.sync_tables import TOKENS
 from appliance.provision.tokens import Tokens
-from appliance.shared.records import to_json
 from tests.crash.workload import Mark, Marks, Workload, nothing
-from tests.places import ROOT
 
 # The inventory and its tokens: appliance/provision/store.py
 
@@ -152,138 +143,74 @@ def check_images(root: Path, marks: Marks) -> None:
     assert images_of(root).current("compute")
 
 
-# Files of the site in the container: definitions/runtime/smsfiles.py, smskept.py
+# Master files and certificates of nodes: appliance/provision/files.py, certificates.py
+
+MASTER = {"mode": "0644", "owner": "root", "group": "root"}
 
 
-def kept_of(root: Path) -> tuple[Any, Any]:
-    sys.path.insert(0, str(ROOT / "definitions" / "runtime"))
-    import smskept
-
-    # That of this module: other tests of the same process import programs that have their own.
-    smskept.smsfiles.ROOT = str(root)
-    return smskept.smsfiles, smskept.Kept()
+def files_of(root: Path) -> Files:
+    config = Config("10.0.0.2", 16, state=root)
+    return Files(Database(f"sqlite:///{root}/inventory.db"), config, blobs_of(root))
 
 
-def prepare_kept(root: Path) -> None:
-    (root / "etc").mkdir()
-    (root / "etc" / "motd").write_text("our own")
-    (root / "etc" / "motd").chmod(0o600)
+def run_files(root: Path, mark: Mark) -> None:
+    files = files_of(root)
+    for data in BLOBS:
+        run_blobs(root, lambda text: None)
+        files.put("/etc/motd", {"sha256": digest(data), **MASTER})  # type: ignore[typeddict-item]
+        mark(digest(data))
+    files.roll_back("/etc/motd")
+    mark(digest(BLOBS[0]))
+    files.remove("/etc/motd")
+    mark("")
+    files.store.close()
 
 
-def pull(root: Path, version: bytes) -> None:
-    """As sms-filesync does; without a version the server has the file no longer."""
-    _, kept = kept_of(root)
-    entry = {"path": "/etc/motd", "sha256": digest(version)}
-    if version:
-        kept.apply(entry, version)
-    else:
-        for path in kept.left({}):
-            kept.remove(path)
+def check_files(root: Path, marks: Marks) -> None:
+    files = files_of(root)
+    try:
+        with files.store.read() as connection:
+            now = {master.path: master.sha256 for master in files.masters(connection)}.get("/etc/motd", "")
+        steps = ["", digest(BLOBS[0]), digest(BLOBS[1]), digest(BLOBS[0]), ""]
+        assert now in steps[len(marks) : len(marks) + 2]
+        assert not now or files.blobs.read(now)
+    finally:
+        files.store.close()
 
 
-def run_kept(root: Path, mark: Mark) -> None:
-    for version in (b"one", b"two", b""):
-        pull(root, version)
-        mark(version.decode() or "removed")
+def issued(name: str, replaces: str = "") -> Certificate:
+    return Certificate(name * 40, "01", "uuid", "n1", "10.0.0.1", "02:00:00:00:00:01", 900.0, 5000.0, replaces)
 
 
-def check_kept(root: Path, marks: Marks) -> None:
-    motd = root / "etc" / "motd"
-    assert motd.read_text() in ["our own", "one", "two", "our own"][len(marks) : len(marks) + 2]
-    if len(marks) < 2:
-        pull(root, b"two")
-        assert motd.read_text() == "two"
-    pull(root, b"")
-    assert motd.read_text() == "our own"
+def certificates_of(root: Path) -> Certificates:
+    return Certificates(Database(f"sqlite:///{root}/inventory.db"), clock=lambda: 1000.0)
 
 
-# The VM's disks: appliance/operations/vm/, definitions/scripts/vm-finish-restore
+def run_certificates(root: Path, mark: Mark) -> None:
+    certificates = certificates_of(root)
+    certificates.add(issued("a"))
+    mark("a")
+    certificates.add(issued("b", "a" * 40))
+    mark("b")
+    certificates.record_use(issued("b", "a" * 40))
+    mark("a is refused")
+    certificates.store.close()
 
 
-def vm_of(root: Path) -> tuple[Any, VmPlaces]:
-    site = SimpleNamespace(cluster="c", state=PurePosixPath(root), provisioning=SimpleNamespace(directory=None))
-    where = VmPlaces(site)  # type: ignore[arg-type]
-    return SimpleNamespace(site=site, places=SimpleNamespace(history=root / "history")), where
-
-
-def prepare_vm(root: Path) -> None:
-    _, where = vm_of(root)
-    disks = Path(where.disks)
-    disks.mkdir(parents=True)
-    for name in ("root.qcow2", "state.qcow2", "root.image"):
-        (disks / name).write_bytes(b"old " + name.encode() * 300)
-
-
-def run_vm_snapshot(root: Path, mark: Mark) -> None:
-    cluster, _ = vm_of(root)
-    vm_snapshot.verify_folder = lambda *_: None
-    vm_snapshot.take_locked(cluster, Local(), Silent(), "one", reason="", running=False)
-    mark("one")
-
-
-def check_vm_snapshot(root: Path, marks: Marks) -> None:
-    _, where = vm_of(root)
-    notes = list(Path(where.snapshots).glob("*/snapshot.json"))
-    for note in notes:
-        if not note.parent.name.endswith(".part"):
-            assert json.loads(note.read_text())["verified"]
-            for name in ("root.qcow2", "state.qcow2"):
-                assert (note.parent / name).read_bytes() == b"old " + name.encode() * 300
-    assert set(marks) <= {note.parent.name for note in notes}
-
-
-def prepare_vm_restore(root: Path) -> None:
-    prepare_vm(root)
-    _, where = vm_of(root)
-    folder = Path(where.snapshots, "snap")
-    folder.mkdir(parents=True)
-    for name in ("root.qcow2", "state.qcow2", "root.image"):
-        (folder / name).write_bytes(b"new " + name.encode() * 300)
-
-
-def run_vm_restore(root: Path, mark: Mark) -> None:
-    _, where = vm_of(root)
-    vm_vm.finish_restore(Local(), where)
-    vm_restore._copy(Local(), where, f"{where.snapshots}/snap")
-    mark("copied")
-    vm_restore._exchange(Local(), where, "kept")
-    mark("restored")
-
-
-def check_vm_restore(root: Path, marks: Marks) -> None:
-    """All disks are old or all are new, and the old ones are kept."""
-    _, where = vm_of(root)
-    vm_vm.finish_restore(Local(), where)
-    files = ("root.qcow2", "state.qcow2", "root.image")
-    found = {name: Path(where.disks, name).read_bytes() for name in files}
-    kinds = {data[:3] for data in found.values()}
-    assert len(kinds) == 1 and found == {name: kinds.copy().pop() + b" " + name.encode() * 300 for name in files}
-    if kinds == {b"new"}:
-        assert "copied" in marks
-        for name in files:
-            assert Path(where.snapshots, "kept", name).read_bytes() == b"old " + name.encode() * 300
-    assert kinds == {b"new"} or "restored" not in marks
-
-
-def run_vm_holder(root: Path, mark: Mark) -> None:
-    for generation in (1, 2):
-        Local().write(str(root / "vm" / "holder.json"), to_json(Holder("a", generation)), mode=0o600)
-        mark(str(generation))
-
-
-def check_vm_holder(root: Path, marks: Marks) -> None:
-    path = root / "vm" / "holder.json"
-    holder = read_holder(path.read_bytes() if path.exists() else None)
-    assert (holder.generation if holder else 0) in range(len(marks), 3)
+def check_certificates(root: Path, marks: Marks) -> None:
+    certificates = certificates_of(root)
+    try:
+        accepted = {name for name in "ab" if certificates.find("uuid", name * 40)}
+        assert accepted in [set(), {"a"}, {"a", "b"}, {"b"}][len(marks) : len(marks) + 2]
+    finally:
+        certificates.store.close()
 
 
 IN_VM = {
     "inventory": Workload(prepare_database, run_database, check_database),
     "new inventory": Workload(nothing, run_new_database, check_new_database, again=False),
+    "master files": Workload(prepare_database, run_files, check_files),
+    "certificates of nodes": Workload(prepare_database, run_certificates, check_certificates, again=False),
     "blobs": Workload(nothing, run_blobs, check_blobs),
     "node images": Workload(nothing, run_images, check_images, again=False),
-    "files of the site": Workload(prepare_kept, run_kept, check_kept),
-    "VM snapshot": Workload(prepare_vm, run_vm_snapshot, check_vm_snapshot, again=False),
-    "VM holder": Workload(nothing, run_vm_holder, check_vm_holder),
-    "VM restore": Workload(prepare_vm_restore, run_vm_restore, check_vm_restore, again=False),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from appliance.agent import endpoint, snapshots
+from appliance.agent import copy_file, endpoint, paths, snapshots, transfer
 from appliance.agent.endpoint import HostState, read_mark
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
@@ -19,13 +19,13 @@ from appliance.agent.remove import remove
 from appliance.agent.store import CHUNK, Reader, Store, chunk_path, digest_of
 from appliance.agent.transfer import PLAIN, put_expected
 from appliance.host.local import Local
-from appliance.operations.site.init import write_site
-from appliance.operations.site.keys import create_pair, fingerprint
+from appliance.shared.files import write_at
 from appliance.shared.history import AppendLine
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, parse_lease, read_file
 from appliance.shared.migration import SourceRequest, TargetRequest
+from appliance.tools import files
 from tests.crash.workload import Mark, Marks, Workload, chunk, nothing
-from tests.stores import add_snapshot
+from tests.stores import add_snapshot, make_manifest
 from tests.unit.migration.requests import SOURCE, TARGET
 
 # The lease: appliance/shared/lease.py
@@ -61,8 +61,8 @@ def prepare_lease(root: Path) -> None:
 
 
 def host_state(root: Path) -> HostState:
-    paths = {name: str(root / "journal" / name) for name in ("lease", "history", "mark")}
-    return HostState(read_request(TargetRequest, {**TARGET, **paths}), "arrive")
+    places = {name: str(root / "journal" / name) for name in ("lease", "history", "mark")}
+    return HostState(read_request(TargetRequest, {**TARGET, **places}), "arrive")
 
 
 def run_mark(root: Path, mark: Mark) -> None:
@@ -237,11 +237,11 @@ def target_of(root: Path, channel: Any = None) -> MigrationTarget:
 
 
 def prepare_target(root: Path) -> None:
-    paths = target_paths(root)
+    where = target_paths(root)
     for name in ("overlay", "lease", "history"):
-        Path(paths[name]).parent.mkdir(exist_ok=True)
-    Path(paths["overlay"]).write_bytes(OLD)
-    SwapLease(paths["lease"], Lease("c", 4, "b", 1.0, "a").text().decode()).perform()
+        Path(where[name]).parent.mkdir(exist_ok=True)
+    Path(where["overlay"]).write_bytes(OLD)
+    SwapLease(where["lease"], Lease("c", 4, "b", 1.0, "a").text().decode()).perform()
 
 
 def run_target(root: Path, mark: Mark, *, late: bool = False) -> None:
@@ -287,22 +287,22 @@ def run_late(root: Path, mark: Mark) -> None:
 
 def check_target(root: Path, marks: Marks) -> None:
     """A lease of this host names the new overlay; without one the old overlay is there, perhaps set aside."""
-    paths = target_paths(root)
-    if saved := read_mark(paths["mark"]):
+    where = target_paths(root)
+    if saved := read_mark(where["mark"]):
         # The copy of the state has other inode numbers.
-        files = [Path(paths["overlay"] + name) for name in ("", ".incoming", ".partial")]
+        files = [Path(where["overlay"] + name) for name in ("", ".incoming", ".partial")]
         inodes = [path.stat().st_ino for path in files if path.exists() and path.read_bytes() != OLD]
         target_of(root).recover(replace(saved, inode=inodes[0] if saved.inode and inodes else 0))
-    lease = parse_lease(read_file(paths["lease"]) or b"")
+    lease = parse_lease(read_file(where["lease"]) or b"")
     ours = (lease.generation, lease.holder) == (5, TARGET["host"])
     assert ours or "up" not in marks
-    overlay, aside = Path(paths["overlay"]), Path(paths["overlay"] + ".past-4-replaced")
+    overlay, aside = Path(where["overlay"]), Path(where["overlay"] + ".past-4-replaced")
     if ours:
         assert overlay.read_bytes() == b"".join(NEW)
     else:
         assert OLD in (overlay.read_bytes(), aside.read_bytes() if aside.exists() else b"")
     assert "rolled back" not in marks or overlay.read_bytes() == OLD
-    assert read_mark(paths["mark"]) is None
+    assert read_mark(where["mark"]) is None
 
 
 # The overlay that a migration leaves: appliance/agent/migration_source.py
@@ -328,11 +328,11 @@ def run_source(root: Path, mark: Mark) -> None:
 
 
 def check_source(root: Path, marks: Marks) -> None:
-    paths = target_paths(root)
-    if saved := read_mark(paths["mark"]):
+    where = target_paths(root)
+    if saved := read_mark(where["mark"]):
         source_of(root).recover(saved)
-    lease = parse_lease(read_file(paths["lease"]) or b"")
-    overlay, moved = Path(paths["overlay"]), Path(paths["overlay"] + ".moved")
+    lease = parse_lease(read_file(where["lease"]) or b"")
+    overlay, moved = Path(where["overlay"]), Path(where["overlay"] + ".moved")
     gone = (lease.generation, lease.holder) == (5, "b")
     assert gone or (not marks and (lease.generation, lease.holder) == (4, "a"))
     assert (moved if gone else overlay).read_bytes() == OLD and not (gone and overlay.exists())
@@ -353,28 +353,74 @@ def check_write(root: Path, marks: Marks) -> None:
     assert found in [b"", b"1" * 300, b"2" * 300][len(marks) :]
 
 
-# The site file and its keys: appliance/operations/site/
+# A snapshot from Borg: appliance/agent/transfer.py
 
 
-def run_site(root: Path, mark: Mark) -> None:
-    folder = root / "etc" / "sms"
-    for number in (1, 2):
-        write_site(f"version {number}\n", folder / "sms.yaml", force=True)
-        mark(str(number))
-    for name in ("key.pem", "key.pub"):
-        (folder / name).unlink(missing_ok=True)
-    create_pair(folder / "key.pem", folder / "key.pub")
-    mark("key")
+RECEIVED = {
+    "generation": 1,
+    "taken": 1.0,
+    "size": 2 * CHUNK,
+    "used_bytes": 2 * CHUNK,
+    "new_bytes": 0,
+    "digests": hashlib.sha256(digest_of(chunk("a")) + digest_of(chunk("d"))).hexdigest(),
+    "uuid": "00000000-0000-4000-8000-000000000007",
+    "cluster_uuid": "00000000-0000-4000-8000-000000000001",
+    "sequence": 7,
+}
 
 
-def check_site(root: Path, marks: Marks) -> None:
-    path = root / "etc" / "sms" / "sms.yaml"
-    found = path.read_text() if path.exists() else ""
-    done = len([mark for mark in marks if mark.isdigit()])
-    assert found in ["", "version 1\n", "version 2\n"][done:]
-    if "key" in marks:
-        assert fingerprint(path.with_name("key.pub"))
-        assert b"PRIVATE KEY" in path.with_name("key.pem").read_bytes()
+def run_receive(root: Path, mark: Mark) -> None:
+    transfer.check = lambda *_: None
+    manifest = make_manifest(7, RECEIVED).to_dict()
+    (root / "image").write_bytes(chunk("a") + chunk("d"))
+    request = {"store": store_of(root).root, "argv": ["cat", str(root / "image")], "program": "cat", "origin": "borg"}
+    transfer.receive_image({**request, "manifest": manifest, "cluster": "lab"})
+    mark("received")
+
+
+def check_receive(root: Path, marks: Marks) -> None:
+    store = store_of(root)
+    there = contents(store)
+    assert there[1] == [chunk("a"), chunk("b")] and (len(there) == 2 or not marks)
+    assert all(read == [chunk("a"), chunk("d")] for number, read in there.items() if number > 1)
+    new = add_snapshot(store, [chunk(name) for name in "abd"]).number
+    assert contents(store)[new] == [chunk(name) for name in "abd"]
+
+
+# An overlay in which paths of a snapshot were restored: appliance/agent/paths.py; and its copy on a mirror
+
+
+def prepare_paths(root: Path) -> None:
+    (root / "overlays").mkdir()
+    (root / "overlays" / "c.img").write_bytes(OLD)
+
+
+def run_paths(root: Path, mark: Mark) -> None:
+    overlay = str(root / "overlays" / "c.img")
+    was = paths._copy_overlay(overlay, overlay + paths.BESIDE)
+    with open(overlay + paths.BESIDE, "r+b", 0) as file:  # noqa: PTH123 - as _restore_into does
+        write_at(file.fileno(), b"new", 0)
+        os.fsync(file.fileno())
+    paths.place_paths({"overlay": overlay, "was": was})
+    mark("restored")
+
+
+def check_paths(root: Path, marks: Marks) -> None:
+    found = (root / "overlays" / "c.img").read_bytes()
+    assert found == b"new" + OLD[3:] or (found == OLD and not marks)
+
+
+def run_carry(root: Path, mark: Mark) -> None:
+    source, target = root / "overlays" / "c.img", root / "overlays" / "c.img.new"
+    copy_file.copy_file({"source": str(source), "target": str(target)})
+    files.rename(Local(), str(target), str(root / "overlays" / "copy.img"), replace=True)
+    mark("copied")
+
+
+def check_carry(root: Path, marks: Marks) -> None:
+    copy = root / "overlays" / "copy.img"
+    assert (root / "overlays" / "c.img").read_bytes() == OLD
+    assert copy.read_bytes() == OLD if copy.exists() else not marks
 
 
 HOSTS = {
@@ -389,5 +435,7 @@ HOSTS = {
     "rollback on the target": Workload(prepare_target, run_late, check_target, again=False),
     "migration source": Workload(prepare_source, run_source, check_source, again=False),
     "records of verbs": Workload(nothing, run_write, check_write),
-    "site file and keys": Workload(nothing, run_site, check_site),
+    "received snapshot": Workload(prepare_store, run_receive, check_receive),
+    "restored paths": Workload(prepare_paths, run_paths, check_paths),
+    "overlay to a mirror": Workload(prepare_paths, run_carry, check_carry),
 }

@@ -2,8 +2,9 @@
  *
  * SMS_CRASH_ROOT  the folder, without symbolic links
  * SMS_CRASH_LOG   the file of records: a line "KIND INODE OFFSET LENGTH BYTES PATH", and after it so many BYTES
- * SMS_CRASH_STATE a file of four numbers (struct control), shared with who runs the program
+ * SMS_CRASH_STATE a file of five numbers (struct control), shared with who runs the program
  *
+ * What fails: writes, new files, folders and links, renames, truncations, flushes.
  * The kinds are those of replay.py. Changes through stdio of the C library, mmap(2), io_uring or the kernel (such as
  * copy_file_range(2), which is refused here) are not seen: replay.py compares the result with the folder.
  */
@@ -24,9 +25,10 @@
 
 struct control {
     long count;     /* changes so far that need space */
-    long fail_at;   /* number of the change that fails with ENOSPC; 0: none */
+    long fail_at;   /* number of the change that fails; 0: none */
     long for_good;  /* those after it fail, too, if they need new space: writes, new files and folders */
     long partly;    /* 1: a write that fails writes half of its bytes, and the next write fails (2: it is due) */
+    long reason;    /* the error number of a change that fails */
 };
 
 static char root[PATH_MAX];
@@ -116,7 +118,7 @@ static int fails(int grows)
         return 0;
     if (number > control->fail_at && !(control->for_good && grows))
         return 0;
-    errno = ENOSPC;
+    errno = control->reason;
     return 1;
 }
 
@@ -199,7 +201,7 @@ static ssize_t write_it(int fd, const void *data, size_t size, off_t at)
         size /= 2;
     }
     if (failed)
-        errno = ENOSPC;
+        errno = control->reason;
     else
         done = at < 0 ? syscall(SYS_write, fd, data, size) : syscall(SYS_pwrite64, fd, data, size, at);
     if (done > 0)
@@ -252,7 +254,7 @@ static int truncate_it(int fd, off_t size)
     struct stat state;
     int ours = records >= 0 && !fstat(fd, &state) && path_of(fd, path);
     pthread_mutex_lock(&lock);
-    int failed = syscall(SYS_ftruncate, fd, size);
+    int failed = ours && fails(0) ? -1 : (int)syscall(SYS_ftruncate, fd, size);
     if (!failed && ours && state.st_size != size)
         add('T', state.st_ino, size, 0, NULL, path, NULL);
     pthread_mutex_unlock(&lock);

@@ -29,14 +29,16 @@ def compile_recorder(folder: Path) -> Path:
 
 
 class Refused(NamedTuple):
-    """A run in which a change failed with ENOSPC.
+    """A run in which a change failed.
 
-    ``error``: the class of the exception, empty if there was none. ``again``: that of a second run with space.
+    ``error``: the class of the exception, empty if there was none; ``hint``: what the user is advised to do.
+    ``again``: the class of the exception of a second run, in which none fails.
     """
 
     folder: str
     marks: tuple[str, ...]
     error: str
+    hint: str
     again: str
 
 
@@ -45,7 +47,7 @@ def run_recorded(name: str, folder: Path, library: Path, *more: str) -> str:
     root = folder / "root"
     root.mkdir(parents=True)
     (folder / "log").touch()
-    (folder / "state").write_bytes(bytes(32))
+    (folder / "state").write_bytes(bytes(40))
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -67,7 +69,7 @@ def record(name: str, folder: Path, library: Path) -> list[Record]:
 
 
 def run_full(name: str, folder: Path, library: Path) -> list[Refused]:
-    """Run a workload on a full disk, once for each change that may fail, in three ways."""
+    """Run a workload on a full or failing disk, once for each change that may fail, in each of the ways of child.py."""
     lines = run_recorded(name, folder, library, "full").splitlines()
     found = [Refused(**json.loads(line.removeprefix(RESULT))) for line in lines if line.startswith(RESULT)]
     return [one._replace(marks=tuple(one.marks)) for one in found]

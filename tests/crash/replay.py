@@ -56,14 +56,15 @@ class File:
         self.durable, self.pending = self.content, []
 
     def left(self, how: str) -> bytes:
-        """Its content after a failure: ``full``; ``lost``; ``torn``, half of what was written; ``zeros`` for that."""
+        """Its content after a failure: ``full``; ``lost``; ``torn``, half of what was written; ``zeros``, the new size
+        without what was written: zeros where nothing was before."""
         if how == "full" or not self.pending:
             return self.content
         found = self.durable
         changes = {"lost": [], "zeros": self.pending, "torn": self.pending[: len(self.pending) // 2 + 1]}[how]
         for number, (at, data) in enumerate(changes):
             if data and how == "zeros":
-                data = bytes(len(data))
+                data = found[at : at + len(data)].ljust(len(data), b"\0")
             if data and how == "torn" and number == len(changes) - 1:
                 data = data[: len(data) // 2]
             found = _changed(found, at, data)
@@ -247,10 +248,14 @@ def write_state(state: State, root: str, copy: Path) -> None:
             where.symlink_to(content)
         else:
             where.write_bytes(content)
+            where.chmod(0o600)
 
 
-def failures(root: str, records: list[Record]) -> Iterator[tuple[State, tuple[str, ...]]]:
-    """Yield each state that a failure after some prefix of the records may leave, and the marks before it."""
+def failures(root: str, records: list[Record], *, memory: bool = False) -> Iterator[tuple[State, tuple[str, ...]]]:
+    """Yield each state that a failure after some prefix of the records may leave, and the marks before it.
+
+    With ``memory`` the program is killed there: what it has written is left as it is.
+    """
     disk, marks, begun = Disk(root), (), False
     seen = set()
     for record in records:
@@ -262,8 +267,8 @@ def failures(root: str, records: list[Record]) -> Iterator[tuple[State, tuple[st
             else:
                 marks = (*marks, record.path)
         if begun:
-            for state in disk.states():
-                key = (marks, frozenset(state.items()))
+            for state in [disk.state()] if memory else disk.states():
+                key = hash((marks, frozenset(state.items())))
                 if key not in seen:
                     seen.add(key)
                     yield state, marks

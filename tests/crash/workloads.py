@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from appliance.shared.files import sync_folder
+from tests.crash.in_container import CONTAINER
 from tests.crash.in_vm import IN_VM
+from tests.crash.on_admin import ADMIN
 from tests.crash.on_hosts import HOSTS
 from tests.crash.workload import Mark, Marks, Workload
 
@@ -40,4 +42,4 @@ WRONG = {
     "folder not flushed": Workload(prepare_record, partial(run_wrong, folder=False), check_record),
     "not written whole": Workload(prepare_record, partial(run_wrong, whole=False), check_record),
 }
-WORKLOADS = {**HOSTS, **IN_VM}
+WORKLOADS = {**HOSTS, **ADMIN, **IN_VM, **CONTAINER}

@@ -14,8 +14,8 @@ from tests.crash.replay import Disk, failures, read_state, write_state
 from tests.crash.workloads import WORKLOADS, WRONG
 
 pytestmark = pytest.mark.slow
-SAMPLE = ("move mark", "store", "inventory")
-"""What each run of the tests has; the others are in the full one."""
+SAMPLE = ("move mark", "store", "inventory", "signing key", "seed of an overlay")
+"""What each run of the tests has, of each kind one; the others are in the full one."""
 REPORTED = {"OSError", "Problem", "SmsError", "CommandError", "Refused", "HttpProblem"}
 """What a full disk may raise: errors that are shown to the user."""
 NAMES = [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.full) for name in WORKLOADS]
@@ -45,7 +45,7 @@ def test_whatever_a_power_failure_leaves_is_recovered(name: str, library: Path, 
     there = {path: data for path, data in read_state(Path(root)).items() if not path.endswith("-shm")}
     assert seen == there, "the recorder has missed a change"
     number = 0
-    for number, (state, marks) in enumerate(failures(root, records), 1):
+    for number, (state, marks) in enumerate(failures(root, records, memory=WORKLOADS[name].memory), 1):
         copy = memory / "state"
         write_state(state, root, copy)
         try:
@@ -55,7 +55,7 @@ def test_whatever_a_power_failure_leaves_is_recovered(name: str, library: Path, 
             raise AssertionError(f"state {number}, after {marks}: {sorted(state)}") from error
         shutil.rmtree(copy)
     print(f"{name}: {len(records)} records, {number} states")
-    assert number > 5
+    assert number > 2
 
 
 @pytest.mark.parametrize("name", ["not flushed", "folder not flushed"])
@@ -85,9 +85,10 @@ def test_an_ignored_short_write_is_found(library: Path, memory: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_disk_that_is_full_at_any_point_loses_nothing(name: str, library: Path, memory: Path) -> None:
     runs = run_full(name, memory, library)
-    assert sum(bool(run.error) for run in runs) > 5
+    assert sum(bool(run.error) for run in runs) > 2
     for run in runs:
         assert run.error in REPORTED | {""}, run
+        assert run.hint or not run.error, run
         assert run.again == "", run
         WORKLOADS[name].check(Path(run.folder), run.marks)
     print(f"{name}: {len(runs)} runs, {sum(bool(run.error) for run in runs)} failed")

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from appliance.errors import SmsError
-from appliance.host.base import WRITE_ATOMIC, CommandError, CommandTimeout, Host, check_written, write_argv
+from appliance.host.base import WRITE_ATOMIC, CommandError, CommandTimeout, Host, Result, check_written, write_argv
 from appliance.host.local import Local, _group_runs
 from appliance.host.ssh import GONE_MS, Ssh
 from tests.waiting import alive, soon
@@ -241,3 +241,18 @@ def test_how_long_a_silent_host_is_waited_for() -> None:
             far._set_user_timeout(transport)  # type: ignore[arg-type]  # of a new connection
             assert milliseconds() == 10_000
         assert milliseconds() == GONE_MS
+
+
+@pytest.mark.parametrize(
+    ("output", "hint"),
+    [
+        (b"cat: write error: No space left on device\n", "df -h"),
+        (b"mv: Disk quota exceeded\n", "quota"),
+        (b"sync: Input/output error\n", "dmesg"),
+        (b"mv: cannot stat x\n", ""),
+    ],
+)
+def test_the_error_of_a_full_or_failing_disk_has_a_hint(output: bytes, hint: str) -> None:
+    error = CommandError(Result("a", ("mv",), 1, b"", output))
+    assert hint in error.hint and bool(error.hint) == bool(hint)
+    assert CommandError(Result("a", ("mv",), 1, b"", output), hint="its own").hint == "its own"

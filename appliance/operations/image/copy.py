@@ -44,7 +44,7 @@ def copy_file(source: HostFile, target: Host, path: str, what: str, progress: Pr
     part = f"{path}.{source.sha256[:16]}.part"
     done = files.size_of(target, part)
     if not 0 < done <= size:
-        target.run("mkdir", "-p", "-m", "0700", str(PurePosixPath(path).parent))
+        files.make_folders(target, str(PurePosixPath(path).parent))
         remove_partial(target, path)
         files.make_file(target, part)
         done = 0

@@ -23,6 +23,7 @@ from appliance.operations.start_note import record_start
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.network import conflists
 from appliance.progress import Progress
+from appliance.tools import files
 
 GONE_S = 10.0
 """Seconds until a silent host counts as gone. Its agent has ended by then (agent/channel.py): no use to wait longer."""
@@ -128,7 +129,7 @@ def prepare(cluster: Cluster, inspected: Inspected, progress: Progress) -> Image
     """
     where = cluster.places
     folders = (where.images, where.overlay.parent, where.journal, where.public_keys)
-    inspected.target.run("mkdir", "-p", "-m", "0700", *(str(path) for path in folders))
+    files.make_folders(inspected.target, *map(str, folders))
     running = HostFile(inspected.source, inspected.plan.image, inspected.plan.sha256)
     copy_file(running, inspected.target, running.path, "the image", progress)
     with progress.step(f"verify the image on {inspected.target.name}") as step:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import Refused, SmsError, disk_hint
 from appliance.operations.context import Cluster
 from appliance.operations.vm.client import tls_folder
 from appliance.plan.vm.vm import need_vm
@@ -73,7 +73,8 @@ def confirm_controllers(cluster: Cluster, urls: Mapping[str, str]) -> None:
     try:
         replace_file(str(path), json.dumps(after, indent=1, sort_keys=True).encode())
     except OSError as error:
-        raise SmsError(f"cannot write {path}: {error.strerror}", hint="this must be run as root") from error
+        hint = disk_hint(error.strerror or "") or "this must be run as root"
+        raise SmsError(f"cannot write {path}: {error.strerror}", hint=hint) from error
 
 
 def changed_controllers(cluster: Cluster, nodes: Sequence[Node]) -> dict[str, tuple[str, str]]:

@@ -34,8 +34,8 @@ from appliance.plan.nodes.image import (
 from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.share import share
-from appliance.shared.files import replace_file
-from appliance.tools import mmdebstrap
+from appliance.shared.files import replace_file, sync_folder
+from appliance.tools import files, mmdebstrap
 from appliance.tools.sealed import check_seal, digest_file, read_key, read_seal, seal
 
 PROGRAMS = ("sms-filesync", "sms-enroll", "smsenroll.py", "smsfiles.py", "smskept.py", "smslink.py", "smsrt.py")
@@ -191,8 +191,15 @@ def _build(cluster: Cluster, plan: NodePlan, folder: Path, progress: Progress) -
         target = folder / digest
         if target.exists():  # the same root again: its manifest may differ
             shutil.rmtree(target)
-        out.rename(target)
+        _put_in_place(out, target)
     return digest
+
+
+def _put_in_place(made: Path, target: Path) -> None:
+    """Rename a complete file or folder: with its name it is on the disk."""
+    Local().run("sync", "-f", str(made), timeout=files.SYNC_S)
+    made.rename(target)
+    sync_folder(str(target.parent))
 
 
 def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progress: Progress) -> Path:
@@ -211,7 +218,7 @@ def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progr
         argv = mmdebstrap_argv(plan, str(part), str(work))
         mmdebstrap.make_root(Local(), argv, plan.inputs.sources, log=log, on_line=on_line)
         step.detail(f"{len(plan.inputs.versions)} packages")
-    part.rename(archive)
+    _put_in_place(part, archive)
     for old in sorted(store.glob("*.tar.zst"), key=lambda each: -each.stat().st_mtime)[KEEP_ROOTS:]:
         old.unlink()
     return archive

@@ -8,7 +8,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import deliver, trust
 from appliance.operations.lease import check_lease, hold_lease_still
-from appliance.operations.overlay.generation import mark_overlay, refuse_second
+from appliance.operations.overlay.generation import find_lost, mark_overlay, refuse_second, retire_overlay
 from appliance.operations.overlay.mirrored import opened
 from appliance.operations.overlay.overlay import (
     archive_for,
@@ -20,6 +20,7 @@ from appliance.operations.overlay.overlay import (
 )
 from appliance.operations.preflight import check_programs, find_instance, lock_host
 from appliance.progress import Progress
+from appliance.tools import files
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Created:
 def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
     """Create the overlay where there is none, and seed it from the site file.
 
+    An overlay that is older than the newest one, which is gone, is renamed first: no start uses it.
+
     Raises:
         Refused: another host holds the lease or has an overlay, something has it open, or there is no room; nothing was
             changed.
@@ -47,9 +50,10 @@ def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
             return Created(host.name, path, False, False)
         with hold_lease_still(host, cluster), opened(cluster, host, progress):
             exists = check_overlay(cluster, host)
+            exists = exists and not _set_aside(cluster, host, progress)
             generation = 0 if exists else refuse_second(cluster, host)
             folders = (cluster.places.images, cluster.places.public_keys)
-            host.run("mkdir", "-p", "-m", "0700", *(str(folder) for folder in folders))
+            files.make_folders(host, *map(str, folders))
             image = trust(cluster, host, *deliver(cluster, host, None, progress))
             if exists and seeded_with(host, path) == overlay_mark(archive_for(cluster), image):
                 return Created(host.name, path, False, False)
@@ -57,6 +61,15 @@ def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
             if not exists:
                 mark_overlay(cluster, host, generation)
     return Created(host.name, path, not exists, True)
+
+
+def _set_aside(cluster: Cluster, host: Host, progress: Progress) -> str:
+    """Rename an overlay that is older than the newest one, which is gone; return its new path, else an empty string."""
+    lost = find_lost(cluster, host)
+    kept = retire_overlay(cluster, host, lost.generation) if lost else ""
+    if kept:
+        progress.report(f"note: the overlay of {host.name} is older than the newest one, which is gone: kept as {kept}")
+    return kept
 
 
 def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[str]:
@@ -69,7 +82,7 @@ def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[st
     if find_instance(cluster, host):
         return []
     check_lease(host, cluster)
-    exists = check_overlay(cluster, host)
+    exists = check_overlay(cluster, host) and not find_lost(cluster, host)
     if not exists:
         refuse_second(cluster, host)
     image = trust(cluster, host, *deliver(cluster, host, None, progress))

@@ -142,6 +142,16 @@ def refuse_second(cluster: Cluster, host: Host) -> int:
     return leases.top
 
 
+def find_lost(cluster: Cluster, host: Host) -> Newer | None:
+    """Return the newest overlay if it is gone and ``host`` has an older one, which no start uses; else None.
+
+    Raises:
+        SmsError: a mark is not one of this cluster.
+    """
+    mine, newer = _find_newer(cluster, query_all_leases(host, cluster))
+    return newer if mine.exists and newer and newer.lost else None
+
+
 def set_aside_older(cluster: Cluster, host: Host) -> str:
     """Set the overlay of ``host`` aside if its own lease file shows that another host has taken over since.
 

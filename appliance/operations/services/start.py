@@ -65,7 +65,7 @@ from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.network import conflists
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
-from appliance.tools import apptainer
+from appliance.tools import apptainer, files
 
 SETTLE_S = 10
 """Seconds that the services of a running instance may take to answer."""
@@ -333,7 +333,7 @@ def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path
     where = cluster.places
     folders = (where.images, where.overlay.parent, where.journal, where.public_keys)
     # Existing folders keep their mode: a shared one may have been set up differently.
-    host.run("mkdir", "-p", "-m", "0700", *(str(path) for path in folders))
+    files.make_folders(host, *map(str, folders))
     with ThreadPoolExecutor(1) as pool:
         # The query for an unused address takes a second.
         addresses = pool.submit(refuse_taken, cluster, host)

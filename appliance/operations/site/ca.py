@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-import tempfile
+import shutil
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -41,6 +41,8 @@ Unit = Literal["admin", "services"]
 
 FOLDER = "tls"
 """Folder of the CA, relative to the site file."""
+NEW = ".new"
+"""Folder in it, in which a new authority is made; one that is there without ``ca.pem`` was left by a killed run."""
 CLIENTS: dict[str, Unit] = {"admin": "admin", "services": "services"}
 """Names of the client certificates created with the CA, and their OU."""
 ROOT_DAYS, ISSUER_DAYS, SERVER_DAYS, CLIENT_DAYS = 7300, 90, 90, 365
@@ -107,22 +109,28 @@ def make_ca(folder: Path) -> tuple[Path, ...]:
         Refused: a CA already exists; replacing it would invalidate every certificate it signed.
     """
     names = [*(f"{client}.{end}" for client in CLIENTS for end in ("key", "pem")), "ca.key", "ca.pem"]
+    beside = folder / NEW
+    # What an interrupted run has left is worth nothing: nothing can be verified without the root certificate.
+    left = beside.is_dir() and not os.path.lexists(folder / "ca.pem")
     for each in names:
-        if os.path.lexists(folder / each):
+        if os.path.lexists(folder / each) and not left:
             raise Refused(f"{folder / each} already exists", hint="`sms key ca show` lists the certificates")
     make_folder(str(folder), 0o700)
-    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
-        beside = Path(new)  # mode 0700
-        root = _self_signed("sms site CA")
-        log_issued(beside, _load(root.certificate), "authority")
-        _write_pair(beside / "ca.pem", beside / "ca.key", root)
-        for client, unit in CLIENTS.items():
-            _write_pair(beside / f"{client}.pem", beside / f"{client}.key", issue_client(beside, client, unit))
-        for line in (beside / LOG).read_text().splitlines():
-            AppendLine(str(folder / LOG), line).perform()
-        for each in names:
-            (beside / each).rename(folder / each)
-        sync_folder(str(folder))
+    shutil.rmtree(beside, ignore_errors=True)
+    make_folder(str(beside), 0o700)
+    root = _self_signed("sms site CA")
+    log_issued(beside, _load(root.certificate), "authority")
+    _write_pair(beside / "ca.pem", beside / "ca.key", root)
+    for client, unit in CLIENTS.items():
+        _write_pair(beside / f"{client}.pem", beside / f"{client}.key", issue_client(beside, client, unit))
+    for line in (beside / LOG).read_text().splitlines():
+        AppendLine(str(folder / LOG), line).perform()
+    for each in names:
+        if each == "ca.pem":
+            sync_folder(str(folder))
+        (beside / each).replace(folder / each)
+    sync_folder(str(folder))
+    shutil.rmtree(beside, ignore_errors=True)
     return tuple(folder / each for each in reversed(names))
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from appliance.config.wording import nearest
-from appliance.errors import ConfigError, Refused, SmsError
+from appliance.errors import ConfigError, Refused, SmsError, disk_hint
 from appliance.operations.site.ca import ca_folder, make_ca
 from appliance.share import share
 from appliance.shared.files import make_folder, sync_folder
@@ -49,7 +49,7 @@ def write_site(text: str, path: Path, *, force: bool = False) -> None:
     except FileExistsError:
         raise Refused(f"{path} already exists", hint="choose another file with -o") from None
     except OSError as error:
-        hint = "run as root, or choose another file with -o"
+        hint = disk_hint(error.strerror or "") or "run as root, or choose another file with -o"
         raise SmsError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}", hint=hint) from None
 
 

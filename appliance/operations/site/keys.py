@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from pathlib import Path
 
 from appliance.errors import ConfigError, Refused
@@ -42,12 +43,26 @@ def create_pair(private: Path, public: Path) -> str:
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file with ``mode`` and flush it and its folder to the disk; FileExistsError if it exists."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    sync_folder(str(path.parent))
+    """Write a new file with ``mode`` and flush it and its folder to the disk; with its name it is always complete.
+
+    Raises:
+        FileExistsError: it exists.
+        OSError: it cannot be written; it does not exist.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.link(beside, path)
+        try:
+            sync_folder(str(path.parent))
+        except OSError:
+            path.unlink()
+            raise
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def fingerprint(public: Path) -> str:

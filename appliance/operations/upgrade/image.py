@@ -13,7 +13,7 @@ from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.image.deliver import check_confined, verify_here
 from appliance.plan.upgrade.upgrade import Side
 from appliance.progress import Progress
-from appliance.tools import apptainer
+from appliance.tools import apptainer, files
 from appliance.tools.sha256 import find_digest
 
 
@@ -46,7 +46,7 @@ def send_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -
     images = Path(cluster.places.images)
     if isinstance(host, Local) and source.parent == images.resolve():
         return Side(str(source), key, digest)
-    host.run("mkdir", "-p", "-m", "0700", str(images))
+    files.make_folders(host, str(images))
     target = f"{images}/{key}.sif"
     for path in (target, f"{images}/{key}-{digest[:12]}.sif"):
         found = find_digest(host, path, needed=False)

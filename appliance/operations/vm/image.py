@@ -13,6 +13,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
+from appliance.shared.files import replace_file, sync_folder
 from appliance.tools import files
 from appliance.tools.sealed import MANIFEST, SIGNATURE, open_manifest, read_seal
 from appliance.tools.sha256 import find_digest
@@ -87,9 +88,8 @@ def fetch_vm(cluster: Cluster, source: Host, key: str, progress: Progress) -> No
     """
     images = VmPlaces(cluster.site).images
     folder, part = Path(images) / key, Path(images) / f"{key}.part"
-    part.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in (SIGNATURE, MANIFEST):
-        (part / name).write_bytes(source.read(f"{images}/{key}/{name}") or b"")
+        replace_file(str(part / name), source.read(f"{images}/{key}/{name}") or b"")
     try:
         sha256 = read_seal(part, cluster.site.signing.public_keys).files[DISK][0]
     except Refused:
@@ -99,6 +99,7 @@ def fetch_vm(cluster: Cluster, source: Host, key: str, progress: Progress) -> No
     copy_file(disk, Local(), str(part / DISK), "the VM's image", progress)
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
+    sync_folder(str(folder.parent))
 
 
 def _is_this_folder(host: Host, here: Path, folder: str) -> bool:

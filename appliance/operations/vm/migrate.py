@@ -149,7 +149,7 @@ def _transfer_disks(
     """Copy the disks to the target, write the holder record, then keep the source's disks as a snapshot."""
     where = VmPlaces(cluster.site)
     deliver_vm(cluster, target, progress, chosen=plan.image)
-    target.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
+    files.make_folders(target, str(where.disks), str(where.snapshots))
     if not plan.shared:
         with ExitStack() as undo:
             for disk in DISKS:
@@ -188,7 +188,7 @@ def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str, 
     kept = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     key = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
     sequence = max((one.sequence for one in list_folder(host, where)), default=0) + 1
-    host.run("mkdir", "-p", "-m", "0700", f"{where.snapshots}/{kept}")
+    files.make_folders(host, f"{where.snapshots}/{kept}")
     # First: a folder without it is not listed.
     about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key, generation=generation, sequence=sequence)
     holder = read_holder(host.read(str(where.holder)))

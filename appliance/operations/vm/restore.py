@@ -108,7 +108,7 @@ def check_restore(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
 
 def _exchange(host: Host, where: VmPlaces, kept: VmSnapshot) -> None:
     """Record the exchange, then run it: after a crash the next run completes it."""
-    host.run("mkdir", "-p", "-m", "0700", f"{where.snapshots}/{kept.name}")
+    files.make_folders(host, f"{where.snapshots}/{kept.name}")
     host.write(f"{where.snapshots}/{kept.name}/{NOTE}", kept.note(), mode=0o600)
     host.write(str(where.restore), kept.name.encode(), mode=0o600)
     finish_restore(host, where)

@@ -82,7 +82,7 @@ def take_locked(
     with ExitStack() as undo:
         undo.callback(remove, host, f"{where.snapshots}/{name}")
         # Other *.part folders were left by killed runs.
-        host.run("mkdir", "-p", "-m", "0700", str(where.snapshots))
+        files.make_folders(host, str(where.snapshots))
         find = ("find", str(where.snapshots), "-mindepth", "1", "-maxdepth", "1", "-name", "*.part")
         host.run(*find, "-exec", "rm", "-rf", "--", "{}", "+")
         host.run("mkdir", "-m", "0700", part)

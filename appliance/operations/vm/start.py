@@ -378,7 +378,7 @@ def install_tls(cluster: Cluster, host: Host, archive: bytes) -> None:
 
 def _take_disks(cluster: Cluster, host: Host, progress: Progress, holder: Holder, undo: ExitStack) -> None:
     where = VmPlaces(cluster.site)
-    host.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
+    files.make_folders(host, str(where.disks), str(where.snapshots))
     before = host.read(str(where.holder))
     _claim(cluster, host, holder, undo)
     if before and holder.cluster_uuid.encode() not in before:

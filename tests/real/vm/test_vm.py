@@ -409,7 +409,7 @@ def test_it_moves_while_it_runs(world: World) -> None:
 
 CHECKER = """
 cat >/var/lib/sms-provision/checker.py <<'END'
-import mmap
+import mmap, os
 pages, turn = 4096, 0
 area = memoryview(mmap.mmap(-1, pages << 12)).cast("Q")
 while True:
@@ -418,7 +418,9 @@ while True:
             open("/var/lib/sms-provision/lost", "a").write("%d: %d, not %d\\n" % (at, area[at], turn))
         area[at] = turn + 1
     turn += 1
-    open("/var/lib/sms-provision/turns", "w").write("%d" % turn)
+    with open("/var/lib/sms-provision/turns.new", "w") as stream:
+        stream.write("%d" % turn)
+    os.replace("/var/lib/sms-provision/turns.new", "/var/lib/sms-provision/turns")
 END
 setsid python3 /var/lib/sms-provision/checker.py >/dev/null 2>&1 &
 """
@@ -426,7 +428,7 @@ MOVES = 50
 
 
 @pytest.mark.full
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(7200)
 def test_it_moves_fifty_times(world: World) -> None:
     """Every move succeeds, while its memory and its disk are written: no write is lost, and it is the same boot."""
     shared = world.variant("shared.yaml", directory=SHARED)
@@ -443,8 +445,9 @@ def test_it_moves_fifty_times(world: World) -> None:
         assert moved["live"] and moved["target"] == there
         paused.append(moved["paused_ms"])
         turns = int(world.inside("cat /var/lib/sms-provision/turns"))
+        print(f"move {len(paused)}: paused {moved['paused_ms']:.0f} ms, {turns} turns", flush=True)
         here = there
-    print(f"paused for {min(paused):.0f} to {max(paused):.0f} ms")
+    print(f"{MOVES} moves, paused for {min(paused):.0f} to {max(paused):.0f} ms")
     assert world.inside("cat /proc/sys/kernel/random/boot_id") == boot
     assert int(world.inside("cat /var/lib/sms-provision/turns")) > turns
     assert world.inside("cat /var/lib/sms-provision/lost 2>/dev/null || echo none") == "none"

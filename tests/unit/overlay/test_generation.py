@@ -11,8 +11,9 @@ import pytest
 
 from appliance.errors import Refused, SmsError
 from appliance.operations import lease as lease_file
-from appliance.operations.overlay import generation
+from appliance.operations.overlay import create, generation
 from appliance.operations.overlay.generation import (
+    find_lost,
     mark_overlay,
     query_overlay,
     refuse_older,
@@ -161,6 +162,26 @@ def test_an_overlay_that_is_gone_is_not_replaced_in_silence(apart: Pair) -> None
         check(apart, "host-a")
     assert "sms overlay create --host host-a" in caught.value.hint
     assert refuse_second_of(apart, "host-a") == 1
+
+
+def test_create_leads_on_where_the_newest_is_gone_and_an_older_one_has_no_mark(
+    apart: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first start on host-b was killed before it marked its new overlay, then one on host-a before it had one."""
+    use(apart, "host-b", mark=False)
+    apart.take("host-a")
+    apart.release("host-a")
+    with pytest.raises(Refused, match="out of date, and the newest one, that of host-a, is gone") as caught:
+        check(apart, "host-b")
+    assert "sms overlay create --host host-b" in caught.value.hint
+    monkeypatch.setattr(generation, "query_all_leases", lambda host, cluster: apart.leases(host.name))
+    assert find_lost(apart.cluster, apart.hosts["host-b"])
+    kept = create._set_aside(apart.cluster, apart.hosts["host-b"], Silent())
+    assert kept.endswith(".past-2") and not overlay(apart, "host-b").exists()
+    generation.mark_overlay(apart.cluster, apart.hosts["host-b"], refuse_second(apart.cluster, apart.hosts["host-b"]))
+    overlay(apart, "host-b").write_bytes(b"new")
+    assert check(apart, "host-b") == 2
+    assert find_lost(apart.cluster, apart.hosts["host-b"]) is None
 
 
 def test_a_stale_overlay_is_set_aside_whoever_wrote_the_lease(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

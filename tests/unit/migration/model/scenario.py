@@ -347,7 +347,7 @@ class Scenario:
         """Return what is wrong with a state."""
         if state[w.NOTES] & w.OLD_SNAPSHOT:
             return "an older snapshot was restored"
-        if len({uuid_in(host_of(state, name)[w.LEASE]) for name in "ab"} - {""}) > 1:
+        if has_two_uuids(state) and not state[w.NOTES] & w.LOST_LEASE:
             return "two UUIDs"
         a, b = host_of(state, "a")[w.INSTANCE], host_of(state, "b")[w.INSTANCE]
         if not (a or b) or state[w.NOTES] & w.SPLIT:
@@ -374,6 +374,11 @@ class Scenario:
         if fields[w.NOTES] & self.excused and not fields[w.NOTES] & w.SPLIT and self.check(fields):
             fields[w.NOTES] |= w.SPLIT
         return tuple(fields)
+
+
+def has_two_uuids(state: State) -> bool:
+    """Whether the lease files have different UUIDs of the cluster."""
+    return len({uuid_in(host_of(state, name)[w.LEASE]) for name in "ab"} - {""}) > 1
 
 
 def quiet(state: State) -> State | None:
