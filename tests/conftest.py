@@ -45,7 +45,10 @@ def pytest_testnodedown(node: Any) -> None:
 TABLE_FROM_S = 60.0
 QEMU = ("test_provision", "test_vm", "test_node_image", "test_lab_metal")
 """Files that run QEMU: one of them at a time."""
-FIRST = ("qemu", "test_migrate_faults", "test_migrate", "test_upgrade", "test_rehearse", "test_snapshots", "test_push")
+FIRST = (
+    *("qemu", "test_migrate_faults", "test_shared_faults", "test_migrate", "test_return", "test_upgrade"),
+    *("test_rehearse", "test_snapshots", "test_push"),
+)
 """Groups that take longest begin first, so that no worker is left with one at the end."""
 
 

@@ -475,7 +475,8 @@ class MigrationTarget:
         """Continue from the state that a killed run saved: an instance that serves goes on, an isolated one is ended.
 
         After a crash of the host no instance is left. One in state up was complete and may have served: its overlay
-        stays, and the lease decides whether it is the newest.
+        stays, and the lease decides whether it is the newest. With a shared overlay the lease stays, too: the source
+        may have stopped waiting for it, and then no host would start.
         """
         self.state, self.ports, self.inode = saved.state, saved.ports, saved.inode
         self.instance = endpoint.find_instance(self.request.instance)
@@ -485,4 +486,10 @@ class MigrationTarget:
             self.state, self.ports = "up" if attached else "started", ports
         elif self.state == "up" and self._is_copy(self.overlay + ".partial"):
             self.state = "started"  # the crash interrupted its rollback
+        elif self.state == "started" and self.request.shared and self.host_state.holder() == self.request.host:
+            self._remove_holds()
+            self.state = "done"
+            self.host_state.record_event("cut off", what="the host crashed; it has the lease", was=saved.state)
+            self.host_state.clear_state()
+            return
         self.abandon("the migration was killed")

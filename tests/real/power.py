@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -61,9 +63,10 @@ def _find(name: str, host: str) -> tuple[Journal, LabHost]:
 
 def _free_overlay(journal: Journal, host: str) -> None:
     """Wait until the kernel has released the loop devices of the host's mounts."""
-    folder = journal.layout.disk / host
+    disk = journal.layout.disk
     for tried in range(100):
-        loops = loops_below(folder)
+        # On a shared folder the other host may have one, which is mounted.
+        loops = [*loops_below(disk / host), *(loop for loop in loops_below(disk / "shared") if not _is_mounted(loop))]
         if not loops:
             return
         if tried == 40:
@@ -71,3 +74,12 @@ def _free_overlay(journal: Journal, host: str) -> None:
                 busy(journal.name).run("unshare", "-m", "sh", "-c", THAW, "thaw", loop, ok=None)
         time.sleep(0.1)
     pytest.fail(f"loop devices of {host} are in use: {' '.join(loops)}")
+
+
+def _is_mounted(loop: str) -> bool:
+    """Whether a living process has the loop device's file system mounted."""
+    for table in Path("/proc").glob("[0-9]*/mountinfo"):
+        with suppress(OSError):
+            if f" {loop} " in table.read_text():
+                return True
+    return False

@@ -61,8 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     started = start(cluster, host, shown, options)
     if started is None:
-        holder = query_lease(host, cluster).holder
-        why = f"{holder} has taken over" if holder else f"it did not run on {host.name} at shutdown"
+        taker = query_lease(host, cluster).taker
+        ours = taker in ("", host.name)
+        why = f"it did not run on {host.name} at shutdown" if ours else f"{taker} has taken over"
         err.print(f"{why}; nothing is started", markup=False)
         return 0
     answer = f"{len(started.services)} of {len(cluster.services)}"

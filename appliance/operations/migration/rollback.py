@@ -185,6 +185,8 @@ def _raise_outcome(migration: Migration, cause: BaseException) -> NoReturn:
         raise RolledBack(f"{message}\n  the services container serves on {source.name} as before", hint=hint) from cause
     if _target_holds(migration):
         raise target_serves(migration, message) from cause
+    if silent := _find_silent_holder(migration, message):
+        raise silent from cause
     raise SmsError(
         f"{message}\n  not every service answers on {source.name} again",
         hint=f"sms status --host {source.name}; if it runs nothing: sms start --host {source.name}",
@@ -214,6 +216,8 @@ def _find_outcome(migration: Migration, message: str) -> SmsError:
     it in time, else the source serves again.
     """
     source, target = migration.source.name, migration.target.name
+    if silent := _find_silent_holder(migration, message):
+        return silent
     holds = _target_holds(migration)
     if holds or (holds is None and migration.serves):
         return target_serves(migration, message)
@@ -226,6 +230,28 @@ def _find_outcome(migration: Migration, message: str) -> SmsError:
     return SmsError(
         f"{message}\n  the services container serves on {source} again, unless it has failed: it cannot be reached",
         hint=f"`sms status --host {source}` shows it, once it can be reached; {failed}",
+    )
+
+
+def _find_silent_holder(migration: Migration, message: str) -> SmsError | None:
+    """Return the error for a target that cannot be reached and has the lease of a shared overlay; None otherwise.
+
+    The source must not use the overlay again until it has the lease back.
+    """
+    source, target = migration.source, migration.target.name
+    if not migration.result.shared or _target_holds(migration) is not None:
+        return None
+    try:
+        if query_lease(source.host, migration.cluster).holder != target:
+            return None
+    except SmsError:
+        return None
+    if migration.serves:
+        return target_serves(migration, message)
+    return SmsError(
+        f"{message}\n  {target} has the lease of the shared overlay and cannot be reached; "
+        "if it has failed, no host serves",
+        hint=f"if it has failed: sms failover {source.name}; else `sms migrate {target}` again, once it can be reached",
     )
 
 

@@ -60,7 +60,7 @@ from appliance.operations.services.unfinished import (
 from appliance.operations.start_note import read_note, record_start
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv, probe_argv, start_argv
-from appliance.plan.migration.lease import find_newer, refuse_other_cluster
+from appliance.plan.migration.lease import find_newer, find_released, refuse_other_cluster
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.network import conflists
 from appliance.progress import Progress
@@ -176,7 +176,8 @@ def _is_still_held(cluster: Cluster, host: Host, progress: Progress) -> bool:
         _set_aside_older(cluster, host, lease, progress)
         return False
     leases = Leases(host, cluster, tolerant=True)
-    newer = find_newer(host.name, leases.query(patience_s=BOOT_PATIENCE_S))
+    views = leases.query(patience_s=BOOT_PATIENCE_S)
+    newer = find_newer(host.name, views) or find_released(host.name, views)
     if not newer:
         return True
     try:
@@ -184,9 +185,14 @@ def _is_still_held(cluster: Cluster, host: Host, progress: Progress) -> bool:
     except Refused:  # the other host may have updated the file just now
         if query_lease(host, cluster).holder == host.name:
             raise
+    where = f"nothing is started on {host.name}"
+    if not newer.holder:
+        progress.report(f"{newer.last} had taken over (generation {newer.generation}) and was stopped: {where}")
+        _set_aside_older(cluster, host, query_lease(host, cluster), progress)
+        return False
     kept = retire_overlay(cluster, host, newer.generation)
     note(cluster, host, "start", "gave way", holder=newer.holder, generation=newer.generation, kept=kept)
-    progress.report(f"{newer.holder} has taken over (generation {newer.generation}): nothing is started on {host.name}")
+    progress.report(f"{newer.holder} has taken over (generation {newer.generation}): {where}")
     return False
 
 

@@ -206,6 +206,19 @@ def find_newer(me: str, views: Views) -> Lease | None:
     return holder
 
 
+def find_released(me: str, views: Views) -> Lease | None:
+    """Return the lease that another host has taken since ``me`` did, and has released; None when there is none.
+
+    Only for a host that runs nothing: a start that is under way elsewhere writes such a lease before it holds it.
+    """
+    mine = views[me].lease
+    leases = [view.lease for view in views.values() if view.lease and not _is_foreign(view.lease, mine)]
+    top = max(leases, key=lambda lease: (lease.generation, bool(lease.holder)), default=None)
+    if not top or not mine or top.holder or top.generation <= mine.generation or top.last in ("", me):
+        return None
+    return top
+
+
 def _is_foreign(lease: Lease | None, mine: Lease | None) -> bool:
     uuids = {one.cluster_uuid for one in (lease, mine) if one and one.cluster_uuid}
     return len(uuids) > 1

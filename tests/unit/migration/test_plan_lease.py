@@ -13,6 +13,7 @@ from appliance.plan.migration.lease import (
     Views,
     find_holder,
     find_newer,
+    find_released,
     has_own_overlay,
     may_take,
     merge_update,
@@ -260,6 +261,26 @@ NEWER: list[tuple[Views, str | None]] = [
 def test_find_newer(views: Views, holder: str | None) -> None:
     newer = find_newer("host-a", views)
     assert (newer and newer.holder) == holder
+
+
+RELEASED: list[tuple[str, dict[str, Lease | None], str]] = [
+    ("it has taken over since", {"host-b": Lease("lab", 1003, None, last="host-b")}, "host-b"),
+    ("a third host knows it", {"host-b": None, "host-c": Lease("lab", 1003, None, last="host-b")}, "host-b"),
+    ("it is held again", {"host-b": Lease("lab", 1004, "host-b"), "host-c": Lease("lab", 3, None, last="host-b")}, ""),
+    ("the holder is newest", {"host-b": Lease("lab", 9, "host-b"), "host-c": Lease("lab", 9, None, last="host-c")}, ""),
+    ("it was released before", {"host-b": Lease("lab", 3, None, last="host-b")}, ""),
+    ("this host released it", {"host-b": Lease("lab", 9, None, last="host-a")}, ""),
+    ("an older version released it", {"host-b": Lease("lab", 9)}, ""),
+    ("another cluster's", {"host-b": Lease("lab", 9, None, last="host-b", cluster_uuid="b" * 36)}, ""),
+    ("it cannot be reached", {"host-b": None}, ""),
+]
+
+
+@pytest.mark.parametrize(("leases", "taker"), [row[1:] for row in RELEASED], ids=[row[0] for row in RELEASED])
+def test_find_released(leases: dict[str, Lease | None], taker: str) -> None:
+    mine = Lease("lab", 3, "host-a", cluster_uuid="a" * 36)
+    found = find_released("host-a", {"host-a": View(mine), **{name: View(lease) for name, lease in leases.items()}})
+    assert (found.last if found else "") == taker
 
 
 def test_exactly_one_of_two_with_the_same_generation_steps_down() -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from appliance.agent.protocol import Problem, read_request
-from appliance.errors import Refused, RolledBack, SmsError
+from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.host.fake import Fake
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.deliver import Image
-from appliance.operations.migration import agents, migrate, rollback
-from appliance.operations.migration.state import Inspected, MigrationResult
+from appliance.operations.migration import agents, migrate, rollback, steps
+from appliance.operations.migration.state import Inspected, Migration, MigrationResult
 from appliance.operations.migration.steps import run_steps
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.confinement import Confinement
@@ -90,7 +90,7 @@ class World:
     def host(self, name: str) -> Fake:
         def run(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
             self.add(host, "run")
-            return 0, "1 RUNNING\n" if argv[-len(JOBS) :] == JOBS else ""
+            return int("false" in argv), "1 RUNNING\n" if argv[-len(JOBS) :] == JOBS else ""
 
         host = Fake({(): run}, name=name)
         return host
@@ -321,6 +321,43 @@ def test_a_broken_connection_names_who_serves(
     error = lose(world, monkeypatch, at, target=target)
     assert error.status == status and hint in error.hint
     assert re.search(words, error.message), error.message
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(
+    ("at", "holder", "status", "words", "hint"),
+    [
+        ("b.start", "b", 1, "b has the lease of the shared overlay and cannot be reached", "sms failover a"),
+        ("b.arm", "b", 1, "if it has failed, no host serves", "sms failover a"),
+        ("check", "b", 4, "serves on b since the switch, unless it has failed", "sms failover a"),
+        ("b.start", "a", 1, " on a again", "sms status --host a"),
+    ],
+)
+def test_a_silent_target_with_the_lease_of_a_shared_overlay_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch, at: str, holder: str, status: int, words: str, hint: str, waits: bool
+) -> None:
+    """The source still waits for the lease, or has given up; it does not serve, and a start there would be refused."""
+
+    def query(host: Host, _: Cluster) -> Lease:
+        if host.name == "b":
+            raise LOST
+        return Lease("sample", 5, holder)
+
+    def lose_target(_: Migration) -> str:
+        raise LOST
+
+    world.fails = {at: LOST, "b.abort": LOST}
+    if waits:
+        world.fails["a.resume"] = Busy("a migration is under way", hint="wait")
+    if at == "check":
+        monkeypatch.setattr(steps, "check_services", lose_target)
+    monkeypatch.setattr(rollback, "PROBE", "false")
+    monkeypatch.setattr(rollback, "query_lease", query)
+    monkeypatch.setattr(rollback, "_source_answers", lambda _: True)
+    with pytest.raises(SmsError, match="b sent no message for 120 s\n  ") as caught:
+        move(world, shared=True)
+    assert caught.value.status == status and hint in caught.value.hint
+    assert re.search(words, caught.value.message), caught.value.message
 
 
 @pytest.mark.parametrize("at", ["copy", "b.open", "a.open"])

@@ -125,6 +125,43 @@ def test_target_that_serves_is_aborted_only_on_a_shared_overlay(
     assert Path(paths["overlay"]).read_bytes() == b"newest"
 
 
+RETURNED = [
+    pytest.param("started", (5, "a"), False, (5, "a"), id="it has the lease: it is started here"),
+    pytest.param("up", (5, "a"), False, (5, "a"), id="it may have served"),
+    pytest.param("started", (5, "a"), True, (6, "b"), id="its agent was killed: the source gets the lease back"),
+    pytest.param("started", (4, "b"), False, (6, "b"), id="it had not taken the lease yet"),
+    pytest.param("started", (1005, "b"), False, (1005, "b"), id="the source has taken over since"),
+]
+
+
+@pytest.mark.parametrize(("state", "lease", "runs", "after"), RETURNED)
+def test_a_crashed_target_keeps_the_lease_of_a_shared_overlay(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    lease: tuple[int, str],
+    runs: bool,
+    after: tuple[int, str],
+) -> None:
+    """The source waits for it for a time only; then no host would start."""
+    paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
+    request = {**TARGET, **paths, "shared": True, "bridges": {"eth0": "br0"}}
+    target = MigrationTarget(read_request(TargetRequest, request), None)
+    target.host_state.save_state(state)
+    saved = endpoint.read_mark(paths["mark"])
+    assert saved
+    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"[]")
+    monkeypatch.setattr(endpoint, "find_loops", lambda path: [])
+    monkeypatch.setattr(endpoint, "find_instance", lambda name: Instance(7) if runs else None)
+    monkeypatch.setattr(endpoint, "is_attached", lambda port, bridge: False)
+    monkeypatch.setattr(Instance, "ports", lambda self, interfaces: {"eth0": "veth7"})
+    Path(paths["overlay"]).write_bytes(b"")
+    Path(paths["lease"]).write_bytes(Lease("c", *lease, 1.0, lease[1]).text())
+    target.recover(saved)
+    assert peek(Path(paths["lease"]).read_bytes()) == after
+    assert not Path(paths["mark"]).exists()
+
+
 @pytest.mark.parametrize("state", ["copy", "placed"])
 def test_a_stale_overlay_set_aside_earlier_stays_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str

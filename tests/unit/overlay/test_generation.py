@@ -309,6 +309,28 @@ def test_a_newer_overlay_is_seen_although_the_lease_beside_it_is_damaged(
     undo.pop_all()
 
 
+def test_a_host_that_boots_after_the_one_that_took_over_was_stopped_gives_way(
+    apart: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own lease file still names it as the holder, which would refuse the start of the newest overlay."""
+    overlay(apart, "host-a").write_bytes(b"old")
+    mark_overlay(apart.cluster, apart.hosts["host-a"], apart.take("host-a"))
+    before = Path(lease_path(apart, "host-a")).read_bytes()
+    apart.release("host-a")
+    use(apart, "host-b")
+    Path(lease_path(apart, "host-a")).write_bytes(before)
+    with pytest.raises(Refused, match="host-a holds the lease"):
+        apart.leases("host-b").check()
+    known = apart.leases("host-a", query=False)
+    monkeypatch.setattr(start, "Leases", lambda *_, **__: known)
+    lines: list[str] = []
+    monkeypatch.setattr(Silent, "report", lambda _, text: lines.append(text))
+    assert start._is_still_held(apart.cluster, apart.hosts["host-a"], Silent()) is False
+    assert "host-b had taken over (generation 2) and was stopped" in lines[0]
+    assert not overlay(apart, "host-a").exists()
+    assert apart.leases("host-b").check().generation == 3
+
+
 def test_an_instance_runs_on_a_host_whose_lease_is_damaged(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     use(apart, "host-a")
     Path(lease_path(apart, "host-b")).write_bytes(b"{")
