@@ -205,7 +205,7 @@ def test_a_stop_right_after_a_start_ends_a_guard_that_has_not_begun_yet(tmp_path
 
 def test_a_guard_has_the_lock_that_it_was_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = cluster()
-    monkeypatch.setattr(Places, "__init__", lambda self, _: setattr(self, "guard_lock", tmp_path / "lock"))
+    monkeypatch.setattr(Places, "__init__", lambda self, *_: setattr(self, "guard_lock", tmp_path / "lock"))
     with hold_lock(str(tmp_path / "lock")):
         inherited = next(
             int(path.name) for path in Path("/proc/self/fd").iterdir() if path.readlink() == tmp_path / "lock"
