@@ -61,7 +61,10 @@ def add_snapshot_name(parser: argparse.ArgumentParser) -> None:
 def add_vm(parser: argparse.ArgumentParser) -> None:
     """Add the option that selects the snapshots of the VM's state; ``open_site`` handles it."""
     parser.add_argument(
-        "--vm", dest="vm_state", action="store_true", help="snapshots of the provisioning VM's state, not of the overlay"
+        "--vm",
+        dest="vm_state",
+        action="store_true",
+        help="snapshots of the provisioning VM's state, not of the overlay",
     )
 
 

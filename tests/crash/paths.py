@@ -59,7 +59,7 @@ DIRECT = {
     "appliance/operations/site/ca.py:make_ca": "authority",
     "appliance/operations/site/init.py:replace_file": "site file",
     "appliance/operations/site/keys.py:write_new": "signing key",
-    "appliance/operations/upgrade/vm_drill.py:read": "not state: a copy within the folder of the drill, which is removed",
+    "appliance/operations/upgrade/vm_drill.py:read": "not state: within the folder of the drill, which is removed",
     "appliance/operations/vm/build.py:_build": BUILD,
     "appliance/operations/vm/build.py:_make_root": BUILD,
     "appliance/operations/vm/build.py:_pack_code": BUILD,

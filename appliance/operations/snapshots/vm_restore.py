@@ -140,7 +140,7 @@ def _exchange(cluster: Cluster, host: Host, raw: str, progress: Progress) -> str
     """Put the state disk in place; return the snapshot that keeps the old disks, empty if there were none."""
     where = VmPlaces(cluster.site)
     beside = {disk: f"{where.disks}/{disk.stem}.restored" for disk in (where.state, where.root)}
-    host.run("mkdir", "-p", "-m", "0700", str(where.disks))
+    files.make_folders(host, str(where.disks))
     need = query_used(host, raw, str(where.root)) + SPARE_BYTES
     need_space(host, str(where.disks), need, "MiB free, %d are needed", hint="`sms vm snapshot --prune 3`")
     old = host.works("test", "-e", str(where.state))
