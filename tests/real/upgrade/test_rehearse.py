@@ -119,7 +119,7 @@ def test_a_good_image_does_and_production_feels_nothing(stage: Playground, tmp_p
 
 def test_a_broken_service_is_reported_with_its_last_lines(stage: Playground) -> None:
     before = production(stage)
-    done = rehearse(stage, "/etc/sms/broken.sif", "--nodes", "0", "--wait", "5", ok=(4,))
+    done = rehearse(stage, "/etc/sms/broken.sif", "--nodes", "0", "--wait", "15", ok=(4,))
     failed = [check for check in done["checks"] if not check["ok"]]
     assert [check["what"] for check in failed] == ["the image starts on it; every service answers"]
     assert "slurmctld does not answer" in failed[0]["seen"] and BROKEN in failed[0]["seen"]
