@@ -135,8 +135,7 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
             work.number = taken.snapshot["number"]
             work.errors += taken.not_dumped
         except Busy as error:
-            overlap = record_overlap(read_record(cluster, host), now=time.time(), what=one_line(error.message))
-            write_record(cluster, host, overlap)
+            _record_skipped(cluster, host, error)
             return None
         except Exception as error:
             work.fail("", error)
@@ -195,8 +194,7 @@ def run_scheduled_vm(cluster: Cluster, host: Host, progress: Progress) -> Run | 
                 work.number = previous.number if previous else None
                 work.notes += ("the VM is off and its state has not changed since the newest snapshot",)
         except Busy as error:
-            overlap = record_overlap(read_record(cluster, host), now=time.time(), what=one_line(error.message))
-            write_record(cluster, host, overlap)
+            _record_skipped(cluster, host, error)
             return None
         except Exception as error:
             work.fail("", error)
@@ -205,6 +203,12 @@ def run_scheduled_vm(cluster: Cluster, host: Host, progress: Progress) -> Run | 
         finish_interrupted(cluster, host, work.run(started, "it was interrupted"), VM_SNAPSHOTS)
         raise
     return finish(cluster, host, work.run(started), VM_SNAPSHOTS)
+
+
+def _record_skipped(cluster: Cluster, host: Host, error: Busy) -> None:
+    """Record that a run did nothing because another one is at work."""
+    overlap = record_overlap(read_record(cluster, host), now=time.time(), what=one_line(error.message))
+    write_record(cluster, host, overlap)
 
 
 def order_after_copies(cluster: Cluster, host: Host, work: RunState) -> None:
