@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,8 @@ class Server:
 
     def signal(self, signum: signal.Signals) -> None:
         for pid in self.sessions():
-            os.kill(pid, signum)
+            with suppress(ProcessLookupError):  # it ended since it was listed
+                os.kill(pid, signum)
 
 
 def run_sshd(folder: Path, address: str, *prefix: str, config: str = "") -> Iterator[Server]:
@@ -60,5 +62,7 @@ def run_sshd(folder: Path, address: str, *prefix: str, config: str = "") -> Iter
             assert "listening" in process.stderr.readline()
             yield server
         finally:
-            server.signal(signal.SIGKILL)
-            process.kill()
+            try:
+                server.signal(signal.SIGKILL)
+            finally:
+                process.kill()  # without it the end of "with" waits for ever
