@@ -41,7 +41,9 @@ NODES = 2
 SAVED_S = 15
 """slurmctld writes its state down every few seconds."""
 RECORDED = "it has now been recorded"
-EARLY = ("inspect_hosts", "copy_file", "trust", "offer", "build", "send", "round", "verify")
+WRITTEN = "/var/lib/.written"
+"""A file in the overlay."""
+EARLY = ("inspect_hosts", "copy_file", "trust", "offer", "build", "send", "round", "verify", "hand")
 """Steps after which nothing has been stopped."""
 NOTICED_S = 45
 """Seconds until a command ends whose target has lost its power: about 20 on an idle machine. TCP takes a minute."""
@@ -450,6 +452,15 @@ def tell_history(world: World, source: str, target: str, before: dict[str, int])
     return "; ".join(reported)
 
 
+def restart_unwritable(world: World, host: str) -> None:
+    """A disk that is full below the overlay may stop writes for good; status says so, a stop and a start repair it."""
+    if world.hosts.sms("-q", "exec", "--", "touch", WRITTEN, on=host, ok=None).status:
+        assert any("cannot be written" in line for line in world.hosts.status(host)["warnings"])
+        world.hosts.sms("-q", "stop", on=host)
+        world.hosts.sms("-q", "start", on=host)
+        world.power_lost = True  # as after a power failure, the controller may not have saved its last jobs
+
+
 def run_again(world: World, found: str, source: str, target: str, *, ended: bool) -> str:
     """The command once more, after all is repaired: it ends with the services container on the target."""
     if found == "none":
@@ -457,6 +468,7 @@ def run_again(world: World, found: str, source: str, target: str, *, ended: bool
         for host in CARRIERS:
             world.hosts.sms("-q", "start", "--boot", on=host, ok=None)
         found = world.settle(set(CARRIERS))
+    restart_unwritable(world, found)
     done = world.hosts.sms("-q", "migrate", "--force", target, on="admin", ok=(0, 3))
     words = (done.stdout + done.stderr).decode()
     if found == target and not ended and RECORDED in words:

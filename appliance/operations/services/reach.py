@@ -60,6 +60,12 @@ def inspect_links(host: Host, pid: int) -> tuple[Links, str]:
         return Links(), f"the network of {host.name} cannot be inspected: {one_line(str(error), 200)}"
 
 
+UNWRITABLE = (
+    "the overlay cannot be written, as after an error of its disk, or when that disk was full: look at the disk, "
+    "then `sms stop` and `sms start` repair the overlay"
+)
+
+
 def inspect_inside(cluster: Cluster, host: Host) -> Inside:
     """Return what the running container knows of itself, and its controller of the nodes."""
     controller = cluster.find_role("controller")
@@ -76,6 +82,8 @@ def inspect_reach(cluster: Cluster, host: Host, pid: int, found: tuple[Links, st
     problems = [problem] if problem else [one for network in networks for one in network.problems]
     if not inside.processes:
         problems.append("the processes of the services container cannot be listed")
+    if inside.unwritable:
+        problems.append(UNWRITABLE)
     stopped = find_stopped(inside.processes)
     problems += [
         f"process {process.name} of the services container is stopped by a signal: "

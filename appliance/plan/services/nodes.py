@@ -156,13 +156,14 @@ class Process:
 class Inside:
     """What was collected inside the container. ``space``: size and use of its file system in bytes.
 
-    ``problem``: why the nodes are not known.
+    ``problem``: why the nodes are not known; ``unwritable``: whether the overlay refuses changes.
     """
 
     space: dict[str, int] = field(default_factory=dict)
     processes: tuple[Process, ...] = ()
     nodes: tuple[NodeState, ...] = ()
     problem: str = ""
+    unwritable: bool = False
 
     def age_s(self, name: str) -> float:
         """Return since when the oldest process of that name runs, in seconds; 0 without one."""
@@ -194,6 +195,7 @@ def read_inside(output: str, user: str) -> Inside:
         tuple(_read_processes("\n".join(parts.get("process", ())), float(uptime[0]) if uptime else 0.0)),
         nodes,
         "" if nodes else one_line(problem, 200),
+        "unwritable" in parts,
     )
 
 

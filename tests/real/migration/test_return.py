@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,16 @@ def before(world: World) -> str:
     return OLD
 
 
+def end_of(process: subprocess.Popen[bytes]) -> str:
+    """What it wrote to stderr; nsenter, which stops when its child does, may do so only after it was continued."""
+    for _ in range(120):
+        process.send_signal(signal.SIGCONT)
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=1)[1].decode()
+    process.kill()
+    pytest.fail("the failover has not ended after 120 s")
+
+
 def during(step: str) -> Order:
     """It returns when the failover has done this step, and is up before the next one."""
 
@@ -178,7 +190,7 @@ def during(step: str) -> Order:
         world.boot(OLD, ok=None)
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-        said = process.communicate(timeout=120)[1].decode()
+        said = end_of(process)
         world.said.append(f"failover new: {process.returncode}")
         if process.returncode:
             # It has noticed: the host that was said to be off serves.

@@ -82,6 +82,16 @@ def test_a_site_without_a_controller(cluster: Cluster) -> None:
     assert "kill -CONT 5" in found.problems[1]
 
 
+def test_an_overlay_that_refuses_changes_is_a_problem(cluster: Cluster) -> None:
+    found = inspect_inside(
+        cluster, Fake({("apptainer",): (0, "unwritable\nspace 4 1\nnode unwritable\n")}, name="host-a")
+    )
+    forged = inspect_inside(cluster, Fake({("apptainer",): (0, "space 4 1\nnode unwritable\n")}, name="host-a"))
+    assert (found.unwritable, forged.unwritable) == (True, False)
+    problems = inspect_reach(cluster, Fake({}, name="host-a"), 7, BROKEN, replace(inside(), unwritable=True)).problems
+    assert any("cannot be written" in problem for problem in problems)
+
+
 def test_a_container_that_shows_nothing_is_a_problem(cluster: Cluster) -> None:
     found = inspect_reach(cluster, Fake({}, name="host-a"), 7, BROKEN, Inside())
     assert found.problems[1:] == ["the processes of the services container cannot be listed"]
