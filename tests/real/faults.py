@@ -420,16 +420,17 @@ def run_cell(world: World, cell: Cell) -> None:
         assert cell.do is not target_gone or took < cell.noticed_s, (took, said)
         for host in scene.gone:
             power_on(world.lab, host)
+        restarted = found != "none" and restart_unwritable(world, found)
         row.again = run_again(world, found, source, target, ended=ended.status == 0)
     if out := os.environ.get("SMS_MATRIX_OUT"):
         with Path(out).open("a") as stream:
             stream.write(f"{row.line}\n")
     assert world.watch.twice == []
     assert world.jobs.given_twice == []
-    # What a controller had not saved when its host's power failed is unknown.
-    unsaved = (began - SAVED_S, began) if found == "none" else (0.0, 0.0)
+    # What a controller had not saved when its host's power failed, or could not save, is unknown.
+    unsaved = (began - SAVED_S, time.time() if restarted else began) if restarted or found == "none" else (0.0, 0.0)
     assert world.jobs.not_completed(since - 1, forgiven=unsaved) == {}
-    assert world.power_lost or not world.jobs.resumed
+    assert world.power_lost or restarted or not world.jobs.resumed
     check_overlays(world, moved=row.again == "moved")
 
 
@@ -452,13 +453,14 @@ def tell_history(world: World, source: str, target: str, before: dict[str, int])
     return "; ".join(reported)
 
 
-def restart_unwritable(world: World, host: str) -> None:
+def restart_unwritable(world: World, host: str) -> bool:
     """A disk that is full below the overlay may stop writes for good; status says so, a stop and a start repair it."""
-    if world.hosts.sms("-q", "exec", "--", "touch", WRITTEN, on=host, ok=None).status:
-        assert any("cannot be written" in line for line in world.hosts.status(host)["warnings"])
-        world.hosts.sms("-q", "stop", on=host)
-        world.hosts.sms("-q", "start", on=host)
-        world.power_lost = True  # as after a power failure, the controller may not have saved its last jobs
+    if not world.hosts.sms("-q", "exec", "--", "touch", WRITTEN, on=host, ok=None).status:
+        return False
+    assert any("cannot be written" in line for line in world.hosts.status(host)["warnings"])
+    world.hosts.sms("-q", "stop", on=host)
+    world.hosts.sms("-q", "start", on=host)
+    return True
 
 
 def run_again(world: World, found: str, source: str, target: str, *, ended: bool) -> str:
@@ -468,7 +470,6 @@ def run_again(world: World, found: str, source: str, target: str, *, ended: bool
         for host in CARRIERS:
             world.hosts.sms("-q", "start", "--boot", on=host, ok=None)
         found = world.settle(set(CARRIERS))
-    restart_unwritable(world, found)
     done = world.hosts.sms("-q", "migrate", "--force", target, on="admin", ok=(0, 3))
     words = (done.stdout + done.stderr).decode()
     if found == target and not ended and RECORDED in words:
