@@ -473,6 +473,7 @@ def test_a_verb_connects_to_a_host_once(hosts: Hosts) -> None:
 # Accounting
 
 
+@pytest.mark.full  # that accounting works is in test_optional_services.py
 def test_accounting_is_whole(hosts: Hosts) -> None:
     """slurmdbd and MariaDB move as well; what they knew they know there, and what comes is added."""
     site = ("--site", hosts.variant("full.yaml", with_accounting))

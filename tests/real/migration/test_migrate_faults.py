@@ -72,15 +72,15 @@ def cells() -> Iterator[Cell]:
     ):
         yield Cell("disk full", faults.disk_full, step, either, step == "<start", small=True, wait_s=15)
     yield Cell("tampered image", faults.tampered_image, "<inspect_hosts", target)  # it is sent again
-    yield Cell("tampered image", faults.tampered_image, "<trust", source, True)
+    yield Cell("tampered image", faults.tampered_image, "<trust", source)
     for step in ("<round", "<verify"):
-        yield Cell("damaged copy", faults.damaged_copy, step, source, step == "<verify")
+        yield Cell("damaged copy", faults.damaged_copy, step, source)
     for name in ("munge", "slurmctld", "rsyslog", "postfix"):
-        yield Cell(f"{name} not up", faults.service_down(name), "<probe", source, name == "munge", wait_s=6)
+        yield Cell(f"{name} not up", faults.service_down(name), "<probe", source, wait_s=6)
     for name in ("chrony", "slurmctld"):
-        yield Cell(f"{name} not up", faults.service_down(name), "<check", source, name == "chrony", wait_s=30)
+        yield Cell(f"{name} not up", faults.service_down(name), "<check", source, wait_s=30)
     for step in ("<start", "<arm", "<up"):
-        yield Cell("bridge missing", faults.no_bridge, step, source, step == "<up")
+        yield Cell("bridge missing", faults.no_bridge, step, source)
     yield Cell("clock 10 min off", faults.clock_off, "<inspect_hosts", source, clocks=True)
     yield Cell("clock 10 min off", faults.clock_off, "<start", target, clocks=True)  # known to be right when it began
 
