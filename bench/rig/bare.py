@@ -55,6 +55,8 @@ def network_commands() -> str:
     for network, interface in INTERFACES.items():
         address = CONTAINER_ADDRESSES[network]
         lines += [f"ip link set {interface} address {mac(address)} up", f"ip addr add {address}/24 dev {interface}"]
+    # What `sms start` sets for the container, whose own programs cannot.
+    lines.append("echo 1 >/proc/sys/net/ipv4/ip_forward")
     return "\n".join([*lines, f"ip route add default via {GATEWAY[PUBLIC]}"])
 
 

@@ -17,6 +17,7 @@ from bench.rig.bare import network_commands
 MODULES = (
     *("virtio_pci", "virtio_rng", "virtio_blk", "ext4", "virtio_net", "veth", "af_packet"),
     *("nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", "nf_conntrack", "nft_counter"),
+    *("nft_limit", "nft_connlimit"),
 )
 # First program of the VM. The root file system is an image on a virtual disk, as usual.
 INITRAMFS_INIT = """\
