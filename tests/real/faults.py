@@ -420,7 +420,7 @@ def run_cell(world: World, cell: Cell) -> None:
         assert cell.do is not target_gone or took < cell.noticed_s, (took, said)
         for host in scene.gone:
             power_on(world.lab, host)
-        restarted = found != "none" and restart_unwritable(world, found)
+        restarted = cell.small and found != "none" and restart_unwritable(world, found)
         row.again = run_again(world, found, source, target, ended=ended.status == 0)
     if out := os.environ.get("SMS_MATRIX_OUT"):
         with Path(out).open("a") as stream:

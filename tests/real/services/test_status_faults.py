@@ -224,6 +224,19 @@ def test_a_stopped_daemon(served: Playground) -> None:
             served.sms("exec", "--", "kill", "-CONT", master)
 
 
+def test_an_overlay_that_takes_no_writes(served: Playground) -> None:
+    """A folder in the place of the file that status writes refuses it as a file system does; the rest is still read."""
+    path = "/var/lib/.sms-write"
+    with fault(served) as seen:
+        served.sms("exec", "--", "mkdir", path)
+        try:
+            found = seen("the overlay cannot be written")
+            assert found["uptime_s"] > 0 and found["overlay"].get("size"), found
+            assert not any("cannot be listed" in warning for warning in found["warnings"]), found["warnings"]
+        finally:
+            served.sms("exec", "--", "rmdir", path)
+
+
 def test_no_guard(served: Playground) -> None:
     with fault(served, within_s=5) as seen:
         served.host(HOST).run("sh", "-c", 'kill "$(cat /run/sms/lab.guard.lock)"')
