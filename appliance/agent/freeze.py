@@ -1,6 +1,7 @@
 """Freeze the file system of an overlay in use, and thaw it whatever happens to this process."""
 
 import ctypes
+import errno
 import fcntl
 import os
 import re
@@ -73,12 +74,23 @@ def unmount(target: str) -> None:
 
 
 @contextmanager
-def mounted(source: str, kind: str, flags: int, options: str = "") -> Iterator[str]:
-    """Mount a file system on a new folder while the context lasts; needs ``private_mounts``."""
+def mounted(source: str, kind: str, flags: int, options: str = "", wait_s: float = 0.0) -> Iterator[str]:
+    """Mount a file system on a new folder while the context lasts; needs ``private_mounts``.
+
+    ``wait_s``: how long another program may hold the device.
+    """
     target = "%s/agent-%d-%d" % (FOLDER, os.getpid(), time.monotonic() * 1e6)
     os.makedirs(target, 0o700)
     try:
-        mount(source, target, kind, flags, options)
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                mount(source, target, kind, flags, options)
+                break
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.01)
         try:
             yield target
         finally:

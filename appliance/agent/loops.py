@@ -82,9 +82,10 @@ def image_mounted(descriptor: int, *, read_only: bool) -> Iterator[str]:
         Problem: the loop device does not release the file.
     """
     loop, path = attach(descriptor, read_only=read_only)
-    flags = MS_NOATIME | MS_NODEV | MS_NOSUID | MS_NOEXEC
+    flags = MS_NOATIME | MS_NODEV | MS_NOSUID | MS_NOEXEC | (MS_RDONLY if read_only else 0)
     try:
-        with mounted(path, "ext3", flags | (MS_RDONLY if read_only else 0), "noload" if read_only else "") as folder:
+        # A program that was given the same free device may still have it open, exclusively, until it finds it taken.
+        with mounted(path, "ext3", flags, "noload" if read_only else "", CLAIM_WAIT_S) as folder:
             os.close(loop)
             loop = -1
             yield folder

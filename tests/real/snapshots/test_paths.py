@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -113,6 +114,34 @@ def test_a_free_loop_device_that_another_program_holds_is_waited_for(overlay: Be
     release.start()
     assert diff(overlay, number, None)[""]["lines"] == 0
     release.join()
+
+
+MOUNT = """
+import sys
+from appliance.agent.freeze import MS_RDONLY, mounted, private_mounts
+private_mounts()
+with mounted(sys.argv[1], "ext3", MS_RDONLY, "noload", float(sys.argv[2])):
+    print("mounted")
+"""
+
+
+def test_a_loop_device_that_another_program_still_holds_is_waited_for(overlay: Bed) -> None:
+    """It was given the same free device, and has it open exclusively until it finds it taken."""
+    overlay.take()
+    overlay.unmount()
+    loop = sh("losetup", "--find", "--show", "--read-only", overlay.overlay).strip()
+    mount = [sys.executable, "-c", MOUNT, loop]
+    try:
+        held = os.open(loop, os.O_RDONLY | os.O_EXCL)
+        refused = subprocess.run([*mount, "0"], capture_output=True, text=True)
+        assert "Device or resource busy" in refused.stderr, refused
+        release = threading.Timer(0.5, os.close, (held,))
+        release.start()
+        assert subprocess.run([*mount, "10"], capture_output=True, text=True).stdout == "mounted\n"
+        release.join()
+    finally:
+        sh("losetup", "--detach", loop)
+        overlay.mount()
 
 
 def test_what_a_comparison_tells(overlay: Bed) -> None:
