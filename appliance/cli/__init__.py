@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance import __version__
-from appliance.cli.common import standard_output
+from appliance.cli.common import HelpFormatter, standard_output
 from appliance.cli.edge import guard_standard_streams
 from appliance.errors import SmsError, disk_hint
 
@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("upgrade.rehearse", "upgrade.upgrade", "services.journal"),
     ),
     "provisioning VM and nodes": ("vm.vm", "nodes.node", "nodes.files", "nodes.user"),
-    "lab and tools": ("lab.lab", "completion"),
+    "lab and tools": ("lab.lab", "completion", "help", "version"),
 }
 """Modules of this package in the order of the help; each is named like its verb."""
 VERBS = {module.rpartition(".")[2]: module for modules in GROUPS.values() for module in modules}
@@ -57,7 +57,21 @@ examples:
   sms lab demo                                      try everything on a single machine
 
 exit status: 0 success, 1 failed, 2 usage or configuration error, 3 refused before anything was
-changed, 4 done but unhealthy, 5 rolled back"""
+changed, 4 done but unhealthy, 5 rolled back
+
+--site, --state, --quiet and --debug are valid before the verb and after it."""
+
+
+GLOBAL_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (
+        ("--site",),
+        {"type": Path, "metavar": "FILE", "help": "the site file (default: $SMS_SITE, ./sms.yaml, /etc/sms/sms.yaml)"},
+    ),
+    (("--state",), {"type": Path, "metavar": "DIR", "help": "folder of images, overlays and leases"}),
+    (("-q", "--quiet"), {"action": "store_true", "help": "print only errors and results, no progress"}),
+    (("--debug",), {"action": "store_true", "help": "show the traceback of an error"}),
+)
+"""Options of every verb: their names, and how argparse reads them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -97,22 +111,31 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
         only: add only this verb: the parsers of all verbs take as long as `sms status`.
     """
     parser = Parser(
-        prog="sms", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="sms", description=DESCRIPTION, epilog=EPILOG, formatter_class=HelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"sms {__version__}")
-    parser.add_argument(
-        "--site",
-        type=Path,
-        metavar="FILE",
-        help="the site file (default: $SMS_SITE, ./sms.yaml, /etc/sms/sms.yaml)",
-    )
-    parser.add_argument("--state", type=Path, metavar="DIR", help="folder of images, overlays and leases")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only errors and results, no progress")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    for names, options in GLOBAL_OPTIONS:
+        parser.add_argument(*names, **options)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", parser_class=Parser)
     for name in (only,) if only else VERBS:
         importlib.import_module(f"appliance.cli.{VERBS[name]}").add(verbs)
+    for below in verbs.choices.values():
+        _complete(below)
     return parser
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Let a verb and its actions accept the global options, which only the help of `sms` lists; describe actions."""
+    for names, options in GLOBAL_OPTIONS:
+        if free := [name for name in names if name not in parser._option_string_actions]:
+            shown = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            parser.add_argument(*free, dest=names[-1].lstrip("-"), **{**options, **shown})
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for name, below in action.choices.items():
+                below.description = below.description or f"{summaries[name][:1].upper()}{summaries[name][1:]}."
+                _complete(below)
 
 
 def find_verb(argv: Sequence[str]) -> str | None:

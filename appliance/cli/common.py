@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
@@ -23,6 +25,29 @@ Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
 """What ``add`` of a verb adds its parser to."""
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Fills a description to the width of the terminal, and keeps the lines of examples.
+
+    An example that is too long has its comment on the line below.
+    """
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        paragraph: list[str] = []
+        for line in [*text.splitlines(), ""]:
+            if line and not line.startswith(" ") and not line.endswith(":"):
+                paragraph.append(line)
+                continue
+            lines += textwrap.wrap(" ".join(paragraph), width)
+            paragraph = []
+            command, gap, comment = re.fullmatch(r"( *.*?\S|)( {2,}|)(\S.*|)", line).groups()  # type: ignore[union-attr]
+            if gap and len(line) > width:
+                lines += [command, *textwrap.wrap(comment, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+            else:
+                lines.append(line)
+        return "\n".join(indent + line for line in lines[:-1])
+
+
 def verb(verbs: Verbs, name: str, help: str, description: str, examples: str) -> Any:
     """Add the parser of a verb, with examples below its options."""
     return verbs.add_parser(
@@ -30,7 +55,7 @@ def verb(verbs: Verbs, name: str, help: str, description: str, examples: str) ->
         help=help,
         description=description,
         epilog=f"examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
 
 

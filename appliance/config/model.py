@@ -150,7 +150,7 @@ class ServicesFrom(Section):
 class Base(Section):
     """What the image is built from."""
 
-    os: Name = Field("debian-12", description="A base of definitions/bases.")
+    os: BaseName = Field("debian-12", description="A base of definitions/bases.")
     mirrors: dict[Name, Url] = Field(
         {},
         description="Package mirrors by repository name (default: the mirrors of the build host).",

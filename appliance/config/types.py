@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,15 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 def wrong(what: str, hint: str) -> PydanticCustomError:
     """Return a custom error; ``what`` follows the value, as in "10.0.0.0/33 is not an address"."""
     return PydanticCustomError("worded", "{what}", {"what": what, "hint": hint})
+
+
+def refuse_ipv6(value: Any) -> None:
+    """Raise a custom error if the value is an IPv6 address, with or without a prefix."""
+    try:
+        IPv6Address(value.partition("/")[0].strip("[]") if isinstance(value, str) else "")
+    except ValueError:
+        return
+    raise wrong("is an IPv6 address: IPv6 is not supported yet", "write the IPv4 address, such as 10.0.0.1")
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ class Text:
 
     def _check(self, value: Any) -> Any:
         if isinstance(value, str) and not re.fullmatch(self.pattern, value):
+            refuse_ipv6(value)
             raise wrong(f"is not {self.what}", self.hint)
         return value
 
@@ -44,6 +54,12 @@ Name = Annotated[
     str, Text(r"[a-z][a-z0-9-]{0,30}", "a name", "use 1 to 31 lower case letters, digits and dashes, a letter first")
 ]
 """A name that sms uses: lower case letters, digits and dashes."""
+
+BaseName = Annotated[
+    str,
+    Text(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", "the name of a base", "use letters, digits, dots and dashes: debian-12"),
+]
+"""The name of a base; which ones exist is checked later."""
 
 SeenName = Annotated[
     str,
@@ -132,6 +148,7 @@ def _address(value: Any) -> Any:
         try:
             return IPv4Address(value if isinstance(value, str) else "")
         except ValueError:
+            refuse_ipv6(value)
             raise wrong("is not an IPv4 address", "write four numbers from 0 to 255, such as 10.0.0.1") from None
     return value
 
@@ -143,6 +160,7 @@ def _interface(value: Any) -> Any:
     try:
         found = IPv4Address(address)
     except ValueError:
+        refuse_ipv6(value)
         raise wrong("is not an address with prefix", "write it such as 10.0.0.1/16") from None
     # Without a prefix Python assumes 32, with which the container could not reach any host.
     if not slash:

@@ -41,6 +41,7 @@ def add(verbs: Verbs) -> None:
     prune.add_argument("--keep", type=positive, default=3, metavar="N", help="number of newest images to keep (3)")
     prune.add_argument("--nodes", action="store_true", help="prune node images of this host, per profile")
     prune.add_argument("-n", "--dry-run", action="store_true", help="only print what would be removed")
+    add_json(prune)
     prune.set_defaults(run=run_prune)
     image_nodes.add(actions)
 
@@ -76,10 +77,10 @@ def run_prune(arguments: argparse.Namespace) -> int:
     """Remove old images."""
     if arguments.nodes:
         return image_nodes.run_prune(arguments)
-    from appliance.cli.screen import out
     from appliance.operations.image.list import prune_images
 
     word = "would remove" if arguments.dry_run else "removed"
-    for image in prune_images(open_site(arguments)[0], arguments.keep, dry_run=arguments.dry_run):
-        out.print(f"{word} {image.key[:12]}, {image.bytes >> 20} MiB", markup=False)
+    images = list(prune_images(open_site(arguments)[0], arguments.keep, dry_run=arguments.dry_run))
+    lines = [f"{word} {image.key[:12]}, {image.bytes >> 20} MiB" for image in images]
+    print_result(arguments, images, lines or ["nothing to remove"])
     return 0

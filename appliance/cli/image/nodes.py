@@ -116,10 +116,10 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 def run_prune(arguments: argparse.Namespace) -> int:
     """Remove old node images of this host."""
-    from appliance.cli.screen import out
     from appliance.operations.nodes.image import prune_nodes
 
     word = "would remove" if arguments.dry_run else "removed"
-    for image in prune_nodes(open_site(arguments)[0], arguments.keep, dry_run=arguments.dry_run):
-        out.print(f"{word} {image.profile} {image.digest[:12]}, {image.bytes >> 20} MiB", markup=False)
+    images = list(prune_nodes(open_site(arguments)[0], arguments.keep, dry_run=arguments.dry_run))
+    lines = [f"{word} {image.profile} {image.digest[:12]}, {image.bytes >> 20} MiB" for image in images]
+    print_result(arguments, images, lines or ["nothing to remove"])
     return 0

@@ -56,7 +56,15 @@ def _up(arguments: argparse.Namespace) -> int:
 
     made = lab.lab_up(arguments.name, arguments.nodes, screen.progress(arguments.quiet), metal=arguments.metal)
     if not arguments.quiet:
-        screen.err.print(f"lab {arguments.name} is up" if made else f"lab {arguments.name} is up already")
+        flag = "" if arguments.name == "lab" else f" --name {arguments.name}"
+        screen.err.print(
+            f"lab {arguments.name} is up{'' if made else ' already'}; next:\n"
+            f"  sms lab status{flag}                              hosts, addresses, and what is not ready\n"
+            f"  sms lab exec{flag} host-a -- sms build            build, sign and verify the image\n"
+            f"  sms lab exec{flag} host-a -- sms start            start the services container\n"
+            f"  sms lab down{flag}                                remove the lab",
+            markup=False,
+        )
     return 0
 
 
@@ -143,6 +151,7 @@ def _capture(arguments: argparse.Namespace) -> int:
 def _add_down(parts: Any) -> None:
     parser = _part(parts, "down", "remove the lab; files of its admin hosts on disk are kept")
     parser.add_argument("--all", action="store_true", help="remove these too, and the cached root of the compute nodes")
+    add_json(parser)
     parser.set_defaults(run=_down)
 
 
@@ -150,7 +159,9 @@ def _down(arguments: argparse.Namespace) -> int:
     from appliance.cli import screen
     from appliance.operations.lab import lab
 
-    lab.lab_down(arguments.name, arguments.all, screen.progress(arguments.quiet))
+    there = lab.lab_down(arguments.name, arguments.all, screen.progress(arguments.quiet))
+    if arguments.json:
+        screen.print_json({"name": arguments.name, "was_up": there, "files_removed": arguments.all})
     return 0
 
 

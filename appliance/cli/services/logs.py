@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import suppress
 
-from appliance.cli.common import Verbs, add_host, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_target, positive, print_result, verb
 
 EXAMPLES = """\
   sms logs                  messages of all nodes
@@ -19,17 +19,27 @@ def add(verbs: Verbs) -> None:
     parser = verb(verbs, "logs", "show a log", "Show the end of a log of the services container.", EXAMPLES)
     parser.add_argument("name", nargs="?", default="messages", metavar="LOG", help="a service, messages or supervisor")
     parser.add_argument("-f", "--follow", action="store_true", help="keep showing new lines")
-    parser.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="number of lines (50)")
+    parser.add_argument("-n", "--lines", type=positive, default=50, metavar="N", help="number of lines (50)")
     add_host(parser)
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show a log."""
     from appliance.cli.edge import data_writer
+    from appliance.errors import ConfigError
     from appliance.operations.services.inside import show_log
 
+    if arguments.json and arguments.follow:
+        raise ConfigError("--json prints one document, and --follow has no end", hint="omit one of them")
     cluster, host, _ = open_target(arguments)
+    if arguments.json:
+        parts: list[bytes] = []
+        show_log(cluster, host, arguments.name, lines=arguments.lines, follow=False, write=parts.append)
+        lines = b"".join(parts).decode(errors="backslashreplace").splitlines()
+        print_result(arguments, {"host": host.name, "log": arguments.name, "lines": lines}, [])
+        return 0
     with suppress(KeyboardInterrupt):
         show_log(cluster, host, arguments.name, lines=arguments.lines, follow=arguments.follow, write=data_writer())
     return 0

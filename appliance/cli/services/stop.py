@@ -10,7 +10,8 @@ from appliance.cli.common import Verbs, add_host, add_json, open_target, print_r
 
 EXAMPLES = """\
   sms stop                 on this admin host
-  sms stop --host host-a   on another one, over SSH"""
+  sms stop --host host-a   on another one, over SSH
+  sms stop --dry-run       show what would be stopped, in order; change nothing"""
 
 
 def add(verbs: Verbs) -> None:
@@ -26,6 +27,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--keep-lease", action="store_true", help="the host shuts down and shall start it again at boot"
     )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="show what would be stopped, change nothing")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -36,9 +38,15 @@ def _ignore_interrupt(signum: int, frame: object) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Stop."""
-    from appliance.operations.services.stop import stop
+    from appliance.operations.services.stop import plan_stop, stop
 
     cluster, host, shown = open_target(arguments)
+    if arguments.dry_run:
+        plan = plan_stop(cluster, host, shown, keep_lease=arguments.keep_lease)
+        lines = [f"would stop {name}" for name in plan.services]
+        lines += [f"would release the lease of {host.name}"] * plan.lease_released
+        print_result(arguments, plan, lines or [f"{cluster.site.cluster} does not run on {host.name}"])
+        return 0
     # An interrupted stop would leave some daemons stopped and others running.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _ignore_interrupt)

@@ -32,6 +32,29 @@ class Stopped:
     lease_released: bool
 
 
+@dataclass(frozen=True)
+class StopPlan:
+    """What a stop would do: the services that run, in the order in which they would be stopped, and the lease."""
+
+    host: str
+    services: tuple[str, ...]
+    lease_released: bool
+
+
+def plan_stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool = False) -> StopPlan:
+    """Return what ``stop`` would do, and warn as it does; change nothing.
+
+    Raises:
+        Refused: a program that a stop needs is missing.
+    """
+    check_programs(host)
+    if not keep_lease:
+        _warn(cluster, host, progress)
+    names = [service.name for service in reversed(cluster.services)] if find_instance(cluster, host) else []
+    held = query_lease(host, cluster).holder == host.name
+    return StopPlan(host.name, tuple(names), held and not keep_lease)
+
+
 def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool = False) -> Stopped:
     """Stop the services container on ``host``.
 

@@ -86,6 +86,8 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
         raise ConfigError(problems=first_problems(problems))
     changes: dict[str, object] = {} if isinstance(site.services, tuple) else {"services": names}
     if state is not None:
+        if state.exists() and not state.is_dir():
+            raise ConfigError(f"--state: {state} is not a folder", hint="give the folder of images and overlays")
         changes["state"] = state.absolute()
     site = fill_provisioning(site.model_copy(update=changes), path.absolute().parent)
     return Loaded(site, document, catalog, notices)
