@@ -49,7 +49,7 @@ run in a small, signed, read-only container; everything else can be switched off
 
 EPILOG = """\
 examples:
-  sms init --profile openhpc -o /etc/sms/sms.yaml   write a commented site file
+  sms init --profile openhpc -o sms.yaml            write a commented site file
   sms config check                                  every problem in it, with its line
   sms build                                         build, sign and verify the image
   sms start --host host-a                           start it there and wait until it serves
@@ -78,7 +78,10 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors have a hint."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(2, f"{self.prog}: {message}\n  hint: {self._nearest(message) or f'{self.prog} --help'}\n")
+        hint = self._nearest(message) or f"{self.prog} --help"
+        if message.startswith("argument VERB"):
+            message = message.partition(" (choose from")[0]  # the list of all verbs hides the hint
+        self.exit(2, f"{self.prog}: {message}\n  hint: {hint}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does; unknown arguments are reported by the parser of the selected action."""
@@ -110,9 +113,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     Args:
         only: add only this verb: the parsers of all verbs take as long as `sms status`.
     """
-    parser = Parser(
-        prog="sms", description=DESCRIPTION, epilog=EPILOG, formatter_class=HelpFormatter
-    )
+    parser = Parser(prog="sms", description=DESCRIPTION, epilog=EPILOG, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=f"sms {__version__}")
     for names, options in GLOBAL_OPTIONS:
         parser.add_argument(*names, **options)

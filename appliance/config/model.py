@@ -16,6 +16,7 @@ from appliance.config.section import Section
 from appliance.config.types import (
     Address,
     AddressWithPrefix,
+    BaseName,
     File,
     HostName,
     Interface,

@@ -249,8 +249,15 @@ class Ssh(Host):
         port: int = 22,
         key: Path | None = None,
         known_hosts: Path | None = None,
+        failed: str = "",
     ) -> None:
+        """Keep how to reach the host; nothing connects yet.
+
+        Args:
+            failed: what to do if it has failed, as part of a hint.
+        """
         self.name = name
+        self.failed = failed
         self.address = address
         self.user = user
         self.port = port
@@ -345,7 +352,7 @@ class Ssh(Host):
             hint = (
                 f"compare its fingerprint on the host, then: ssh-keyscan -p {self.port} {self.address}"
                 if unknown
-                else "is the host up, and sshd running?"
+                else f"is the host up, and sshd running?{self.failed and f' {self.failed}'}"
             )
             reason = str(error).removeprefix("[Errno None] ")  # paramiko's prefix when several addresses failed
             raise Unreachable(f"{self.name}: {where}: {reason}", hint=hint) from error

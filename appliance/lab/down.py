@@ -25,8 +25,8 @@ exit 1
 """
 
 
-def down(name: str, everything: bool = False) -> None:
-    """Remove the lab: processes, namespaces, mounts, loop devices, its folder under /run.
+def down(name: str, everything: bool = False) -> bool:
+    """Remove the lab: processes, namespaces, mounts, loop devices, its folder under /run; return whether it was up.
 
     Args:
         everything: also its files on disk, and the cached root file system if no other lab is up.
@@ -39,6 +39,7 @@ def down(name: str, everything: bool = False) -> None:
         if everything:
             Local().run("rm", "-rf", "--one-file-system", str(DISK / name), timeout=300)
             _remove_cache()
+    return journal is not None
 
 
 def take_down(journal: Journal) -> None:

@@ -64,7 +64,27 @@ CASES: dict[str, Case] = {
     "no UUID": (["overlay", "prune", "--at", "borg", "--uuid", "12"], 2, "sms: invalid UUID '12'", "at least 4"),
     "a flag without its UUID": (["overlay", "identity", "--without-remote"], 2, "sms: --without-remote needs a", ""),
     "no action": (["config"], 2, "sms config: the following arguments are required: ACTION", "sms config --help"),
-    "no such shell": (["completion", "fish"], 2, "sms completion: argument shell: invalid choice: 'fish'", ""),
+    "no such shell": (["completion", "csh"], 2, "sms completion: argument SHELL: invalid choice: 'csh'", ""),
+    "no help of that": (["help", "nonsense"], 2, "sms: argument VERB: invalid choice: 'nonsense'", "sms --help"),
+    "no help of that action": (["help", "config", "chek"], 2, "sms config: argument ACTION: invalid", "check?"),
+    "state that is a file": (
+        ["--site", "sms.lab.yaml", "image", "list", "--state", "slip.yaml"],
+        2,
+        "sms: --state: slip.yaml is not a folder",
+        "the folder of images",
+    ),
+    "init into a missing folder": (
+        ["init", "--profile", "lab", "-o", "none/sms.yaml"],
+        2,
+        "sms: there is no folder none",
+        "--parents",
+    ),
+    "a log without an end as JSON": (
+        ["--site", "sms.lab.yaml", "logs", "-f", "--json"],
+        2,
+        "sms: --json prints one document",
+        "omit one",
+    ),
     "no site file": (
         ["status"],
         2,
@@ -105,7 +125,7 @@ CASES: dict[str, Case] = {
         "the site has: host-a, host-b",
     ),
     "not an admin host": (
-        ["--site", "sms.lab.yaml", "status"],
+        ["--site", "sms.lab.yaml", "stop"],
         3,
         "is not an admin host of the site",
         "--host host-a, host-b",
@@ -272,6 +292,52 @@ COMPLETIONS = {
     "sms start --ho": ["--host"],
     "sms lab d": ["demo", "down"],
 }
+
+
+def test_help_fits_80_columns_and_describes_every_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of an example may be longer: it must stay one line to be copied."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for words, text in parsers(make_parser()):
+        assert not text.split("\n\n")[1].startswith(("options:", "positional")), f"no description: {words}"
+        long = [line for line in text.splitlines() if len(line) > 80]
+        assert not [line for line in long if not line.startswith("  sms ")], words
+        assert not [line for line in long if re.search(r"\S {2,}\S", line)], "its comment belongs on the next line"
+
+
+@pytest.mark.parametrize("line", ["-q status", "status -q", "config -q check", "config check --quiet"])
+def test_global_options_before_and_after_the_verb(line: str) -> None:
+    arguments = make_parser().parse_args(line.split())
+    assert arguments.quiet
+    assert arguments.site is None
+    assert not arguments.debug
+
+
+def test_the_command_of_exec_keeps_its_options() -> None:
+    arguments = make_parser().parse_args(["exec", "--site", "a.yaml", "squeue", "-q", "--debug"])
+    assert (arguments.command, arguments.quiet, str(arguments.site)) == (["squeue", "-q", "--debug"], False, "a.yaml")
+
+
+def test_help_is_that_of_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for argv in (["help", "overlay", "list"], ["overlay", "list", "--help"]):
+        with pytest.raises(SystemExit) as caught:
+            main(argv)
+        assert caught.value.code == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != ""
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.split()[0] == "sms"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_asks_for_the_words_of_the_site(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    text = capsys.readouterr().out
+    for what in ("hosts", "services", "snapshots", "profiles"):
+        assert f"sms completion {what} 2>/dev/null" in text
 
 
 @pytest.mark.parametrize("line", COMPLETIONS)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import Verbs, add_host, add_json, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_site, verb
 from appliance.cli.snapshot_facts import snapshot_facts
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   sms status              a table; exit status 4 if a service does not answer, or nodes cannot reach it
+  sms status              on a machine that is not an admin host: of the host that has the lease
   sms status --json       the same for scripts
   sms status --watch      refresh every two seconds until Ctrl-C"""
 
@@ -42,9 +43,11 @@ def add(verbs: Verbs) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show the status."""
     from appliance.cli.screen import out, print_json
+    from appliance.operations.services.serving import find_serving
     from appliance.operations.services.status import status
 
-    cluster, host, _ = open_target(arguments)
+    cluster, _ = open_site(arguments)
+    host = cluster.target(arguments.host or find_serving(cluster))
     if arguments.watch:
         return watch(lambda: status(cluster, host))
     found = status(cluster, host)

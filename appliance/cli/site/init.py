@@ -10,7 +10,8 @@ from appliance.cli.common import Verbs, verb
 
 EXAMPLES = """\
   sms init --list                                   list the profiles
-  sms init --profile openhpc -o /etc/sms/sms.yaml   for a cluster installed with OpenHPC's recipe
+  sms init --profile openhpc --parents -o /etc/sms/sms.yaml
+                                                    for a cluster installed with OpenHPC's recipe
   sms init --profile lab -o -                       print the file"""
 
 
@@ -30,6 +31,7 @@ def add(verbs: Verbs) -> None:
         metavar="FILE",
         help="the file to write (default: ./sms.yaml; -: print it)",
     )
+    parser.add_argument("--parents", action="store_true", help="create the folder of the file if it is missing")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
     parser.add_argument("--list", action="store_true", help="list the profiles")
     parser.set_defaults(run=run)
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     path = Path(arguments.output)
-    write_site(text, path, force=arguments.force)
+    write_site(text, path, force=arguments.force, parents=arguments.parents)
     made = make_missing_ca(path)
     option = "" if path in (Path("sms.yaml"), Path("/etc/sms/sms.yaml")) else f" --site {path}"
     edit = "  edit it: required changes are marked (CHANGE)\n" if "(CHANGE)" in text else ""

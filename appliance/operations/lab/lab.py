@@ -71,10 +71,10 @@ def certify_controllers(layout: Layout) -> None:
         Local().write(str(folder / name), data, mode=0o600)
 
 
-def lab_down(name: str, everything: bool, progress: Progress) -> None:
-    """Remove the lab, and with ``everything`` also its files on disk."""
+def lab_down(name: str, everything: bool, progress: Progress) -> bool:
+    """Remove the lab, and with ``everything`` also its files on disk; return whether it was up."""
     with progress.step(f"remove lab {name}"):
-        lab.down(name, everything)
+        return lab.down(name, everything)
 
 
 def lab_status(name: str) -> list[HostState]:

@@ -33,14 +33,17 @@ def read_profile(name: str) -> str:
     return share("definitions", "profiles", f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def write_site(text: str, path: Path, *, force: bool = False) -> None:
-    """Write a new site file atomically.
+def write_site(text: str, path: Path, *, force: bool = False, parents: bool = False) -> None:
+    """Write a new site file atomically; with ``parents``, create its folder.
 
     Raises:
+        ConfigError: its folder does not exist.
         Refused: the file exists and ``force`` is not set.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", hint=f"give a file, such as {path / 'sms.yaml'}")
+    if not parents and not path.parent.exists():
+        raise ConfigError(f"there is no folder {path.parent}", hint="--parents creates it")
     if not force and os.path.lexists(path):
         raise Refused(f"{path} already exists", hint="choose another file with -o, or replace it with --force")
     try:

@@ -143,7 +143,7 @@ ADDRESSES = {
     "10.0.0.1/": "is not an address with prefix\n  hint: use a prefix of 32 or less, such as 10.0.0.1/16",
     "10.0.0.1/-1": "is not an address with prefix\n  hint: use a prefix of 32 or less, such as 10.0.0.1/16",
     "10.0.0.1/255.0.0.0": "is not an address with prefix\n  hint: use a prefix of 32 or less, such as 10.0.0.1/16",
-    "fd00::1/64": "is not an address with prefix\n  hint: write it such as 10.0.0.1/16",
+    "fd00::1/64": "is an IPv6 address: IPv6 is not supported yet\n  hint: write the IPv4 address, such as 10.0.0.1",
     "167772161": "is not an address with prefix\n  hint: write it such as 10.0.0.1/16",
 }
 

@@ -1,0 +1,40 @@
+"""Where the services container runs, as seen from a machine that is not an admin host."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+from appliance.errors import Refused
+from appliance.host.base import Unreachable
+from appliance.operations.context import Cluster
+from appliance.operations.lease import query_lease
+from appliance.plan.migration.lease import View, find_holder
+
+
+def find_serving(cluster: Cluster) -> str | None:
+    """Return the name of the admin host that holds the lease; None if this machine is an admin host itself.
+
+    Raises:
+        Refused: no host holds it, or none answers.
+    """
+    names = [host.name for host in cluster.site.admin_hosts]
+    if socket.gethostname() in names:
+        return None
+
+    def query(name: str) -> View:
+        try:
+            return View(query_lease(cluster.host(name), cluster))
+        except Unreachable:
+            return View(None)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        views = dict(zip(names, pool.map(query, names), strict=True))
+    if lease := find_holder(views):
+        return lease.holder
+    silent = [name for name, view in views.items() if view.lease is None]
+    why = f"{' and '.join(silent)} cannot be reached" if silent else "no admin host holds the lease"
+    raise Refused(
+        f"this machine ({socket.gethostname()}) is not an admin host of the site, and {why}",
+        hint=f"name one: --host {', '.join(names)}",
+    )
