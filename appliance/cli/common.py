@@ -25,6 +25,9 @@ Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
 """What ``add`` of a verb adds its parser to."""
 
 
+INSET = " " * 6
+
+
 class HelpFormatter(argparse.HelpFormatter):
     """Fills a description to the width of the terminal, and keeps the lines of examples.
 
@@ -40,9 +43,8 @@ class HelpFormatter(argparse.HelpFormatter):
                 continue
             lines += textwrap.wrap(" ".join(paragraph), width)
             paragraph = []
-            command, gap, comment = re.fullmatch(r"( *.*?\S|)( {2,}|)(\S.*|)", line).groups()  # type: ignore[union-attr]
-            if gap and len(line) > width:
-                lines += [command, *textwrap.wrap(comment, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+            if len(line) > width and (example := re.fullmatch(r"( *\S.*?\S) {2,}(\S.*)", line)):
+                lines += [example[1], *textwrap.wrap(example[2], width, initial_indent=INSET, subsequent_indent=INSET)]
             else:
                 lines.append(line)
         return "\n".join(indent + line for line in lines[:-1])

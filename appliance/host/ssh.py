@@ -249,15 +249,10 @@ class Ssh(Host):
         port: int = 22,
         key: Path | None = None,
         known_hosts: Path | None = None,
-        failed: str = "",
     ) -> None:
-        """Keep how to reach the host; nothing connects yet.
-
-        Args:
-            failed: what to do if it has failed, as part of a hint.
-        """
         self.name = name
-        self.failed = failed
+        self.failed = ""
+        """What to do if the host has failed, as part of a hint."""
         self.address = address
         self.user = user
         self.port = port

@@ -114,15 +114,16 @@ def _over_ssh(site: Site, host: AdminHost) -> Host:
     from appliance.host.ssh import Ssh  # importing paramiko takes 0.1 s, and most verbs act locally
 
     others = [other.name for other in site.admin_hosts if other.name != host.name]
-    return Ssh(
+    ssh = Ssh(
         host.name,
         host.address,
         user=host.user,
         port=host.port,
         key=host.key,
         known_hosts=site.known_hosts,
-        failed=f"If it has the lease and has failed: sms failover {' or '.join(others)}" if others else "",
     )
+    ssh.failed = f"If it has the lease and has failed: sms failover {' or '.join(others)}" if others else ""
+    return ssh
 
 
 def runtime_files() -> dict[str, bytes]:
