@@ -38,7 +38,7 @@ class HelpFormatter(argparse.HelpFormatter):
         lines: list[str] = []
         paragraph: list[str] = []
         for line in [*text.splitlines(), ""]:
-            if line and not line.startswith(" ") and not line.endswith(":"):
+            if line and not line.startswith(" ") and line != "examples:":
                 paragraph.append(line)
                 continue
             lines += textwrap.wrap(" ".join(paragraph), width)

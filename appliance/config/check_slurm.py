@@ -11,7 +11,7 @@ from ipaddress import IPv4Address
 from appliance.config.document import Place
 from appliance.config.finding import Finding
 from appliance.config.hostlist import MAX_HOSTS, HostListError, expand
-from appliance.config.model import Site, SlurmNode
+from appliance.config.model import Site, SlurmNode, SlurmPartition
 from appliance.config.wording import nearest
 
 OWNED: dict[str, str] = {
@@ -25,6 +25,19 @@ OWNED: dict[str, str] = {
 """Settings of slurm.conf that sms sets itself, and why a site cannot set them."""
 
 _SETTING = re.compile(r"(?:^|\s)([A-Za-z]+)\s*=\s*(\S*)")
+
+
+SET_BY_KEY: dict[str, str] = {
+    "nodename": "name",
+    "nodeaddr": "address",
+    "cpus": "cpus",
+    "realmemory": "memory_mb",
+    "partitionname": "name",
+    "nodes": "nodes",
+    "default": "default",
+    "maxtime": "max_time",
+}
+"""Settings of NodeName and PartitionName lines that keys of the site file set, in lower case."""
 
 
 @dataclass
@@ -68,6 +81,7 @@ def _node(site: Site, entry: SlurmNode, place: Place, nodes: _Nodes) -> Iterator
     if again := next((name for name in names if name in nodes.names), "") or _repeated(names):
         yield Finding((*place, "name"), f"{again} is listed twice", "list every node once")
     nodes.names.update(names)
+    yield from _line(entry, place)
     if entry.address is None:
         return
     try:
@@ -87,6 +101,16 @@ def _node(site: Site, entry: SlurmNode, place: Place, nodes: _Nodes) -> Iterator
     # One wrong range gives hundreds of wrong addresses: report only the first.
     if problem := next(filter(None, (_node_address_problem(site, each) for each in addresses)), None):
         yield Finding((*place, "address"), *problem)
+
+
+def _line(entry: SlurmNode | SlurmPartition, place: Place) -> Iterator[Finding]:
+    """Yield settings that an entry makes twice: Slurm would take the last, or refuse the line."""
+    for key, count in Counter(entry.settings).items():
+        own = SET_BY_KEY.get(key)
+        if own in type(entry).model_fields and not (own == "address" and getattr(entry, own) is None):
+            yield Finding((*place, "extra"), f"{key} is set by `{own}`", f"remove it, and set `{own}:` instead")
+        elif count > 1:
+            yield Finding((*place, "extra"), f"{key} is set {count} times", "keep one of them")
 
 
 def _node_address_problem(site: Site, text: str) -> tuple[str, str] | None:
@@ -115,6 +139,7 @@ def _partitions(site: Site, nodes: _Nodes) -> Iterator[Finding]:
         if partition.name in names:
             yield Finding((*place, "name"), f"{partition.name} is listed twice", "list every partition once")
         names.add(partition.name)
+        yield from _line(partition, place)
         if partition.default and default:
             yield Finding((*place, "default"), f"{default} is already the default", "only one can be the default")
         if partition.default:

@@ -5,6 +5,7 @@ The description of each field is part of the JSON Schema and of the hints of val
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -158,7 +159,22 @@ class Base(Section):
     )
 
 
-class SlurmNode(Section):
+class _SlurmLine(Section):
+    """A line of slurm.conf with settings of the site's own."""
+
+    extra: Line | None = Field(None, description="Additional settings of the line.")
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The keys that ``extra`` sets, in lower case."""
+        return tuple(key.lower() for key in re.findall(r"(?:^|\s)([A-Za-z]+)\s*=", self.extra or ""))
+
+    def sets(self, key: str) -> bool:
+        """Return whether ``extra`` sets a key."""
+        return key.lower() in self.settings
+
+
+class SlurmNode(_SlurmLine):
     """A NodeName line of slurm.conf."""
 
     name: NodeList = Field(description="The nodes, as a Slurm host list: node[001-450].")
@@ -168,14 +184,13 @@ class SlurmNode(Section):
     extra: Line | None = Field(None, description="Additional settings of the line: Feature=gpu Gres=gpu:4.")
 
 
-class SlurmPartition(Section):
+class SlurmPartition(_SlurmLine):
     """A PartitionName line of slurm.conf."""
 
     name: PartitionName = Field(description="Name of the partition.")
     nodes: NodeList = Field("ALL", description="Its nodes, as a Slurm host list.")
     default: bool = Field(False, description="Use it for jobs that name no partition.")
     max_time: SlurmTime = Field("INFINITE", description="Time limit of a job: 7-00:00:00.")
-    extra: Line | None = Field(None, description="Additional settings of the line.")
 
 
 class Slurm(Section):

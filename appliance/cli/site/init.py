@@ -10,8 +10,7 @@ from appliance.cli.common import Verbs, verb
 
 EXAMPLES = """\
   sms init --list                                   list the profiles
-  sms init --profile openhpc --parents -o /etc/sms/sms.yaml
-                                                    for a cluster installed with OpenHPC's recipe
+  sms init --profile openhpc --parents -o /etc/sms/sms.yaml   for a cluster of OpenHPC's recipe
   sms init --profile lab -o -                       print the file"""
 
 

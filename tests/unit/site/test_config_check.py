@@ -117,6 +117,22 @@ CASES: dict[str, Case] = {
         "{from: c.yaml, also: [ntp]}",
         ["16: services.also[0]: ntp is not a service that the container can run"],
     ),
+    "a key of the node twice": (
+        'address: "10.77.0.[101-104]"',
+        "extra: CPUs=4 State=CLOUD Weight=1 Weight=2",
+        ["19: slurm.nodes[0].extra: cpus is set by `cpus`", "19: slurm.nodes[0].extra: weight is set 2 times"],
+    ),
+    "an address among the settings": ('address: "10.77.0.[101-104]"', "extra: NodeAddr=n.example.org", []),
+    "two addresses": (
+        "[101-104]",
+        '[101-104]", extra: "NodeAddr=n.example.org',
+        ["19: slurm.nodes[0].extra: nodeaddr is set by `address`"],
+    ),
+    "a key of the partition twice": (
+        "default: true",
+        "default: true, extra: MaxTime=5 State=DOWN",
+        ["21: slurm.partitions[0].extra: maxtime is set by `max_time`"],
+    ),
     "base": ("cluster: lab", "cluster: lab\nbase: {os: debian-13}", ["2: base.os: debian-13 is not a base"]),
     "fewer addresses": (
         "10.77.0.[101-104]",
