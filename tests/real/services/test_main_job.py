@@ -203,3 +203,10 @@ def test_a_start_from_another_machine_over_ssh(running: Playground) -> None:
     assert time.monotonic() - began > sum(started["parts"].values()) > 0
     assert running.status("host-a")["healthy"]
     assert running.sms("exec", "--host", "host-a", "hostname", on="admin").text == "sms-services"
+    found = json.loads(running.sms("status", "--json", "-q", on="admin").stdout)
+    assert (found["host"], found["healthy"]) == ("host-a", True), "the host that holds the lease"
+    would = json.loads(running.sms("stop", "--host", "host-a", "-n", "--json", on="admin").stdout)
+    assert would["lease_released"] and "slurmctld" in would["services"]
+    assert running.status("host-a")["running"], "a dry run stops nothing"
+    lines = json.loads(running.sms("logs", "slurmctld", "--json", "-n", "3", "--host", "host-a", on="admin").stdout)
+    assert len(lines["lines"]) == 3
