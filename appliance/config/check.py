@@ -12,6 +12,9 @@ from appliance.config.model import EVEN_MINUTES, PublicNetwork, ServicesFrom, Si
 from appliance.config.wording import nearest
 from appliance.errors import Problem
 
+DOCUMENTATION = ("192.0.2.", "198.51.100.", "203.0.113.")
+"""The networks for examples (RFC 5737)."""
+
 
 def check_site(
     site: Site,
@@ -32,6 +35,7 @@ def check_site(
     if isinstance(site.services, tuple):
         selected = site.services
     findings = [
+        *_documentation(site),
         *_networks(site),
         *_gateway(site.networks.public),
         *_macs(site),
@@ -43,6 +47,18 @@ def check_site(
         *check_slurm(site, scheduled=any(name in controllers for name in selected)),
     ]
     return first_problems([document.problem(found.place, found.message, found.hint) for found in findings])
+
+
+def _documentation(site: Site) -> Iterator[Finding]:
+    """Yield addresses of starter files that were not replaced; nobody has them (RFC 5737)."""
+    places: list[tuple[Place, str]] = [
+        (("admin_hosts", index, "address"), host.address) for index, host in enumerate(site.admin_hosts)
+    ]
+    for name, network in (("provisioning", site.networks.provisioning), ("public", site.networks.public)):
+        places.append((("networks", name, "address"), str(network.address.ip)))
+    for place, text in places:
+        if text.startswith(DOCUMENTATION):
+            yield Finding(place, f"{text} is an address for documentation", "replace it by the site's own")
 
 
 def _networks(site: Site) -> Iterator[Finding]:

