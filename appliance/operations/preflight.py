@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
-from appliance.errors import Busy, Refused
+from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.plan.machine import instance_name, trial_argv
+from appliance.plan.migration.lease import handover_hint, read_lease
 from appliance.plan.services.confinement import (
     HIDDEN_FILES,
     HIDDEN_FOLDERS,
@@ -135,9 +136,13 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
     networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
     taken = bridge.taken(host, {network.bridge: str(network.address.ip) for network in networks})
     if any(mac.lower() in {network.mac.lower() for network in networks} for mac in taken.values()):
+        holder = None
+        with suppress(SmsError):
+            holder = read_lease(host.read(str(cluster.places.lease)), cluster.site.cluster).holder
+        known = holder not in (None, host.name)
         raise Refused(
-            "the services container already runs on another host: its MAC address answers",
-            hint="`sms host list` shows where",
+            f"the services container already runs on {holder if known else 'another host'}: its MAC address answers",
+            hint=handover_hint(str(holder), host.name) if known else "`sms host list` shows where",
         )
     if taken:
         users = "; ".join(f"{address} is already used by {mac}" for address, mac in taken.items())

@@ -53,5 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     stopped = stop(cluster, host, shown, keep_lease=arguments.keep_lease)
     what = f"stopped after {stopped.seconds:.1f} s" if stopped.ran else "was not running"
     lease = ", the lease is free" if stopped.lease_released else ""
+    if stopped.holder not in (None, host.name):
+        lease = f"; {stopped.holder} has the lease: sms stop --host {stopped.holder}"
     print_result(arguments, stopped, [f"{cluster.site.cluster} {what} on {host.name}{lease}"])
     return 0

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from appliance.errors import ConfigError, Refused
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
+from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import is_linked
 from appliance.operations.overlay.overlay import keep_stopped
 from appliance.operations.preflight import find_instance
@@ -26,7 +27,12 @@ def need_running(cluster: Cluster, host: Host) -> None:
         Refused: no instance runs there.
     """
     if not find_instance(cluster, host):
-        raise Refused(f"the services container does not run on {host.name}", hint=f"sms start --host {host.name}")
+        holder = query_lease(host, cluster).holder
+        elsewhere = holder not in (None, host.name)
+        raise Refused(
+            f"the services container does not run on {host.name}" + f", but on {holder}" * elsewhere,
+            hint=f"--host {holder}" if elsewhere else f"sms start --host {host.name}",
+        )
 
 
 def run_inside(cluster: Cluster, host: Host, argv: tuple[str, ...]) -> int:

@@ -24,12 +24,13 @@ from appliance.tools import ext3
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a stop found and did; ``seconds`` until every daemon had stopped."""
+    """What a stop found and did; ``seconds`` until every daemon had stopped; ``holder``: who has the lease now."""
 
     host: str
     ran: bool
     seconds: float
     lease_released: bool
+    holder: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
             ran = take_down(cluster, host)
             took = time.monotonic() - began
             step.detail("" if ran else "not running")
-        held = query_lease(host, cluster).holder == host.name
+        holder = query_lease(host, cluster).holder
+        held = holder == host.name
         if held and not keep_lease:
             release_lease(host, cluster, leases=leases if query and not query.exception() else None)
         if ran:
@@ -88,7 +90,8 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
             f"the services did not stop within {limit} s and were killed",
             hint="`sms logs supervisor` shows which; the next start checks the overlay",
         )
-    return Stopped(host.name, ran, round(took, 3), held and not keep_lease)
+    released = held and not keep_lease
+    return Stopped(host.name, ran, round(took, 3), released, None if released else holder)
 
 
 def _warn(cluster: Cluster, host: Host, progress: Progress) -> None:

@@ -94,7 +94,7 @@ def may_take(
     """
     for name, view in views.items():
         if view.runs and name != me and name not in without:
-            raise Refused(f"the services container runs on {name}", hint=_handover_hint(name, me))
+            raise Refused(f"the services container runs on {name}", hint=handover_hint(name, me))
     holder = find_holder(views, without=without)
     if holder and holder.holder != me:
         raise _held_error(me, holder, reachable=_is_reachable(views, holder.holder))
@@ -175,14 +175,15 @@ def _is_reachable(views: Views, name: str | None) -> bool:
     return any(view.lease for host, view in views.items() if host == name)
 
 
-def _handover_hint(holder: str, me: str) -> str:
+def handover_hint(holder: str, me: str) -> str:
+    """Return the hint for who wants to start on ``me`` what runs on ``holder``."""
     return f"stop it there first: sms stop --host {holder}; or migrate it while it runs: sms migrate {me}"
 
 
 def _held_error(me: str, lease: Lease, *, reachable: bool) -> Refused:
     message = f"{lease.holder} holds the lease (generation {lease.generation})"
     if reachable:
-        return Refused(message, hint=_handover_hint(str(lease.holder), me))
+        return Refused(message, hint=handover_hint(str(lease.holder), me))
     return Refused(
         f"{message} and cannot be reached: the services container may run there",
         hint=f"if it has failed, `sms failover {me}` fences it and takes over",

@@ -205,6 +205,11 @@ def test_a_start_from_another_machine_over_ssh(running: Playground) -> None:
     assert running.sms("exec", "--host", "host-a", "hostname", on="admin").text == "sms-services"
     found = json.loads(running.sms("status", "--json", "-q", on="admin").stdout)
     assert (found["host"], found["healthy"]) == ("host-a", True), "the host that holds the lease"
+    for words in (("start",), ("exec", "hostname")):
+        refused = running.sms("-q", words[0], "--host", "host-b", *words[1:], on="admin", ok=(3,))
+        assert b"on host-a" in refused.stderr, refused
+    other = json.loads(running.sms("-q", "stop", "--host", "host-b", "--json", on="admin").stdout)
+    assert (other["ran"], other["holder"]) == (False, "host-a")
     would = json.loads(running.sms("stop", "--host", "host-a", "-n", "--json", on="admin").stdout)
     assert would["lease_released"] and "slurmctld" in would["services"]
     assert running.status("host-a")["running"], "a dry run stops nothing"
