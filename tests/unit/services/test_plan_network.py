@@ -53,7 +53,7 @@ def test_static_addresses_and_default_route(lists: dict[str, Any]) -> None:
     assert public["bridge"] == "br-pub"
     assert public["ipam"] == {
         "type": "static",
-        "addresses": [{"address": "192.0.2.10/24", "gateway": "192.0.2.1"}],
+        "addresses": [{"address": "172.30.2.10/24", "gateway": "172.30.2.1"}],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
 

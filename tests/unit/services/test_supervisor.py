@@ -107,7 +107,7 @@ def test_nat_probe_pings_the_gateway_or_the_configured_address() -> None:
         word: str = made["probe"]["routed"]
         return word
 
-    assert asked(None) == "192.0.2.1"
+    assert asked(None) == "172.30.2.1"
     assert asked("192.0.2.200") == "192.0.2.200"
 
 
