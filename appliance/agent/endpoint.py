@@ -23,6 +23,8 @@ from appliance.shared.migration import MigrationRequest
 from appliance.shared.records import RecordError, from_json, to_json
 
 Strings = Sequence[str]
+CHANGED = "another run has migrated, started or stopped the services container meanwhile"
+CHANGED_HINT = "`sms host list` shows where it runs; if it shall still be migrated, run this again"
 SUPERVISOR_ERRORS = (OSError, http.client.HTTPException, xmlrpc.client.Error)
 """A supervisor does not answer, or refuses."""
 
@@ -364,6 +366,21 @@ class HostState:
             return peek(read_file(self.request.lease))
         except OSError:
             return 0, ""
+
+    def check_plan(self, *, holds: bool) -> None:
+        """Check, under the lock of the host, that nothing has changed here since the migration was planned.
+
+        Args:
+            holds: this host must hold the lease.
+
+        Raises:
+            Problem: another run has migrated, started or stopped the services container meanwhile.
+        """
+        generation, holder = self._lease()
+        ours = holder == self.request.host or not holds
+        if ours and generation <= self.request.generation and read_mark(self.request.mark) is None:
+            return
+        raise Problem(CHANGED, CHANGED_HINT, 3)
 
     def write_lease(self, holder: str, generation: int, *, only_from: Optional[int] = None) -> bool:
         """Write the lease unless that would lower its generation; return whether it was written.

@@ -86,8 +86,14 @@ class MigrationSource:
         self.sessions = LogSessions(request.pid, request.stream_ports, request.reset_ports)
 
     def run(self) -> Dict[str, Any]:
-        """Handle messages until the migration has ended."""
+        """Handle messages until the migration has ended.
+
+        Raises:
+            Problem: as ``check_plan``, before anything has been done; or the migration failed.
+        """
         assert self.channel
+        self.check_plan()
+        self.channel.send("ready")
         try:
             with self.stack:
                 while self.state != "gone":
@@ -116,6 +122,17 @@ class MigrationSource:
         }
         protocol.step("leave." + str(message.get("do")), "")
         handlers[message["do"]](message)
+
+    def check_plan(self) -> None:
+        """Check that the instance of the plan still runs and serves here.
+
+        Raises:
+            Problem: it does not.
+        """
+        self.host_state.check_plan(holds=True)
+        found = endpoint.find_instance(self.request.instance)
+        if not found or found.pid != self.request.pid:
+            raise Problem(endpoint.CHANGED, endpoint.CHANGED_HINT, 3)
 
     # The copy
 

@@ -76,8 +76,14 @@ class MigrationTarget:
         self.flushed: "Optional[Future[None]]" = None
 
     def run(self) -> Dict[str, Any]:
-        """Handle messages until the migration has ended."""
+        """Handle messages until the migration has ended.
+
+        Raises:
+            Problem: as ``check_plan``, before anything has been done; or the migration failed.
+        """
         assert self.channel
+        self.check_plan()
+        self.channel.send("ready")
         try:
             while self.state != "done":
                 self._do(self.channel.receive())
@@ -111,6 +117,14 @@ class MigrationTarget:
         if message.get("do") != "parcels":
             protocol.step("arrive." + str(message.get("do")), "")
         handlers[message["do"]](message)
+
+    def check_plan(self) -> None:
+        """Check that no other run has changed the lease here since the migration was planned.
+
+        Raises:
+            Problem: one has.
+        """
+        self.host_state.check_plan(holds=False)
 
     # The copy
 
@@ -435,7 +449,7 @@ class MigrationTarget:
                 )
             endpoint.wait_until_unused(self.overlay, 20)
         # Before the copy is renamed: a stored state "up" stands for the overlay that this lease names.
-        newer = self.host_state.generation() > self.generation
+        newer = self.state in ("started", "up") and self.host_state.generation() > self.generation
         if not self.request.shared and newer and self.host_state.holder() == self.request.host:
             # This migration wrote the lease, but the instance never served here. An older one is none of its business:
             # the newest of all hosts counts, and a full disk must not prevent the end of this.

@@ -96,7 +96,8 @@ class LocalStream(Stream):
         view = memoryview(data)
         while len(view):
             try:
-                assert self._in is not None, "its input is closed"
+                if self._in is None:  # its end was noticed by a thread that reads
+                    raise self._ended_early()
                 view = view[os.write(self._in, view) :]
             except BrokenPipeError:
                 raise self._ended_early() from None

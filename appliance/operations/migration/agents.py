@@ -49,6 +49,17 @@ def open_agents(
     return Migration(cluster, inspected, image, progress, on_source, on_target, result)
 
 
+def wait_until_ready(migration: Migration) -> None:
+    """Wait until both agents have the locks of their hosts and have found them as planned; nothing is done before.
+
+    Raises:
+        Busy: another run is at work on a host.
+        Refused: another run has migrated, started or stopped the services container since it was planned.
+    """
+    for endpoint in (migration.source, migration.target):
+        endpoint.receive("ready", patience_s=QUICK_S)
+
+
 def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> SourceRequest:
     """Return the request to the agent on the source."""
     services, hosts = cluster.services, (inspected.source, inspected.target)

@@ -201,6 +201,10 @@ SOURCE_KEPT = ("state", "released_at", "ports")
 TARGET_KEPT = ("state", "generation", "armed_at", "inode", "ports")
 
 
+BEGIN = ("begin",)
+"""Stands for a message: the agent looks around under its lock before it handles others."""
+
+
 def begin(generation: int, pid: int) -> tuple[Any, ...]:
     """Return the attributes of an agent that has just started."""
     return generation, pid, ()
@@ -220,6 +224,13 @@ def run_agent(agent: str, name: str, attributes: tuple[Any, ...], message: tuple
     try:
         if message == LOST:
             raise Disconnected
+        if message == BEGIN:
+            try:
+                one.check_plan()
+            except Problem:
+                return ("failed",)
+            channel.send("ready")
+            return "idle", attributes
         facts = {key: list(value) if key == "argv" else value for key, value in message[1:]}
         one._do({"argv": ["probe"], "limit_s": 1, "for_s": 8.0, "files": [], **facts, "do": message[0]})
     except Disconnected:
@@ -350,6 +361,7 @@ def _open_agents(cluster: Any, inspected: Any, image: Any, progress: Any, stack:
         one = FakeEndpoint(host, agent)
         stack.callback(one.wait)
         stack.callback(one.close)
+        effect("send", agent, BEGIN)
         ends.append(one)
     target, source = ends
     result = MigrationResult(source.name, target.name, "image", generation + 1, shared=SHARED[0])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from appliance.host.base import Unreachable
-from appliance.shared.lease import SwapLease, peek
+from appliance.shared.lease import SwapLease, parse_lease, peek
 from appliance.shared.order import last_place
 from appliance.tools.move import Lost
 from tests.unit.migration.model import programs
@@ -24,6 +24,8 @@ FUSED = {
 }
 """Effects that happen together with the one before them. They read what only the holder of the host's lock changes, or
 no other process sees whether they have happened."""
+OTHER_INODE = 40
+"""Of an overlay that another run has copied."""
 LINKS = {"ab": w.AB, "ca": w.CA, "cb": w.CB, "all": w.AB | w.LAN, "ssh": w.AB | w.CA | w.CB}
 LINKS["source"] = w.AB | w.CA | w.LAN
 
@@ -63,7 +65,7 @@ class Scenario:
     Attributes:
         verbs: "start a", "failover b", "move b" (to that host), and how often.
         faults: "crash", "cut", "lose", "spoil", "fail", "slow", "kill", "unanswered",
-            "tick", "jump", "write", "push".
+            "tick", "jump", "write", "push", "moved" (another run has migrated).
         links: that a fault "cut" may cut.
         excused: notes of faults after which the documents promise less.
     """
@@ -250,6 +252,9 @@ class Scenario:
             for role in w.PROCESSES.values():
                 if state[role] is not None:
                     yield self.kill(state, role)
+        if self.left(state, "moved"):
+            for name in "ab":
+                yield from self.moved(state, name)
         if self.left(state, "tick") and (state[w.SOURCE] or state[w.TARGET]):
             fields = self.spent(state, "tick")
             fields[w.TIME] += 1
@@ -300,6 +305,24 @@ class Scenario:
                 fields = self.spent(state, "push")
                 w.put(fields, other(name), store=(*there[w.STORE], self.snapshot(fields, name, there[w.STORE], newest)))
                 yield f"{name} pushes a snapshot", self.tidy(fields)
+
+    def moved(self, state: State, name: str) -> Iterator[tuple[Label, State]]:
+        """Yield the state after another run has migrated from a host: at once, as it has the locks of both hosts."""
+        here, there, target = host_of(state, name), host_of(state, other(name)), other(name)
+        instance, data = here[w.INSTANCE], here[w.LEASE]
+        busy = any(one[field] for one in (here, there) for field in (w.LOCK, w.LEASE_LOCK, w.MARK))
+        serves = instance and instance[w.ATTACHED] and instance[w.WRITES] and peek(data)[1] == name
+        if busy or state[w.CUT] or self.shared or not (serves and there[w.UP] and not there[w.INSTANCE]):
+            return
+        fields = self.spent(state, "moved")
+        before = parse_lease(data)
+        after = {one: replace(before, generation=before.generation + 1, holder=target, file=one).text() for one in "ab"}
+        mark, copy = ("generation", (before.generation + 1,), 0), ("img", contents(here, instance), OTHER_INODE)
+        kept = tuple(("moved", *one[1:]) if one[0] == "img" else one for one in here[w.FILES] if one[0] != "moved")
+        known = (after[target], after[name], False) if here[w.GUARD] else None
+        w.put(fields, name, lease=after[name], files=kept, instance=None, guard=None)
+        w.put(fields, target, lease=after[target], files=(mark, copy), instance=(OTHER_INODE, True, True, 1), guard=known)
+        yield f"another run migrates to {target}", self.tidy(fields)
 
     def snapshot(self, fields: Fields, name: str, known: tuple[Any, ...], newest: Any) -> tuple[Any, ...]:
         """Take a snapshot; return it. ``known``: all before it."""
