@@ -62,7 +62,9 @@ def run_source(request: Dict[str, Any]) -> Dict[str, Any]:
     given = read_request(SourceRequest, request)
     with host_locked(given.lock):
         private_mounts()
-        return MigrationSource(given, Channel()).run()
+        source = MigrationSource(given, Channel())
+        source.begin()
+        return source.run()
 
 
 class MigrationSource:
@@ -86,14 +88,8 @@ class MigrationSource:
         self.sessions = LogSessions(request.pid, request.stream_ports, request.reset_ports)
 
     def run(self) -> Dict[str, Any]:
-        """Handle messages until the migration has ended.
-
-        Raises:
-            Problem: as ``check_plan``, before anything has been done; or the migration failed.
-        """
+        """Handle messages until the migration has ended."""
         assert self.channel
-        self.check_plan()
-        self.channel.send("ready")
         try:
             with self.stack:
                 while self.state != "gone":
@@ -123,16 +119,18 @@ class MigrationSource:
         protocol.step("leave." + str(message.get("do")), "")
         handlers[message["do"]](message)
 
-    def check_plan(self) -> None:
-        """Check that the instance of the plan still runs and serves here.
+    def begin(self) -> None:
+        """Check that the instance of the plan still runs and serves here, and report to be ready.
 
         Raises:
-            Problem: it does not.
+            Problem: it does not. Nothing has been done.
         """
+        assert self.channel
         self.host_state.check_plan(holds=True)
         found = endpoint.find_instance(self.request.instance)
         if not found or found.pid != self.request.pid:
             raise Problem(endpoint.CHANGED, endpoint.CHANGED_HINT, 3)
+        self.channel.send("ready")
 
     # The copy
 

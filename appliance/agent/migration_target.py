@@ -49,7 +49,9 @@ def run_target(request: Dict[str, Any]) -> Dict[str, Any]:
         signal.signal(number, signal.SIG_IGN)
     given = read_request(TargetRequest, request)
     with host_locked(given.lock):
-        return MigrationTarget(given, Channel()).run()
+        target = MigrationTarget(given, Channel())
+        target.begin()
+        return target.run()
 
 
 class MigrationTarget:
@@ -76,14 +78,8 @@ class MigrationTarget:
         self.flushed: "Optional[Future[None]]" = None
 
     def run(self) -> Dict[str, Any]:
-        """Handle messages until the migration has ended.
-
-        Raises:
-            Problem: as ``check_plan``, before anything has been done; or the migration failed.
-        """
+        """Handle messages until the migration has ended."""
         assert self.channel
-        self.check_plan()
-        self.channel.send("ready")
         try:
             while self.state != "done":
                 self._do(self.channel.receive())
@@ -118,13 +114,15 @@ class MigrationTarget:
             protocol.step("arrive." + str(message.get("do")), "")
         handlers[message["do"]](message)
 
-    def check_plan(self) -> None:
-        """Check that no other run has changed the lease here since the migration was planned.
+    def begin(self) -> None:
+        """Check that no other run has changed the lease here since the migration was planned; report to be ready.
 
         Raises:
-            Problem: one has.
+            Problem: one has. Nothing has been done.
         """
+        assert self.channel
         self.host_state.check_plan(holds=False)
+        self.channel.send("ready")
 
     # The copy
 
@@ -449,10 +447,9 @@ class MigrationTarget:
                 )
             endpoint.wait_until_unused(self.overlay, 20)
         # Before the copy is renamed: a stored state "up" stands for the overlay that this lease names.
-        newer = self.state in ("started", "up") and self.host_state.generation() > self.generation
-        if not self.request.shared and newer and self.host_state.holder() == self.request.host:
-            # This migration wrote the lease, but the instance never served here. An older one is none of its business:
-            # the newest of all hosts counts, and a full disk must not prevent the end of this.
+        if not self.request.shared and self._wrote_lease():
+            # The instance never served here. An older lease is none of its business: the newest of all hosts counts,
+            # and a full disk must not prevent the end of this.
             self.host_state.write_lease(self.request.peer, self.host_state.generation())
         if self.request.shared:
             if self.state in ("started", "up"):
@@ -469,6 +466,11 @@ class MigrationTarget:
         self.state = "done"
         self.host_state.record_event("backed out", why=why)
         self.host_state.clear_state()
+
+    def _wrote_lease(self) -> bool:
+        """Return whether this migration has taken the lease; before ``take_over``, another run has."""
+        newer = self.host_state.generation() > self.generation and self.host_state.holder() == self.request.host
+        return newer and self.state in ("started", "up")
 
     def _is_copy(self, path: str) -> bool:
         """Return whether a file is this migration's copy; a restore may have replaced the overlay since."""

@@ -31,6 +31,7 @@ from unittest import mock
 import pytest
 
 from appliance.agent import endpoint, migration_source
+from appliance.agent.endpoint import HostState
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
 from appliance.operations import identity, lease
@@ -156,6 +157,18 @@ def create_alone(leases: Any, cluster_uuid: str, adopted: int, *_: Any) -> Any:
     return leases.views[leases.me].lease
 
 
+@contextmanager
+def agents_that_do_not_look_again() -> Iterator[None]:
+    """They rely on the lease that the coordinator has read before they had their locks."""
+
+    def is_newer(target: MigrationTarget) -> bool:
+        state = target.host_state
+        return state.generation() > target.generation and state.holder() == target.request.host
+
+    with replaced(HostState, check_plan=lambda *_, **__: None), replaced(MigrationTarget, _wrote_lease=is_newer):
+        yield
+
+
 @dataclass(frozen=True)
 class Planted:
     """A fault in the real code, where the model shall find it, and what it shall report."""
@@ -193,6 +206,12 @@ PLANTED = [
         lambda: replaced(steps, switch_addresses=switch_too_early),
         Scenario("", **serving(), verbs={"move b": 1}, faults={}),
         "two instances serve",
+    ),
+    Planted(
+        "agents that rely on a lease that was read before they had their locks",
+        agents_that_do_not_look_again,
+        Scenario("", **serving(), verbs={"move b": 1}, faults={"moved": 1, "kill": 1}),
+        "no way out",
     ),
     Planted(
         "source that does not wait for the target",

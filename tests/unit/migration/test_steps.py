@@ -103,7 +103,7 @@ class FakeEndpoint:
 
     def __init__(self, world: World, host: Host) -> None:
         self.world, self.host, self.name = world, host, host.name
-        self.replies: deque[Reply] = deque()
+        self.replies: deque[Reply] = deque([("ready", {}, b"")])
 
     def send(self, do: str, data: bytes = b"", **facts: Any) -> None:
         self.world.log.append(f"{self.name}.{do}")

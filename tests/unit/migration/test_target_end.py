@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,21 +43,25 @@ def test_the_overlay_is_marked_at_the_end(
 
 
 CASES = [
-    pytest.param(3, "a", (3, "a"), id="stale: another host has served since"),
-    pytest.param(4, "b", (4, "b"), id="as at the beginning"),
-    pytest.param(5, "a", (5, "b"), id="written by this migration"),
-    pytest.param(6, "b", (6, "b"), id="written by the source since"),
+    pytest.param("started", 3, "a", (3, "a"), id="stale: another host has served since"),
+    pytest.param("started", 4, "b", (4, "b"), id="as at the beginning"),
+    pytest.param("started", 5, "a", (5, "b"), id="written by this migration"),
+    pytest.param("started", 6, "b", (6, "b"), id="written by the source since"),
+    pytest.param("copy", 5, "a", (5, "a"), id="written by another run: this one had not come so far"),
+    pytest.param("placed", 5, "a", (5, "a"), id="written by another run, the copy was in place"),
 ]
 
 
-@pytest.mark.parametrize(("generation", "holder", "after"), CASES)
+@pytest.mark.parametrize(("state", "generation", "holder", "after"), CASES)
 def test_lease_after_a_rollback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generation: int, holder: str, after: tuple[int, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, generation: int, holder: str, after: tuple[int, str]
 ) -> None:
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
     target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None)
     monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
-    target.host_state.save_state("copy")
+    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
+    target.host_state.save_state(state)
+    target.state = state
     before = Lease("c", generation, holder, 1.0, "a").text()
     Path(paths["lease"]).write_bytes(before)
     target.abandon("no space left on device")
@@ -65,6 +70,31 @@ def test_lease_after_a_rollback(
     assert (found == before) == (after == (generation, holder)), "a full disk may refuse a needless write"
     assert not Path(paths["mark"]).exists()
     assert "backed out" in Path(paths["history"]).read_text()
+
+
+PLANNED = [
+    pytest.param(4, "b", False, True, id="as planned"),
+    pytest.param(1, "a", False, True, id="an old one of this host, which another has superseded"),
+    pytest.param(5, "a", False, False, id="another run has migrated to here"),
+    pytest.param(5, "b", False, False, id="started again"),
+    pytest.param(4, "b", True, False, id="a run was killed since"),
+]
+
+
+@pytest.mark.parametrize(("generation", "holder", "mark", "ready"), PLANNED)
+def test_agent_begins_only_as_planned(tmp_path: Path, generation: int, holder: str, mark: bool, ready: bool) -> None:
+    """It waits for its lock while another run may migrate; what was planned before must not be done then."""
+    paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
+    channel = Commands("build")
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), channel)  # type: ignore[arg-type]
+    Path(paths["lease"]).write_bytes(Lease("c", generation, holder, 1.0, "a").text())
+    if mark:
+        target.host_state.save_state("copy")
+    before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    with nullcontext() if ready else pytest.raises(Problem, match=endpoint.CHANGED):
+        target.begin()
+    assert channel.replies == (["ready"] if ready else [])
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 
 
 class Commands:

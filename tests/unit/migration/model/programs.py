@@ -226,10 +226,9 @@ def run_agent(agent: str, name: str, attributes: tuple[Any, ...], message: tuple
             raise Disconnected
         if message == BEGIN:
             try:
-                one.check_plan()
+                one.begin()
             except Problem:
                 return ("failed",)
-            channel.send("ready")
             return "idle", attributes
         facts = {key: list(value) if key == "argv" else value for key, value in message[1:]}
         one._do({"argv": ["probe"], "limit_s": 1, "for_s": 8.0, "files": [], **facts, "do": message[0]})

@@ -319,9 +319,11 @@ class Scenario:
         after = {one: replace(before, generation=before.generation + 1, holder=target, file=one).text() for one in "ab"}
         mark, copy = ("generation", (before.generation + 1,), 0), ("img", contents(here, instance), OTHER_INODE)
         kept = tuple(("moved", *one[1:]) if one[0] == "img" else one for one in here[w.FILES] if one[0] != "moved")
-        known = (after[target], after[name], False) if here[w.GUARD] else None
+        known = (w.MISSING, w.MISSING, False) if here[w.GUARD] else None
         w.put(fields, name, lease=after[name], files=kept, instance=None, guard=None)
-        w.put(fields, target, lease=after[target], files=(mark, copy), instance=(OTHER_INODE, True, True, 1), guard=known)
+        w.put(
+            fields, target, lease=after[target], files=(mark, copy), instance=(OTHER_INODE, True, True, 1), guard=known
+        )
         yield f"another run migrates to {target}", self.tidy(fields)
 
     def snapshot(self, fields: Fields, name: str, known: tuple[Any, ...], newest: Any) -> tuple[Any, ...]:

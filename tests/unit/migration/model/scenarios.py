@@ -146,6 +146,9 @@ SCENARIOS = [
         faults={"kill": 1, "fail": 1},
     ),
     Scenario(
+        "move, another run is faster", **serving(), verbs={"move b": 1}, faults={"moved": 1, "kill": 1, "write": 1}
+    ),
+    Scenario(
         "move back",
         **returned(),
         verbs={"move a": 1, "stop b": 1, "start a": 1},
