@@ -460,6 +460,22 @@ def raise_lease(host: Host, cluster: Cluster, generation: int, *, cluster_uuid: 
     )
 
 
+def set_last(host: Host, cluster: Cluster, *, locked: bool = False) -> Lease:
+    """Note in the file of ``host``, whose lease nobody holds, that its overlay is the newest; return the lease.
+
+    Args:
+        locked: as for ``raise_lease``.
+
+    Raises:
+        Refused: another run changes the lease.
+    """
+    path = str(cluster.places.lease)
+    data = host.read(path)
+    lease = replace(_read(data, cluster, host), last=host.name, file=host.name)
+    _check_outcome(agent.perform(host, SwapLease(path, lease.text().decode(), digest(data), locked=locked)))
+    return lease
+
+
 def restore_lease(host: Host, cluster: Cluster, before: Lease) -> None:
     """Release a lease that was just taken, unless ``host`` held it before; its generation stays."""
     if before.holder != host.name:

@@ -12,6 +12,7 @@ from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.lease import check_lease, raise_lease
 from appliance.operations.overlay.generation import mark_overlay
+from appliance.operations.overlay.newest import as_seen_by_all, make_newest, outdated_by_restore, query_others
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.preflight import check_programs
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
@@ -53,17 +54,26 @@ class Restored:
 
 
 def restore(
-    cluster: Cluster, host: Host, selector: str, progress: Progress, *, name: str = "", fenced: Collection[str] = ()
+    cluster: Cluster,
+    host: Host,
+    selector: str,
+    progress: Progress,
+    *,
+    name: str = "",
+    fenced: Collection[str] | None = None,
 ) -> Restored:
     """Replace the overlay by a snapshot; with ``name``, write it to a new file.
 
-    Before it is replaced, the lease is raised above the snapshot's generation. A failover raises it when it takes it:
-    if it is interrupted before that, the overlay of the failed host is still the newest one, and may be used again.
+    Before it is replaced, the lease is raised above the snapshot's generation. If nobody holds it, it is raised above
+    that of all hosts, which learn that the newest overlay is here now: somebody has decided to use it. A failover
+    raises it when it takes it: if it is interrupted before that, the overlay of the failed host is still the newest
+    one, and may be used again.
 
     Args:
         selector: its number, or ``latest``.
         name: a name beside the overlay, or an absolute path.
-        fenced: of a failover, admin hosts known to be off; leases that they hold are ignored.
+        fenced: of a failover, admin hosts known to be off; leases that they hold are ignored. None for a restore by
+            hand.
 
     Raises:
         Refused: the services container runs, another host has the lease, there is no such snapshot, or the name is
@@ -74,20 +84,29 @@ def restore(
     chosen = find_snapshot(list_snapshots(cluster, host), selector)
     if name:
         return _restore_beside(cluster, host, chosen, resolve_target(cluster, host, name), progress)
-    with keep_stopped(cluster, host, fenced=fenced) as lease:
+    with keep_stopped(cluster, host, fenced=fenced or ()) as lease:
+        others = query_others(cluster, host) if fenced is None and lease.holder is None else None
+        lease = as_seen_by_all(lease, others) if others else lease
+        free = others if lease.holder is None else None
+        if free:
+            for note in outdated_by_restore(cluster, free):
+                progress.report(f"note: {note}")
         path = real_path(cluster, host)
         kept = _keep_overlay(cluster, host, chosen, lease, path, progress)
         if fenced:
             check_plausible(chosen["generation"])
         else:
-            uuid = uuid_of(chosen)
-            if note := raise_lease(host, cluster, chosen["generation"], cluster_uuid=uuid, locked=True):
+            uuid, floor = uuid_of(chosen), max(chosen["generation"], free.top if free else 0)
+            if note := raise_lease(host, cluster, floor, cluster_uuid=uuid, locked=True):
                 progress.report(note)
         same = kept is not None and kept.same
         size, seconds = chosen["used_bytes"], 0.0
         if not same:
             size, seconds = _request_restore(cluster, host, chosen, path, True, progress)
-        mark_overlay(cluster, host, restored_generation(lease, host.name, chosen, failover=bool(fenced)))
+        if free:
+            make_newest(cluster, host, free)
+        else:
+            mark_overlay(cluster, host, restored_generation(lease, host.name, chosen, failover=bool(fenced)))
         if same:
             return Restored(host.name, chosen["number"], path, size, seconds, kept)
     return Restored(host.name, chosen["number"], path, size, seconds, kept, other_image(cluster, host, chosen))
@@ -114,13 +133,16 @@ def rehearse_restore(cluster: Cluster, host: Host, selector: str, *, name: str =
     chosen = find_snapshot(list_snapshots(cluster, host), selector)
     if name:
         return [f"write snapshot {chosen['number']} into {resolve_target(cluster, host, name)}, and check it"]
-    check_lease(host, cluster)
+    lease = check_lease(host, cluster)
     check_stopped(cluster, host)
     overlay = real_path(cluster, host)
     exists = host.works("test", "-e", overlay)
+    others = query_others(cluster, host) if lease.holder is None else None
+    free = others if others and as_seen_by_all(lease, others).holder is None else None
     return [
         *([f"take {overlay} as a snapshot: {restore_reason(chosen)}"] if exists else []),
         f"write snapshot {chosen['number']} beside {overlay}, check it, and rename it over that",
+        *(outdated_by_restore(cluster, free) if free else ()),
     ]
 
 

@@ -1,0 +1,140 @@
+"""A snapshot that was restored while nobody holds the lease is the newest overlay, on whatever host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from appliance.errors import Refused
+from appliance.operations.lease import check_lease, query_lease, release_lease
+from appliance.operations.overlay import generation, newest
+from appliance.operations.overlay.generation import mark_overlay, query_overlay, refuse_older
+from appliance.operations.snapshots import restore as restoring
+from appliance.operations.snapshots.restore import restore
+from appliance.progress import Silent
+from tests.pairs import Pair
+
+
+class Notes(Silent):
+    """Collects the lines that stay."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def report(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """Two hosts; host-a served last. The snapshot is older than its overlay, and host-b has none."""
+    made = Pair(tmp_path, shared=False)
+    for _ in range(2):
+        use(made, "host-a")
+
+    @contextmanager
+    def keep_stopped(cluster: Any, host: Any, **_: Any) -> Iterator[Any]:
+        yield check_lease(host, cluster)
+
+    def put(cluster: Any, host: Any, *_: Any) -> tuple[int, float]:
+        overlay(made, host.name).write_bytes(b"restored")
+        return 8, 0.0
+
+    chosen = {"number": 1, "generation": 1, "used_bytes": 8, "uuid": "", "image": {}}
+    monkeypatch.setattr(generation, "SETTLE_S", 0)
+    monkeypatch.setattr(newest, "Leases", lambda host, cluster, tolerant: made.leases(host.name, query=False))
+    monkeypatch.setattr(restoring, "keep_stopped", keep_stopped)
+    monkeypatch.setattr(restoring, "_request_restore", put)
+    monkeypatch.setattr(restoring, "_keep_overlay", lambda *_: None)
+    monkeypatch.setattr(restoring, "check_programs", lambda host: None)
+    monkeypatch.setattr(restoring, "list_snapshots", lambda cluster, host: SimpleNamespace())
+    monkeypatch.setattr(restoring, "find_snapshot", lambda found, selector: chosen)
+    monkeypatch.setattr(restoring, "other_image", lambda *_: False)
+    return made
+
+
+def overlay(pair: Pair, name: str) -> Path:
+    path = pair.hosts[name].folder / "overlays" / pair.cluster.places.overlay.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def use(pair: Pair, name: str) -> None:
+    """Start there and stop again, as far as overlay, mark and lease."""
+    taken = pair.take(name)
+    overlay(pair, name).write_bytes(b"used")
+    mark_overlay(pair.cluster, pair.hosts[name], taken)
+    release_lease(pair.hosts[name], pair.cluster, leases=pair.leases(name))
+
+
+def may_start(pair: Pair, name: str) -> bool:
+    try:
+        refuse_older(pair.cluster, pair.hosts[name], pair.leases(name), set_aside=False)
+    except Refused:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("restored_on", "other"), [("host-a", "host-b"), ("host-b", "host-a")])
+def test_the_restored_one_is_started_and_no_other(pair: Pair, restored_on: str, other: str) -> None:
+    restore(pair.cluster, pair.hosts[restored_on], "1", Silent())
+    assert (may_start(pair, restored_on), may_start(pair, other)) == (True, False)
+    pair.hosts[restored_on].cut = True
+    assert not may_start(pair, other), "also if the other host cannot be reached"
+    pair.hosts[restored_on].cut = False
+    use(pair, restored_on)
+    assert (may_start(pair, restored_on), may_start(pair, other)) == (True, False)
+
+
+def test_it_says_whose_overlay_is_outdated_then(pair: Pair) -> None:
+    notes = Notes()
+    restore(pair.cluster, pair.hosts["host-b"], "1", notes)
+    assert [line for line in notes.lines if "overlay of host-a counts as older" in line]
+    notes = Notes()
+    pair.hosts["host-a"].cut = True
+    restore(pair.cluster, pair.hosts["host-b"], "1", notes)
+    assert [line for line in notes.lines if "host-a does not answer" in line]
+
+
+def test_while_another_host_serves_it_is_older_than_that_one(pair: Pair) -> None:
+    """Also where the own lease file does not show that."""
+    pair.hosts["host-b"].cut = True
+    serving = pair.take("host-a")
+    mark_overlay(pair.cluster, pair.hosts["host-a"], serving)
+    pair.hosts["host-b"].cut = False
+    assert query_lease(pair.hosts["host-b"], pair.cluster).holder is None
+    restore(pair.cluster, pair.hosts["host-b"], "1", Silent())
+    assert query_overlay(pair.cluster, pair.hosts["host-b"]).generation < serving
+    pair.release("host-a")
+    assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (True, False)
+
+
+def test_a_start_elsewhere_during_the_restore_goes_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(*_: Any) -> tuple[int, float]:
+        overlay(pair, "host-b").write_bytes(b"restored")
+        mark_overlay(pair.cluster, pair.hosts["host-a"], pair.take("host-a"))
+        return 8, 0.0
+
+    monkeypatch.setattr(restoring, "_request_restore", put)
+    with pytest.raises(Refused):
+        restore(pair.cluster, pair.hosts["host-b"], "1", Silent())
+    assert pair.files()["host-a"][0] == "host-a"
+    pair.release("host-a")
+    assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (True, False)
+
+
+def test_killed_before_the_end_the_overlay_that_was_used_last_is_started(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(*_: Any) -> tuple[int, float]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(restoring, "_request_restore", put)
+    with pytest.raises(KeyboardInterrupt):
+        restore(pair.cluster, pair.hosts["host-b"], "1", Silent())
+    assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (True, False)
