@@ -39,25 +39,23 @@ class NotesOnly(Silent):
 def open_agents(
     cluster: Cluster, inspected: Inspected, image: Image, progress: Progress, stack: ExitStack
 ) -> Migration:
-    """Start the agents on both hosts, which end with ``stack``; return the migration that has not begun yet."""
+    """Start the agents on both hosts, which end with ``stack``; return the migration that has not begun yet.
+
+    Each has the lock of its host, and has found it as planned. All runs begin with the source: one of several gets on.
+
+    Raises:
+        Busy: another run is at work on a host. Nothing was changed.
+        Refused: another run has migrated, started or stopped the services container since it was planned.
+    """
     source, target, notes_only = inspected.source, inspected.target, NotesOnly(progress)
     requests = target_request(cluster, inspected), source_request(cluster, inspected, image)
-    on_target = stack.enter_context(open_endpoint(target, "arrive", requests[0], notes_only))
     on_source = stack.enter_context(open_endpoint(source, "leave", requests[1], notes_only))
+    on_source.receive("ready", patience_s=QUICK_S)
+    on_target = stack.enter_context(open_endpoint(target, "arrive", requests[0], notes_only))
+    on_target.receive("ready", patience_s=QUICK_S)
     generation, shared = inspected.lease.generation + 1, inspected.plan.shared
     result = MigrationResult(source.name, target.name, image.path, generation, shared=shared)
     return Migration(cluster, inspected, image, progress, on_source, on_target, result)
-
-
-def wait_until_ready(migration: Migration) -> None:
-    """Wait until both agents have the locks of their hosts and have found them as planned; nothing is done before.
-
-    Raises:
-        Busy: another run is at work on a host.
-        Refused: another run has migrated, started or stopped the services container since it was planned.
-    """
-    for endpoint in (migration.source, migration.target):
-        endpoint.receive("ready", patience_s=QUICK_S)
 
 
 def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> SourceRequest:

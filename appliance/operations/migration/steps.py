@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from appliance.errors import SmsError
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
-from appliance.operations.migration.agents import open_agents, wait_until_ready
+from appliance.operations.migration.agents import open_agents
 from appliance.operations.migration.copy import catch_up, copy_overlay, stop_services
 from appliance.operations.migration.rollback import take_over_or_roll_back, target_serves
 from appliance.operations.migration.start import check_services, list_jobs, start_isolated
@@ -23,7 +23,7 @@ def run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: Pr
     They are no reason to roll back: that would lose what the services have received on the target.
 
     Raises:
-        Busy, Refused: as ``wait_until_ready``; nothing was changed.
+        Busy, Refused: as ``open_agents``; nothing was changed.
         RolledBack: a step failed; the services container serves on the source as before.
         Unverified: a step after the switch failed; it serves on the target.
         SmsError: a step failed; the message says which host serves now.
@@ -31,7 +31,6 @@ def run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: Pr
     began, failures = time.monotonic(), ""
     with ExitStack() as agents:
         migration = open_agents(cluster, inspected, image, progress, agents)
-        wait_until_ready(migration)
         with ExitStack() as undo:
             undo.push(lambda _, error, __: take_over_or_roll_back(migration, error))
             failures = migrate_shared(migration) if inspected.plan.shared else migrate_copy(migration)

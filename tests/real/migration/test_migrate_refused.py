@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -177,6 +178,43 @@ def test_the_host_that_runs_it_and_an_unknown_host_are_refused(hosts: Hosts) -> 
     assert f"runs on {source} already" in hosts.sms("migrate", source, on="admin", ok=(3,)).stderr.decode()
     assert "no admin host named host-z" in hosts.sms("migrate", "host-z", on="admin", ok=(2,)).stderr.decode()
     assert picture(hosts) == before
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "verb"),
+    [
+        (0.3, "migrate"),
+        (1.5, "stop"),
+        pytest.param(1.0, "migrate", marks=pytest.mark.full),
+        pytest.param(2.5, "migrate", marks=pytest.mark.full),
+        pytest.param(0.5, "stop", marks=pytest.mark.full),
+        pytest.param(3.0, "stop", marks=pytest.mark.full),
+    ],
+)
+def test_two_runs_at_once(hosts: Hosts, gap_s: float, verb: str) -> None:
+    """One of them is refused. Adds to the model: real locks and agents, and how long each step takes."""
+    source, target = where(hosts)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(hosts.sms, "-q", "migrate", target, on="admin", ok=None)
+        time.sleep(gap_s)
+        words = ("migrate", target) if verb == "migrate" else ("stop", "--host", source)
+        second = hosts.sms("-q", *words, on="admin", ok=None)
+    migrated, texts = first.result(), (first.result().stderr.decode(), second.stderr.decode())
+    assert not any("Traceback" in text for text in texts), texts
+    statuses = (migrated.status, second.status)
+    if verb == "migrate":
+        assert sorted(statuses) == [0, 3], texts
+    else:  # a stop that comes after the migration finds nothing to stop on the source
+        assert statuses in ((0, 0), (0, 3), (3, 0)), texts
+    time.sleep(3)  # a guard that found a wrong lease would have stopped the services container by now
+    holder = target if migrated.status == 0 else None
+    if holder is None:
+        assert not any(hosts.instances(one) for one in CARRIERS)
+        hosts.sms("-q", "start", "--host", source, on="admin")
+        holder = source
+    assert where(hosts)[0] == holder and hosts.status(holder)["healthy"]
+    assert {hosts.lease(one)["holder"] for one in CARRIERS} == {holder}
+    assert not [name for one in CARRIERS for name in hosts.files(one) if ".img.past-" in name]
 
 
 def test_what_is_not_running_on_any_host(hosts: Hosts) -> None:

@@ -61,11 +61,11 @@ REPLIES: dict[str, list[Reply]] = {
     "unseen": [("seen", {"mac": ""}, b"")],
 }
 COPY = (
-    "b.open a.open a.offer b.build a.send b.parcels a.round b.verify a.run a.round a.stop b.place b.start b.probe "
+    "a.open b.open a.offer b.build a.send b.parcels a.round b.verify a.run a.round a.stop b.place b.start b.probe "
     "b.ask b.flush a.connections b.arm a.release b.up b.probe b.ask"
 )
-SHARED = "b.open a.open a.run a.hand b.start b.probe b.ask b.arm b.up b.probe b.ask"
-CLOSED = "a.close a.wait b.close b.wait"
+SHARED = "a.open b.open a.run a.hand b.start b.probe b.ask b.arm b.up b.probe b.ask"
+CLOSED = "b.close b.wait a.close a.wait"
 """How both contexts end."""
 ROLLED_BACK = "b.abort a.abort b.close a.wait b.wait a.resume a.run " + CLOSED
 

@@ -355,14 +355,15 @@ def _probe_start(*_: Any, **__: Any) -> dict[str, float]:
 def _open_agents(cluster: Any, inspected: Any, image: Any, progress: Any, stack: ExitStack) -> Migration:
     generation = inspected.lease.generation
     ends = []
-    for agent, host in (("target", inspected.target), ("source", inspected.source)):
+    for agent, host in (("source", inspected.source), ("target", inspected.target)):
         effect("open", host.name, agent, begin(generation, inspected.pid))
         one = FakeEndpoint(host, agent)
         stack.callback(one.wait)
         stack.callback(one.close)
-        effect("send", agent, BEGIN)
+        one.send(*BEGIN)
+        one.receive("ready")
         ends.append(one)
-    target, source = ends
+    source, target = ends
     result = MigrationResult(source.name, target.name, "image", generation + 1, shared=SHARED[0])
     return Migration(cluster, inspected, image, progress, source, target, result)  # type: ignore[arg-type]
 
