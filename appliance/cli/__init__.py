@@ -57,7 +57,7 @@ examples:
   sms lab demo                                      try everything on a single machine
 
 exit status: 0 success, 1 failed, 2 usage or configuration error, 3 refused before anything was
-changed, 4 done but unhealthy, 5 rolled back
+changed, 4 done but unhealthy, 5 rolled back, 130 interrupted
 
 --site, --state, --quiet and --debug are valid before the verb and after it."""
 
@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _show(error)
         return error.status
     except KeyboardInterrupt as error:
-        note = "; the change was rolled back, or the next run resumes it" if verb in CHANGING else ""
+        note = "; what it had begun is completed, rolled back, or resumed by the next run" if verb in CHANGING else ""
         sys.stderr.write(f"\nsms: interrupted{f'; {error}' if str(error) else note}\n")
         return 130
     except BrokenPipeError:

@@ -33,13 +33,15 @@ def check(host: Host, path: str, *, whole: bool = False) -> None:
     result = host.run("e2fsck", "-p", *(["-f"] if whole else []), path, ok=None, timeout=1800)
     if result.status < UNCORRECTED:
         return
-    output = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
+    # Its first lines name the damage; general advice follows.
+    lines = (result.stdout + result.stderr).decode(errors="replace").splitlines()
+    output = " / ".join([line.strip() for line in lines if line.strip()][:3])[:400]
     # A destroyed superblock is reported as an operational error too.
     if result.status & OPERATIONAL and "super-block" not in output and "superblock" not in output:
         raise SmsError(f"cannot check {path}: {output}", hint="is it readable and writable for root?")
     raise SmsError(
         f"{path} is damaged: {output}",
-        hint="restore it from a backup; `e2fsck -n` on a copy shows the damage",
+        hint="`sms overlay restore latest` replaces it by a snapshot and keeps it; `e2fsck -n` on a copy shows the damage",
     )
 
 

@@ -110,7 +110,7 @@ class Api:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise VmUnreachable(
-                f"the provisioning VM does not response at {self.url}: {error}", hint=UNREACHABLE_HINT
+                f"the provisioning VM does not respond at {self.url}: {error}", hint=UNREACHABLE_HINT
             ) from error
         finally:
             connection.close()

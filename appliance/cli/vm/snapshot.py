@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_json, filled, print_result, verb
 from appliance.cli.vm.common import add_vm_host
+from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
     from appliance.host.base import Host
@@ -62,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.vm.snapshot import snapshot_vm
     from appliance.operations.vm.snapshots import list_snapshots, prune_snapshots, verify_snapshot
 
+    if arguments.dry_run and arguments.prune is None:
+        raise ConfigError("--dry-run needs --prune", hint="a snapshot changes nothing in the VM: leave -n out")
     cluster, host, shown = open_vm(arguments)
     if arguments.list:
         found = list_snapshots(cluster, host)

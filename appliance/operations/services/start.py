@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -158,6 +159,7 @@ def start(cluster: Cluster, host: Host, progress: Progress, options: StartOption
         refuse_interrupted(cluster, host)
         running = find_instance(cluster, host)
         if running:
+            _refuse_other_image(cluster, host, running, options.image)
             started = _check_running(cluster, host, progress, running, options.wait_s)
         else:
             started = _start(cluster, host, progress, options)
@@ -235,6 +237,20 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
     mark = overlay_mark(archive_for(cluster), trusted)
     argv = start_argv(cluster.site, confinement, trusted.path)
     return [*overlay_commands(cluster, host, trusted, mark, exists), shlex.join(argv)]
+
+
+def _refuse_other_image(cluster: Cluster, host: Host, running: apptainer.Instance, wanted: Path | None) -> None:
+    """Refuse if another image than the wanted one runs: a start does not replace it."""
+    if wanted is None or wanted.name == Path(running.image).name:
+        return
+    recorded = read_note(cluster, host)
+    with suppress(OSError), wanted.open("rb") as stream:
+        if recorded and hashlib.file_digest(stream, "sha256").hexdigest() == recorded.sha256:
+            return
+    raise Refused(
+        f"the services container runs on {host.name} with another image, {running.image}",
+        hint=f"`sms upgrade --image {wanted}` changes it while jobs run",
+    )
 
 
 def _check_running(

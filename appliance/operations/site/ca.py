@@ -57,6 +57,7 @@ ALARM_DAYS = 21
 UNHEALTHY_DAYS = 14
 """With fewer days left, it has not been renewed for weeks: status reports it as a fault."""
 HINT = "`sms key ca create` creates one beside the site file"
+LOST = "bring the key back from where you keep a copy; a new authority would invalidate all certificates of this one"
 
 
 @dataclass(frozen=True)
@@ -476,7 +477,8 @@ def _read_root(folder: Path) -> tuple[x509.Certificate, EllipticCurvePrivateKey]
         certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     except OSError as error:
-        raise ConfigError(f"cannot read {error.filename}: {(error.strerror or '').lower()}", hint=HINT) from None
+        hint = LOST if (folder / "ca.pem").exists() else HINT
+        raise ConfigError(f"cannot read {error.filename}: {(error.strerror or '').lower()}", hint=hint) from None
     except (ValueError, TypeError):
         raise ConfigError(f"{folder} does not contain a certificate authority in PEM format", hint=HINT) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():

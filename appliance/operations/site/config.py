@@ -21,7 +21,11 @@ def check_config(path: Path, state: Path | None = None) -> Loaded:
         ConfigError: with every problem found.
     """
     loaded = open_site(path, state)
-    if problems := check_files(loaded.site, loaded.document):
+    problems = check_files(loaded.site, loaded.document)
+    if str(path) != "-" and path.stat().st_mode & 0o022:
+        message = f"others may write to it (mode {path.stat().st_mode & 0o777:04o}), and root follows it"
+        problems.insert(0, Problem(str(path), 0, "", message, f"chmod go-w {path}"))
+    if problems:
         raise ConfigError(problems=problems)
     return loaded
 
@@ -54,10 +58,24 @@ def named_files(site: Site) -> Iterator[tuple[Place, Path, bool]]:
                 # Certificates are public.
                 yield (section, name), path, private and name not in ("tls_ca", "tls_cert")
     for index, host in enumerate(site.admin_hosts):
+        place: Place = ("admin_hosts", index)
         if host.key is not None:
-            yield ("admin_hosts", index, "key"), host.key, True
+            yield (*place, "key"), host.key, True
+        for kind in ("redfish", "ipmi"):
+            if device := getattr(host.fence, kind, None):
+                yield (*place, "fence", kind, "password_file"), device.password_file, True
+                if authority := getattr(device, "ca", None):
+                    yield (*place, "fence", kind, "ca"), authority, False
     if site.known_hosts is not None:
         yield ("known_hosts",), site.known_hosts, False
+    if borg := site.snapshots.borg:
+        for name, private in (("passphrase", True), ("ssh_key", True), ("known_hosts", False)):
+            if (path := getattr(borg, name)) is not None:
+                yield ("snapshots", "borg", name), path, private
+    if site.provisioning:
+        for name, private in (("password_file", True), ("ca", False)):
+            if (path := getattr(site.provisioning.bmc, name)) is not None:
+                yield ("provisioning", "bmc", name), path, private
     yield ("signing", "private_key"), site.signing.private_key, True
     for index, public in enumerate(site.signing.public_keys):
         yield ("signing", "public_keys", index), public, False
