@@ -41,7 +41,7 @@ def check(host: Host, path: str, *, whole: bool = False) -> None:
         raise SmsError(f"cannot check {path}: {output}", hint="is it readable and writable for root?")
     raise SmsError(
         f"{path} is damaged: {output}",
-        hint="`sms overlay restore latest` replaces it by a snapshot and keeps it; `e2fsck -n` on a copy shows the damage",
+        hint="`sms overlay restore latest` replaces it by a snapshot; `e2fsck -n` on a copy shows the damage",
     )
 
 

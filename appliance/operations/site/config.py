@@ -61,11 +61,10 @@ def named_files(site: Site) -> Iterator[tuple[Place, Path, bool]]:
         place: Place = ("admin_hosts", index)
         if host.key is not None:
             yield (*place, "key"), host.key, True
-        for kind in ("redfish", "ipmi"):
-            if device := getattr(host.fence, kind, None):
-                yield (*place, "fence", kind, "password_file"), device.password_file, True
-                if authority := getattr(device, "ca", None):
-                    yield (*place, "fence", kind, "ca"), authority, False
+        for kind, device in dict(host.fence or ()).items():
+            for name, private in (("password_file", True), ("ca", False)):
+                if (path := getattr(device, name, None)) is not None:
+                    yield (*place, "fence", kind, name), path, private
     if site.known_hosts is not None:
         yield ("known_hosts",), site.known_hosts, False
     if borg := site.snapshots.borg:

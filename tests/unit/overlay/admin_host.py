@@ -92,6 +92,7 @@ def host(
         ("sh", "-c"): (0, ""),
         ("sh", "-c", python.FIND): (0, "python3"),
         ("mkdir",): (0, ""),
+        ("mv",): (0, ""),
         ("find",): (0, ""),
         ("test",): (0 if overlay else 1, ""),
         ("test", "-L"): (1, ""),

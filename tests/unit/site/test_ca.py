@@ -294,7 +294,7 @@ def test_the_key_is_needed_for_renewals_only(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (lambda folder: (folder / "ca.key").unlink(), "cannot read"),
+        (lambda folder: (folder / "ca.key").unlink(), "cannot read .*ca.key"),
         (lambda folder: (folder / "ca.key").chmod(0o644), "can be read by others"),
         (lambda folder: (folder / "ca.pem").write_text("x"), "does not contain a certificate authority"),
         (lambda folder: (folder / "ca.key").write_bytes((folder / "admin.key").read_bytes()), "is not the key of"),
@@ -341,3 +341,15 @@ def test_a_site_with_a_vm_takes_its_files_from_there(tmp_path: Path) -> None:
     assert filled.filesync.server == "https://x.test"
     assert filled.secrets.tls_ca == tmp_path / "ca.pem"
     assert filled.secrets.tls_key == tmp_path / "tls/services.key"
+
+
+def test_a_key_that_is_gone_is_not_replaced(tmp_path: Path) -> None:
+    """A new authority would end the access of every node; without any, the hint is to create one."""
+    with pytest.raises(ConfigError) as caught:
+        issue_client(tmp_path, "x", "admin")
+    assert "sms key ca create" in caught.value.hint
+    make_ca(tmp_path)
+    (tmp_path / "ca.key").unlink()
+    with pytest.raises(ConfigError) as caught:
+        issue_client(tmp_path, "x", "admin")
+    assert "bring the key back" in caught.value.hint

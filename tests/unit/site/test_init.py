@@ -188,7 +188,8 @@ def _site(folder: Path, more: str, services: str = "") -> Path:
 
 
 def test_files_that_the_site_names(folder: Path) -> None:
-    for name, mode in {"munge.key": 0o640, "shadow": 0o600, "ca.pem": 0o644, "known_hosts": 0o644}.items():
+    modes = {"munge.key": 0o640, "shadow": 0o600, "ca.pem": 0o644, "known_hosts": 0o644, "pass": 0o604}
+    for name, mode in modes.items():
         (folder / name).touch()
         (folder / name).chmod(mode)
     (folder / "folder").mkdir()
@@ -197,6 +198,9 @@ known_hosts: known_hosts
 secrets: {munge_key: munge.key, shadow: shadow, tls_ca: ca.pem, tls_key: none.key}
 accounts:
   passwd: folder
+snapshots:
+  borg: {repository: /backup/a.borg, passphrase: none}
+provisioning: {address: 10.77.0.2/24, mac: "02:00:0a:00:00:02", bmc: {networks: [10.9.0.0/24], password_file: pass, insecure: true}}
 """
     with pytest.raises(ConfigError) as caught:
         check_config(_site(folder, more))
@@ -208,7 +212,22 @@ accounts:
         ),
         ("secrets.tls_key", f"{folder}/none.key does not exist", "check the path, or remove the setting"),
         ("accounts.passwd", f"{folder}/folder is not a regular file", "give the path of a file"),
+        ("snapshots.borg.passphrase", f"{folder}/none does not exist", "check the path, or remove the setting"),
+        (
+            "provisioning.bmc.password_file",
+            f"{folder}/pass can be read by others (mode 0604)",
+            f"chmod 600 {folder}/pass",
+        ),
     ]
+
+
+def test_a_site_file_that_others_may_change(folder: Path) -> None:
+    """Root runs its commands: whoever may write to it is root."""
+    path = _site(folder, "")
+    path.chmod(0o666)
+    with pytest.raises(ConfigError, match="others may write to it") as caught:
+        check_config(path)
+    assert caught.value.problems[0].hint == f"chmod go-w {path}"
 
 
 def test_a_signing_key_may_come_later_but_not_be_open(folder: Path) -> None:
