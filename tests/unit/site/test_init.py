@@ -200,7 +200,10 @@ accounts:
   passwd: folder
 snapshots:
   borg: {repository: /backup/a.borg, passphrase: none}
-provisioning: {address: 10.77.0.2/24, mac: "02:00:0a:00:00:02", bmc: {networks: [10.9.0.0/24], password_file: pass, insecure: true}}
+provisioning:
+  address: 10.77.0.2/24
+  mac: "02:00:0a:00:00:02"
+  bmc: {networks: [10.9.0.0/24], password_file: pass, insecure: true}
 """
     with pytest.raises(ConfigError) as caught:
         check_config(_site(folder, more))
@@ -222,7 +225,7 @@ provisioning: {address: 10.77.0.2/24, mac: "02:00:0a:00:00:02", bmc: {networks: 
 
 
 def test_a_site_file_that_others_may_change(folder: Path) -> None:
-    """Root runs its commands: whoever may write to it is root."""
+    """Root runs its commands: a user who may write to it is root."""
     path = _site(folder, "")
     path.chmod(0o666)
     with pytest.raises(ConfigError, match="others may write to it") as caught:
