@@ -39,12 +39,18 @@ def held_elsewhere(leases: Leases) -> Lease | None:
 def outdated_by_restore(cluster: Cluster, leases: Leases) -> list[str]:
     """Return notes: whose overlays a restore on ``leases.me`` makes older ones, and which hosts do not answer."""
     overlays = query_overlays(cluster, leases)
-    there = sorted(name for name, one in overlays.items() if one and one.exists and name != leases.me)
+    there = sorted(name for name, one in overlays.items() if one and one.exists and not _is_of_me(leases, name))
     silent = sorted(name for name, one in overlays.items() if one is None)
     return [
         *(f"the overlay of {name} counts as older than the restored one of {leases.me} then" for name in there),
         *(f"{name} does not answer: an overlay there may be newer than is known here" for name in silent),
     ]
+
+
+def _is_of_me(leases: Leases, name: str) -> bool:
+    """Return whether what is found on a host is the overlay of ``leases.me``, as in a folder that hosts share."""
+    me, files = leases.me, {one: view.lease.file for one, view in leases.views.items() if view.lease}
+    return name == me or files.get(me, me) not in ("", me) or files.get(name, name) not in ("", name)
 
 
 def make_newest(cluster: Cluster, host: Host, leases: Leases) -> None:

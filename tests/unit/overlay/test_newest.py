@@ -101,6 +101,17 @@ def test_it_says_whose_overlay_is_outdated_then(pair: Pair) -> None:
     assert [line for line in notes.lines if "host-a does not answer" in line]
 
 
+@pytest.mark.parametrize("by", ["host-a", "host-b"])
+def test_a_shared_overlay_makes_no_other_one_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    pair = Pair(tmp_path / "one", shared=True)
+    use(pair, by)
+    pair.hosts["host-b"].folder.mkdir(exist_ok=True)
+    assert newest.outdated_by_restore(pair.cluster, pair.leases("host-b")) == []
+    apart = Pair(tmp_path / "two", shared=False)
+    use(apart, "host-a")
+    assert len(newest.outdated_by_restore(apart.cluster, apart.leases("host-b"))) == 1
+
+
 def test_while_another_host_serves_it_is_older_than_that_one(pair: Pair) -> None:
     """Also where the own lease file does not show that."""
     pair.hosts["host-b"].cut = True
