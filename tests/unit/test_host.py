@@ -155,9 +155,8 @@ def test_a_lock_is_held_by_one(host: Host, tmp_path: Path) -> None:
 
 def test_a_lock_is_waited_for(host: Host, tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    with host.lock(path):
-        with pytest.raises(CommandError, match="status 75"), Local().lock(path, wait_s=0.3):
-            pass
+    with host.lock(path), pytest.raises(CommandError, match="status 75"), Local().lock(path, wait_s=0.3):
+        pass
     begun, done = tmp_path / "begun", tmp_path / "done"
     first = subprocess.Popen(["flock", path, "sh", "-c", 'touch "$1"; sleep 0.5; touch "$2"', "sh", begun, done])
     while not begun.exists():
