@@ -155,7 +155,7 @@ def test_a_damaged_overlay_is_named_and_not_started(stopped: Playground) -> None
     try:
         host.run("sh", "-c", f"dd if=/dev/urandom of={overlay} bs=4096 count=2000 seek=0 conv=notrunc status=none")
         reported = stopped.sms("start", ok=(5,)).stderr.decode()
-        assert "is damaged" in reported and "restore it from a backup" in reported
+        assert "is damaged" in reported and "sms overlay restore latest" in reported
         stopped.assert_nothing_runs()
     finally:
         host.run("mv", "-f", f"{overlay}.kept", overlay)
