@@ -81,8 +81,14 @@ def test_all_optional_services_are_real_when_turned_on(full: Full) -> None:
     )
     # On a node, too: slurm.conf, which nodes fetch from the controller, names the container's address.
     node = full.playground.host("node1")
-    assert f"{job}|alice|COMPLETED" in node.run(*account).text
-    assert "full|root" in node.run("sacctmgr", "-n", "-P", "show", "assoc", "format=cluster,account,user").text
+    demo.wait_for(
+        "the job's record, as a node sees it",
+        lambda: "yes" if f"{job}|alice|COMPLETED" in node.run(*account, ok=None).text else "",
+    )
+    associations = ("sacctmgr", "-n", "-P", "show", "assoc", "format=cluster,account,user")
+    demo.wait_for(
+        "the cluster's associations", lambda: "yes" if "full|root" in node.run(*associations, ok=None).text else ""
+    )
     unix = "/run/slurmrestd/slurmrestd.sock"
     ask = f"import socket; s=socket.socket(socket.AF_UNIX); s.connect({unix!r}); "
     ask += "s.sendall(b'GET /slurm/v0.0.38/nodes HTTP/1.0\\r\\nHost: x\\r\\n\\r\\n'); "
