@@ -41,6 +41,8 @@ def full(playground: Playground) -> Iterator[Full]:
         playground.sms("-q", "stop", on=host)
     made.sms("-q", "start", "--host", "host-a", "--wait", "120", on="admin")
     made.sms("-q", "start")  # with this site file: its guard
+    # slurmd keeps the slurm.conf of the site before until the controller says that it has changed.
+    made.sms("exec", "--", "scontrol", "reconfigure")
     demo.wait_idle(playground.host("node1"), NODES)
     try:
         yield made
