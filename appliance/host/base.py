@@ -22,19 +22,21 @@ BLOCK = 1 << 18
 SIZE_MISMATCH = 77
 """Exit status of ``WRITE_ATOMIC`` when the input has another size than announced."""
 WRITE_ATOMIC = f"""\
-trap 'rm -f "$1.new"' EXIT
+new=$1.$$.new
+trap 'rm -f "$new"' EXIT
 trap 'exit 143' HUP INT TERM
 umask 077
 folder=$(dirname "$1") above=/
 [ -d "$folder" ] || above=$folder
-mkdir -p "$folder" && cat >"$1.new" || exit
-[ "$(stat -c %s "$1.new")" = "$3" ] || exit {SIZE_MISMATCH}
-chmod "$2" "$1.new" && sync "$1.new" && mv -fT "$1.new" "$1" && sync "$folder" || exit
+mkdir -p "$folder" && cat >"$new" || exit
+[ "$(stat -c %s "$new")" = "$3" ] || exit {SIZE_MISMATCH}
+chmod "$2" "$new" && sync "$new" && mv -fT "$new" "$1" && sync "$folder" || exit
 while [ "$above" != / ] && [ "$above" != . ]; do above=$(dirname "$above") && sync "$above" || exit; done
 """
 """Shell script: write $3 bytes of standard input to file $1 with mode $2, atomically, and flush it and its folder.
 
-The size is checked because a broken connection looks like the end of the input. It is ``replace_file`` of
+The size is checked because a broken connection looks like the end of the input; the temporary name has the process
+id because two runs may write one file. It is ``replace_file`` of
 ``appliance/shared/files.py`` for hosts without the agent; a new folder is flushed with those above it.
 """
 
