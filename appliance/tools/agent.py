@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import queue
-import secrets
 import signal
 import threading
 import time
@@ -104,11 +103,8 @@ def install(host: Host, time_left: Callable[[], float] = lambda: 60.0) -> tuple[
     """
     path, python, zipapp = installed_path(), find_python(host, timeout=time_left()), build_zipapp()
     if host.run("test", "-s", path, ok=None, timeout=time_left()).status:
-        # Several runs may install it at once: each has a file of its own.
-        own = f"{path}-{secrets.token_hex(4)}"
-        written = host.run(*write_argv(own, 0o600, len(zipapp)), input=zipapp, ok=None, timeout=time_left())
+        written = host.run(*write_argv(path, 0o600, len(zipapp)), input=zipapp, ok=None, timeout=time_left())
         check_written(host.name, path, written.status, written.stderr)
-        host.run("mv", "-fT", own, path, timeout=time_left())
         # Newer ones may be in use by an sms of another version.
         old = ("-name", "agent-*.pyz*", "!", "-path", path, "-mtime", "+0", "-exec", "rm", "-f", "{}", "+")
         host.run("find", FOLDER, "-maxdepth", "1", "-type", "f", *old, ok=None, timeout=time_left())

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from appliance.operations.vm.certificates import Installed
 
 STARTED_LATER = "the container's own is installed by the next `sms start`; until then it has its previous one"
+REVOKED_ALREADY = "they were revoked already"
 
 EXAMPLES = """\
   sms key create    create the pair that the site file names, the private key with mode 0600
@@ -18,7 +19,8 @@ EXAMPLES = """\
   sms key ca show   certificates of the authority and its clients, with their expiry dates
   sms key ca renew  replace the client certificates; the authority is kept
   sms key ca revoke admin    all certificates of the admin, which gets another one
-  sms key ca revoke node007  those of a node; or a SERIAL of `sms key ca log`"""
+  sms key ca revoke node007  those of a node; or a SERIAL of `sms key ca log`
+  sms key ca revoke -n node007   show which ones that would be"""
 
 
 def add(verbs: Verbs) -> None:
@@ -45,12 +47,15 @@ def add(verbs: Verbs) -> None:
     add_json(shown)
     shown.set_defaults(run=run_ca_show)
     renew = of_ca.add_parser("renew", help="replace and install certificates of its clients; the authority is kept")
+    add_json(renew)
     renew.set_defaults(run=run_ca_renew)
     log = of_ca.add_parser("log", help="show every certificate that was issued, and which were revoked")
     add_json(log)
     log.set_defaults(run=run_ca_log)
     revoke = of_ca.add_parser("revoke", help="refuse certificates from now on, before they expire")
     revoke.add_argument("names", nargs="+", metavar="NAME", help="admin, services, a node, or a serial number")
+    revoke.add_argument("-n", "--dry-run", action="store_true", help="only show which ones would be revoked")
+    add_json(revoke)
     revoke.set_defaults(run=run_ca_revoke)
 
 
@@ -106,18 +111,16 @@ def run_ca_show(arguments: argparse.Namespace) -> int:
 
 def run_ca_renew(arguments: argparse.Namespace) -> int:
     """Replace the clients' certificates."""
-    from appliance.cli.screen import out
     from appliance.operations.site.ca import renew_clients
     from appliance.operations.vm.certificates import Installed, install_certificates
     from appliance.operations.vm.client import tls_folder
 
     cluster, _ = open_site(arguments)
-    for path in renew_clients(tls_folder(cluster)):
-        out.print(str(path), markup=False)
+    renewed = renew_clients(tls_folder(cluster))
     done = install_certificates(cluster) if cluster.site.provisioning else Installed()
-    if not done.container:
-        out.print(STARTED_LATER, markup=False)
-    out.print("previous certificates stay valid until they expire: `sms key ca log`, `sms key ca revoke`", markup=False)
+    lines = [*map(str, renewed), *([] if done.container else [STARTED_LATER])]
+    lines.append("previous certificates stay valid until they expire: `sms key ca log`, `sms key ca revoke`")
+    print_result(arguments, {"renewed": renewed, "installed": done}, lines)
     return _show_installed(done)
 
 
@@ -150,22 +153,24 @@ def run_ca_log(arguments: argparse.Namespace) -> int:
 
 def run_ca_revoke(arguments: argparse.Namespace) -> int:
     """Revoke certificates, and install the list in the VM."""
-    from appliance.cli.screen import out
     from appliance.operations.site.ca import CLIENTS
-    from appliance.operations.vm.revoke import revoke
+    from appliance.operations.vm.revoke import rehearse_revoke, revoke
 
     cluster, shown = open_site(arguments)
+    if arguments.dry_run:
+        found = rehearse_revoke(cluster, arguments.names)
+        lines = [f"would revoke {each.serial}  {each.subject}" for each in found] or [REVOKED_ALREADY]
+        print_result(arguments, {"would_revoke": found}, lines)
+        return 0
     done = revoke(cluster, arguments.names, shown)
-    for each in done.revoked:
-        out.print(f"revoked {each.serial}  {each.subject}", markup=False)
-    if not done.revoked:
-        out.print("they were revoked already", markup=False)
+    lines = [f"revoked {each.serial}  {each.subject}" for each in done.revoked] or [REVOKED_ALREADY]
     if set(CLIENTS) & set(arguments.names) and not done.installed.container:
-        out.print(STARTED_LATER, markup=False)
+        lines.append(STARTED_LATER)
     if done.installed.refuses:
-        out.print(f"the VM on {done.installed.vm} refuses them", markup=False)
+        lines.append(f"the VM on {done.installed.vm} refuses them")
     elif not done.installed.vm:
-        out.print("the VM does not run on a host that answers: its next start installs the list", markup=False)
+        lines.append("the VM does not run on a host that answers: its next start installs the list")
+    print_result(arguments, done, lines)
     return _show_installed(done.installed)
 
 

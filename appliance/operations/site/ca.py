@@ -26,6 +26,7 @@ from appliance.operations.site.issued import (
     add_revoked,
     log_issued,
     read_issued,
+    read_revoked,
     serial_of,
 )
 from appliance.operations.site.keys import write_new
@@ -326,6 +327,30 @@ def revoke(folder: Path, words: Sequence[str]) -> list[Revocation]:
         ConfigError: a word is neither, a serial number is not that of a client, or a client is named and the
             authority's key is not here; nothing was changed.
     """
+    serials, clients = _read_words(folder, words)
+    for client in clients:
+        _log_present(folder, client)
+    # Before others are issued, so that an interruption leaves none unrevoked; and after, for what was issued meanwhile.
+    revoked = add_revoked(folder, _of_serials(folder, serials) + _of_clients(folder, clients))
+    renew_clients(folder, clients)
+    present = {serial_of(_load((folder / f"{client}.pem").read_bytes())) for client in clients}
+    return revoked + add_revoked(folder, [each for each in _of_clients(folder, clients) if each.serial not in present])
+
+
+def rehearse_revoke(folder: Path, words: Sequence[str]) -> list[Revocation]:
+    """Return what ``revoke`` would revoke, without those that an earlier release issued and did not log.
+
+    Raises:
+        ConfigError: as ``revoke``.
+    """
+    serials, clients = _read_words(folder, words)
+    known = {each.serial for each in read_revoked(folder)}
+    found = _of_serials(folder, serials) + _of_clients(folder, clients)
+    return [each for each in found if each.serial not in known]
+
+
+def _read_words(folder: Path, words: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Return the serial numbers and the clients among ``words``, all of them checked."""
     log = {each.serial: each for each in read_issued(folder)}
     serials = {word.replace(":", "").upper() for word in words if word not in CLIENTS}
     for serial in sorted(serials):
@@ -342,13 +367,7 @@ def revoke(folder: Path, words: Sequence[str]) -> list[Revocation]:
     clients = [client for client in CLIENTS if client in words]
     if clients:
         _read_root(folder)  # without its key nothing is revoked: nobody would have a valid certificate
-    for client in clients:
-        _log_present(folder, client)
-    # Before others are issued, so that an interruption leaves none unrevoked; and after, for what was issued meanwhile.
-    revoked = add_revoked(folder, _of_serials(folder, serials) + _of_clients(folder, clients))
-    renew_clients(folder, clients)
-    present = {serial_of(_load((folder / f"{client}.pem").read_bytes())) for client in clients}
-    return revoked + add_revoked(folder, [each for each in _of_clients(folder, clients) if each.serial not in present])
+    return serials, clients
 
 
 def _of_serials(folder: Path, serials: Collection[str]) -> list[Revocation]:

@@ -11,6 +11,7 @@ from typing import Any
 from appliance.config.document import Document, Place
 from appliance.config.model import Site
 from appliance.errors import ConfigError, Problem
+from appliance.operations.site.ca import ca_folder
 from appliance.operations.site.find import Loaded, open_site
 
 
@@ -25,6 +26,9 @@ def check_config(path: Path, state: Path | None = None) -> Loaded:
     if str(path) != "-" and path.stat().st_mode & 0o022:
         message = f"others may write to it (mode {path.stat().st_mode & 0o777:04o}), and root follows it"
         problems.insert(0, Problem(str(path), 0, "", message, f"chmod go-w {path}"))
+    for key in sorted(ca_folder(path).glob("*.key")) if str(path) != "-" else ():
+        if words := _wrong(key, True, needed=False):
+            problems.append(Problem(str(path), 0, "", *words))
     if problems:
         raise ConfigError(problems=problems)
     return loaded

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from appliance.errors import ConfigError, Refused
 from appliance.operations.context import Cluster
 from appliance.operations.site.ca import CLIENTS
+from appliance.operations.site.ca import rehearse_revoke as rehearse_here
 from appliance.operations.site.ca import revoke as revoke_here
 from appliance.operations.site.issued import SERIAL, Revocation, add_revoked, read_issued, read_revoked
 from appliance.operations.vm.certificates import Installed, install_certificates
@@ -58,6 +59,19 @@ def read_log(cluster: Cluster, *, nodes: bool = True) -> list[LogEntry]:
     return sorted(found, key=lambda each: each.at)
 
 
+def rehearse_revoke(cluster: Cluster, words: Sequence[str]) -> list[Revocation]:
+    """Return what ``revoke`` would revoke.
+
+    Raises:
+        Refused, VmUnreachable: as ``revoke``.
+    """
+    names, others = _split(words)
+    folder = tls_folder(cluster)
+    known = {each.serial for each in read_revoked(folder)}
+    of_nodes = [each for name in names for each in _of_node(cluster, name) if each.serial not in known]
+    return rehearse_here(folder, others) + of_nodes
+
+
 def revoke(cluster: Cluster, words: Sequence[str], progress: Progress) -> RevokeResult:
     """Revoke certificates of clients, of nodes, or by their serial numbers, and install the list in the VM.
 
@@ -69,15 +83,21 @@ def revoke(cluster: Cluster, words: Sequence[str], progress: Progress) -> Revoke
         VmUnreachable: nodes are named, and the VM does not answer; nothing was changed.
     """
     folder = tls_folder(cluster)
-    names = [word for word in words if word not in CLIENTS and not SERIAL.fullmatch(word.replace(":", "").upper())]
+    names, others = _split(words)
     of_nodes = [each for name in names for each in _of_node(cluster, name)]
     with progress.step("revoke certificates"):
-        done = revoke_here(folder, [word for word in words if word not in names])
+        done = revoke_here(folder, others)
         done += add_revoked(folder, of_nodes)
     if not cluster.site.provisioning:
         return RevokeResult(done, Installed())
     with progress.step("install the list in the VM and on admin hosts"):
         return RevokeResult(done, install_certificates(cluster))
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names of nodes among ``words``, and the others: clients and serial numbers."""
+    others = [word for word in words if word in CLIENTS or SERIAL.fullmatch(word.replace(":", "").upper())]
+    return [word for word in words if word not in others], others
 
 
 def _of_node(cluster: Cluster, name: str) -> list[Revocation]:

@@ -29,6 +29,7 @@ from appliance.operations.site.ca import (
     issue_issuer,
     issue_server,
     make_ca,
+    rehearse_revoke,
     renew_clients,
     renew_due_clients,
     revoke,
@@ -167,7 +168,10 @@ def test_revoking_a_client_replaces_its_certificate(tmp_path: Path, need: Callab
     renew_clients(tmp_path)
     second = serial(tmp_path / "admin.pem")
     issue_client(tmp_path, "admin", "admin")
+    expected = {each.serial for each in rehearse_revoke(tmp_path, ["admin"])}
+    assert second in expected and revoked_map(tmp_path) == b"" and second == serial(tmp_path / "admin.pem")
     done = revoke(tmp_path, ["admin"])
+    assert expected <= {each.serial for each in done}
     third = serial(tmp_path / "admin.pem")
     assert {first, second} < {each.serial for each in done} and len(done) == 3, "one was issued by hand"
     assert third not in revoked_map(tmp_path).decode() and second in revoked_map(tmp_path).decode()
@@ -175,7 +179,7 @@ def test_revoking_a_client_replaces_its_certificate(tmp_path: Path, need: Callab
     lost = "5AFE" * 10  # 519381b replaced it: it is not in the log
     lower = ":".join(lost.lower()[at : at + 2] for at in range(0, len(lost), 2))
     assert [each.serial for each in revoke(tmp_path, [lower])] == [lost], "by its number, as openssl prints it"
-    assert revoke(tmp_path, [lost]) == []
+    assert revoke(tmp_path, [lost]) == rehearse_revoke(tmp_path, [lost]) == []
     assert revoked_map(tmp_path).decode().splitlines() == sorted(
         f"{each} 1;" for each in (lost, *(one.serial for one in done))
     )
@@ -353,3 +357,14 @@ def test_a_key_that_is_gone_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         issue_client(tmp_path, "x", "admin")
     assert "bring the key back" in caught.value.hint
+
+
+def test_a_key_that_others_can_read_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is beside the site file, which does not name it."""
+    site = tmp_path / "site.yaml"
+    assert main(["init", "-o", str(site), "--profile", "lab"]) == 0
+    assert main(["--site", str(site), "config", "check"]) == 0
+    (tmp_path / "tls/ca.key").chmod(0o644)
+    capsys.readouterr()
+    assert main(["--site", str(site), "config", "check"]) == 2
+    assert "tls/ca.key" in capsys.readouterr().err
