@@ -69,13 +69,15 @@ OTHER_MEANINGS = {
 }
 """Names of services that mean something else in the code."""
 LITERALS = {
+    "appliance/config/model.py": {"munge"},
     "appliance/lab/render.py": {"munge", "postfix"},
     "appliance/lab/root.py": {"chrony", "munge", "postfix", "rsyslog"},
     "appliance/plan/hosts/distro.py": {"chrony"},
     "appliance/plan/hosts/doctor.py": {"chrony"},
     "appliance/plan/overlay/seed.py": {"munge"},
 }
-"""Daemons of the lab's own machines, packages of an admin host, and the user that the munge key belongs to."""
+"""Daemons of the lab's own machines, packages of an admin host, and the user that the munge key belongs to, whose ids
+are a setting."""
 
 
 def service_literals(text: str) -> Iterator[str]:

@@ -193,13 +193,35 @@ class SlurmPartition(_SlurmLine):
     max_time: SlurmTime = Field("INFINITE", description="Time limit of a job: 7-00:00:00.")
 
 
+LARGEST_ID = (1 << 32) - 2
+"""The largest user or group id of Linux; the next one stands for none."""
+
+
+class SystemUser(Section):
+    """Ids of a system user and its group. They must be the same on every node and in the container."""
+
+    uid: int = Field(ge=1, le=LARGEST_ID, description="Its user id.")
+    gid: int = Field(ge=1, le=LARGEST_ID, description="Id of the group of the same name.")
+
+
 class Slurm(Section):
     """Settings for slurm.conf."""
 
+    user: SystemUser | None = Field(
+        None, description="Ids of the user slurm, as `id slurm` prints them on a node (default: those of the base)."
+    )
     nodes: tuple[SlurmNode, ...] = Field((), description="The compute nodes.")
     partitions: tuple[SlurmPartition, ...] = Field((), max_length=1000, description="The partitions.")
     max_nodes: int = Field(1024, ge=1, le=65533, description="MaxNodeCount: room for dynamic nodes (slurmd -Z).")
     extra: tuple[Line, ...] = Field((), description="Additional lines of slurm.conf; they take precedence.")
+
+
+class Munge(Section):
+    """The daemon that authenticates Slurm's messages."""
+
+    user: SystemUser | None = Field(
+        None, description="Ids of the user munge, as `id munge` prints them on a node (default: those of the base)."
+    )
 
 
 class Accounts(Section):
@@ -332,6 +354,7 @@ class Site(Section):
     )
     base: Base = Field(Base(), description="What the image is built from.")
     slurm: Slurm = Field(Slurm(), description="Settings for slurm.conf.")
+    munge: Munge = Field(Munge(), description="The daemon that authenticates Slurm's messages.")
     ntp: tuple[Peer, ...] = Field((), description="Time servers of the container.")
     syslog_forward: Peer | None = Field(None, description="Syslog server to which all messages are forwarded (TCP).")
     mail: Mail = Field(Mail(), description="Delivery of mail.")
@@ -353,6 +376,12 @@ class Site(Section):
         if not isinstance(self.services, tuple):
             raise TypeError("the services have not been resolved yet: use open_site")
         return self.services
+
+    @property
+    def system_users(self) -> dict[str, SystemUser]:
+        """The system users whose ids the site gives, by name."""
+        given = {"slurm": self.slurm.user, "munge": self.munge.user}
+        return {name: user for name, user in given.items() if user}
 
     @property
     def provisioning_network(self) -> IPv4Network:

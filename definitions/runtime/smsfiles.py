@@ -140,8 +140,8 @@ def merge_accounts(path, current, site):
     own = _own_accounts("/etc/passwd" if field is None else path)
     kept = {line.split(":")[0]: line for line in _lines(current)}
     merged = [kept[name] for name in own if name in kept]
-    if field is not None:  # an overlay of an older image knows fewer
-        merged = [kept.get(name, line) for name, line in own.items()]
+    if field is not None:  # an overlay of an older image knows fewer, and other ids
+        merged = [_with_ids(kept.get(name, line), line) for name, line in own.items()]
     taken = {_number(line.split(":")[2]) for line in own.values()}
     names = set(own)
     for line in _lines(site):
@@ -155,6 +155,13 @@ def merge_accounts(path, current, site):
         names.add(parts[0])
         merged.append(line)
     return "\n".join(merged) + "\n"
+
+
+def _with_ids(line, other):
+    """A line of passwd or group with the ids of another one."""
+    parts, wanted = line.split(":"), other.split(":")
+    last = 3 if len(wanted) < 7 else 4
+    return ":".join(parts[:2] + wanted[2:last] + parts[last:])
 
 
 def _number(text):

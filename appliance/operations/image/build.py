@@ -72,7 +72,7 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
             f"package versions of {base.name} are known only after a build",
             hint="build without --locked; the image's manifest and bill of materials list every version",
         )
-    inputs = BuildInputs(mirrors, versions, runtime_files(), _repository_keys(base))
+    inputs = BuildInputs(mirrors, versions, runtime_files(), _repository_keys(base), cluster.site.system_users)
     return plan_build(base, cluster.services, inputs, definitions=share("definitions"))
 
 

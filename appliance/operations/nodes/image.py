@@ -103,6 +103,7 @@ def plan_image(cluster: Cluster, name: str, progress: Progress) -> NodePlan:
             **_keys(cluster),
         },
         tools={"finish": (folder / "finish").read_bytes()},
+        users=cluster.site.system_users,
     )
     return plan_node(name, profile, site, inputs)
 

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
+from appliance.operations.services.inside import LOGS
 from appliance.plan.machine import inside_argv
 from appliance.plan.overlay.seed import node_addresses
 from appliance.plan.services.links import Links, NetworkState, judge_networks, read_links
@@ -69,7 +70,7 @@ UNWRITABLE = (
 def inspect_inside(cluster: Cluster, host: Host) -> Inside:
     """Return what the running container knows of itself, and its controller of the nodes."""
     controller = cluster.find_role("controller")
-    argv = script_argv("inspect-inside", *(NODES if controller else ()))
+    argv = script_argv("inspect-inside", *((f"{LOGS}/{controller.name}.log", *NODES) if controller else ()))
     result = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None)
     return read_inside(result.stdout.decode(errors="replace"), controller.user if controller else "")
 

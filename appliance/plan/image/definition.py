@@ -11,12 +11,14 @@ from urllib.parse import urlsplit
 
 from appliance import __version__
 from appliance.catalog import Base, Service
+from appliance.config.model import SystemUser
 from appliance.errors import ConfigError
 from appliance.plan.render import Templates
 
 SQUASHFS = "-comp zstd -Xcompression-level 9"
 """Options of mksquashfs. gzip, the default, takes four times as long to write, and starts more slowly."""
 TEMPLATE = "services.def.j2"
+IDS_HINT = "`slurm.user` and `munge.user` of the site file must not have ids of other accounts of the image"
 SHELLS = frozenset({"sh"})
 """Commands that only run another command."""
 
@@ -53,22 +55,33 @@ def packages_for(base: Base, services: Sequence[Service]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def fixed_accounts(base: Base, services: Sequence[Service]) -> list[tuple[int, str, bool]]:
-    """Return (id, name, whether it is a user rather than only a group) of accounts with the same id in every image.
+def fixed_accounts(
+    base: Base, services: Sequence[Service], users: Mapping[str, SystemUser]
+) -> list[tuple[int, str, int | None]]:
+    """Return (gid, name, uid or None for a group only) of accounts with the same ids in every image.
+
+    Args:
+        users: ids that the site gives; of others, the catalogue's.
 
     Raises:
         ConfigError: two accounts have the same id.
     """
-    found: dict[int, tuple[int, str, bool]] = {}
+    given = {service.user for service in services} & users.keys()
+    found: dict[str, tuple[int, str, int | None]] = {name: (users[name].gid, name, users[name].uid) for name in given}
     for service in services:
         sets = [service.accounts[key] for key in base.package_sets if key in service.accounts]
         for accounts in sets[:1]:
-            pairs = [(name, number, True) for name, number in accounts.users.items()]
-            pairs += [(name, number, False) for name, number in accounts.groups.items()]
-            for name, number, is_user in pairs:
-                if found.setdefault(number, (number, name, is_user))[1] != name:
-                    raise ConfigError(f"{service.name}: id {number} of {name} is already used by {found[number][1]}")
-    return sorted(found.values())
+            for name, number in accounts.users.items():
+                found.setdefault(name, (number, name, number))
+            for name, number in accounts.groups.items():
+                found.setdefault(name, (number, name, None))
+    chosen = sorted(found.values())
+    for ids in ([(gid, name) for gid, name, _ in chosen], [(uid, name) for _, name, uid in chosen if uid is not None]):
+        names: dict[int, str] = {}
+        for number, name in ids:
+            if (other := names.setdefault(number, name)) != name:
+                raise ConfigError(f"id {number} of {name} is already used by {other}", hint=IDS_HINT)
+    return chosen
 
 
 def apt_sources(base: Base, mirrors: Mapping[str, str]) -> list[str]:
@@ -130,12 +143,14 @@ class BuildInputs:
         versions: resolved version of every package, or None if they are unknown before the build.
         runtime: programs that run inside, by name.
         keys: keys that packages are verified with, by repository (dnf, zypper).
+        users: ids of system users that the site gives, by name.
     """
 
     mirrors: Mapping[str, str]
     versions: Mapping[str, str] | None
     runtime: Mapping[str, bytes]
     keys: Mapping[str, bytes] = field(default_factory=dict)
+    users: Mapping[str, SystemUser] = field(default_factory=dict)
 
 
 def plan_build(base: Base, services: Sequence[Service], inputs: BuildInputs, *, definitions: Path) -> BuildPlan:
@@ -172,6 +187,9 @@ def plan_build(base: Base, services: Sequence[Service], inputs: BuildInputs, *, 
     if keys:
         hashed["keys"] = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(keys.items())}
 
+    accounts = fixed_accounts(base, services, inputs.users)
+    given = {name: inputs.users[name] for _, name, _ in accounts if name in inputs.users}
+
     def render(key: str) -> str:
         return templates.file(
             TEMPLATE,
@@ -181,7 +199,8 @@ def plan_build(base: Base, services: Sequence[Service], inputs: BuildInputs, *, 
             keys=sorted(keys),
             install=templates.text(base.install, packages=" ".join(requested)).rstrip(),
             commands=sorted({service.run[0] for service in services} - SHELLS),
-            accounts=fixed_accounts(base, services),
+            accounts=accounts,
+            given=sorted(given.items()),
             users=sorted({service.user for service in services} - {"root"}),
             services=[service.name for service in services],
             version=__version__,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from appliance.catalog.node import NodeProfile
+from appliance.config.model import SystemUser
 from appliance.config.provisioning import Profile
 
 FORMAT = 1
@@ -50,6 +51,7 @@ class NodeInputs:
         sources: lines of sources.list; not part of the key, only the resulting ``versions`` are.
         files, initramfs: files of the root and of the initramfs, by path.
         tools: programs that modify the root but are not copied into it.
+        users: ids of system users that the site gives, by name.
     """
 
     sources: Sequence[str]
@@ -57,6 +59,7 @@ class NodeInputs:
     files: Mapping[str, tuple[bytes, int]]
     initramfs: Mapping[str, tuple[bytes, int]]
     tools: Mapping[str, bytes]
+    users: Mapping[str, SystemUser] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,14 @@ def plan_node(name: str, profile: NodeProfile, site: Profile, inputs: NodeInputs
     more = VIRTUAL if virtual else ""
     later = profile.later if virtual else ()
     arguments = " ".join(filter(None, (profile.arguments, more, site.arguments)))
-    installed = {"packages": packages, "versions": sorted(versions.items()), "left_out": LEFT_OUT, "hook": NO_USRMERGE}
+    installed: dict[str, object] = {
+        "packages": packages,
+        "versions": sorted(versions.items()),
+        "left_out": LEFT_OUT,
+        "hook": NO_USRMERGE,
+    }
+    if inputs.users:
+        installed["users"] = account_lines(inputs.users)
     parts = {
         "format": FORMAT,
         "installed": installed,
@@ -134,6 +144,15 @@ def _digests(files: Mapping[str, tuple[bytes, int]]) -> list[tuple[str, str, int
     return [(path, hashlib.sha256(data).hexdigest(), mode) for path, (data, mode) in sorted(files.items())]
 
 
+def account_lines(users: Mapping[str, SystemUser]) -> str:
+    """Return shell that creates system users in the root $1, before packages do: they take those that exist."""
+    return "".join(
+        f'echo {name}:x:{ids.gid}: >>"$1/etc/group"\n'
+        f'echo {name}:x:{ids.uid}:{ids.gid}::/nonexistent:/usr/sbin/nologin >>"$1/etc/passwd"\n'
+        for name, ids in sorted(users.items())
+    )
+
+
 def mmdebstrap_argv(plan: NodePlan, archive: str, work: str) -> tuple[str, ...]:
     """Return the command that creates an archive of the root with its packages; it reads sources.list from stdin.
 
@@ -145,6 +164,7 @@ def mmdebstrap_argv(plan: NodePlan, archive: str, work: str) -> tuple[str, ...]:
         # INITRD: the kernel's package would create an initramfs, which takes as long as everything else.
         *("env", "INITRD=No", f"TMPDIR={work}", "mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar"),
         *("--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", f"--setup-hook={NO_USRMERGE}"),
+        *((f"--essential-hook={account_lines(plan.inputs.users)}",) if plan.inputs.users else ()),
         '--customize-hook=rm "$1/etc/apt/preferences.d/sms"',
         f"--include={','.join(plan.packages)}",
         '--aptopt=Apt::Install-Recommends "false"',

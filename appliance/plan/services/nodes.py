@@ -5,10 +5,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network
 
-from appliance.config.hostlist import fold
+from appliance.config.hostlist import HostListError, expand, fold
 from appliance.text import one_line, printable
 
 NAME, ADDRESS, PORT, STATE, USER = 65, 254, 8, 200, 33
@@ -59,6 +60,7 @@ class NodeState:
     silent: bool
     acknowledged: bool
     registered: bool = True
+    completing: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,14 @@ class NodesView:
     """The controller's view of its nodes. ``problem``: why it is not known.
 
     ``required``: how many of them have to respond, as nobody took them out of service.
+    ``refusing``: nodes that refuse the controller as an unknown user.
     """
 
     count: int = 0
     silent: tuple[SilentNode, ...] = ()
     problem: str = ""
     required: int = 0
+    refusing: tuple[str, ...] = ()
 
     @property
     def faulty(self) -> list[SilentNode]:
@@ -107,6 +111,12 @@ class NodesView:
             return [f"the nodes' state is not known: {self.problem}"], []
         accepting = [node for node in self.faulty if node.accepts]
         problems = []
+        if self.refusing:
+            problems.append(
+                f"{len(self.refusing)} of {self.count} nodes refuse {controller}, and end no jobs: "
+                f"{one_line(fold(self.refusing), 120)}; its user has another id there: compare `id` on both, "
+                "and set slurm.user in the site file"
+            )
         if accepting:
             problems.append(
                 f"{self._describe(accepting, controller)}, but accept connections: compare their munge key and clock"
@@ -157,6 +167,7 @@ class Inside:
     """What was collected inside the container. ``space``: size and use of its file system in bytes.
 
     ``problem``: why the nodes are not known; ``unwritable``: whether the overlay refuses changes.
+    ``refusing``: nodes that cannot end a job, and refused the controller as an unknown user.
     """
 
     space: dict[str, int] = field(default_factory=dict)
@@ -164,6 +175,7 @@ class Inside:
     nodes: tuple[NodeState, ...] = ()
     problem: str = ""
     unwritable: bool = False
+    refusing: tuple[str, ...] = ()
 
     def age_s(self, name: str) -> float:
         """Return since when the oldest process of that name runs, in seconds; 0 without one."""
@@ -196,9 +208,32 @@ def read_inside(output: str, user: str) -> Inside:
         nodes,
         "" if nodes else one_line(problem, 200),
         "unwritable" in parts,
+        tuple(sorted(_read_refused(parts.get("log", ())) & {node.name for node in nodes if node.completing})),
     )
 
 
+def _read_refused(lines: Sequence[str]) -> set[str]:
+    """Return the nodes of batch jobs that could not start because slurmd did not accept the controller's user.
+
+    They stay in the state COMPLETING, as they refuse to end those jobs, too (_slurm_authorized_user in
+    src/slurmd/slurmd/req.c).
+    """
+    nodes, refused = {}, set()
+    for line in lines:
+        if found := ALLOCATED.search(line):
+            nodes[found[1]] = found[2]
+        elif found := REFUSED.search(line):
+            refused.add(nodes.get(found[1], ""))
+    names: set[str] = set()
+    for text in refused - {""}:
+        with suppress(HostListError):
+            names.add(expand(text)[0])  # the node that starts the batch script
+    return names
+
+
+ALLOCATED = re.compile(r"sched: Allocate JobId=(\d{1,10})\S* NodeList=(\S{1,4096}) ")
+REFUSED = re.compile(r"Killing non-startable batch JobId=(\d{1,10})\S*: Invalid user id")
+"""Messages of slurmctld (src/slurmctld/job_scheduler.c, agent.c)."""
 STAT = re.compile(r"^(\d{1,10}) \(((?s:.{0,64}?))\) ([A-Za-z]) (\d{1,10})((?: -?\d{1,20}){18,60})$", re.MULTILINE)
 """A line of /proc/PID/stat (proc(5)); the name may contain anything."""
 TICKS = 100
@@ -243,6 +278,7 @@ def _read_node(line: str, user: str) -> NodeState | None:
         NOT_RESPONDING in parts,
         bool(parts & EXPECTED) or taken_out,
         UNREGISTERED not in parts,
+        "completing" in parts,
     )
 
 
@@ -264,7 +300,7 @@ def view_nodes(inside: Inside) -> NodesView:
         if one.silent
     )
     required = sum(one.registered and not one.acknowledged for one in inside.nodes)
-    return NodesView(len(inside.nodes), silent, inside.problem, required)
+    return NodesView(len(inside.nodes), silent, inside.problem, required, inside.refusing)
 
 
 def choose_silent(inside: Inside) -> dict[str, list[NodeState]]:

@@ -192,7 +192,10 @@ def test_the_host_that_runs_it_and_an_unknown_host_are_refused(hosts: Hosts) -> 
     ],
 )
 def test_two_runs_at_once(hosts: Hosts, gap_s: float, verb: str) -> None:
-    """One of them is refused. Adds to the model: real locks and agents, and how long each step takes."""
+    """One of them is refused, or finds the other's work done.
+
+    Adds to the model: real locks and agents, and how long each step takes.
+    """
     source, target = where(hosts)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(hosts.sms, "-q", "migrate", target, on="admin", ok=None)
@@ -202,10 +205,8 @@ def test_two_runs_at_once(hosts: Hosts, gap_s: float, verb: str) -> None:
     migrated, texts = first.result(), (first.result().stderr.decode(), second.stderr.decode())
     assert not any("Traceback" in text for text in texts), texts
     statuses = (migrated.status, second.status)
-    if verb == "migrate":
-        assert sorted(statuses) == [0, 3], texts
-    else:  # a stop that comes after the migration finds nothing to stop on the source
-        assert statuses in ((0, 0), (0, 3), (3, 0)), texts
+    # Both succeed if the second finds nothing left to stop on the source, or a migration that only has to be recorded.
+    assert statuses in ((0, 0), (0, 3), (3, 0)), texts
     time.sleep(3)  # a guard that found a wrong lease would have stopped the services container by now
     holder = target if migrated.status == 0 else None
     if holder is None:

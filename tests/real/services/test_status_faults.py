@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -193,6 +194,29 @@ def test_a_wrong_munge_key_on_a_node(served: Playground) -> None:
             munged("/etc/munge/munge.key.kept")
             # The controller does not query a node again that it has marked DOWN: the node has to register.
             node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "slurmd")
+
+
+def test_another_uid_on_a_node(served: Playground) -> None:
+    """Only jobs show it; afterwards the node ends them. Adds: what slurmctld logs, and that its log has the time."""
+    node = served.host("node2")
+
+    def set_uid(number: str) -> None:
+        node.run("usermod", "--uid", number, "slurm")
+        node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "slurmd")
+
+    usual = node.run("id", "-u", "slurm").text
+    with fault(served, within_s=30) as seen:
+        set_uid("970")
+        try:
+            served.sms("exec", "--", "sbatch", "-w", "node2", "-o", "/dev/null", "--wrap", "true")
+            assert seen(f"1 of {NODES + 1} nodes refuse slurmctld")["nodes"]["refusing"] == ["node2"]
+        finally:
+            set_uid(usual)
+            # The controller repeats the order to end the job every few minutes only.
+            for state in ("down", "resume"):
+                served.sms("exec", "--", "scontrol", "update", "nodename=node2", f"state={state}", "reason=uid")
+    lines = served.sms("logs", "-n", "20", "slurmctld").text.splitlines()
+    assert all(re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z slurmctld: ", line) for line in lines[1:]), lines
 
 
 def test_a_node_that_is_drained_is_no_fault_and_its_reason_stays_text(served: Playground) -> None:

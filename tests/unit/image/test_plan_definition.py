@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from appliance.catalog import Base, Service, read_bases, read_catalog, select
+from appliance.config.model import SystemUser
 from appliance.errors import ConfigError, Refused
 from appliance.operations.image.build import check_against_lock
 from appliance.plan.image import definition
@@ -255,3 +256,23 @@ def test_service_is_not_named_twice() -> None:
     services: tuple[Service, ...] = select(CATALOG, ["slurmctld", "slurmdbd"])
     packages = packages_for(DEBIAN, services)
     assert len(packages) == len(set(packages))
+
+
+def test_ids_of_system_users() -> None:
+    """What the site gives wins over the catalogue; users of services that are not built are left out."""
+    ids = {"munge": SystemUser(uid=971, gid=972), "slurm": SystemUser(uid=202, gid=202)}
+    usual, given = plan(), plan(users=ids)
+    assert usual.key != given.key and plan(users={"slurm": ids["slurm"]}).key == usual.key
+    assert "useradd --system --uid 351 --gid munge" in usual.definition
+    assert "groupadd --system --gid 972 munge" in given.definition
+    assert "useradd --system --uid 971 --gid munge" in given.definition and "351" not in given.definition
+    assert '"$(id -u munge):$(id -g munge)" = 971:972' in given.definition and "--gid slurm" not in given.definition
+    both = plan(services=select(CATALOG, ["munge", "slurmctld"]), users=ids, versions=None)
+    assert "useradd --system --uid 202 --gid slurm" in both.definition
+
+
+@pytest.mark.parametrize(("uid", "gid"), [(202, 7), (7, 202)])
+def test_two_users_with_one_id(uid: int, gid: int) -> None:
+    ids = {"munge": SystemUser(uid=202, gid=202), "slurm": SystemUser(uid=uid, gid=gid)}
+    with pytest.raises(ConfigError, match=r"id 202 of (munge|slurm) is already used"):
+        plan(services=select(CATALOG, ["munge", "slurmctld"]), users=ids, versions=None)

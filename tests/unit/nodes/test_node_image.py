@@ -16,11 +16,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from appliance.catalog.node import NodeProfile, read_node_profile
+from appliance.config.model import SystemUser
 from appliance.config.provisioning import Profile
 from appliance.config.read import read_model
 from appliance.errors import ConfigError
 from appliance.plan.nodes.image import (
     NodeInputs,
+    account_lines,
     cpio,
     find_secrets,
     mmdebstrap_argv,
@@ -409,3 +411,18 @@ def test_dhcp_options_are_sanitized(given: dict[str, str], lease: str, tmp_path:
     subprocess.run([*shell(), "-c", script, "udhcpc", "bound"], env=environment, check=False, capture_output=True)
     # `-c` takes the program's name first.
     assert lease in (tmp_path / "lease").read_text().splitlines()
+
+
+def test_system_users_of_the_site(tmp_path: Path) -> None:
+    users = {"slurm": SystemUser(uid=202, gid=203), "munge": SystemUser(uid=201, gid=201)}
+    usual, given = planned(), planned(users=users)
+    assert usual.root_key != given.root_key and usual.key != given.key
+    hooks = [each for each in mmdebstrap_argv(given, "a.tar", "/work") if each.startswith("--essential-hook=")]
+    assert len(hooks) == 1 and not any("essential-hook" in each for each in mmdebstrap_argv(usual, "a.tar", "/work"))
+    (tmp_path / "etc").mkdir()
+    subprocess.run(["sh", "-euc", account_lines(users), "sh", str(tmp_path)], check=True)
+    assert (tmp_path / "etc/passwd").read_text().splitlines() == [
+        "munge:x:201:201::/nonexistent:/usr/sbin/nologin",
+        "slurm:x:202:203::/nonexistent:/usr/sbin/nologin",
+    ]
+    assert (tmp_path / "etc/group").read_text() == "munge:x:201:\nslurm:x:203:\n"

@@ -161,6 +161,30 @@ def test_a_view_that_is_not_known(output: str, words: str) -> None:
     assert re.search(words, warning) and bool(warning) is bool(words)
 
 
+def log(*lines: str) -> str:
+    return "".join(f"log 2026-11-24T12:28:20.123Z slurmctld: {each}\n" for each in lines)
+
+
+def test_nodes_that_refuse_the_controllers_user() -> None:
+    """Only those that still have to end the job: that of n3 was ended since."""
+    output = log(
+        "sched: Allocate JobId=7 NodeList=n[1-2] #CPUs=2 Partition=normal",
+        "sched: Allocate JobId=8_3(8) NodeList=n3 #CPUs=1 Partition=normal",
+        "sched: Allocate JobId=9 NodeList=n4 #CPUs=1 Partition=normal",
+        "sched: Allocate JobId=10 NodeList=n[5 #CPUs=1 Partition=normal",
+        "Killing non-startable batch JobId=7: Invalid user id",
+        "Killing non-startable batch JobId=8_3(8): Invalid user id",
+        "Killing non-startable batch JobId=9: Requested node configuration is not available",
+        "Killing non-startable batch JobId=10: Invalid user id",
+        "Killing non-startable batch JobId=11: Invalid user id",
+    )
+    states = {"n1": "IDLE+COMPLETING", "n2": "IDLE+COMPLETING", "n3": "IDLE", "n4": "IDLE+COMPLETING"}
+    view = view_nodes(read_inside(output + "".join(line(*each) for each in states.items()), "slurm"))
+    assert view.refusing == ("n1",)
+    (problem,) = view.warnings("slurmctld")[0]
+    assert problem.startswith("1 of 4 nodes refuse slurmctld") and "n1;" in problem and "slurm.user" in problem
+
+
 def test_a_reason_cannot_hide_a_node_or_reach_the_terminal() -> None:
     """Its second line has the form of a line on another node."""
     forged = "x\n" + line("n2", "idle") + line("n2", "idle+drain")

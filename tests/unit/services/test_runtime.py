@@ -7,6 +7,7 @@ import grp
 import io
 import json
 import os
+import re
 import stat
 import struct
 import subprocess
@@ -111,6 +112,23 @@ def test_merge_removes_accounts_dropped_by_the_site(smsfiles: ModuleType) -> Non
 def test_merge_adds_accounts_of_a_newer_image(smsfiles: ModuleType) -> None:
     old = OWN_PASSWD.splitlines(keepends=True)[0]
     assert smsfiles.merge_accounts("/etc/passwd", old, ALICE) == OWN_PASSWD + ALICE + "\n"
+
+
+def test_merge_takes_the_ids_of_a_newer_image(smsfiles: ModuleType) -> None:
+    """What the overlay's own lines have besides stays: another shell, members."""
+    for path, own in (("/etc/passwd", OWN_PASSWD), ("/etc/group", OWN_GROUP)):
+        name, _, rest = own.splitlines()[-1].split(":", 2)
+        other = rest.split(":")
+        other[0] = "971"
+        if path == "/etc/passwd":
+            other[1], other[-1] = "972", "/bin/other"
+            wanted = [*rest.split(":")[:2], *other[2:]]
+        else:
+            other[-1] = "alice"
+            wanted = [rest.split(":")[0], "alice"]
+        head = "".join(own.splitlines(keepends=True)[:-1])
+        merged = smsfiles.merge_accounts(path, head + ":".join([name, "x", *other]) + "\n", "")
+        assert merged == head + ":".join([name, "x", *wanted]) + "\n"
 
 
 def test_merge_without_accounts_of_the_image_writes_nothing(smsfiles: ModuleType, root: Path) -> None:
@@ -225,15 +243,39 @@ def test_sms_run_reports_an_unclean_stop_to_setup(root: Path) -> None:
     assert (root / "log").read_text().split() == ["clean", "clean", "marked", "1", "marked"]
 
 
+def load_supervise(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program with an empty supervisor: it is installed in images only."""
+    for name in ("supervisor", *(f"supervisor.{each}" for each in ("dispatchers", "poller", "process", "supervisord"))):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setattr(sys.modules["supervisor"], name.rpartition(".")[2], sys.modules[name], raising=False)
+    monkeypatch.setattr(sys.modules["supervisor.poller"], "Poller", object, raising=False)
+    return load("sms-supervise", monkeypatch)
+
+
+def test_lines_of_logs_have_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that arrive in parts; one that has it already stays as it is, and so do bytes of any kind."""
+    written: list[bytes] = []
+    timed = load_supervise(monkeypatch).timed(lambda _, data: written.append(data))
+    dispatcher = SimpleNamespace()
+    parts = [
+        *(b"slurmctld: a\nmunged: b", b"ut long\n", b"", b"\n2026-11-24T12:28:20Z chronyd\n", b"Nov  4 12:28:20 x\n"),
+        *(b"[2026-11-24 12:28:20] x\n\xff\r\x0bc\n", b"Not 12\n"),
+    ]
+    for part in parts:
+        timed(dispatcher, part)
+    now = rb"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
+    expected = [
+        *(now + b"slurmctld: a", now + b"munged: but long", b"", b"2026-11-24T12:28:20Z chronyd", b"Nov  4 12:28:20 x"),
+        *(rb"\[2026-11-24 12:28:20\] x", now + b"\xff\r\x0bc", now + b"Not 12", b""),
+    ]
+    assert re.fullmatch(b"\n".join(expected), b"".join(written)), written
+
+
 @pytest.mark.parametrize(("status", "stays"), [(0, False), (256, True), (9, True)])
 def test_mark_is_removed_by_a_clean_stop(
     root: Path, smsrt: ModuleType, monkeypatch: pytest.MonkeyPatch, status: int, stays: bool
 ) -> None:
-    for name in ("supervisor", "supervisor.poller", "supervisor.process", "supervisor.supervisord"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        monkeypatch.setattr(sys.modules["supervisor"], name.rpartition(".")[2], sys.modules[name], raising=False)
-    monkeypatch.setattr(sys.modules["supervisor.poller"], "Poller", object, raising=False)
-    supervise = load("sms-supervise", monkeypatch)
+    supervise = load_supervise(monkeypatch)
     write_services(root, it={"running": "/var/lib/sms/.running"}, other={})
     mark = root / "var/lib/sms/.running"
     mark.touch()
