@@ -145,10 +145,13 @@ def _digests(files: Mapping[str, tuple[bytes, int]]) -> list[tuple[str, str, int
 
 
 def account_lines(users: Mapping[str, SystemUser]) -> str:
-    """Return shell that creates system users in the root $1, before packages do: they take those that exist."""
+    """Return shell that creates system users in the root $1, before packages do: they take those that exist.
+
+    The asterisk stands for no password.
+    """
     return "".join(
         f'echo {name}:x:{ids.gid}: >>"$1/etc/group"\n'
-        f'echo {name}:x:{ids.uid}:{ids.gid}::/nonexistent:/usr/sbin/nologin >>"$1/etc/passwd"\n'
+        f"echo '{name}:*:{ids.uid}:{ids.gid}::/nonexistent:/usr/sbin/nologin'" + ' >>"$1/etc/passwd"\n'
         for name, ids in sorted(users.items())
     )
 

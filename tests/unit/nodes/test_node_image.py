@@ -422,7 +422,7 @@ def test_system_users_of_the_site(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     subprocess.run(["sh", "-euc", account_lines(users), "sh", str(tmp_path)], check=True)
     assert (tmp_path / "etc/passwd").read_text().splitlines() == [
-        "munge:x:201:201::/nonexistent:/usr/sbin/nologin",
-        "slurm:x:202:203::/nonexistent:/usr/sbin/nologin",
+        "munge:*:201:201::/nonexistent:/usr/sbin/nologin",
+        "slurm:*:202:203::/nonexistent:/usr/sbin/nologin",
     ]
     assert (tmp_path / "etc/group").read_text() == "munge:x:201:\nslurm:x:203:\n"
