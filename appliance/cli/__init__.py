@@ -24,7 +24,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "classification": ("classify.classify",),
     "site and hosts": ("site.init", "site.config", "site.key", "hosts.host", "hosts.doctor"),
     "image": ("image.build", "image.verify", "image.image"),
-    "services container": tuple(f"services.{name}" for name in ("start", "stop", "status", "logs", "exec", "shell")),
+    "services container": (
+        *("services.start", "services.stop", "services.restart", "services.status"),
+        *("services.logs", "services.exec", "services.shell"),
+    ),
     "overlay and snapshots": ("overlay.overlay",),
     "migration and upgrade": (
         *("migration.migrate", "migration.failover", "services.guard"),
@@ -38,7 +41,7 @@ VERBS = {module.rpartition(".")[2]: module for modules in GROUPS.values() for mo
 """Module by verb."""
 
 CHANGING = (
-    *("failover", "migrate", "rehearse", "upgrade", "build", "start", "host", "lab", "image", "overlay"),
+    *("failover", "migrate", "rehearse", "upgrade", "build", "start", "restart", "host", "lab", "image", "overlay"),
     *("vm", "node", "files", "user"),
 )
 """Verbs that may be interrupted in the middle of a change."""

@@ -20,6 +20,7 @@ WORDS_OF = {
     ("host", "HOST"): "hosts",
     ("to", "HOST"): "hosts",
     ("name", "LOG"): "services",
+    ("services", "SERVICE"): "services",
     ("snapshot", "NUMBER"): "snapshots",
     ("snapshots", "NUMBER"): "snapshots",
     ("numbers", "NUMBER"): "snapshots",

@@ -1,0 +1,102 @@
+"""``sms restart``: single services of the running container, one after the other."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from appliance.catalog import Service
+from appliance.errors import ConfigError, SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.history import note
+from appliance.operations.preflight import lock_host
+from appliance.operations.services.inside import need_running
+from appliance.plan.machine import inside_argv, probe_argv
+from appliance.progress import Progress
+from appliance.text import one_line
+from appliance.tools.scripts import script_argv
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """A service that was restarted; ``seconds`` until it answered again.
+
+    ``detail``: its answer, or why there is none.
+    """
+
+    service: str
+    ok: bool
+    seconds: float
+    detail: str
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A service to restart, and what its users notice meanwhile, as the catalogue has it."""
+
+    service: str
+    tolerated_s: float
+    why: str
+
+
+def plan_restart(cluster: Cluster, host: Host, names: Sequence[str]) -> list[Restart]:
+    """Return what a restart of these services means, in the order of the restart; changes nothing.
+
+    Raises:
+        ConfigError: the site has no such service.
+        Refused: the services container does not run there.
+    """
+    chosen = _choose(cluster, names)
+    need_running(cluster, host)
+    return [Restart(one.name, one.outage.budget_s, one.outage.why) for one in chosen]
+
+
+def restart(
+    cluster: Cluster, host: Host, names: Sequence[str], progress: Progress, *, wait_s: float
+) -> Iterator[Restarted]:
+    """Restart services in the order of their start, and wait for each; the others keep running.
+
+    Args:
+        wait_s: how long each may take to answer.
+
+    Raises:
+        ConfigError: the site has no such service.
+        Refused: the services container does not run there, or another sms is at work there.
+        SmsError: the supervisor did not restart one; those after it were not restarted.
+    """
+    chosen = _choose(cluster, names)
+    with lock_host(cluster, host):
+        need_running(cluster, host)
+        for service in chosen:
+            with progress.step(f"restart {service.name}") as step:
+                done = _restart_one(cluster, host, service, wait_s)
+                step.detail(done.detail)
+            note(cluster, host, "restart", "restarted", service=service.name, ok=done.ok, seconds=done.seconds)
+            yield done
+
+
+def _choose(cluster: Cluster, names: Sequence[str]) -> list[Service]:
+    known = [service.name for service in cluster.services]
+    if missing := [name for name in names if name not in known]:
+        raise ConfigError(f"the site has no service {missing[0][:70]!r}", hint=f"it has {', '.join(known)}")
+    return [service for service in cluster.services if service.name in names]
+
+
+def _restart_one(cluster: Cluster, host: Host, service: Service, wait_s: float) -> Restarted:
+    began, limit = time.monotonic(), service.stop_wait_s + 30
+    argv = inside_argv(cluster.site, cluster.services, *script_argv("restart-service", service.name))
+    result = host.run(*argv, ok=None, timeout=limit)
+    pids = result.text.split()
+    if len(pids) != 2 or pids[0] == pids[1] or not pids[1].isdecimal() or int(pids[1]) == 0:
+        output = one_line((result.stdout + result.stderr).decode(errors="replace"), 200)
+        raise SmsError(
+            f"the supervisor did not restart {service.name}: {output}", hint="`sms logs supervisor` shows what it did"
+        )
+    words = ("--wait", f"{wait_s:g}", service.name)
+    probe = probe_argv(cluster.site, cluster.services, *words, confined=True)
+    answer = json.loads(host.run(*probe, ok=(0, 4), timeout=wait_s + 30).text.splitlines()[-1])
+    seconds = round(time.monotonic() - began, 3)
+    return Restarted(service.name, answer["ok"], seconds, one_line(answer["detail"], 200))

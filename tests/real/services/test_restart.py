@@ -1,0 +1,55 @@
+"""`sms restart`: single services; the others keep running, and so do jobs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from appliance.operations.lab import demo
+from tests.real.conftest import NODES, Playground
+from tests.real.processes import begin, kill_sms
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.real
+
+
+def pids(running: Playground) -> dict[str, str]:
+    """Process of each service, by name."""
+    shown = running.sms("exec", "--", "supervisorctl", "-c", "/etc/sms/supervisord.conf", "status", ok=(0, 3)).text
+    words = [line.split() for line in shown.splitlines()]
+    return {each[0]: each[3].rstrip(",") if each[1] == "RUNNING" else "" for each in words}
+
+
+def test_only_the_named_services_are_restarted(running: Playground) -> None:
+    """Adds to `sms start`: they are stopped as the supervisor stops them, in their order, with a job running."""
+    demo.wait_idle(running.host("node1"), NODES)
+    job = demo.as_alice(running.host("node1"), "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 300")
+    wait_until(lambda: running.host("node1").run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
+    before = pids(running)
+    planned = json.loads(running.sms("restart", "-n", "postfix", "slurmctld", "--json").stdout)
+    assert [one["service"] for one in planned] == ["postfix", "slurmctld"] and pids(running) == before
+    done = json.loads(running.sms("-q", "restart", "slurmctld", "postfix", "--json").stdout)
+    assert [(one["service"], one["ok"]) for one in done] == [("postfix", True), ("slurmctld", True)]
+    after = pids(running)
+    assert {name for name in before if after[name] != before[name]} == {"postfix", "slurmctld"}
+    assert running.host("node1").run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+    running.host("node1").run("scancel", job)
+
+
+def test_what_is_refused(running: Playground) -> None:
+    before = pids(running)
+    assert "the site has no service" in running.sms("restart", "slurmdbd", ok=(2,)).stderr.decode()
+    assert "--host host-a" in running.sms("restart", "postfix", on="host-b", ok=(3,)).stderr.decode()
+    assert pids(running) == before
+
+
+def test_a_killed_run_leaves_no_service_stopped(running: Playground) -> None:
+    """Killed between the order to stop and that to start: slurmctld takes some time to save its state."""
+    before = pids(running)["slurmctld"]
+    process = begin(running, "restart", "slurmctld")
+    wait_until(lambda: pids(running).get("slurmctld") != before, "its stop")
+    kill_sms(process.pid)
+    process.wait()
+    wait_until(lambda: pids(running)["slurmctld"] not in ("", before), "its start")
+    wait_until(lambda: running.status()["healthy"], "health")
