@@ -114,11 +114,18 @@ class LocalStream(Stream):
                 self.process.stdin.close()
 
     def read(self, size: int = BLOCK) -> bytes:
+        if self._closed():
+            raise CommandError(self.result(ok=None), hint="the command was ended before it had printed everything")
         return os.read(self._out, size)
+
+    def _closed(self) -> bool:
+        """Return whether another thread has closed it: its descriptor may be that of another file by now."""
+        assert self.process.stdout
+        return self.process.stdout.closed
 
     def result(self, *, ok: Container[int] | None = (0,)) -> Result:
         self.end()
-        while os.read(self._out, BLOCK):
+        while not self._closed() and os.read(self._out, BLOCK):
             pass
         status = self.process.wait()
         self._thread.join(LATE_S)

@@ -256,3 +256,14 @@ def test_the_error_of_a_full_or_failing_disk_has_a_hint(output: bytes, hint: str
     error = CommandError(Result("a", ("mv",), 1, b"", output))
     assert hint in error.hint and bool(error.hint) == bool(hint)
     assert CommandError(Result("a", ("mv",), 1, b"", output), hint="its own").hint == "its own"
+
+
+def test_a_stream_that_another_thread_has_closed() -> None:
+    """Its descriptors may be those of other files by then."""
+    with Local().stream("cat") as stream:
+        stream.write(b"x")
+        stream.close()
+        with pytest.raises(CommandError):
+            stream.write(b"y")
+        with pytest.raises(CommandError):
+            stream.read()
