@@ -77,11 +77,19 @@ class SeedFile(Section):
     owner: str = "root"
     group: str = "root"
     mode: Mode = "0644"
+    change: Literal["none", "reload", "restart"] = Field(
+        "restart", description="What a changed file needs: nothing, the service's `reload`, or its restart."
+    )
+    reloaded: str = Field(
+        "", description="Regular expression: a reload applies changed lines that match; others need a restart."
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> SeedFile:
         if (self.template is None) == (self.content is None):
             raise ValueError("give either template or content")
+        if self.reloaded and self.change != "reload":
+            raise ValueError("reloaded needs change: reload")
         return self
 
 
@@ -165,6 +173,9 @@ class Service(Section):
     )
     sync: tuple[AbsolutePath, ...] = Field((), description="Files that it pulls from the provisioning node.")
     files: tuple[SeedFile, ...] = Field((), description="Files of a fresh overlay.")
+    reload: tuple[tuple[str, ...], ...] = Field(
+        (), description="Commands by which the running service reads its files again; also run after a restart."
+    )
     probe: Probe | None = None
     outage: Outage
     advice: str = Field("", description="What to do if nodes need it and the container cannot run it.")
@@ -175,4 +186,6 @@ class Service(Section):
     def _runnable(self) -> Service:
         if self.container and not (self.run and self.probe):
             raise ValueError("a service that the container runs needs run and probe")
+        if any(file.change == "reload" for file in self.files) and not self.reload:
+            raise ValueError("change: reload needs reload")
         return self

@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "site and hosts": ("site.init", "site.config", "site.key", "hosts.host", "hosts.doctor"),
     "image": ("image.build", "image.verify", "image.image"),
     "services container": (
-        *("services.start", "services.stop", "services.restart", "services.status"),
+        *("services.start", "services.stop", "services.apply", "services.restart", "services.status"),
         *("services.logs", "services.exec", "services.shell"),
     ),
     "overlay and snapshots": ("overlay.overlay",),
@@ -42,7 +42,7 @@ VERBS = {module.rpartition(".")[2]: module for modules in GROUPS.values() for mo
 
 CHANGING = (
     *("failover", "migrate", "rehearse", "upgrade", "build", "start", "restart", "host", "lab", "image", "overlay"),
-    *("vm", "node", "files", "user"),
+    *("apply", "vm", "node", "files", "user"),
 )
 """Verbs that may be interrupted in the middle of a change."""
 

@@ -81,7 +81,7 @@ def check_kept(root: Path, marks: Marks) -> None:
     assert motd.read_text() == "our own"
 
 
-# The site's files in the overlay: definitions/runtime/sms-seed
+# The site's files in the overlay: definitions/runtime/smsseed.py
 
 US = pwd.getpwuid(os.getuid()).pw_name
 SEEDED = [b"site 1", b"site 2"]
@@ -94,7 +94,7 @@ def prepare_seed(root: Path) -> None:
 
 
 def run_seed_of(root: Path, data: bytes) -> None:
-    program = load("sms-seed", root)
+    program = load("smsseed.py", root)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         member = tarfile.TarInfo("etc/motd")
@@ -103,8 +103,7 @@ def run_seed_of(root: Path, data: bytes) -> None:
         archive.addfile(member, io.BytesIO(data))
     # There is no account munge here.
     program.pwd = SimpleAccounts()
-    program.sys = SimpleInput(buffer.getvalue(), digest(data))
-    program.main()
+    program.write(io.BytesIO(buffer.getvalue()), digest(data))
 
 
 class SimpleAccounts:
@@ -113,16 +112,6 @@ class SimpleAccounts:
     @staticmethod
     def getpwnam(name: str) -> Any:
         return pwd.getpwuid(os.getuid())
-
-
-class SimpleInput:
-    """Standard input and arguments of sms-seed."""
-
-    exit = sys.exit
-
-    def __init__(self, data: bytes, mark: str) -> None:
-        self.stdin = io.TextIOWrapper(io.BytesIO(data))
-        self.argv = ["sms-seed", mark]
 
 
 def run_seed(root: Path, mark: Mark) -> None:

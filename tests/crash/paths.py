@@ -147,9 +147,11 @@ SHARED = {
     "appliance/tools/sealed.py": "image of the VM",
     "definitions/runtime/sms-filesync": RUN,
     "definitions/runtime/sms-run": RUN,
+    "definitions/runtime/sms-apply": RUN,
     "definitions/runtime/sms-seed": "seed of an overlay",
     "definitions/runtime/sms-slurm-ids": "job ids",
     "definitions/runtime/smsenroll.py": "certificate of a node",
     "definitions/runtime/smskept.py": "files of the site",
+    "definitions/runtime/smsseed.py": "seed of an overlay",
 }
 """Modules that write by the shared functions or to the VM's database."""

@@ -72,7 +72,7 @@ def restart(
         need_running(cluster, host)
         for service in chosen:
             with progress.step(f"restart {service.name}") as step:
-                done = _restart_one(cluster, host, service, wait_s)
+                done = restart_service(cluster, host, service, wait_s)
                 step.detail(done.detail)
             note(cluster, host, "restart", "restarted", service=service.name, ok=done.ok, seconds=done.seconds)
             yield done
@@ -85,7 +85,12 @@ def _choose(cluster: Cluster, names: Sequence[str]) -> list[Service]:
     return [service for service in cluster.services if service.name in names]
 
 
-def _restart_one(cluster: Cluster, host: Host, service: Service, wait_s: float) -> Restarted:
+def restart_service(cluster: Cluster, host: Host, service: Service, wait_s: float) -> Restarted:
+    """Restart a service and wait until it answers. The caller has the host's lock.
+
+    Raises:
+        SmsError: the supervisor did not restart it.
+    """
     began, limit = time.monotonic(), service.stop_wait_s + 30
     argv = inside_argv(cluster.site, cluster.services, *script_argv("restart-service", service.name))
     result = host.run(*argv, ok=None, timeout=limit)
@@ -95,8 +100,13 @@ def _restart_one(cluster: Cluster, host: Host, service: Service, wait_s: float) 
         raise SmsError(
             f"the supervisor did not restart {service.name}: {output}", hint="`sms logs supervisor` shows what it did"
         )
+    ok, detail = wait_for_answer(cluster, host, service, wait_s)
+    return Restarted(service.name, ok, round(time.monotonic() - began, 3), detail)
+
+
+def wait_for_answer(cluster: Cluster, host: Host, service: Service, wait_s: float) -> tuple[bool, str]:
+    """Wait until a service answers, ``wait_s`` seconds at most; return whether it does, and its answer or why not."""
     words = ("--wait", f"{wait_s:g}", service.name)
     probe = probe_argv(cluster.site, cluster.services, *words, confined=True)
     answer = json.loads(host.run(*probe, ok=(0, 4), timeout=wait_s + 30).text.splitlines()[-1])
-    seconds = round(time.monotonic() - began, 3)
-    return Restarted(service.name, answer["ok"], seconds, one_line(answer["detail"], 200))
+    return answer["ok"], one_line(answer["detail"], 200)

@@ -288,7 +288,7 @@ def _check_running(
         record_start(cluster, host, image, lease)
     stale = running_mark(cluster, host) != overlay_mark(archive_for(cluster), image)
     if stale:
-        progress.report("note: the site file has changed since it was started; `sms stop` and `sms start` apply it")
+        progress.report("note: the site file has changed since it was started; `sms apply` applies it")
     started = Started(host.name, path, image.key, image.signer, lease.generation, already=True, stale=stale)
     started.services = services
     if restored := find_restored(cluster, host, top=leases.top, holds_lease=True):

@@ -151,7 +151,7 @@ def judge(facts: Facts, *, force: bool) -> tuple[list[str], list[str]]:
         if one.mirrored
     ]
     if facts.outdated:
-        warnings.append("the site file has changed since the start; a migration does not apply it, a restart does")
+        warnings.append("the site file has changed since the start; a migration does not apply it; `sms apply` does")
     return problems, warnings
 
 

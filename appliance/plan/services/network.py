@@ -76,3 +76,23 @@ def network_options(site: Site, *, isolated: bool = False) -> list[str]:
     for name, mac in zip(names, macs, strict=True):  # Apptainer assigns all of a `;` list to the first network
         options += ["--network-args", f"{name}:MAC={mac}"]
     return options
+
+
+def running_network(site: Site) -> dict[str, str]:
+    """Return what ``definitions/scripts/running-network`` prints in a container started from this site file."""
+    networks = dict(zip(INTERFACES, (site.networks.provisioning, site.networks.public), strict=True))
+    return {
+        "hostname": site.hostname,
+        "dns": " ".join(str(server) for server in site.networks.dns) or "127.0.0.1",
+        **{name: f"{network.mac} {network.address}".lower() for name, network in networks.items()},
+        "gateway": str(site.networks.public.gateway),
+    }
+
+
+def read_network(text: str) -> dict[str, str]:
+    """Return the values by name that ``definitions/scripts/running-network`` has printed."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.strip().partition(" ")
+        found[name] = f"{found[name]} {value}" if name in found else value
+    return found

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -495,3 +496,59 @@ def test_public_network_cannot_reach_daemons(need: Callable[[str], None]) -> Non
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
     answers = dict(line.split("=") for line in done.stdout.splitlines())
     assert answers == {"node": "yes", "public": "no", "itself": "yes", "out": "yes", "ping": "yes"}, done.stderr
+
+
+# sms-apply
+
+
+def run_apply(root: Path, *words: str, input: bytes = b"") -> dict[str, Any]:
+    done = run_program("sms-apply", root, *words, input=input)
+    assert not done.returncode, done.stderr.decode()
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """All files but those of an apply and the key of munge."""
+    found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {name: data for name, data in found.items() if "run/sms/apply" not in name and "munge.key" not in name}
+
+
+ONE = ("etc/sms/it.conf", b"one\n", "root", 0o644)
+TWO = ("etc/sms/it.conf", b"two\n", "root", 0o644)
+SECRET = ("etc/sms/key", b"secret\n", "root", 0o600)
+
+
+@needs_root
+def test_apply_compares_and_shows_no_secret(root: Path) -> None:
+    run_program("sms-seed", root, "1", input=archive(ONE, SECRET))
+    before = tree(root)
+    found = run_apply(root, "compare", input=archive(TWO, (*SECRET[:1], b"other\n", *SECRET[2:])))
+    assert found == {
+        "mark": "1",
+        "changed": [
+            {"path": "/etc/sms/it.conf", "edited": False, "text": "one\n"},
+            {"path": "/etc/sms/key", "edited": False, "text": None},
+        ],
+        "pending": {},
+    }
+    assert tree(root) == before
+    assert run_apply(root, "compare", input=archive(ONE, SECRET))["changed"] == []
+
+
+@needs_root
+def test_apply_can_be_undone_until_it_is_finished(root: Path) -> None:
+    """Also after two runs that were killed: what was there before the first is back."""
+    run_program("sms-seed", root, "1", input=archive(ONE))
+    before = tree(root)
+    run_apply(root, "write", "2", '{"postfix": "reload"}', input=archive(TWO, SECRET))
+    run_apply(root, "write", "3", '{"chrony": "restart"}', input=archive((*ONE[:1], b"three\n", *ONE[2:]), SECRET))
+    assert run_apply(root, "compare", input=archive(ONE))["pending"] == {"postfix": "reload", "chrony": "restart"}
+    for name in ("apply.pending", "apply.saved"):
+        assert stat.S_IMODE((root / "run/sms" / name).stat().st_mode) == 0o600
+    assert run_apply(root, "done", "chrony") == {"postfix": "reload"}
+    run_apply(root, "undo")
+    assert tree(root) == before
+    run_apply(root, "finish")
+    assert not list((root / "run/sms").glob("apply*"))
+    assert run_apply(root, "undo") == {"restored": []}

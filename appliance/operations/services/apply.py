@@ -1,0 +1,291 @@
+"""``sms apply``: changes of the site file in the running container, by reloads and restarts of single services."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.catalog import Service
+from appliance.errors import Refused, RolledBack, SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.history import Event, note, read_history
+from appliance.operations.image.deliver import Image, trust
+from appliance.operations.lease import query_lease
+from appliance.operations.overlay.overlay import overlay_mark, seeds_for
+from appliance.operations.preflight import find_instance, lock_host
+from appliance.operations.services.inside import need_running
+from appliance.operations.services.restart import restart_service, wait_for_answer
+from appliance.plan.machine import inside_argv
+from appliance.plan.overlay.seed import Seed, seed_archive
+from appliance.plan.services.apply import SUPERVISOR, Action, FileChange, Kind, plan_actions, predict_restart
+from appliance.plan.services.network import INTERFACES, read_network, running_network
+from appliance.progress import Progress
+from appliance.text import one_line
+from appliance.tools import ports
+from appliance.tools.scripts import script_argv
+
+APPLY = "/opt/sms/bin/sms-apply"
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Step:
+    """A service's part of an apply.
+
+    ``predicted_s``: its outage: 0 for a reload, for a restart the median of earlier ones, None if there was none.
+    ``tolerated_s``: the outage that its users tolerate.
+    """
+
+    service: str
+    kind: Kind
+    why: tuple[str, ...]
+    predicted_s: float | None
+    tolerated_s: float
+
+
+@dataclass(frozen=True)
+class ApplyPlan:
+    """What an apply does: the changed files, and the steps in their order.
+
+    ``current``: nothing is to be done.
+    """
+
+    host: str
+    current: bool
+    changes: tuple[FileChange, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass
+class Applied:
+    """Result of an apply; ``seconds``: how long each service did not answer, as measured. ``kept``: files that somebody
+    had changed in the container, under the names that they are kept as.
+    """
+
+    host: str
+    current: bool
+    changed: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def plan_apply(cluster: Cluster, host: Host) -> ApplyPlan:
+    """Return what an apply would do; changes nothing.
+
+    Raises:
+        Refused: the services container does not run there, or a change needs a new start or another image.
+    """
+    need_running(cluster, host)
+    return _Apply(cluster, host).plan
+
+
+def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) -> Applied:
+    """Write the changed files into the running container; services read them again, or are restarted.
+
+    Args:
+        wait_s: how long each service may take to answer.
+
+    Raises:
+        Refused: as for ``plan_apply``, or another sms is at work there; nothing was changed.
+        RolledBack: a service failed; the files of before are back, and the services run with them.
+        SmsError: the services do not answer with the files of before either.
+    """
+    with lock_host(cluster, host):
+        need_running(cluster, host)
+        with progress.step("compare the files") as step:
+            work = _Apply(cluster, host)
+            step.detail(f"{len(work.plan.changes)} differ")
+        done = Applied(host.name, work.plan.current, steps=list(work.plan.steps))
+        if work.plan.current:
+            return done
+        actions = {one.service: one.kind for one in work.plan.steps}
+        note(cluster, host, "apply", "begun", files=[one.path for one in work.plan.changes], actions=actions)
+        begun: list[Step] = []
+        try:
+            with progress.step("write the files"):
+                report = work.inside("write", work.mark, json.dumps(actions), input=work.archive)
+            done.changed, done.kept = list(report["changed"]), list(report["kept"])
+            for one in work.plan.steps:
+                begun.append(one)
+                done.seconds[one.service] = work.run(one, progress, wait_s)
+            work.inside("finish")
+        except SmsError as error:
+            _roll_back(work, begun, progress, wait_s, error)
+        note(cluster, host, "apply", "applied", seconds=done.seconds)
+    return done
+
+
+def _roll_back(work: _Apply, begun: list[Step], progress: Progress, wait_s: float, cause: SmsError) -> None:
+    """Restore the files of before; services that may have read the new ones are restarted.
+
+    Raises:
+        RolledBack: done.
+        SmsError: a service does not answer; the next run repeats what is pending.
+    """
+    progress.report(f"{cause.message.splitlines()[0]}: restoring the files of before")
+    try:
+        work.inside("undo")
+        for one in begun:
+            work.run(Step(one.service, "restart", one.why, one.predicted_s, one.tolerated_s), progress, wait_s)
+        work.inside("finish")
+    except SmsError as second:
+        raise SmsError(
+            f"{cause.message}\n  and the files of before could not be applied: {second.message}",
+            hint=f"`sms status` probes every service; the next `sms apply --host {work.host.name}` repeats it",
+        ) from cause
+    note(work.cluster, work.host, "apply", "undone", why=one_line(cause.message, 500))
+    raise RolledBack(f"{cause.message}\n  the files of before are in use again", hint=cause.hint) from cause
+
+
+class _Apply:
+    """The archive of the site's files, and what of it the running container lacks."""
+
+    def __init__(self, cluster: Cluster, host: Host) -> None:
+        self.cluster, self.host = cluster, host
+        running = find_instance(cluster, host)
+        assert running
+        self.running = running
+        self._check_lease()
+        seeds = seeds_for(cluster)
+        self.archive = seed_archive(seeds)
+        self.mark = overlay_mark(self.archive, self._image())
+        found = self.inside("compare", input=self.archive)
+        changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}))
+        self._check_start(changes)
+        pending = {str(name): _read_kind(kind) for name, kind in dict(found["pending"]).items()}
+        history = read_history(cluster, host)
+        steps = tuple(self._step(action, history) for action in plan_actions(cluster.services, changes, pending))
+        current = found["mark"] == self.mark and not changes and not steps
+        self.plan = ApplyPlan(host.name, current, changes, steps)
+
+    def _check_lease(self) -> None:
+        holder = query_lease(self.host, self.cluster).holder
+        if holder != self.host.name:
+            raise Refused(
+                f"the services container runs on {self.host.name}, but {holder or 'no host'} holds the lease",
+                hint=f"two hosts must never run it: sms stop --host {self.host.name}",
+            )
+
+    def _image(self) -> Image:
+        """Return the running image.
+
+        Raises:
+            Refused: it lacks a service of the site file.
+        """
+        return trust(self.cluster, self.host, self.running.image)
+
+    def _check_start(self, changes: tuple[FileChange, ...]) -> None:
+        """Check that no change needs a new start.
+
+        Raises:
+            Refused: one does.
+        """
+        site = self.cluster.site
+        script = inside_argv(site, self.cluster.services, *script_argv("running-network"))
+        found = read_network(self.host.run(*script, timeout=TIMEOUT_S).text)
+        different = [
+            f"{name} is {one_line(found.get(name, 'unset'), 70)}, not {value}"
+            for name, value in running_network(site).items()
+            if found.get(name, "").lower() != value.lower()
+        ]
+        networks = zip(INTERFACES, (site.networks.provisioning, site.networks.public), strict=True)
+        links = {link["ifname"]: link for link in ports.list_links(self.host)}
+        for name, network in networks:
+            port = ports.find_ports(self.host, self.running.pid).get(name)
+            bridge = links[port].get("master", "") if port in links else ""
+            if bridge and bridge != network.bridge:  # the guard takes a port off a bridge without an uplink
+                different.append(f"{name} is on {bridge}, not {network.bridge}")
+        if any(change.path == SUPERVISOR for change in changes):
+            different.append("the list of services or the size of the overlay")
+        if different:
+            raise Refused(
+                f"the running container was started with other values: {'; '.join(different)}",
+                hint=f"they need a new start: sms stop --host {self.host.name}, sms start --host {self.host.name}",
+            )
+
+    def _step(self, action: Action, history: Iterable[Event]) -> Step:
+        service = next(one for one in self.cluster.services if one.name == action.service)
+        predicted = 0.0 if action.kind == "reload" else predict_restart(history, service.name)
+        return Step(service.name, action.kind, action.why, predicted, service.outage.budget_s)
+
+    def inside(self, *words: str, input: bytes | None = None) -> dict[str, Any]:
+        """Run ``sms-apply`` in the container; return its answer.
+
+        Raises:
+            Refused: the image does not have it.
+            SmsError: it failed.
+        """
+        argv = inside_argv(self.cluster.site, self.cluster.services, APPLY, *words)
+        result = self.host.run(*argv, input=input, ok=None, timeout=TIMEOUT_S)
+        if result.status == 0:
+            with suppress(ValueError, IndexError):
+                answer = json.loads(result.text.splitlines()[-1])
+                if isinstance(answer, dict):
+                    return answer
+        output = one_line((result.stderr or result.stdout).decode(errors="replace"), 300)
+        if words[0] == "compare" and not self.host.works(
+            *inside_argv(self.cluster.site, self.cluster.services, "test", "-x", APPLY)
+        ):
+            raise Refused(
+                "the running image was built by an earlier version of sms, which had no apply",
+                hint="`sms upgrade` builds a new one and switches to it",
+            )
+        raise SmsError(
+            f"the files in the container: {words[0]} failed: {output}",
+            hint="is its overlay full? `sms status` shows it",
+        )
+
+    def run(self, step: Step, progress: Progress, wait_s: float) -> float:
+        """Reload or restart a service; return the seconds until it answered, 0 for a reload.
+
+        Raises:
+            SmsError: it does not answer.
+        """
+        service = next(one for one in self.cluster.services if one.name == step.service)
+        seconds = 0.0
+        with progress.step(f"{step.kind} {service.name}") as shown:
+            if step.kind == "restart":
+                done = restart_service(self.cluster, self.host, service, wait_s)
+                seconds = done.seconds
+                note(self.cluster, self.host, "apply", "restarted", service=service.name, ok=done.ok, seconds=seconds)
+                if not done.ok:
+                    raise _no_answer(service, done.detail)
+            for argv in service.reload:
+                result = self.host.run(
+                    *inside_argv(self.cluster.site, self.cluster.services, *argv), ok=None, timeout=TIMEOUT_S
+                )
+                if result.status:
+                    output = one_line((result.stderr or result.stdout).decode(errors="replace"), 300)
+                    raise SmsError(f"{service.name}: {shlex.join(argv)}: {output}", hint=f"sms logs {service.name}")
+            if service.reload:
+                ok, detail = wait_for_answer(self.cluster, self.host, service, wait_s)
+                if not ok:
+                    raise _no_answer(service, detail)
+                shown.detail(detail)
+        self.inside("done", service.name)
+        return seconds
+
+
+def _no_answer(service: Service, detail: str) -> SmsError:
+    return SmsError(f"{service.name} does not answer: {detail}", hint=f"sms logs {service.name}")
+
+
+def _read_changes(found: Mapping[str, Any], seeds: Mapping[str, Seed]) -> Iterator[FileChange]:
+    """Yield the files that differ; what the container reports is not trusted: only paths of the site's own count."""
+    for entry in found["changed"]:
+        seed = seeds.get(str(entry["path"]))
+        if seed is None:
+            raise SmsError(f"the container reports an unknown file {str(entry['path'])[:70]!r}")
+        before = entry["text"] if isinstance(entry["text"], str) else None
+        after = seed.data.decode(errors="replace") if seed.mode & 0o004 else None
+        yield FileChange(seed.path, before, after, bool(entry["edited"]))
+
+
+def _read_kind(value: object) -> Kind:
+    return "reload" if value == "reload" else "restart"

@@ -1,0 +1,103 @@
+"""`sms apply`: changes of the site file reach the services of the running container, with a job running."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from appliance.operations.lab import demo
+from tests.real.conftest import NODES, Playground
+from tests.real.processes import begin, kill_sms, wait_for_step
+from tests.real.services.test_restart import pids
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.real
+
+
+def use(playground: Playground, **slurm: Any) -> str:
+    """A variant of the site file with other values of its section slurm."""
+    return playground.variant("applied.yaml", lambda document: document["slurm"].update(slurm))
+
+
+def applied(playground: Playground, site: str, *words: str, ok: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(playground.sms("--site", site, "-q", "apply", *words, "--json", ok=ok).stdout)
+    return found
+
+
+def partitions(playground: Playground, on: str = "node1") -> set[str]:
+    return set(playground.host(on).run("sinfo", "-h", "-o", "%R").text.split())
+
+
+def test_a_partition_reaches_the_cluster_without_a_restart(running: Playground) -> None:
+    """Adds to `sms start`: reload and restart as planned, nothing else; a second run changes nothing."""
+    demo.wait_idle(running.host("node1"), NODES)
+    job = demo.as_alice(running.host("node1"), "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 300")
+    wait_until(lambda: running.host("node1").run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
+    before, old = pids(running), partitions(running)
+    site = use(running, partitions=[{"name": "normal", "default": True}, {"name": "night"}])
+    planned = applied(running, site, "-n")
+    assert [(one["service"], one["kind"], one["predicted_s"]) for one in planned["steps"]] == [
+        ("slurmctld", "reload", 0)
+    ]
+    assert any("PartitionName=night" in line for one in planned["changes"] for line in one["after"].splitlines())
+    assert partitions(running) == old
+    done = applied(running, site)
+    assert done["changed"] == ["/etc/slurm/slurm.conf"] and done["seconds"] == {"slurmctld": 0}
+    wait_until(lambda: partitions(running) == {"normal", "night"}, "the partition on a node")
+    assert pids(running) == before
+    assert applied(running, site)["current"] is True
+    undone = applied(running, "/etc/sms/sms.yaml")
+    assert [one["kind"] for one in undone["steps"]] == ["reload"]
+    wait_until(lambda: partitions(running) == old, "the old partitions")
+    assert running.host("node1").run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+    running.host("node1").run("scancel", job)
+    assert running.status()["healthy"]
+
+
+def test_a_service_that_fails_gets_its_old_file_back(running: Playground) -> None:
+    """slurmctld refuses the line: it answers with the file of before, and nothing is left to do."""
+    before = running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text
+    site = use(running, extra=["SelectType=select/no_such_plugin"])
+    failed = running.sms("--site", site, "-q", "apply", "--wait", "10", ok=(5,)).stderr.decode()
+    assert "slurmctld does not answer" in failed and "files of before" in failed
+    assert running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text == before
+    assert applied(running, "/etc/sms/sms.yaml")["current"] is True
+    wait_until(lambda: running.status()["healthy"], "health")
+
+
+def test_the_next_run_goes_on_after_a_killed_one(running: Playground) -> None:
+    """Killed when the files were written and slurmctld has not read them."""
+    site = use(running, extra=["MaxArraySize=2002"])
+    process = begin(running, "--site", site, "apply")
+    wait_for_step(process, "write the files")
+    kill_sms(process.pid)
+    process.communicate()
+    done = applied(running, site)
+    assert [(one["service"], one["kind"]) for one in done["steps"]] == [("slurmctld", "restart")]
+    shown = running.sms("exec", "--", "scontrol", "show", "config").text
+    assert "MaxArraySize            = 2002" in shown
+    assert applied(running, site)["current"] is True
+    applied(running, "/etc/sms/sms.yaml")
+
+
+@pytest.mark.parametrize("what", ["address", "hostname", "dns", "services"])
+def test_what_needs_a_new_start_is_refused(running: Playground, what: str) -> None:
+    before = running.sms("exec", "--", "cat", "/etc/sms/seed.mark").text
+
+    def change(document: dict[str, Any]) -> None:
+        if what == "address":
+            document["networks"]["public"]["address"] = "172.30.0.77/24"
+        elif what == "dns":
+            document["networks"]["dns"] = ["172.30.0.1"]
+        elif what == "hostname":
+            document["hostname"] = "other"
+        else:
+            document["services"] = ["munge", "slurmctld", "nat", "rsyslog", "chrony"]
+
+    site = running.variant("refused.yaml", change)
+    reported = running.sms("--site", site, "apply", ok=(3,)).stderr.decode()
+    assert "sms start" in reported
+    assert running.sms("exec", "--", "cat", "/etc/sms/seed.mark").text == before
+    assert "--host host-a" in running.sms("apply", on="host-b", ok=(3,)).stderr.decode()

@@ -1,0 +1,89 @@
+"""Which changed files need nothing, a reload, a restart: a table over the real catalogue."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from appliance.catalog import Service, read_catalog
+from appliance.plan.services.apply import SERVICES, Action, FileChange, plan_actions, predict_restart
+from appliance.share import share
+
+SLURM, MAIN, NAT = "/etc/slurm/slurm.conf", "/etc/postfix/main.cf", "/etc/sms/nat.nft"
+TABLE = [
+    (SLURM, "A=1\n", "A=1\nPartitionName=new Nodes=ALL\n", "slurmctld", "reload"),
+    (SLURM, "SlurmdTimeout=300\n", "SlurmdTimeout=60\n", "slurmctld", "reload"),
+    (SLURM, "A=1\n", "A=1\nNodeName=n9 CPUs=1\n", "slurmctld", "restart"),
+    (SLURM, "SelectType=a\n", "SelectType=b\nPartitionName=x\n", "slurmctld", "restart"),
+    (SLURM, "A=1\n", "# comment\n\nA=1\n", "", ""),
+    ("/etc/slurm/cgroup.conf", "A=1\n", "A=2\n", "slurmctld", "restart"),
+    (MAIN, "relayhost =\n", "relayhost = mail\n", "postfix", "reload"),
+    (MAIN, "inet_interfaces = all\n", "inet_interfaces = eth0\n", "postfix", "restart"),
+    ("/etc/aliases", "root: a\n", "root: b\n", "postfix", "reload"),
+    (NAT, "a\n", "b\n", "nat", "reload"),
+    ("/etc/rsyslog.conf", "a\n", "b\n", "rsyslog", "restart"),
+    ("/etc/logrotate.d/sms-messages", "a\n", "b\n", "", ""),
+    ("/etc/chrony/sms.conf", "a\n", "b\n", "chrony", "restart"),
+    ("/etc/munge/munge.key", None, None, "munge", "restart"),
+    ("/etc/sms/tls/cert.pem", None, None, "filesync", "restart"),
+    ("/etc/hosts", "a\n", "b\n", "", ""),
+    ("/etc/passwd", "a\n", "b\n", "", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def services() -> list[Service]:
+    catalog = read_catalog(share("definitions", "services"))
+    return [service for service in catalog.values() if service.container]
+
+
+@pytest.mark.parametrize(("path", "before", "after", "service", "kind"), TABLE)
+def test_what_a_change_needs(
+    services: list[Service], path: str, before: str | None, after: str | None, service: str, kind: str
+) -> None:
+    actions = plan_actions(services, [FileChange(path, before, after)], {})
+    assert [(one.service, one.kind) for one in actions] == ([(service, kind)] if service else [])
+
+
+def entry(**changes: object) -> dict[str, object]:
+    return {"run": ["x"], "setup": "", "needs": [], "sync": [], "probe": {"kind": "exec"}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"probe": {"kind": "ntp"}}, []),
+        ({"run": ["y"]}, ["postfix"]),
+        ({"setup": "true"}, ["postfix"]),
+        ({"sync": ["/etc/motd"]}, ["filesync"]),
+    ],
+)
+def test_a_change_of_a_services_entry(services: list[Service], changes: dict[str, object], expected: list[str]) -> None:
+    texts = [json.dumps({"services": {"postfix": one, "filesync": entry()}}) for one in (entry(), entry(**changes))]
+    actions = plan_actions(services, [FileChange(SERVICES, *texts)], {})
+    assert [one.service for one in actions] == expected
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"services": []}', '{"services": {"postfix": 1}}', "{"])
+def test_an_invalid_record_of_the_container_restarts_all(services: list[Service], text: str) -> None:
+    after = json.dumps({"services": {"postfix": entry()}})
+    assert [one.service for one in plan_actions(services, [FileChange(SERVICES, text, after)], {})] == ["postfix"]
+
+
+def test_order_and_the_stronger_action(services: list[Service]) -> None:
+    """In the order of the services; what an interrupted run has left is repeated."""
+    changes = [FileChange(NAT, "a\n", "b\n"), FileChange("/etc/rsyslog.conf", "a\n", "b\n")]
+    actions = plan_actions(services, changes, {"nat": "restart", "gone": "restart"})
+    by_name = {one.service: one for one in actions}
+    assert by_name["nat"] == Action("nat", "restart", ("an interrupted run", NAT))
+    order = [service.name for service in services]
+    assert [one.service for one in actions] == sorted(by_name, key=order.index) and "gone" not in by_name
+
+
+def test_a_prediction_is_the_median_of_the_last_five() -> None:
+    line = {"event": "restarted", "service": "x", "ok": True}
+    history = [{**line, "seconds": value} for value in (90, 1, 5, 2, 3, 4)]
+    noise = [{**line, "seconds": 99, "ok": False}, {**line, "seconds": "a"}, {**line, "service": "y", "seconds": 70}]
+    assert predict_restart([*history, *noise[:1], *noise[2:]], "x") == 3
+    assert predict_restart([], "x") is None
