@@ -57,7 +57,10 @@ SUBJECTS = {
     "site": ("site-file", ("init", "config check", "config show", "config schema", "key create", "key show")),
     "hosts": ("hosts", ("doctor", "host prepare", "host list")),
     "image": ("build", ("build", "verify", "image list", "image sbom", "image manifest", "image prune")),
-    "services": ("running", ("start", "stop", "apply", "restart", "status", "logs", "exec", "shell", "guard", "journal")),
+    "services": (
+        "running",
+        ("start", "stop", "apply", "restart", "status", "logs", "exec", "shell", "guard", "journal"),
+    ),
     "overlay": ("overlay", ("overlay create", "overlay grow", "overlay mirror create", "overlay mirror rebuild")),
     "snapshots": ("snapshots", ("overlay snapshot", "overlay list", "overlay restore", "overlay schedule install")),
     "migration": ("migrate", ("migrate", "failover")),

@@ -82,13 +82,16 @@ def test_the_next_run_goes_on_after_a_killed_one(running: Playground) -> None:
     applied(running, "/etc/sms/sms.yaml")
 
 
-@pytest.mark.parametrize("what", ["address", "hostname", "dns", "services"])
-def test_what_needs_a_new_start_is_refused(running: Playground, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("address", "eth1 is "), ("hostname", "hostname is "), ("dns", "dns is "), ("services", "the list of services")],
+)
+def test_what_needs_a_new_start_is_refused(running: Playground, what: str, words: str) -> None:
     before = running.sms("exec", "--", "cat", "/etc/sms/seed.mark").text
 
     def change(document: dict[str, Any]) -> None:
         if what == "address":
-            document["networks"]["public"]["address"] = "172.30.0.77/24"
+            document["networks"]["public"]["address"] = "10.78.0.77/24"
         elif what == "dns":
             document["networks"]["dns"] = ["172.30.0.1"]
         elif what == "hostname":
@@ -98,6 +101,6 @@ def test_what_needs_a_new_start_is_refused(running: Playground, what: str) -> No
 
     site = running.variant("refused.yaml", change)
     reported = running.sms("--site", site, "apply", ok=(3,)).stderr.decode()
-    assert "sms start" in reported
+    assert words in reported and "sms start" in reported
     assert running.sms("exec", "--", "cat", "/etc/sms/seed.mark").text == before
     assert "--host host-a" in running.sms("apply", on="host-b", ok=(3,)).stderr.decode()
