@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.catalog import Service
@@ -122,7 +122,7 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
 
 
 def _roll_back(work: _Apply, begun: list[Step], progress: Progress, wait_s: float, cause: SmsError) -> None:
-    """Restore the files of before; services that may have read the new ones are restarted.
+    """Restore the files of before; services that may have read the new ones read them again.
 
     Raises:
         RolledBack: done.
@@ -132,7 +132,8 @@ def _roll_back(work: _Apply, begun: list[Step], progress: Progress, wait_s: floa
     try:
         work.inside("undo")
         for one in begun:
-            work.run(Step(one.service, "restart", one.why, one.predicted_s, one.tolerated_s), progress, wait_s)
+            # The last one failed: whether it would obey a reload is not known.
+            work.run(replace(one, kind="restart") if one is begun[-1] else one, progress, wait_s)
         work.inside("finish")
     except SmsError as second:
         raise SmsError(
