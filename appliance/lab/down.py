@@ -36,6 +36,9 @@ def down(name: str, everything: bool = False) -> bool:
         journal = read_journal(name)
         if journal:
             take_down(journal)
+        else:
+            # A run that was killed before its record was complete has used none of the names in it.
+            Local().run("rm", "-rf", "--one-file-system", str(RUNNING / name))
         if everything:
             Local().run("rm", "-rf", "--one-file-system", str(DISK / name), timeout=300)
             _remove_cache()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import dataclass
 from typing import TypedDict
 
-from appliance.errors import SmsError
+from appliance.errors import SmsError, disk_hint
 from appliance.host.base import CommandError, Host
 from appliance.plan.vm.vm import FIRST_DESCRIPTOR, Card, Machine, choose_accel
 from appliance.tools import files
@@ -234,6 +236,23 @@ def image_info(host: Host, path: str) -> DiskInfo | None:
     return found
 
 
+def write_disk(host: Host, raw: str, path: str, *, timeout: float) -> None:
+    """Write a disk with the content of a raw file, into an existing file, and flush it.
+
+    Raises:
+        CommandError: it could not be written.
+        SmsError: not all of it was written.
+    """
+    host.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, path, timeout=timeout)
+    host.run("sync", path, timeout=timeout)
+    # On a full disk qemu-img ignores that it could not write its tables at the end: the disk would be empty, status 0.
+    found = host.run("qemu-img", "compare", "-q", "-f", "raw", "-F", "qcow2", raw, path, ok=(0, 1), timeout=timeout)
+    if found.status:
+        raise SmsError(
+            f"{host.name}: {path} could not be written completely", hint=disk_hint(os.strerror(errno.ENOSPC))
+        )
+
+
 def make_state(host: Host, path: str, size_mb: int) -> None:
     """Create an empty state disk."""
     raw, new = f"{path}.raw", f"{path}.new"
@@ -241,7 +260,7 @@ def make_state(host: Host, path: str, size_mb: int) -> None:
         files.make_file(host, raw, size_mb << 20)
         host.run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "sms-state", "-m", "1", "-e", "remount-ro", raw, timeout=600)
         files.make_file(host, new)
-        host.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, new, timeout=600)
+        write_disk(host, raw, new, timeout=600)
         files.place(host, new, path)
     finally:
         host.run("rm", "-f", "--", raw, new)

@@ -9,7 +9,7 @@ from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Result
-from appliance.host.local import Local
+from appliance.host.local import ENVIRONMENT, Local
 from appliance.operations.image.build import make_current
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.nodes import image as nodes_image
@@ -21,6 +21,7 @@ from appliance.operations.site import ca
 from appliance.operations.site.init import write_site
 from appliance.operations.site.issued import add_revoked, read_issued, read_revoked, serial_of
 from appliance.operations.site.keys import create_pair, fingerprint
+from appliance.operations.snapshots import vm_restore as vm_from
 from appliance.operations.vm import image as vm_image
 from appliance.operations.vm import migrate as vm_migrate
 from appliance.operations.vm import restore as vm_restore
@@ -33,6 +34,7 @@ from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Silent
 from appliance.shared.records import to_json
 from appliance.tools import files
+from appliance.tools.scripts import script_argv
 from appliance.tools.sealed import check_seal, seal
 from appliance.tools.sha256 import find_digest
 from tests.conftest import find_tool
@@ -122,6 +124,38 @@ def check_certificates(root: Path, marks: Marks) -> None:
     assert not add_revoked(folder, read_revoked(folder))
     ca.vm_pairs(folder, hostname="vm", addresses=["10.0.0.2"])
     assert ca.read_pair(folder, ca.SERVER) and ca.read_pair(folder, ca.ISSUER)
+
+
+def prepare_pair(root: Path) -> None:
+    ca.make_ca(root / "tls")
+    for folder, days in (("etc", 30), ("new", 60)):
+        pair = ca._issue(root / "tls", ca._name("services", ca.CLIENTS["services"]), days, "CLIENT_AUTH")
+        (root / folder).mkdir()
+        (root / folder / "key.pem").write_bytes(pair.key)
+        (root / folder / "cert.pem").write_bytes(pair.certificate)
+
+
+def run_pair(root: Path, mark: Mark) -> None:
+    key, certificate = ((root / "new" / name).read_bytes() for name in ("key.pem", "cert.pem"))
+    through = root.with_name(f"{root.name}-bin") / "sed"
+    through.parent.mkdir(exist_ok=True)
+    # The recorder does not see what sed writes itself: its output passes through cat.
+    through.write_text(f'#!/bin/sh\n{find_tool("sed")} "$@" | cat\n')
+    through.chmod(0o755)
+    argv = ("env", f"PATH={through.parent}:{ENVIRONMENT['PATH']}", *script_argv("install-pair", str(root / "etc")))
+    HERE.run(*argv, input=key.rstrip() + b"\n" + certificate)
+    mark("installed")
+
+
+def check_pair(root: Path, marks: Marks) -> None:
+    """Both are whole; a certificate that does not match its key is the older one, so the next run installs both."""
+    old, new = ((root / folder / "cert.pem").read_bytes() for folder in ("etc", "new"))
+    assert old == new or not marks
+    if old != new:
+        assert ca.supersedes(new, old, set())
+        run_pair(root, lambda text: None)
+    assert ca.matches((root / "etc" / "cert.pem").read_bytes(), (root / "etc" / "key.pem").read_bytes())
+    assert (root / "etc" / "cert.pem").read_bytes() == new
 
 
 # Confirmed controllers, and the record of an upgrade
@@ -408,6 +442,60 @@ def check_vm_restore(root: Path, marks: Marks) -> None:
     assert kinds == {b"new"} or "restored" not in marks
 
 
+RAW = b"restored" * 1024
+"""A state disk of a snapshot: whole sectors."""
+
+
+def prepare_vm_from(root: Path) -> None:
+    prepare_vm(root)
+    (root / "state.raw").write_bytes(RAW)
+
+
+def prepare_vm_lost(root: Path) -> None:
+    """All disks of the VM are lost."""
+    (root / "state.raw").write_bytes(RAW)
+
+
+def run_vm_from(root: Path, mark: Mark) -> None:
+    vm_restore.assign_place = lambda *_: (3, 1)
+    vm_restore.view_hosts = lambda *_: []
+    where = vm_places(root)
+    finish_restore(HERE, where)
+    vm_from._exchange(cluster_in(root), HERE, str(root / "state.raw"), Silent())
+    mark("restored")
+
+
+def read_disk(path: Path) -> bytes:
+    argv = (find_tool("qemu-img"), "convert", "-f", "qcow2", "-O", "raw", path, path.with_name("read"))
+    subprocess.run(argv, check=True, capture_output=True)
+    return path.with_name("read").read_bytes()
+
+
+def check_vm_from(root: Path, marks: Marks) -> None:
+    """The state disk is the old one or the restored one, whole; the old ones are kept."""
+    where = vm_places(root)
+    finish_restore(HERE, where)
+    state, old = Path(where.state), b"old " + b"state.qcow2" * 300
+    if state.exists() and state.read_bytes() == old:
+        assert not marks
+        assert Path(where.root).read_bytes() == b"old " + b"root.qcow2" * 300
+        return
+    assert read_disk(state) == RAW
+    kept = [one.name for one in list_folder(HERE, where)]
+    assert len(kept) == 1
+    assert Path(where.snapshots, kept[0], "state.qcow2").read_bytes() == old
+    for folder in (Path(where.disks), Path(where.snapshots, kept[0])):
+        assert (folder / "root.qcow2").read_bytes() == b"old " + b"root.qcow2" * 300
+
+
+def check_vm_lost(root: Path, marks: Marks) -> None:
+    """There is no state disk, or the restored one, whole."""
+    where = vm_places(root)
+    finish_restore(HERE, where)
+    assert Path(where.state).exists() or not marks
+    assert not Path(where.state).exists() or read_disk(Path(where.state)) == RAW
+
+
 def prepare_vm_move(root: Path) -> None:
     """The disks of host b move to this one, which has some of an earlier generation."""
     prepare_vm(root)
@@ -455,6 +543,7 @@ ADMIN = {
     "signing key": Workload(nothing, run_key, check_key),
     "authority": Workload(nothing, run_authority, check_authority),
     "certificates": Workload(prepare_certificates, run_certificates, check_certificates, again=False),
+    "certificate in the container": Workload(prepare_pair, run_pair, check_pair),
     "controllers": Workload(nothing, run_controllers, check_controllers),
     "record of an upgrade": Workload(nothing, run_upgrade, check_upgrade),
     "new overlay": Workload(nothing, run_new, check_new),
@@ -466,6 +555,8 @@ ADMIN = {
     "built image of nodes": Workload(prepare_built, run_built, check_built, again=False),
     "VM snapshot": Workload(prepare_vm, run_vm_snapshot, check_vm_snapshot, again=False),
     "VM restore": Workload(prepare_vm_restore, run_vm_restore, check_vm_restore, again=False),
+    "VM restore from elsewhere": Workload(prepare_vm_from, run_vm_from, check_vm_from, again=False),
+    "VM restore of lost disks": Workload(prepare_vm_lost, run_vm_from, check_vm_lost),
     "VM moved": Workload(prepare_vm_move, run_vm_move, check_vm_move, again=False),
     "VM holder": Workload(nothing, run_vm_holder, check_vm_holder),
 }

@@ -222,6 +222,16 @@ ssize_t writev(int fd, const struct iovec *parts, int count)
     return 0;
 }
 
+/* As qemu-img writes; it goes on after a short write, too. */
+ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset)
+{
+    for (int at = 0; at < count; at++)
+        if (parts[at].iov_len)
+            return pwrite(fd, parts[at].iov_base, parts[at].iov_len, offset);
+    return 0;
+}
+ssize_t pwritev64(int fd, const struct iovec *parts, int count, off_t offset) { return pwritev(fd, parts, count, offset); }
+
 ssize_t sendfile64(int out, int in, off_t *offset, size_t count)
 {
     static char block[1 << 16];

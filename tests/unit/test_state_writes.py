@@ -117,8 +117,8 @@ def test_the_lists_name_workloads() -> None:
     assert set(WORKLOADS) - named <= UNNAMED
 
 
-UNNAMED = {"first seed of an overlay", "new inventory", "received snapshot"}
-"""Further workloads of a path that is listed with another one."""
+UNNAMED = {"certificate in the container", "first seed of an overlay", "new inventory", "received snapshot"}
+"""Workloads of a shell script, and further ones of a path that is listed with another one."""
 
 
 def test_a_direct_write_is_found(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from appliance.shared.identity import uuid_of
 from appliance.shared.lease import LAST_RAISING
 from appliance.shared.records import to_json
 from appliance.tools import agent, files
+from appliance.tools.qemu import write_disk
 from appliance.tools.space import SPARE_BYTES, need_space, query_used
 
 COPY_S = 4 * 3600
@@ -147,8 +148,7 @@ def _exchange(cluster: Cluster, host: Host, raw: str, progress: Progress) -> str
     try:
         with progress.step("write the state disk"):
             files.make_file(host, beside[where.state])
-            host.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, beside[where.state], timeout=COPY_S)
-            host.run("sync", beside[where.state], timeout=COPY_S)
+            write_disk(host, raw, beside[where.state], timeout=COPY_S)
             if old and host.works("test", "-e", str(where.root)):
                 # Both disks are exchanged, so that the snapshot of the old ones is complete.
                 files.copy_sparse(host, str(where.root), beside[where.root], timeout=COPY_S)

@@ -204,6 +204,14 @@ def test_down_after_a_kill_leaves_nothing(cluster: lab.Lab, run: int) -> None:
     assert_gone(CRASH)
 
 
+def test_down_removes_what_a_run_left_that_was_killed_before_its_record(cluster: lab.Lab) -> None:
+    folder = Path(f"/run/sms-lab/{CRASH}")
+    folder.mkdir()
+    (folder / "journal.json.1.new").write_text("{")
+    assert not lab.down(CRASH)
+    assert_gone(CRASH)
+
+
 def test_an_incomplete_lab_is_recreated(cluster: lab.Lab) -> None:
     running = start_up(CRASH)
     # The first process of all writes the lab's record.
