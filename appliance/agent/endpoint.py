@@ -209,6 +209,11 @@ def wait_until_unused(overlay: str, patience_s: float) -> None:
         time.sleep(0.02)
 
 
+def is_mounted(folder: str) -> bool:
+    """Whether a file system is mounted at a folder."""
+    return os.path.ismount(folder)
+
+
 def set_bridges(ports: Dict[str, Optional[str]], *, timeout: float = 60) -> None:
     """Attach ports to bridges, or detach them (None); go on with the others when one fails.
 

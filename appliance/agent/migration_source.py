@@ -33,7 +33,7 @@ from appliance.agent.source import Source
 from appliance.agent.store import digest_of
 from appliance.agent.take import FREEZE_CHUNKS, host_locked
 from appliance.agent.transfer import read_bits
-from appliance.shared.files import sync_folder
+from appliance.shared.files import remove_state, sync_folder
 from appliance.shared.migration import SourceRequest, TargetRequest
 from appliance.shared.wire import Message
 
@@ -311,7 +311,10 @@ class MigrationSource:
         self.host_state.write_lease(self.request.peer, self.request.generation + 1)
         if not self.request.shared:
             endpoint.wait_until_unused(self.request.overlay, 20)
-            if os.path.exists(self.request.overlay):
+            if self.request.mirror and os.path.islink(self.request.overlay):
+                # Without the link, what the mirror has is a stale copy (migration_target).
+                remove_state(self.request.overlay)
+            elif os.path.exists(self.request.overlay):
                 os.rename(self.request.overlay, self.request.overlay + ".moved")
                 sync_folder(os.path.dirname(self.request.overlay))
         self.state = "gone"

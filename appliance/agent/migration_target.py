@@ -6,6 +6,9 @@ The state decides what happens when the connection to the coordinator is lost:
     placed   the copy is the overlay: it is renamed back, and kept
     started  an isolated instance runs: it is ended, the copy is kept
     up       the instance serves: it goes on
+
+On a mirror, the overlay's path is a link into it, made when the copy is complete. Without the link, what the mirror
+has is a stale copy.
 """
 
 import hashlib
@@ -62,7 +65,9 @@ class MigrationTarget:
         self.host_state = HostState(request, "arrive")
         self.channel = channel
         self.overlay = request.overlay
-        self.incoming = self.overlay + ".incoming"
+        # The file itself: on a mirror, the overlay's path is a link to it.
+        self.file = os.path.join(request.mirror, os.path.basename(self.overlay)) if request.mirror else self.overlay
+        self.incoming = self.file + ".incoming"
         self.generation = request.generation
         self.state = "copy"
         self.descriptor = -1
@@ -72,7 +77,7 @@ class MigrationTarget:
         self.warning = ""
         self.inode = 0
         # Not the name of one that was set aside because another host took over, which a rollback must not restore.
-        self.replaced = "%s.past-%d-replaced" % (self.overlay, self.generation)
+        self.replaced = ".past-%d-replaced" % self.generation
         self.ports: Dict[str, str] = {}
         self.instance: Optional[Instance] = None
         self.flushed: "Optional[Future[None]]" = None
@@ -137,20 +142,40 @@ class MigrationTarget:
         self.host_state.save_state("copy")
         self.host_state.record_event("copy", bytes=self.size)
         os.makedirs(os.path.dirname(self.overlay), 0o700, exist_ok=True)
+        if self.request.mirror:
+            self._check_mirror()
         if os.path.lexists(self.incoming):
-            os.rename(self.incoming, self.overlay + ".partial")
+            os.rename(self.incoming, self.file + ".partial")
         self.descriptor = os.open(self.incoming, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.ftruncate(self.descriptor, self.size)
         missing = {number for number in range(count) if self._digest(number) != ZERO}
         used = len(missing)
-        for base in (self.overlay, self.overlay + ".moved", self.overlay + ".partial"):
-            self._from_file(base, missing)
+        for path in self._paths():
+            for base in (path, path + ".moved", path + ".partial"):
+                self._from_file(base, missing)
         self._from_store(missing)
         bits = bytearray((count + 7) // 8)
         for number in missing:
             bits[number // 8] |= 1 << number % 8
         self._check_room(len(missing) * CHUNK)
         self.channel.send("wanted", bits, chunks=len(missing), used=used)
+
+    def _paths(self) -> List[str]:
+        """Return the file and, on a mirror, the overlay's path, where an overlay of before the mirror may be."""
+        return [self.file, self.overlay] if self.request.mirror else [self.overlay]
+
+    def _check_mirror(self) -> None:
+        """Check that the mirror is mounted, and rename a stale copy that it has.
+
+        Raises:
+            Problem: it is not: the copy would be written to another file system.
+        """
+        if not endpoint.is_mounted(self.request.mirror):
+            raise Problem("the mirror at %s is not mounted" % self.request.mirror, "sms overlay mirror status")
+        if not os.path.islink(self.overlay) and os.path.exists(self.file):
+            os.rename(self.file, self.file + ".moved")
+            # Else a power failure could leave it under a link that was made later.
+            sync_folder(self.request.mirror)
 
     def _digest(self, number: int) -> bytes:
         return bytes(self.digests[number * 32 : number * 32 + 32])
@@ -242,12 +267,17 @@ class MigrationTarget:
         self.inode = os.fstat(self.descriptor).st_ino
         self._save_state("placed")
         self.state = "placed"
-        if os.path.exists(self.overlay):
-            # Not left behind by a migration from here: it may hold data that exists nowhere else.
-            os.rename(self.overlay, self.replaced)
-            sync_folder(os.path.dirname(self.overlay))
-            protocol.note("note: %s had another overlay; it is kept as %s" % (self.request.host, self.replaced))
-        os.rename(self.incoming, self.overlay)
+        for path in self._paths():
+            if os.path.exists(path):
+                # Not left behind by a migration from here: it may hold data that exists nowhere else.
+                os.rename(path, path + self.replaced)
+                sync_folder(os.path.dirname(path))
+                kept = path + self.replaced
+                protocol.note("note: %s had another overlay; it is kept as %s" % (self.request.host, kept))
+        os.rename(self.incoming, self.file)
+        if self.request.mirror and not os.path.islink(self.overlay):
+            # Relative, because hosts may mount the folder at other paths.
+            os.symlink(os.path.relpath(self.file, os.path.dirname(self.overlay)), self.overlay)
         # The instance starts meanwhile; ``flush`` waits for it.
         self.flushed = ThreadPoolExecutor(1).submit(self._flush)
         self.channel.send("placed")
@@ -255,7 +285,8 @@ class MigrationTarget:
     def _flush(self) -> None:
         """Flush the copy and its name: the lease must not name an overlay that a power failure takes away."""
         os.fsync(self.descriptor)
-        sync_folder(os.path.dirname(self.overlay))
+        for path in self._paths():
+            sync_folder(os.path.dirname(path))
 
     # The instance
 
@@ -374,10 +405,11 @@ class MigrationTarget:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        sync_folder(os.path.dirname(self.overlay))
-        for left in (".partial", ".moved"):
-            if os.path.exists(self.overlay + left):
-                os.unlink(self.overlay + left)
+        for path in self._paths():
+            sync_folder(os.path.dirname(path))
+            for left in (".partial", ".moved"):
+                if os.path.exists(path + left):
+                    os.unlink(path + left)
         self._mark_overlay()
         self._remove_holds()
         if self.instance and self.request.ask_nodes and self.request.inside:
@@ -445,7 +477,7 @@ class MigrationTarget:
                 endpoint.run(
                     "apptainer", "instance", "stop", "--force", self.request.instance, ok=range(256), timeout=30
                 )
-            endpoint.wait_until_unused(self.overlay, 20)
+            endpoint.wait_until_unused(self.file, 20)
         # Before the copy is renamed: a stored state "up" stands for the overlay that this lease names.
         if not self.request.shared and self._wrote_lease():
             # The instance never served here. An older lease is none of its business: the newest of all hosts counts,
@@ -454,18 +486,30 @@ class MigrationTarget:
         if self.request.shared:
             if self.state in ("started", "up"):
                 self.host_state.write_lease(self.request.peer, self.generation + 2)
-        elif self.state in ("placed", "started", "up") and self._is_copy(self.overlay):
-            os.rename(self.overlay, self.overlay + ".partial")
+        elif self.state in ("placed", "started", "up") and self._is_copy(self.file):
+            os.rename(self.file, self.file + ".partial")
         elif os.path.exists(self.incoming):
-            os.rename(self.incoming, self.overlay + ".partial")
-        if os.path.exists(self.replaced) and not os.path.exists(self.overlay):
-            os.rename(self.replaced, self.overlay)
-        if os.path.isdir(os.path.dirname(self.overlay)):
-            sync_folder(os.path.dirname(self.overlay))
+            os.rename(self.incoming, self.file + ".partial")
+        for path in self._paths():
+            if os.path.exists(path + self.replaced) and not os.path.exists(path):
+                os.rename(path + self.replaced, path)  # on a mirror it may replace the link, which leads nowhere
+            if os.path.isdir(os.path.dirname(path)):
+                sync_folder(os.path.dirname(path))
+        if self.request.mirror:
+            self._remove_dangling_link()
         self._remove_holds()
         self.state = "done"
         self.host_state.record_event("backed out", why=why)
         self.host_state.clear_state()
+
+    def _remove_dangling_link(self) -> None:
+        if (
+            os.path.islink(self.overlay)
+            and not os.path.exists(self.overlay)
+            and endpoint.is_mounted(self.request.mirror)
+        ):
+            os.unlink(self.overlay)
+            sync_folder(os.path.dirname(self.overlay))
 
     def _wrote_lease(self) -> bool:
         """Return whether this migration has taken the lease; before ``take_over``, another run has."""
@@ -493,14 +537,19 @@ class MigrationTarget:
         After a crash of the host no instance is left. One in state up was complete and may have served: its overlay
         stays, and the lease decides whether it is the newest. With a shared overlay the lease stays, too: the source
         may have stopped waiting for it, and then no host would start.
+
+        Raises:
+            Problem: the mirror is not mounted; the stored state is kept.
         """
+        if self.request.mirror and os.path.islink(self.overlay) and not endpoint.is_mounted(self.request.mirror):
+            raise Problem("the mirror at %s is not mounted" % self.request.mirror, "sms overlay mirror status")
         self.state, self.ports, self.inode = saved.state, saved.ports, saved.inode
         self.instance = endpoint.find_instance(self.request.instance)
         if self.instance:
             ports = self.instance.ports(sorted(self.request.bridges))
             attached = all(endpoint.is_attached(port, self.request.bridges[name]) for name, port in ports.items())
             self.state, self.ports = "up" if attached else "started", ports
-        elif self.state == "up" and self._is_copy(self.overlay + ".partial"):
+        elif self.state == "up" and self._is_copy(self.file + ".partial"):
             self.state = "started"  # the crash interrupted its rollback
         elif self.state == "started" and self.request.shared and self.host_state.holder() == self.request.host:
             self._remove_holds()

@@ -142,6 +142,8 @@ def _admin_hosts(site: Site) -> Iterator[Finding]:
                 f"{host.address} is the container's address",
                 "the container moves between hosts: its address must not be a host's",
             )
+        if host.mirror and len({*host.mirror}) != 2:
+            yield Finding((*place, "mirror"), "must name two folders", "on two disks: mirror: [/disk1/sms, /disk2/sms]")
         names.add(host.name)
         endpoints.add((host.address, host.port))
         if host.fence and sum(map(bool, (host.fence.command, host.fence.redfish, host.fence.ipmi))) != 1:

@@ -109,6 +109,12 @@ class AdminHost(Section):
     port: int = Field(22, ge=1, le=65535, description="SSH port.")
     key: File | None = Field(None, description="SSH private key (default: the agent's keys and the default files).")
     fence: Fence | None = Field(None, description="How `sms failover` powers this host off.")
+    mirror: tuple[File, ...] = Field(
+        (),
+        max_length=2,
+        description="Two folders on two disks of this host, for the mirror of its overlay: `sms overlay mirror create` "
+        "and `sms migrate` to this host use them.",
+    )
 
 
 class Network(Section):

@@ -27,6 +27,7 @@ class Places:
         self.overlay = overlays / f"{site.cluster}.img"
         # Folder of a mirrored overlay; the path of the overlay is then a link into it.
         self.mirror = overlays / f"{site.cluster}.mirror"
+        self.mirrored = self.mirror / self.overlay.name
         self.mirror_note = overlays / f"{site.cluster}.mirror.json"
         self.snapshots = PurePosixPath(site.snapshots.directory or state / "snapshots") / (label or site.cluster)
         # Beside the overlay: hosts that share the overlay share the lease.

@@ -56,6 +56,7 @@ class SourceRequest(MigrationRequest):
         start_argv: command that starts the instance.
         stream_ports: TCP ports of the loggers, whose sessions are closed before the switch.
         reset_ports: of these, the ones whose sessions are reset instead.
+        mirror: as for ``TargetRequest``.
     """
 
     pid: int
@@ -70,6 +71,7 @@ class SourceRequest(MigrationRequest):
     start_argv: tuple[str, ...]
     stream_ports: tuple[int, ...] = ()
     reset_ports: tuple[int, ...] = ()
+    mirror: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,11 @@ class TargetRequest(MigrationRequest):
         holds: bridges of an isolated instance, which are removed at the end.
         ask_nodes: command inside that makes the controller query its nodes; empty without a controller.
         inside: first words of a command that runs inside; empty in a state that an earlier version stored.
+        mirror: folder where the mirror of the overlay is mounted, to which ``overlay`` is a link; empty without one.
     """
 
     store: str
     holds: tuple[str, ...]
     ask_nodes: tuple[str, ...]
     inside: tuple[str, ...] = ()
+    mirror: str = ""

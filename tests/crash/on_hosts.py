@@ -233,7 +233,13 @@ def target_of(root: Path, channel: Any = None) -> MigrationTarget:
     endpoint.load_connections = lambda *_: ""
     endpoint.load_neighbours = lambda *_: None
     endpoint.set_bridges = lambda *_, **more: None
-    return MigrationTarget(read_request(TargetRequest, {**TARGET, **target_paths(root), "holds": []}), channel)
+    endpoint.is_mounted = lambda folder: True
+    request = {**TARGET, **target_paths(root), "holds": [], "mirror": str(mirror_of(root)) if on_mirror(root) else ""}
+    return MigrationTarget(read_request(TargetRequest, request), channel)
+
+
+def on_mirror(root: Path) -> bool:
+    return mirror_of(root).exists()
 
 
 def prepare_target(root: Path) -> None:
@@ -242,6 +248,24 @@ def prepare_target(root: Path) -> None:
         Path(where[name]).parent.mkdir(exist_ok=True)
     Path(where["overlay"]).write_bytes(OLD)
     SwapLease(where["lease"], Lease("c", 4, "b", 1.0, "a").text().decode()).perform()
+
+
+def prepare_standby(root: Path) -> None:
+    """The host has a mirror with a stale copy."""
+    prepare_target(root)
+    overlay = Path(target_paths(root)["overlay"])
+    mirror_of(root).mkdir()
+    overlay.rename(mirror_of(root) / overlay.name)
+
+
+def prepare_mirrored(root: Path) -> None:
+    """The host has an overlay on a mirror."""
+    prepare_standby(root)
+    Path(target_paths(root)["overlay"]).symlink_to("c.mirror/c.img")
+
+
+def mirror_of(root: Path) -> Path:
+    return root / "overlays" / "c.mirror"
 
 
 def run_target(root: Path, mark: Mark, *, late: bool = False) -> None:
@@ -285,24 +309,32 @@ def run_late(root: Path, mark: Mark) -> None:
         mark("rolled back")
 
 
-def check_target(root: Path, marks: Marks) -> None:
+def check_target(root: Path, marks: Marks, *, standby: bool = False) -> None:
     """A lease of this host names the new overlay; without one the old overlay is there, perhaps set aside."""
     where = target_paths(root)
+    file = mirror_of(root) / "c.img" if on_mirror(root) else Path(where["overlay"])
     if saved := read_mark(where["mark"]):
         # The copy of the state has other inode numbers.
-        files = [Path(where["overlay"] + name) for name in ("", ".incoming", ".partial")]
+        files = [Path(f"{file}{name}") for name in ("", ".incoming", ".partial")]
         inodes = [path.stat().st_ino for path in files if path.exists() and path.read_bytes() != OLD]
         target_of(root).recover(replace(saved, inode=inodes[0] if saved.inode and inodes else 0))
     lease = parse_lease(read_file(where["lease"]) or b"")
     ours = (lease.generation, lease.holder) == (5, TARGET["host"])
     assert ours or "up" not in marks
-    overlay, aside = Path(where["overlay"]), Path(where["overlay"] + ".past-4-replaced")
+    overlay, aside = Path(where["overlay"]), Path(f"{file}.past-4-replaced")
     if ours:
         assert overlay.read_bytes() == b"".join(NEW)
+    elif standby:
+        assert not os.path.lexists(overlay)
     else:
         assert OLD in (overlay.read_bytes(), aside.read_bytes() if aside.exists() else b"")
-    assert "rolled back" not in marks or overlay.read_bytes() == OLD
+    assert "rolled back" not in marks or standby or overlay.read_bytes() == OLD
     assert read_mark(where["mark"]) is None
+
+
+def check_standby(root: Path, marks: Marks) -> None:
+    """As ``check_target``, but without a lease there is no overlay: the mirror has stale copies only."""
+    check_target(root, marks, standby=True)
 
 
 # The overlay that a migration leaves: appliance/agent/migration_source.py
@@ -311,11 +343,21 @@ def check_target(root: Path, marks: Marks) -> None:
 def source_of(root: Path) -> MigrationSource:
     endpoint.find_instance = lambda name: None
     endpoint.wait_until_unused = lambda *_: None
-    return MigrationSource(read_request(SourceRequest, {**SOURCE, **target_paths(root)}), None)
+    request = {**SOURCE, **target_paths(root), "mirror": str(mirror_of(root)) if on_mirror(root) else ""}
+    return MigrationSource(read_request(SourceRequest, request), None)
 
 
 def prepare_source(root: Path) -> None:
     prepare_target(root)
+    take_source_lease(root)
+
+
+def prepare_mirrored_source(root: Path) -> None:
+    prepare_mirrored(root)
+    take_source_lease(root)
+
+
+def take_source_lease(root: Path) -> None:
     SwapLease(target_paths(root)["lease"], Lease("c", 4, "a", 1.0, "a").text().decode()).perform()
 
 
@@ -333,6 +375,8 @@ def check_source(root: Path, marks: Marks) -> None:
         source_of(root).recover(saved)
     lease = parse_lease(read_file(where["lease"]) or b"")
     overlay, moved = Path(where["overlay"]), Path(where["overlay"] + ".moved")
+    if on_mirror(root):
+        moved = mirror_of(root) / overlay.name
     gone = (lease.generation, lease.holder) == (5, "b")
     assert gone or (not marks and (lease.generation, lease.holder) == (4, "a"))
     assert (moved if gone else overlay).read_bytes() == OLD and not (gone and overlay.exists())
@@ -434,6 +478,9 @@ HOSTS = {
     "migration target": Workload(prepare_target, run_target, check_target, again=False),
     "rollback on the target": Workload(prepare_target, run_late, check_target, again=False),
     "migration source": Workload(prepare_source, run_source, check_source, again=False),
+    "migration target on a mirror": Workload(prepare_standby, run_target, check_standby, again=False),
+    "rollback on a mirror": Workload(prepare_mirrored, run_late, check_target, again=False),
+    "migration source on a mirror": Workload(prepare_mirrored_source, run_source, check_source, again=False),
     "records of verbs": Workload(nothing, run_write, check_write),
     "received snapshot": Workload(prepare_store, run_receive, check_receive),
     "restored paths": Workload(prepare_paths, run_paths, check_paths),

@@ -24,6 +24,7 @@ DIRECT = {
     "appliance/agent/grow.py:widen": KERNEL,
     "appliance/agent/loops.py:attach": KERNEL,
     "appliance/agent/migration_source.py:_finish": "migration source",
+    "appliance/agent/migration_target.py:_check_mirror": "migration target on a mirror",
     "appliance/agent/migration_target.py:build": "migration target",
     "appliance/agent/migration_target.py:put_in_place": "migration target",
     "appliance/agent/migration_target.py:roll_back": "rollback on the target",

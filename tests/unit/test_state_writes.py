@@ -117,7 +117,14 @@ def test_the_lists_name_workloads() -> None:
     assert set(WORKLOADS) - named <= UNNAMED
 
 
-UNNAMED = {"certificate in the container", "first seed of an overlay", "new inventory", "received snapshot"}
+UNNAMED = {
+    "certificate in the container",
+    "first seed of an overlay",
+    "migration source on a mirror",
+    "new inventory",
+    "received snapshot",
+    "rollback on a mirror",
+}
 """Workloads of a shell script, and further ones of a path that is listed with another one."""
 
 

@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan_lines(plan: Plan) -> Iterator[str]:
     how = "both share one overlay" if plan.shared else f"at most {plan.used_bytes >> 20} MiB to copy"
     yield f"{plan.source} to {plan.target}: {how}; {plan.free_bytes >> 20} MiB free there"
+    if plan.mirror:
+        yield f"the overlay there is on a mirror: {' and '.join(plan.mirror)}"
     yield f"image {plan.image}"
     basis = f"median of {plan.measured} previous migrations" if plan.measured else "defaults: nothing measured yet"
     parts = ", ".join(f"{name} {seconds:g} s" for name, seconds in plan.parts.items())

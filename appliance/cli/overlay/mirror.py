@@ -95,7 +95,11 @@ def _add_create(parts: Any) -> None:
         CREATE,
     )
     create.add_argument(
-        "--on", action="append", required=True, type=filled, metavar="DIR", help="the folder of a member; give it twice"
+        "--on",
+        action="append",
+        type=filled,
+        metavar="DIR",
+        help="the folder of a member; give it twice (default: admin_hosts[].mirror of the site file)",
     )
     create.add_argument("--size", metavar="SIZE", help="size of each member (twice the overlay plus 1G); sparse")
     create.add_argument("--same-fs", action="store_true", help="allow both folders on one file system")
@@ -125,7 +129,8 @@ def run_create(arguments: argparse.Namespace) -> int:
 
     size = parse_size(arguments.size).size if arguments.size else 0
     cluster, host, shown = open_target(arguments)
-    folders = [folder.rstrip("/") or "/" for folder in arguments.on]
+    wanted = [str(folder) for admin in cluster.site.admin_hosts if admin.name == host.name for folder in admin.mirror]
+    folders = [folder.rstrip("/") or "/" for folder in arguments.on or wanted]
     options = MirrorOptions(folders, size, arguments.same_fs)
     done = create(cluster, host, shown, options, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the overlay on {host.name} is mirrored", "is mirrored there already")

@@ -76,6 +76,7 @@ def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> Sour
         start_argv=start_argv(cluster.site, inspected.on_source, image.path),
         stream_ports=stream_ports(loggers),
         reset_ports=reset_ports(loggers),
+        mirror=str(cluster.places.mirror) if inspected.plan.mirrored else "",
     )
 
 
@@ -87,6 +88,7 @@ def target_request(cluster: Cluster, inspected: Inspected) -> TargetRequest:
         holds=tuple(isolated_bridges(cluster.site)),
         ask_nodes=tuple(ASK_NODES) if cluster.find_role("controller") else (),
         inside=inside_argv(cluster.site, cluster.services),
+        mirror=str(cluster.places.mirror) if inspected.plan.mirror else "",
     )
 
 

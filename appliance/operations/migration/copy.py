@@ -6,6 +6,7 @@ import time
 
 from appliance.operations.migration.agents import LONG_S, QUICK_S
 from appliance.operations.migration.state import Migration
+from appliance.operations.overlay.standby import open_standby
 from appliance.progress import Step
 from appliance.shared.wire import Message
 
@@ -13,6 +14,15 @@ ROUNDS = 6
 """Maximum passes over changed data before writers are stopped."""
 CHUNK = 1 << 16
 """Bytes of a chunk (agent/store.py)."""
+
+
+def open_mirror(migration: Migration) -> None:
+    """Open the mirror that the target gets, if it gets one; its agent holds the lock of the host."""
+    if folders := migration.inspected.plan.mirror:
+        source, target = migration.source.host, migration.target.host
+        with migration.progress.step(f"open the mirror on {target.name}") as step:
+            open_standby(migration.cluster, source, target, folders, migration.progress)
+            step.detail(" and ".join(folders))
 
 
 def copy_overlay(migration: Migration) -> None:

@@ -16,10 +16,12 @@ from appliance.operations.hosts.guarded import start_guard
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.state import Inspected, MigrationResult
+from appliance.operations.overlay.mirrored import is_linked
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
+from appliance.operations.overlay.standby import plan_standby
 from appliance.operations.preflight import check_bridges, check_programs, find_instance, query_confinement
 from appliance.operations.services.boot import install_unit
-from appliance.operations.services.unfinished import read_last_upgrade, recover_migration
+from appliance.operations.services.unfinished import close_idle_mirror, read_last_upgrade, recover_migration
 from appliance.operations.start_note import StartNote, read_note, record_start
 from appliance.plan.migration.lease import View, find_holder, refuse_other_cluster
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
@@ -98,6 +100,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
         try:
             if recover:
                 recover_migration(cluster, host, progress)
+                close_idle_mirror(cluster, host)
             return query_lease(host, cluster)
         except Unreachable:
             unreachable.append(host.name)
@@ -189,9 +192,11 @@ def gather_facts(
         used = pool.submit(query_used, source, str(where.overlay))
         free = pool.submit(query_space, target, str(where.overlay.parent))
         mark = pool.submit(running_mark, cluster, source)
+        mirrored = pool.submit(is_linked, cluster, source)
     here, there = (one.result() for one in both)
     shared = sharing.result()
     image = Image(note.image, note.key, note.sha256, note.signer)
+    mirror, mirror_problems = ((), []) if shared else plan_standby(cluster, source, target)
     return Facts(
         here,
         there,
@@ -205,16 +210,18 @@ def gather_facts(
         _check_addresses(cluster, target) if addresses and not (here.lacks or there.lacks) else (),
         mark.result() != overlay_mark(archive_for(cluster), image),
         recent_parts([line for one in histories for line in one.result()], shared=shared),
+        mirrored.result(),
+        mirror,
+        mirror_problems,
     )
 
 
 def _gather_host(cluster: Cluster, host: Host) -> HostFacts:
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(3) as pool:
         missing = pool.submit(_find_missing, cluster, host)
         offset = pool.submit(clock_offset, host)
         version = pool.submit(apptainer.version, host)
-        mirrored = pool.submit(host.works, "test", "-L", str(cluster.places.overlay))
-    return HostFacts(host.name, missing.result(), offset.result(), version.result(), mirrored.result())
+    return HostFacts(host.name, missing.result(), offset.result(), version.result())
 
 
 def _find_missing(cluster: Cluster, host: Host) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NoReturn
 
 from appliance.errors import Refused, RolledBack, SmsError
@@ -19,6 +19,7 @@ from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.migration.steps import run_steps
 from appliance.operations.preflight import check_confinement
 from appliance.operations.services.boot import install_unit
+from appliance.operations.services.unfinished import close_idle_mirror
 from appliance.operations.start_note import record_start
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.network import conflists
@@ -69,6 +70,9 @@ def execute(cluster: Cluster, inspected: Inspected, progress: Progress) -> tuple
             result, failures = run_steps(cluster, inspected, image, progress)
         except BaseException as error:
             _note_all(cluster, hosts, "failed", why=str(error) or type(error).__name__)
+            for host in hosts:
+                with suppress(SmsError):  # a host that cannot be reached; the next verb there closes it
+                    close_idle_mirror(cluster, host)
             raise
     result.notes += finish(cluster, inspected, image, result, progress)
     return result, failures
@@ -163,6 +167,10 @@ def finish(
         stop_guard(cluster, inspected.source)
     except SmsError as error:  # it may have failed meanwhile
         notes.append(f"the guard on {inspected.source.name} could not be stopped: {error.message}")
+    try:
+        close_idle_mirror(cluster, inspected.source)
+    except SmsError as error:
+        notes.append(f"the mirror on {inspected.source.name} is still open: {error.message}")
     facts = {
         "from": result.source,
         "to": result.target,

@@ -9,7 +9,7 @@ from appliance.errors import SmsError
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
 from appliance.operations.migration.agents import open_agents
-from appliance.operations.migration.copy import catch_up, copy_overlay, stop_services
+from appliance.operations.migration.copy import catch_up, copy_overlay, open_mirror, stop_services
 from appliance.operations.migration.rollback import take_over_or_roll_back, target_serves
 from appliance.operations.migration.start import check_services, list_jobs, start_isolated
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
@@ -49,6 +49,7 @@ def migrate_copy(migration: Migration) -> str:
     Returns:
         The messages about services that do not answer on the target.
     """
+    open_mirror(migration)
     copy_overlay(migration)
     jobs = list_jobs(migration)
     catch_up(migration)

@@ -103,7 +103,7 @@ def create(
         ]
         if not dry_run:
             if mirror:
-                _clear(cluster, host, mirror)
+                clear(cluster, host, mirror)
             _make(cluster, host, progress, new)
     return MirrorChange(host.name, True, tuple(steps))
 
@@ -114,11 +114,20 @@ def _plan(cluster: Cluster, host: Host, options: MirrorOptions) -> Mirror:
     Raises:
         Refused: it cannot be created.
     """
-    path, folders, size = str(cluster.places.overlay), options.folders, options.size
+    path = str(cluster.places.overlay)
     if not host.works("test", "-f", path):
         raise Refused(f"there is no overlay {path} on {host.name}", hint="`sms overlay create` creates it")
+    return plan_members(cluster, host, options, ext3.sizes_of(host, path)[0])
+
+
+def plan_members(cluster: Cluster, host: Host, options: MirrorOptions, length: int) -> Mirror:
+    """Plan a mirror for an overlay of ``length`` bytes.
+
+    Raises:
+        Refused: it cannot be created.
+    """
+    folders, size = options.folders, options.size
     check_separate(folders, [_file_system(host, folder) for folder in folders], same_fs=options.same_fs)
-    length = ext3.sizes_of(host, path)[0]
     if size and size < room_bytes(length):
         raise Refused(
             f"a member of {size >> 20} MiB is too small for an overlay of {length >> 20} MiB",
@@ -164,21 +173,12 @@ def _check_room(host: Host, folder: str, needed: int) -> None:
 
 def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None:
     """Create the mirror, copy the overlay, switch to it; a failure before the switch leaves the overlay unchanged."""
-    path, tool = str(cluster.places.overlay), TOOLS[new.kind]
-    write_note(cluster, host, new)
+    path = str(cluster.places.overlay)
     try:
-        with progress.step("create the mirror"):
-            for file in new.files:
-                files.make_file(host, file, new.size)
-            made = tool.make(host, [loop.attach(host, file) for file in new.files], f"sms-{new.cluster}"[:32])
-            pairs = zip(new.members, made.devices, strict=True)
-            members = tuple(replace(member, devid=devid, uuid=uuid) for member, (devid, uuid) in pairs)
-            new = replace(new, uuid=made.uuid, members=members)
-            write_note(cluster, host, new)
-            mount_members(cluster, host, new)
+        new = make_members(cluster, host, progress, new)
         with progress.step("check the overlay"):
             ext3.check(host, path, whole=True)
-        agent.call(host, "carry", {"source": path, "target": _inside(cluster)}, progress)
+        agent.call(host, "carry", {"source": path, "target": str(cluster.places.mirrored)}, progress)
         # Kept until the overlay has been checked through its new path.
         host.run("ln", "-fT", path, _before(cluster))
         with progress.step("switch to the mirror"):
@@ -188,15 +188,30 @@ def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None
     except BaseException:
         if is_linked(cluster, host) and host.works("test", "-f", _before(cluster)):
             files.rename(host, _before(cluster), path, replace=True)
-        _clear(cluster, host, new)
+        clear(cluster, host, new)
         host.remove(_before(cluster))
         raise
     host.remove(_before(cluster))
 
 
-def _inside(cluster: Cluster) -> str:
-    """Return the path of the overlay in the open mirror."""
-    return f"{cluster.places.mirror}/{cluster.places.overlay.name}"
+def make_members(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> Mirror:
+    """Create the files of a planned mirror, and mount it; return it, complete. It has a note before it has files.
+
+    Raises:
+        SmsError: it failed; ``clear`` removes what was made.
+    """
+    write_note(cluster, host, new)
+    with progress.step("create the mirror"):
+        for file in new.files:
+            files.make_file(host, file, new.size)
+        loops = [loop.attach(host, file) for file in new.files]
+        made = TOOLS[new.kind].make(host, loops, f"sms-{new.cluster}"[:32])
+        pairs = zip(new.members, made.devices, strict=True)
+        members = tuple(replace(member, devid=devid, uuid=uuid) for member, (devid, uuid) in pairs)
+        new = replace(new, uuid=made.uuid, members=members)
+        write_note(cluster, host, new)
+        mount_members(cluster, host, new)
+    return new
 
 
 def _link(cluster: Cluster) -> str:
@@ -208,7 +223,7 @@ def _before(cluster: Cluster) -> str:
     return f"{cluster.places.overlay}.before-mirror"
 
 
-def _clear(cluster: Cluster, host: Host, mirror: Mirror) -> None:
+def clear(cluster: Cluster, host: Host, mirror: Mirror) -> None:
     """Remove all files of a mirror that holds no overlay."""
     close_mirror(cluster, host)
     for path in mirror.files:
@@ -241,7 +256,7 @@ def abandon(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool =
             with progress.step("abandon the mirror"):
                 if is_linked(cluster, host):
                     host.remove(str(cluster.places.overlay))
-                _clear(cluster, host, mirror)
+                clear(cluster, host, mirror)
     return MirrorChange(host.name, True, (f"remove {cluster.places.overlay} and all files of its mirror",))
 
 
@@ -265,11 +280,11 @@ def remove(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = 
             if not dry_run:
                 with progress.step("check the overlay"):
                     ext3.check(host, path, whole=True)
-                agent.call(host, "carry", {"source": _inside(cluster), "target": f"{path}.new"}, progress)
+                agent.call(host, "carry", {"source": str(cluster.places.mirrored), "target": f"{path}.new"}, progress)
                 files.rename(host, f"{path}.new", path, replace=True)
         if not dry_run:
             with progress.step("remove the mirror"):
-                _clear(cluster, host, mirror)
+                clear(cluster, host, mirror)
     return MirrorChange(host.name, True, tuple(steps))
 
 
@@ -425,7 +440,7 @@ def _find_faulty(mirror: Mirror, problems: dict[int, str], options: RebuildOptio
 
 def _check_target(host: Host, mirror: Mirror, old: Member, new: Member, same_fs: bool) -> None:
     others = [member for member in mirror.members if member.number != old.number]
-    was_same = _known_same(host, [member.folder for member in mirror.members])
+    was_same = known_same(host, [member.folder for member in mirror.members])
     for other in others:
         if other.folder != new.folder:
             folders = (other.folder, new.folder)
@@ -435,7 +450,7 @@ def _check_target(host: Host, mirror: Mirror, old: Member, new: Member, same_fs:
             raise Refused(f"the other member is in {new.folder}", hint="give a folder on another disk: --on DIR")
 
 
-def _known_same(host: Host, folders: list[str]) -> bool:
+def known_same(host: Host, folders: list[str]) -> bool:
     """Whether the members already share a file system: then they may again."""
     try:
         return len({_file_system(host, folder) for folder in folders}) < len(folders)
@@ -554,7 +569,7 @@ def check_members_room(host: Host, mirror: Mirror, size: int) -> None:
         Refused: one has not.
     """
     folders = [member.folder for member in mirror.active]
-    shared = 2 if _known_same(host, folders) and len(folders) > 1 else 1
+    shared = 2 if known_same(host, folders) and len(folders) > 1 else 1
     for member in mirror.active:
         taken = int(host.run("stat", "-c", "%b", mirror.path(member)).text) * 512
         _check_room(host, member.folder, max(0, room_bytes(size) - taken) * shared)

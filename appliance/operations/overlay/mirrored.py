@@ -26,6 +26,8 @@ from appliance.tools.btrfs import Btrfs
 from appliance.tools.mdadm import Md
 from appliance.tools.space import query_space
 
+DISK_WAIT_S = 60
+"""Seconds to wait at boot for the disks of a mirror; then it is opened without the missing one."""
 ADOPT = "sms overlay mirror adopt DIR"
 
 
@@ -110,6 +112,15 @@ def open_mirror(cluster: Cluster, host: Host, progress: Progress, *, patience_s:
     mirror = find_mirror(cluster, host)
     if mirror is None or not is_linked(cluster, host):
         return None
+    return open_members(cluster, host, mirror, progress, patience_s=patience_s)
+
+
+def open_members(cluster: Cluster, host: Host, mirror: Mirror, progress: Progress, *, patience_s: float = 0) -> Mirror:
+    """Mount a mirror that nothing else has open, as ``open_mirror``, also one without an overlay.
+
+    Raises:
+        Refused: as for ``open_mirror``.
+    """
     if mirror.mounted_on not in (None, host.name):
         raise Refused(
             f"the mirror was left open on {mirror.mounted_on}",
@@ -195,8 +206,8 @@ def query_mirror(cluster: Cluster, host: Host) -> MirrorState | None:
     if mirror is None:
         return None
     tool, folder = TOOLS[mirror.kind], str(cluster.places.mirror)
-    if not is_linked(cluster, host):
-        problem = "creation or removal was interrupted: `sms overlay mirror create` or `remove` resumes it"
+    if not is_linked(cluster, host) and (not mirror.uuid or host.works("test", "-e", str(cluster.places.overlay))):
+        problem = "the overlay is not on its mirror: `sms overlay mirror create` moves it there, `remove` clears it"
         return MirrorState(mirror.kind, False, (), (problem,))
     if mirror.mounted_on in (None, host.name) and tool.mounted(host, mirror.uuid, folder):
         return _query_open(host, mirror, tool, folder)

@@ -27,7 +27,7 @@ from appliance.operations.lease import (
     take_lease,
 )
 from appliance.operations.overlay.generation import mark_overlay, refuse_older, retire_overlay, set_aside_older
-from appliance.operations.overlay.mirrored import open_mirror
+from appliance.operations.overlay.mirrored import DISK_WAIT_S, open_mirror
 from appliance.operations.overlay.overlay import (
     archive_for,
     check_overlay,
@@ -74,8 +74,6 @@ BOOT_PATIENCE_S = 30
 """Seconds that a start at boot waits for the other admin hosts to answer."""
 MAX_AGE_S = 5
 """Age in seconds from which a query of the other hosts' leases is repeated."""
-DISK_WAIT_S = 60
-"""Seconds to wait at boot for the disks of a mirror; then it is started without the missing one."""
 
 
 @dataclass

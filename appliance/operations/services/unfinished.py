@@ -5,7 +5,9 @@ An upgrade writes its record before each step, so that the next run can resume i
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,12 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.overlay.generation import mark_overlay, query_overlay
-from appliance.operations.preflight import find_instance
+from appliance.operations.overlay.mirrored import DISK_WAIT_S, close_mirror, find_mirror, open_members
+from appliance.operations.preflight import find_instance, lock_host, only_one
 from appliance.operations.snapshots.restore import restore
 from appliance.plan.migration.failover import OpenFailover, find_open_failover, measure_loss
 from appliance.plan.upgrade.upgrade import DONE, LAYING, RESTORED, RETURNING, STARTING, Upgrade, read_upgrade
-from appliance.progress import Progress
+from appliance.progress import Progress, Silent
 from appliance.shared.records import to_json
 from appliance.tools import agent
 
@@ -68,7 +71,41 @@ def resume_migration(cluster: Cluster, host: Host) -> dict[str, Any]:
     Raises:
         Busy: a migration is under way.
     """
-    return agent.call(host, "resume", {"mark": mark_path(cluster), "lock": str(cluster.places.lock)})
+    _reopen_mirror(cluster, host)
+    found = agent.call(host, "resume", {"mark": mark_path(cluster), "lock": str(cluster.places.lock)})
+    close_idle_mirror(cluster, host)
+    return found
+
+
+def _reopen_mirror(cluster: Cluster, host: Host) -> None:
+    """Open the mirror that a killed migration to a host used: after a reboot the agent finds its copy there.
+
+    Raises:
+        Refused: it cannot be opened.
+    """
+    try:
+        mark = json.loads(host.read(mark_path(cluster)) or b"{}")
+        used = mark["side"] == "arrive" and mark["request"].get("mirror")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return  # the agent reports it
+    mirror = find_mirror(cluster, host) if used else None
+    if mirror and mirror.uuid and not find_instance(cluster, host):
+        with only_one(host, f"{cluster.places.lock}.mirror", f"another run is at work on the mirror on {host.name}"):
+            open_members(cluster, host, mirror, Silent(), patience_s=DISK_WAIT_S)
+
+
+def close_idle_mirror(cluster: Cluster, host: Host) -> None:
+    """Close the mirror of a host on which nothing uses it, as after a migration from there, or one that failed.
+
+    Raises:
+        SmsError: it cannot be closed.
+    """
+    mirror = find_mirror(cluster, host)
+    if mirror is None or mirror.mounted_on != host.name:
+        return
+    with suppress(Busy), lock_host(cluster, host):
+        if not find_instance(cluster, host) and not is_interrupted(cluster, host):
+            close_mirror(cluster, host)
 
 
 def note_path(cluster: Cluster, *, done: bool = False) -> str:

@@ -28,14 +28,12 @@ class HostFacts:
     """What was found on one host.
 
     ``lacks``: what it lacks for a migration. ``offset_s``: seconds that its clock is ahead of the local one.
-    ``mirrored``: its overlay is on a mirror.
     """
 
     name: str
     lacks: Sequence[str]
     offset_s: float
     apptainer: tuple[int, int]
-    mirrored: bool
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,9 @@ class Facts:
     """What was found on both hosts. Sizes in bytes.
 
     ``address_problems``: networks where the target does not see the services container. ``outdated``: the site file
-    has changed since the start. ``measured``: the parts of previous migrations, in seconds.
+    has changed since the start. ``measured``: the parts of previous migrations, in seconds. ``mirrored``: the source's
+    overlay is on a mirror. ``mirror``: folders of the mirror that the target gets, empty without one;
+    ``mirror_problems``: why it cannot.
     """
 
     source: HostFacts
@@ -58,6 +58,9 @@ class Facts:
     address_problems: Sequence[str]
     outdated: bool
     measured: Sequence[Mapping[str, float]]
+    mirrored: bool
+    mirror: tuple[str, ...] = ()
+    mirror_problems: Sequence[str] = ()
 
     @property
     def skew_s(self) -> float:
@@ -67,7 +70,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a migration would do. Sizes in bytes; ``skew_s``: seconds by which the target's clock is ahead."""
+    """What a migration would do. Sizes in bytes; ``skew_s``: seconds by which the target's clock is ahead.
+
+    ``mirrored``: the source's overlay is on a mirror. ``mirror``: folders of the mirror that the target gets; empty
+    without one.
+    """
 
     source: str
     target: str
@@ -82,6 +89,8 @@ class Plan:
     measured: int
     away: list[ServiceOutage]
     warnings: list[str] = field(default_factory=list)
+    mirrored: bool = False
+    mirror: tuple[str, ...] = ()
 
     @property
     def over(self) -> list[ServiceOutage]:
@@ -120,6 +129,8 @@ def plan_migration(facts: Facts, services: Sequence[Service], *, force: bool) ->
         len(facts.measured),
         predict_outages(services, parts, shared=facts.shared),
         warnings,
+        facts.mirrored,
+        facts.mirror,
     )
 
 
@@ -140,16 +151,17 @@ def judge(facts: Facts, *, force: bool) -> tuple[list[str], list[str]]:
         (warnings if force or source.apptainer < target.apptainer else problems).append(message)
     if not problems:
         problems += facts.address_problems
-    if not facts.shared and facts.free_bytes < facts.used_bytes + RESERVE:
+    if not (facts.shared or facts.mirror) and facts.free_bytes < facts.used_bytes + RESERVE:
         problems.append(
             f"the file system of {facts.overlay_folder} on {target.name} has "
             f"{facts.free_bytes >> 20} MiB free, {facts.used_bytes + RESERVE >> 20} are needed"
         )
-    problems += [
-        f"the overlay of {one.name} is on a mirror, which cannot be migrated"
-        for one in (source, target)
-        if one.mirrored
-    ]
+    if facts.shared and facts.mirrored:
+        problems.append(
+            f"both share an overlay that is on a mirror, which one host at a time can open: `sms stop --host "
+            f"{source.name}`, then `sms start --host {target.name}`"
+        )
+    problems += facts.mirror_problems
     if facts.outdated:
         warnings.append("the site file has changed since the start; a migration does not apply it; `sms apply` does")
     return problems, warnings

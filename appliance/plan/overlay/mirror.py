@@ -158,6 +158,19 @@ def check_separate(folders: Sequence[str], file_systems: Sequence[str], *, same_
         )
 
 
+def target_folders(own: Mirror | None, wanted: Sequence[str], source: Mirror | None) -> tuple[str, ...]:
+    """Return the folders of the mirror that a host gets as the target of a migration; empty if it gets none.
+
+    Args:
+        own: the mirror that it has already; it is used again, if its creation was completed.
+        wanted: of the site file; else those of the source's mirror.
+    """
+    for mirror in (own if own and own.uuid else None, None if wanted else source):
+        if mirror:
+            return tuple(member.folder for member in mirror.members)
+    return tuple(wanted)
+
+
 def select_members(mirror: Mirror, seen: Mapping[int, Seen]) -> Mirror:
     """Return the mirror with unusable members marked as lost, and a scrub due where one missed writes.
 

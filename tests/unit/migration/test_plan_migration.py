@@ -13,8 +13,8 @@ from appliance.plan.migration.plan import RECENT, RESERVE, Facts, HostFacts, jud
 from appliance.share import share
 
 SERVICES = select(read_catalog(share("definitions", "services")), ("slurmctld", "munge"))
-SOURCE = HostFacts("host-a", (), 100.0, (1, 3), mirrored=False)
-TARGET = HostFacts("host-b", (), 100.5, (1, 3), mirrored=False)
+SOURCE = HostFacts("host-a", (), 100.0, (1, 3))
+TARGET = HostFacts("host-b", (), 100.5, (1, 3))
 USED = 256 << 20
 FACTS = Facts(
     SOURCE,
@@ -29,6 +29,7 @@ FACTS = Facts(
     address_problems=(),
     outdated=False,
     measured=(),
+    mirrored=False,
 )
 UNSEEN = "host-b does not see 10.1.0.1"
 
@@ -52,7 +53,7 @@ def target(**changes: Any) -> dict[str, Any]:
         (target(apptainer=(1, 2)), ["host-a has Apptainer 1.3, host-b 1.2"], []),
         ({"free_bytes": USED}, ["the file system of /overlays on host-b has 256 MiB free, 272 are needed"], []),
         ({"free_bytes": USED, "shared": True}, [], []),
-        (target(mirrored=True), ["the overlay of host-b is on a mirror"], []),
+        ({"shared": True, "mirrored": True}, ["both share an overlay that is on a mirror"], []),
         ({"outdated": True}, [], ["the site file has changed since the start"]),
     ],
 )
@@ -70,7 +71,7 @@ def test_force_allows_an_older_version() -> None:
 
 
 def test_all_problems_are_reported_at_once() -> None:
-    facts = replace(FACTS, **target(lacks=["one", "two"], mirrored=True), free_bytes=0)
+    facts = replace(FACTS, **target(lacks=["one", "two"]), mirror_problems=["its mirror"], free_bytes=0)
     with pytest.raises(Refused, match="cannot migrate from host-a to host-b:\n  one") as caught:
         plan_migration(facts, SERVICES, force=False)
     assert len(caught.value.message.splitlines()) == 5

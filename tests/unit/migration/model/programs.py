@@ -507,7 +507,10 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(migrate, start_guard=lambda cluster, host, progress: effect("start_guard", host.name))
         put(migrate, stop_guard=lambda cluster, host: effect("stop_guard", host.name))
         put(steps, open_agents=_open_agents, list_jobs=lambda migration: {}, copy_overlay=_exchange_offers)
-        put(steps, catch_up=nothing)
+        put(steps, catch_up=nothing, open_mirror=nothing)
+        for module in (inspection, migrate):
+            put(module, close_idle_mirror=nothing)
+        put(unfinished, _reopen_mirror=nothing, close_idle_mirror=nothing)
         put(migration_start, start_argv=lambda *_, **__: ("start-isolated", ""), needs_outside=lambda services: ())
         put(rollback, _fence_source=_fence_source, inside_argv=lambda *_: ("probe",))
         put(endpoint, find_instance=_find_agent_instance, set_bridges=_set_bridges, run=fakes.run_command)
