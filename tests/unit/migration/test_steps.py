@@ -380,7 +380,7 @@ def test_a_host_that_is_gone_before_the_migration_has_begun_is_refused(
 # The requests
 
 
-ADDED = {"leave": ["stream_ports", "reset_ports"], "arrive": []}
+ADDED = {"leave": ["stream_ports", "reset_ports", "mirror"], "arrive": ["mirror"]}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from appliance.plan.overlay.mirror import (
     read_mirror,
     scrub_is_due,
     select_members,
+    target_folders,
     warnings,
 )
 from appliance.progress import Silent
@@ -54,6 +55,29 @@ def test_unreadable_notes(data: bytes) -> None:
 def test_a_note_of_another_cluster() -> None:
     with pytest.raises(SmsError, match="is of cluster c"):
         read_mirror(to_json(TWO), "d")
+
+
+HALF = replace(TWO, uuid="")
+ELSEWHERE = replace(TWO, members=(Member(1, "/c"), Member(2, "/d")))
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "source", "folders"),
+    [
+        (None, (), None, ()),
+        (None, (), TWO, ("/a", "/b")),
+        (None, ("/x", "/y"), TWO, ("/x", "/y")),
+        (None, ("/x", "/y"), None, ("/x", "/y")),
+        (ELSEWHERE, ("/x", "/y"), TWO, ("/c", "/d")),
+        (ELSEWHERE, (), None, ("/c", "/d")),
+        (HALF, ("/x", "/y"), None, ("/x", "/y")),
+        (HALF, (), ELSEWHERE, ("/c", "/d")),
+    ],
+)
+def test_the_mirror_that_the_target_of_a_migration_gets(
+    own: Mirror | None, wanted: tuple[str, ...], source: Mirror | None, folders: tuple[str, ...]
+) -> None:
+    assert target_folders(own, wanted, source) == folders
 
 
 def test_a_healthy_mirror() -> None:

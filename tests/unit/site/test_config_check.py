@@ -271,6 +271,13 @@ def test_a_host_is_fenced_in_one_way(fence: str, good: bool) -> None:
     assert [line.split("\n")[0] for line in _problems(text)] == ([] if good else words)
 
 
+@pytest.mark.parametrize(("folders", "good"), [("[/a, /b]", True), ("[]", True), ("[/a]", False), ("[/a, /a]", False)])
+def test_a_mirror_has_two_folders(folders: str, good: bool) -> None:
+    text = GOOD.replace("address: 10.78.0.11}", f"address: 10.78.0.11, mirror: {folders}}}")
+    words = ["4: admin_hosts[0].mirror: must name two folders"]
+    assert [line.split("\n")[0] for line in _problems(text)] == ([] if good else words)
+
+
 def test_all_at_once() -> None:
     text = GOOD.replace("10.77.0.1/24", "10.77.0.0/24").replace("02:00:0a:4d:00:01", "01:00:0a:4d:00:01")
     text = text.replace("gateway: 10.78.0.254", "gateway: 10.9.0.1").replace("[slurmctld, munge]", "[slurm]")
