@@ -55,7 +55,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
         "image": {"build", "copy", "deliver"},
         "lab": {"demo"},
         "nodes": {"image"},
-        "overlay": {"generation", "mirror", "mirrored", "newest", "overlay"},
+        "overlay": {"generation", "mirror", "mirrored", "newest", "overlay", "standby"},
         "services": {"boot", "generation", "inside", "start", "stop", "unfinished"},
         "site": {"ca", "config", "find", "init", "issued", "keys"},
         "snapshots": {"list", "pull", "push", "report", "repository", "restore", "snapshot", "status", "transfer"},
