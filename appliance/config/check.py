@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from appliance.config.check_provisioning import check_provisioning
+from appliance.config.check_routes import check_routes
 from appliance.config.check_slurm import check_slurm
 from appliance.config.document import Document, Place, first_problems
 from appliance.config.finding import Finding, address_problem, mac_problem
@@ -38,6 +39,7 @@ def check_site(
         *_documentation(site),
         *_networks(site),
         *_gateway(site.networks.public),
+        *check_routes(site),
         *_macs(site),
         *_admin_hosts(site),
         *_snapshots(site),

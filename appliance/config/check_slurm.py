@@ -121,12 +121,18 @@ def _node_address_problem(site: Site, text: str) -> tuple[str, str] | None:
         address = IPv4Address(text)
     except ValueError:
         return f"{text} is not an IPv4 address", "use four numbers of at most 255, without leading zeros"
-    network = site.provisioning_network
-    if address not in network:
-        return f"{text} is not in the provisioning network {network}", "is the prefix of the network right?"
+    network = next((each for each in site.node_networks if address in each), None)
+    if network is None:
+        routed = " or behind its routers" if site.networks.provisioning.routes else ""
+        return (
+            f"{text} is not in the provisioning network {site.provisioning_network}{routed}",
+            "is the prefix right? Networks behind a router are listed in networks.provisioning.routes",
+        )
+    if any(address == route.gateway for route in site.networks.provisioning.routes):
+        return f"{text} is the address of a router", "exclude it from the range"
     if address == site.networks.provisioning.address.ip:
         return f"{text} is the container's address", "exclude it from the range"
-    if address in (network.network_address, network.broadcast_address):
+    if network.prefixlen < 31 and address in (network.network_address, network.broadcast_address):
         return f"{text} is the network or broadcast address of {network}", "exclude it from the range"
     return None
 

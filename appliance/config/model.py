@@ -24,6 +24,7 @@ from appliance.config.types import (
     Line,
     Mac,
     Name,
+    NetworkAddress,
     NodeList,
     Peer,
     SafeUrl,
@@ -129,6 +130,21 @@ class Network(Section):
     )
 
 
+class Route(Section):
+    """A network of nodes behind a router of the provisioning network."""
+
+    network: NetworkAddress = Field(description="The network of the nodes: 10.100.0.0/17.")
+    gateway: Address = Field(description="Address of the router in the provisioning network.")
+
+
+class ProvisioningNetwork(Network):
+    """The network of the compute nodes, and those behind its routers."""
+
+    routes: tuple[Route, ...] = Field(
+        (), max_length=64, description="Networks of further nodes, which are behind routers of this network."
+    )
+
+
 class PublicNetwork(Network):
     """The public network."""
 
@@ -139,7 +155,9 @@ class PublicNetwork(Network):
 class Networks(Section):
     """The provisioning network (compute nodes) and the public one."""
 
-    provisioning: Network = Field(description="Network of the compute nodes (HPE Cray EX: node management network).")
+    provisioning: ProvisioningNetwork = Field(
+        description="Network of the compute nodes (HPE Cray EX: node management network)."
+    )
     public: PublicNetwork = Field(description="Public network (HPE Cray EX: customer access network).")
     dns: tuple[Address, ...] = Field((), max_length=3, description="Name servers for the container.")
 
@@ -391,5 +409,10 @@ class Site(Section):
 
     @property
     def provisioning_network(self) -> IPv4Network:
-        """The network of the compute nodes."""
+        """The network that the container shares with compute nodes, or with their routers."""
         return self.networks.provisioning.address.network
+
+    @property
+    def node_networks(self) -> tuple[IPv4Network, ...]:
+        """The networks of the compute nodes: the provisioning network, then those behind its routers."""
+        return (self.provisioning_network, *(route.network for route in self.networks.provisioning.routes))

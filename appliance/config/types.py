@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -171,6 +171,15 @@ def _interface(value: Any) -> Any:
     return IPv4Interface(value)
 
 
+def _network(value: Any) -> Any:
+    if isinstance(value, IPv4Network):
+        return value
+    interface = _interface(value)
+    if interface.ip != interface.network.network_address:
+        raise wrong("is an address in a network, not the network", f"write the network as {interface.network}")
+    return interface.network
+
+
 def _file(value: Path, info: ValidationInfo) -> Path:
     text = str(value)
     if text == "." or not text.isprintable():
@@ -185,6 +194,7 @@ def _file(value: Path, info: ValidationInfo) -> Path:
 
 Address = Annotated[IPv4Address, BeforeValidator(_address)]
 AddressWithPrefix = Annotated[IPv4Interface, BeforeValidator(_interface)]
+NetworkAddress = Annotated[IPv4Network, BeforeValidator(_network)]
 
 File = Annotated[Path, AfterValidator(_file)]
 """A path; a relative one is resolved against the folder of the configuration file."""

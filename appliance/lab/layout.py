@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,15 @@ LOCKS = Path("/run/lock")
 CONTAINER = "sms-services"
 PROVISIONING = "provisioning"
 PUBLIC = "public"
+ROUTED = "routed"
+"""Networks of compute nodes behind a router of the provisioning network; all are on one bridge of the switch."""
 GATEWAY = {PROVISIONING: "10.77.0.1", PUBLIC: "10.78.0.254"}
 CONTAINER_ADDRESSES = {PROVISIONING: "10.77.0.1", PUBLIC: "10.78.0.2"}
 BRIDGES = {PROVISIONING: "br-prov", PUBLIC: "br-pub"}
+ROUTER = "router"
+ROUTER_ADDRESS = "10.77.0.254"
+CABINET = {"10.100.0.0/17": "10.100.0.1"}
+"""The network of the nodes of a routed lab, and the router's address in it."""
 MAX_NODES = 100
 MAX_METAL = 4
 BMC = "bmc"
@@ -40,8 +47,8 @@ class LabHost:
 
     Attributes:
         kind: ``carrier`` (an admin host that can run the container), ``admin`` (the administrator's machine), ``node``
-            (a compute node), ``bmc`` (the management controllers of machines) or ``outside`` (everything outside the
-            public network).
+            (a compute node), ``router`` (of the provisioning network), ``bmc`` (the management controllers of machines)
+            or ``outside`` (everything outside the public network).
         addresses: by network; an empty one is a cable without an address.
         tag: short name for interface names.
         more: additional addresses: pairs of a network, or ``lo``, and an address with prefix.
@@ -56,16 +63,17 @@ class LabHost:
     @property
     def own_root(self) -> bool:
         """Whether it uses the compute nodes' root file system, not this machine's."""
-        return self.kind in ("node", "outside")
+        return self.kind in ("node", "outside", "router")
 
     def interface(self, network: str) -> str:
         """Return its interface that is connected to the network's switch."""
         several = self.kind == "carrier" or len(self.addresses) > 1
-        return {PROVISIONING: "prov0", PUBLIC: "pub0"}[network] if several else "eth0"
+        return {PROVISIONING: "prov0", PUBLIC: "pub0", ROUTED: "rout0"}[network] if several else "eth0"
 
     def port(self, network: str) -> str:
         """Return the name of the switch port of that cable."""
-        return f"{'p' if network == PROVISIONING else 'u'}-{self.tag or self.name}"
+        letter = {PROVISIONING: "p", PUBLIC: "u", ROUTED: "r"}[network]
+        return f"{letter}-{self.tag or self.name}"
 
     def mac(self, network: str) -> str:
         """Return the MAC of its interface in the network."""
@@ -96,6 +104,7 @@ class Plan:
     Attributes:
         addresses: of the container, by network, as are bridges, gateways and prefix lengths.
         hosts: empty for the default hosts.
+        routed: networks of nodes behind the router, each with the router's address in it; empty without a router.
         held: the nodes' cables stay down until ``put_up_cables``.
         disk: folder for persistent files; empty: a folder of its name below ``DISK``.
         user: one line of passwd and one of group, empty for none.
@@ -110,6 +119,7 @@ class Plan:
     bridges: dict[str, str] = field(default_factory=lambda: dict(BRIDGES))
     prefixes: dict[str, int] = field(default_factory=lambda: {PROVISIONING: 24, PUBLIC: 24})
     hosts: tuple[LabHost, ...] = ()
+    routed: dict[str, str] = field(default_factory=dict)
     held: bool = False
     disk: str = ""
     ssh: bool = True
@@ -120,8 +130,19 @@ class Plan:
 
     def gateway(self, host: LabHost) -> str | None:
         """Return the default gateway of a host; None for the outside and for hosts without an address."""
-        network = PROVISIONING if host.kind == "node" else PUBLIC
+        if host.kind == "node" and ROUTED in host.addresses:
+            return self.routed[self._find_routed(host.addresses[ROUTED])]
+        network = PROVISIONING if host.kind in ("node", "router") else PUBLIC
         return self.gateways[network] if host.kind not in ("outside", "bmc") and host.addresses[network] else None
+
+    def prefix(self, network: str, address: str) -> int:
+        """Return the prefix length of an address in a network."""
+        if network == ROUTED:
+            return IPv4Network(self._find_routed(address)).prefixlen
+        return self.prefixes[network]
+
+    def _find_routed(self, address: str) -> str:
+        return next(each for each in self.routed if IPv4Address(address) in IPv4Network(each))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan for JSON."""
@@ -137,6 +158,8 @@ class Plan:
 
 
 USUAL = Plan()
+SHAPES = {"flat": USUAL, "routed": Plan(routed=CABINET)}
+"""Plans of the standard lab: nodes on the provisioning network, or in a network of their own behind a router."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +209,11 @@ class Layout:
             LabHost(name, "carrier", {network: f"{prefix}.{last}" for network, prefix in both})
             for name, last in (("host-a", 11), ("host-b", 12))
         ]
-        nodes = [LabHost(name, "node", {PROVISIONING: f"10.77.0.{100 + i}"}) for i, name in enumerate(self.nodes, 1)]
+        network, prefix = (ROUTED, "10.100.0") if self.plan.routed else (PROVISIONING, "10.77.0")
+        nodes = [LabHost(name, "node", {network: f"{prefix}.{100 + i}"}) for i, name in enumerate(self.nodes, 1)]
+        if self.plan.routed:
+            (inside,) = self.plan.routed.values()
+            nodes.append(LabHost(ROUTER, "router", {PROVISIONING: ROUTER_ADDRESS, ROUTED: inside}))
         outside = LabHost("outside", "outside", {PUBLIC: GATEWAY[PUBLIC]})
         more = tuple((PROVISIONING, f"{machine.bmc}/24") for machine in self.machines)
         bmc = [LabHost(BMC, "bmc", {PROVISIONING: BMC_ADDRESS}, more=more)] if more else []
@@ -223,7 +250,7 @@ class Layout:
 
     def address_lines(self, viewer: LabHost) -> Iterator[tuple[str, str]]:
         """Yield address and name of every host, preferring the networks of ``viewer``."""
-        order = sorted((PROVISIONING, PUBLIC), key=lambda network: network not in viewer.addresses)
+        order = sorted((PROVISIONING, PUBLIC, ROUTED), key=lambda network: network not in viewer.addresses)
         everyone = [(host.name, host.addresses) for host in self.hosts]
         everyone += [(machine.name, {PROVISIONING: machine.address}) for machine in self.machines]
         everyone += [("sms-provision", PROVISION_ADDRESSES)] if self.metal else []

@@ -23,6 +23,8 @@ from appliance.lab.layout import (
     PROVISION_ADDRESSES,
     PROVISIONING,
     PUBLIC,
+    ROUTED,
+    ROUTER_ADDRESS,
     USUAL,
     LabHost,
     Layout,
@@ -88,6 +90,7 @@ DAEMONS: dict[str, tuple[Daemon, ...]] = {
     "admin": (),
     "bmc": (Daemon("bmc", f"{Path(sys.prefix) / 'bin' / 'python'} /lab/bmc.py", _listens(443, BMC_ADDRESS)),),
     "carrier": (_SSHD,),
+    "router": (),
     "outside": (*_COMMON, Daemon("nginx", "nginx -g 'daemon off;'", _listens(80))),
     "node": (
         Daemon("munged", "munged --foreground", "munge -n", user="munge"),
@@ -144,6 +147,9 @@ def site_file(layout: Layout) -> str:
         nodes=layout.nodes,
         span=_span(1, layout.count),
         address_span=_span(101, layout.count),
+        address_prefix="10.100.0." if layout.plan.routed else "10.77.0.",
+        routed=layout.plan.routed,
+        router=ROUTER_ADDRESS,
         metal=layout.machines,
         metal_span=_span(1, layout.metal),
         metal_address_span=_span(151, layout.metal),
@@ -155,7 +161,7 @@ def site_file(layout: Layout) -> str:
 
 def switch_batch(layout: Layout) -> str:
     """Return the ``ip -batch`` input of the switch: two bridges, and a cable to each host."""
-    bridges = layout.plan.bridges
+    bridges = layout.plan.bridges | ({ROUTED: "br-routed"} if layout.plan.routed else {})
     lines = [f"link add {bridge} type bridge stp_state 0 forward_delay 0" for bridge in bridges.values()]
     lines += [f"link set {name} up" for name in ("lo", *bridges.values())]
     for host in layout.hosts:
@@ -183,7 +189,7 @@ def host_batch(host: LabHost, plan: Plan = USUAL) -> str:
         else:
             lines += [f"link set {cable} address {host.mac(network)}"]
         lines += [f"link set {holder} up"]
-        lines += [f"addr add {address}/{plan.prefixes[network]} dev {holder}"] if address else []
+        lines += [f"addr add {address}/{plan.prefix(network, address)} dev {holder}"] if address else []
     for where, address in host.more:
         lines += [f"addr add {address} dev {where if where == 'lo' else host.interface(where)}"]
     if gateway := plan.gateway(host):
@@ -213,10 +219,10 @@ def host_files(layout: Layout, host: LabHost, keys: Keys, *, sms: str) -> dict[s
         "lab/supervisord.conf": "supervisord.conf",
         "etc/hosts": "hosts",
     }
-    if host.own_root:
+    if host.kind in ("node", "outside"):
         templates |= {"etc/rsyslog.conf": "rsyslog.conf", "etc/chrony/chrony.conf": "chrony.conf"}
         templates |= {"etc/postfix/main.cf": "postfix.cf"}
-    else:
+    elif not host.own_root:
         templates |= {"etc/ssh/ssh_config.d/sms-lab.conf": "ssh_config"}
     if host.kind == "outside":
         templates |= {"etc/nginx/nginx.conf": "nginx.conf"}

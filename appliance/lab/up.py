@@ -19,7 +19,7 @@ from appliance.lab import render
 from appliance.lab.down import take_down
 from appliance.lab.etc import make_etc
 from appliance.lab.journal import Journal, alive, busy, changing, read_journal
-from appliance.lab.layout import LabHost, Layout
+from appliance.lab.layout import SHAPES, USUAL, LabHost, Layout
 from appliance.lab.root import make_root, root_path
 from appliance.progress import Progress, Silent
 from appliance.share import share
@@ -66,14 +66,15 @@ exit 1
 """
 
 
-def up(name: str, nodes: int, progress: Progress | None = None, *, metal: int = 0) -> bool:
+def up(name: str, nodes: int, progress: Progress | None = None, *, metal: int = 0, shape: str = "flat") -> bool:
     """Create the lab, unless it is already up and the same; return whether anything had to be done.
 
     Args:
         metal: number of diskless machines; the certificate of their controllers must be in the lab's folder.
+        shape: one of ``SHAPES``.
     """
     progress = progress or Silent()
-    layout = Layout(name, nodes, metal=metal)
+    layout = Layout(name, nodes, SHAPES[shape], metal=metal)
     check_machine(metal=bool(metal))
     with changing(name):
         before = read_journal(name)
@@ -162,7 +163,7 @@ def _digest(layout: Layout) -> str:
 
 
 def _make(layout: Layout, progress: Progress, keys: render.Keys | None = None) -> None:
-    plan = layout.plan.as_dict() if layout.plan.hosts else None
+    plan = None if layout.plan == USUAL else layout.plan.as_dict()
     Journal(layout.name, layout.count, plan=plan, metal=layout.metal).write()
     with progress.step(f"connect {len(layout.hosts)} hosts"):
         keys = keys or make_etc(layout)

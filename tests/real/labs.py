@@ -19,10 +19,10 @@ from appliance.progress import Silent
 
 
 @contextmanager
-def fresh_lab(name: str, nodes: int, *, metal: int = 0) -> Iterator[Lab]:
+def fresh_lab(name: str, nodes: int, *, metal: int = 0, shape: str = "flat") -> Iterator[Lab]:
     """A lab without anything of an earlier run; nothing is left of it afterwards."""
     _remove(name)
-    lab_up(name, nodes, Silent(), metal=metal)
+    lab_up(name, nodes, Silent(), metal=metal, shape=shape)
     try:
         yield Lab.open(name)
     finally:

@@ -10,6 +10,7 @@ from appliance.cli.common import Verbs, add_json, duration, print_result, verb
 EXAMPLES = """\
   sms lab demo                                     build, start and use the services container
   sms lab up --nodes 2                             only the cluster
+  sms lab up --shape routed                        compute nodes behind a router
   sms lab up --nodes 0 --metal 2                   diskless machines, for the provisioning VM
   sms lab exec admin -- sms status --host host-a   a command on a host
   sms lab exec node1                               a shell on a host
@@ -47,6 +48,12 @@ def _add_up(parts: Any) -> None:
     parser.add_argument(
         "--metal", type=int, default=0, metavar="N", help="diskless machines, run by QEMU (default: none)"
     )
+    parser.add_argument(
+        "--shape",
+        choices=("flat", "routed"),
+        default="flat",
+        help="compute nodes on the provisioning network (default), or in a network of their own behind a router",
+    )
     parser.set_defaults(run=_up)
 
 
@@ -54,7 +61,8 @@ def _up(arguments: argparse.Namespace) -> int:
     from appliance.cli import screen
     from appliance.operations.lab import lab
 
-    made = lab.lab_up(arguments.name, arguments.nodes, screen.progress(arguments.quiet), metal=arguments.metal)
+    progress = screen.progress(arguments.quiet)
+    made = lab.lab_up(arguments.name, arguments.nodes, progress, metal=arguments.metal, shape=arguments.shape)
     if not arguments.quiet:
         flag = "" if arguments.name == "lab" else f" --name {arguments.name}"
         screen.err.print(
@@ -85,15 +93,19 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         screen.print_json({"name": arguments.name, "hosts": states, "metal": machines})
     else:
-        table = Table("host", "kind", "provisioning", "public", "pid", "state", box=None)
+        routed = any("routed" in state.addresses for state in states)
+        columns = ("provisioning", "public", *(("behind the router",) if routed else ()))
+        table = Table("host", "kind", *columns, "pid", "state", box=None)
         for state in states:
             health = f"[red]not ready: {state.failing}[/]" if state.failing else "[green]ready[/]"
             health = health if state.pid else "[red]off[/]"
             networks = [state.addresses.get(network, "") for network in ("provisioning", "public")]
+            networks += [state.addresses.get("routed", "")] if routed else []
             table.add_row(state.name, state.kind, *networks, str(state.pid or ""), health)
         for machine in machines:
             power = "[green]on[/]" if machine.pid else "off"
-            table.add_row(machine.name, "metal", machine.address, "", str(machine.pid or ""), power)
+            more = ("",) * (len(columns) - 1)
+            table.add_row(machine.name, "metal", machine.address, *more, str(machine.pid or ""), power)
         screen.out.print(table)
     return 4 if any(state.failing for state in states) else 0
 

@@ -259,14 +259,14 @@ def fetch_outside(node: Host) -> str:
     return page
 
 
-def syslog_arrives(lab: Lab, node: Host) -> str:
+def syslog_arrives(lab: Lab, node: Host, on: str = CARRIER) -> str:
     """Log a line on a node and wait for it in the container's messages."""
     word = f"sms-demo-{time.time_ns()}"
     node.run("logger", "--tag", "demo", word)
 
     def line() -> str:
         messages = lab.host("admin").run(
-            "sms", "exec", "--host", CARRIER, "--", "grep", "-h", word, "/var/log/messages", ok=None
+            "sms", "exec", "--host", on, "--", "grep", "-h", word, "/var/log/messages", ok=None
         )
         return next((found for found in messages.text.splitlines() if word in found and "demo" in found), "")
 

@@ -42,11 +42,16 @@ class MachineState:
     console: str
 
 
-def lab_up(name: str, nodes: int, progress: Progress, *, metal: int = 0) -> bool:
-    """Create the lab; return whether anything had to be done."""
+def lab_up(name: str, nodes: int, progress: Progress, *, metal: int = 0, shape: str = "flat") -> bool:
+    """Create the lab; return whether anything had to be done.
+
+    Args:
+        metal: number of diskless machines.
+        shape: where the compute nodes are: one of ``SHAPES``.
+    """
     if metal:
         certify_controllers(Layout(name, nodes, metal=metal))
-    made = lab.up(name, nodes, progress, metal=metal)
+    made = lab.up(name, nodes, progress, metal=metal, shape=shape)
     private, public = SIGNING / "sign.pem", SIGNING / "sign.pub"
     if not private.exists():
         create_pair(private, public)

@@ -191,7 +191,7 @@ class _Apply:
         script = inside_argv(site, self.cluster.services, *script_argv("running-network"))
         found = read_network(self.host.run(*script, timeout=TIMEOUT_S).text)
         different = [
-            f"{name} is {one_line(found.get(name, 'unset'), 70)}, not {value}"
+            f"{name} is {one_line(found.get(name, 'unset'), 70)}, not {value or 'unset'}"
             for name, value in running_network(site).items()
             if found.get(name, "").lower() != value.lower()
         ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Any
 
-from appliance.config.model import Network, PublicNetwork, Site
+from appliance.config.model import Network, ProvisioningNetwork, PublicNetwork, Site
 from appliance.plan.services.network import INTERFACES, VM_TAP
 from appliance.text import one_line
 
@@ -144,8 +144,17 @@ def _judge(name: str, network: Network, interface: str, links: Links, unreachabl
         problems.append(f"bridge {network.bridge} has no uplink: {faults}")
     neighbours = {address: state for device, address, state in links.neighbours if device == interface}
     silent = tuple(sorted(address for address, state in neighbours.items() if state == SILENT))
+    routes = network.routes if isinstance(network, ProvisioningNetwork) else ()
+    problems += [
+        f"the container has no route to {route.network}: `sms stop` and `sms start` set it"
+        for route in routes
+        if inside and route.network not in links.routes
+    ]
     if isinstance(network, PublicNetwork) and str(network.gateway) in silent:
         problems.append(f"the gateway {network.gateway} does not answer on {network.bridge}")
+    # A router that was off stays in the table as FAILED, too, until something is sent to it again.
+    elif lost := [one for one in routes if str(one.gateway) in silent and str(one.network) in unreachable]:
+        problems += [f"the router {one.gateway} to {one.network} does not answer on {network.bridge}" for one in lost]
     elif silent and len(silent) == len(neighbours) and str(network.address.network) in unreachable:
         problems.append(
             f"no neighbour of the container's {interface} answers on {network.bridge} ({len(silent)} known)"

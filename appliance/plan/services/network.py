@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 
 from appliance.catalog import Service
-from appliance.config.model import Network, PublicNetwork, Site
+from appliance.config.model import Network, ProvisioningNetwork, PublicNetwork, Site
 
 CNI_FOLDER = "/etc/apptainer/network"
 
@@ -58,6 +58,8 @@ def _conflist(name: str, network: Network, to: str, sysctl: dict[str, str]) -> s
     if isinstance(network, PublicNetwork):
         address["gateway"] = str(network.gateway)
         ipam["routes"] = [{"dst": "0.0.0.0/0"}]
+    if isinstance(network, ProvisioningNetwork) and network.routes:
+        ipam["routes"] = [{"dst": str(route.network), "gw": str(route.gateway)} for route in network.routes]
     # No firewall and portmap plugins, no masquerading on the host: the container is a separate machine
     # on both networks.
     plugins: list[dict[str, object]] = [
@@ -81,11 +83,16 @@ def network_options(site: Site, *, isolated: bool = False) -> list[str]:
 def running_network(site: Site) -> dict[str, str]:
     """Return what ``definitions/scripts/running-network`` prints in a container started from this site file."""
     networks = dict(zip(INTERFACES, (site.networks.provisioning, site.networks.public), strict=True))
+    # ip(8) prints no prefix of a single address.
+    routes = [
+        f"{str(route.network).removesuffix('/32')} via {route.gateway}" for route in site.networks.provisioning.routes
+    ]
     return {
         "hostname": site.hostname,
         "dns": " ".join(str(server) for server in site.networks.dns) or "127.0.0.1",
         **{name: f"{network.mac} {network.address}".lower() for name, network in networks.items()},
         "gateway": str(site.networks.public.gateway),
+        "routes": " ".join(sorted(routes)),
     }
 
 

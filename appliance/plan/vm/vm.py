@@ -277,9 +277,12 @@ def network_units(site: Site) -> dict[str, str]:
         lines = ["[Match]", f"MACAddress={card.mac}", "", "[Link]", f"Group={number + 1}", ""]
         lines += ["[Network]", f"Address={card.address}/{card.prefix}"]
         lines += [f"Gateway={card.gateway}"] if card.gateway else []
+        routes = () if number else site.networks.provisioning.routes
         # dnsmasq announces this network: without a router advertisement iPXE waits 13 seconds for one.
         lines += [] if number else [f"Address={unique_local(card.address, card.prefix)}/64"]
         lines += ["LinkLocalAddressing=ipv6", "IPv6AcceptRA=no", "LLMNR=no", "ConfigureWithoutCarrier=yes"]
+        for route in routes:
+            lines += ["", "[Route]", f"Destination={route.network}", f"Gateway={route.gateway}"]
         units[f"run/systemd/network/{10 + number}-sms.network"] = "\n".join(lines) + "\n"
     return units
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from appliance.config.model import Site
+from appliance.config.model import ProvisioningNetwork, Site
 from appliance.operations.context import open_cluster
 from appliance.plan.services.links import judge_networks, read_links
 from appliance.progress import Silent
@@ -146,6 +146,41 @@ def test_each_fault_is_named(site: Site, change: Callable[[Parts], object], word
     assert len(found) == len(words), found
     for problem, part in zip(found, words, strict=True):
         assert part in problem
+
+
+CABINET, ROUTER = "10.100.0.0/17", "10.0.0.254"
+
+
+def routed(site: Site) -> tuple[Site, Parts]:
+    """A site with nodes behind a router, which is the container's only neighbour on that network."""
+    document = site.networks.provisioning.model_dump() | {"routes": [{"network": CABINET, "gateway": ROUTER}]}
+    network = ProvisioningNetwork.model_validate(document)
+    parts = connected(site)
+    parts["neighbours"] = [{"dst": ROUTER, "dev": "eth0", "lladdr": "02:00:00:00:00:fe", "state": ["REACHABLE"]}]
+    parts["routes"] += [{"dst": CABINET, "gateway": ROUTER, "dev": "eth0"}]
+    return site.model_copy(update={"networks": site.networks.model_copy(update={"provisioning": network})}), parts
+
+
+def test_nodes_behind_a_router(site: Site) -> None:
+    """A router that does not answer is a fault if none of its nodes can be reached, whatever else is on its network."""
+    with_route, parts = routed(site)
+    assert problems(with_route, parts) == []
+    parts["neighbours"][0]["state"] = ["FAILED"]
+    bridge = site.networks.provisioning.bridge
+    for more in ([], [{"dst": "10.0.0.101", "dev": "eth0", "state": ["REACHABLE"]}]):
+        parts["neighbours"] += more
+        found = [each for each in judge_networks(with_route, read_links(printed(parts)), [CABINET])]
+        assert found[0].problems == (f"the router {ROUTER} to {CABINET} does not answer on {bridge}",)
+        assert judge_networks(with_route, read_links(printed(parts)))[0].problems == ()
+
+
+def test_a_route_that_the_container_lacks(site: Site) -> None:
+    with_route, parts = routed(site)
+    parts["routes"].pop()
+    (found,) = problems(with_route, parts)
+    assert f"no route to {CABINET}" in found
+    parts["inside"].clear()
+    assert not any("no route" in problem for problem in problems(with_route, parts)), "the interface lacks, too"
 
 
 def test_neighbours_that_were_switched_off_are_no_fault(site: Site) -> None:

@@ -220,6 +220,76 @@ def _problems(text: str, selected: tuple[str, ...] = ()) -> list[str]:
     return [f"{problem.line}: {problem.path}: {problem.message}" for problem in problems]
 
 
+ROUTED = "    mac: 02:00:0a:4d:00:01\n"
+AT = "networks.provisioning.routes"
+ROUTES: dict[str, tuple[str, list[str]]] = {
+    "good": ("[{network: 10.100.0.0/17, gateway: 10.77.0.254}, {network: 10.9.9.9/32, gateway: 10.77.0.254}]", []),
+    "gateway outside": (
+        "[{network: 10.100.0.0/17, gateway: 10.100.0.1}]",
+        [f"11: {AT}[0].gateway: 10.100.0.1 is not in the provisioning network 10.77.0.0/24"],
+    ),
+    "the container as gateway": (
+        "[{network: 10.100.0.0/17, gateway: 10.77.0.1}]",
+        [f"11: {AT}[0].gateway: 10.77.0.1 is the container's own address"],
+    ),
+    "broadcast as gateway": (
+        "[{network: 10.100.0.0/17, gateway: 10.77.0.255}]",
+        [f"11: {AT}[0].gateway: 10.77.0.255 is the network or broadcast address of 10.77.0.0/24"],
+    ),
+    "a node as gateway": (
+        "[{network: 10.100.0.0/17, gateway: 10.77.0.102}]",
+        ["20: slurm.nodes[0].address: 10.77.0.102 is the address of a router"],
+    ),
+    "overlap with its own network": (
+        "[{network: 10.77.0.128/25, gateway: 10.77.0.254}]",
+        [f"11: {AT}[0].network: 10.77.0.128/25 overlaps the provisioning network, 10.77.0.0/24"],
+    ),
+    "overlap with the public network": (
+        "[{network: 10.78.0.0/16, gateway: 10.77.0.254}]",
+        [f"11: {AT}[0].network: 10.78.0.0/16 overlaps the public network, 10.78.0.0/24"],
+    ),
+    "overlap of two": (
+        "[{network: 10.100.0.0/17, gateway: 10.77.0.254}, {network: 10.100.64.0/18, gateway: 10.77.0.253}]",
+        [f"11: {AT}[1].network: 10.100.64.0/18 overlaps another route, 10.100.0.0/17"],
+    ),
+    "the same twice": (
+        "[{network: 10.100.0.0/17, gateway: 10.77.0.254}, {network: 10.100.0.0/17, gateway: 10.77.0.253}]",
+        [f"11: {AT}[1].network: 10.100.0.0/17 overlaps another route, 10.100.0.0/17"],
+    ),
+    "the probe of NAT": (
+        "[{network: 169.254.0.0/16, gateway: 10.77.0.254}]",
+        [
+            f"11: {AT}[0].network: 169.254.0.0/16 overlaps the network of the NAT probe inside the container, "
+            "169.254.77.0/30"
+        ],
+    ),
+    "default route twice": (
+        "[{network: 0.0.0.0/0, gateway: 10.77.0.254}]",
+        [f"11: {AT}[0].network: 0.0.0.0/0 is a second default route"],
+    ),
+    "multicast": (
+        "[{network: 224.0.0.0/4, gateway: 10.77.0.254}]",
+        [f"11: {AT}[0].network: 224.0.0.0/4 is not a network of hosts"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("routes", "expected"), ROUTES.values(), ids=ROUTES)
+def test_routes(routes: str, expected: list[str]) -> None:
+    assert _problems(GOOD.replace(ROUTED, f"{ROUTED}    routes: {routes}\n")) == expected
+
+
+def test_nodes_behind_a_router() -> None:
+    routed = GOOD.replace(ROUTED, f"{ROUTED}    routes: [{{network: 10.100.0.0/17, gateway: 10.77.0.254}}]\n")
+    assert _problems(routed.replace("10.77.0.[101-104]", "10.100.0.[101-104]")) == []
+    assert _problems(routed.replace("10.77.0.[101-104]", "10.100.128.[101-104]")) == [
+        "20: slurm.nodes[0].address: 10.100.128.101 is not in the provisioning network 10.77.0.0/24 or behind its routers"
+    ]
+    assert _problems(routed.replace("10.77.0.[101-104]", "10.100.127.[252-255]")) == [
+        "20: slurm.nodes[0].address: 10.100.127.255 is the network or broadcast address of 10.100.0.0/17"
+    ]
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_rule(case: Case) -> None:
     old, new, problems = case

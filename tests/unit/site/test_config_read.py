@@ -154,6 +154,22 @@ def test_wrong_address(address: str, words: str) -> None:
     assert problems == [f"f:5: networks.provisioning.address: {address} {words}"]
 
 
+ROUTES = {
+    "10.100.0.7/17": "is an address in a network, not the network\n  hint: write the network as 10.100.0.0/17",
+    "10.100.0.0": "is an address without its prefix\n  hint: add the prefix of the network, such as 10.100.0.0/24",
+    "fd00::/64": ADDRESSES["fd00::1/64"],
+}
+
+
+@pytest.mark.parametrize(("network", "words"), ROUTES.items())
+def test_wrong_route(network: str, words: str) -> None:
+    routes = f'routes: [{{network: "{network}", gateway: "fd00::1"}}]'
+    assert _problems(GOOD.replace("address: 10.77.0.1/24", f"address: 10.77.0.1/24, {routes}")) == [
+        f"f:5: networks.provisioning.routes[0].network: {network} {words}",
+        f"f:5: networks.provisioning.routes[0].gateway: fd00::1 {ADDRESSES['fd00::1/64']}",
+    ]
+
+
 DOCUMENTS: dict[str, tuple[str, list[str]]] = {
     "empty": ("", ["f: the file is empty\n  hint: write `key: value` lines"]),
     "comments only": ("# nothing\n", ["f: the file is empty\n  hint: write `key: value` lines"]),
