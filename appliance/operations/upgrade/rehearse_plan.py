@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from appliance.config.model import AdminHost, Site, Snapshots
 from appliance.errors import ConfigError, Refused
-from appliance.lab.layout import PROVISIONING, PUBLIC, LabHost, Plan
+from appliance.lab.layout import PROVISIONING, PUBLIC, ROUTED, LabHost, Plan
 from appliance.plan.overlay.seed import named_nodes
 
-OUTSIDE, CARRIER = "rehearsal-outside", "rehearsal-host"
+OUTSIDE, CARRIER, ROUTER = "rehearsal-outside", "rehearsal-host", "rehearsal-router"
 MOST_NODES = 16
 SYSLOG, SMTP = 514, 25
+SMALLEST = 30
+"""Longest prefix of a network that has room for a node and a router."""
 Resolve = Callable[[str], str]
 """Returns the address of a name, empty if it has none."""
 
@@ -75,6 +77,7 @@ def choose_nodes(
     chosen: list[tuple[str, str]] = []
     skipped: list[str] = []
     taken = {str(site.networks.provisioning.address.ip), *(str(peer.address) for peer in find_peers(site, vm=True))}
+    taken |= {str(route.gateway) for route in site.networks.provisioning.routes}
     for name, given in named_nodes(site):
         if len(chosen) == count:
             break
@@ -94,12 +97,15 @@ def choose_nodes(
 
 
 def _why_not(site: Site, name: str, address: str, taken: set[str]) -> str:
-    if name in (OUTSIDE, CARRIER, "switch", site.hostname):
+    if name in (OUTSIDE, CARRIER, ROUTER, "switch", site.hostname):
         return "its name is reserved in a rehearsal"
     if not address:
         return "its name does not resolve"
-    if IPv4Address(address) not in site.provisioning_network:
+    network = next((each for each in site.node_networks if IPv4Address(address) in each), None)
+    if network is None:
         return f"{address} is not in the provisioning network {site.provisioning_network}"
+    if network.prefixlen > SMALLEST:
+        return f"{network} has no room for a router"
     return f"{address} is already used" if address in taken else ""
 
 
@@ -116,13 +122,15 @@ def make_plan(
     networks = site.networks
     peers = find_peers(site, vm=without_vm)
     known = dict(nodes)
+    routed = _routed(site, known.values())
     hosts = (
         _outside(site, peers),
         LabHost(CARRIER, "carrier", {PROVISIONING: "", PUBLIC: ""}, tag="host"),
         *(
-            LabHost(name, "node", {PROVISIONING: address}, f"n{i}")
+            LabHost(name, "node", {_side(routed, address): address}, f"n{i}")
             for i, (name, address) in enumerate(known.items(), 1)
         ),
+        *_routers(site, routed),
     )
     keyring = site.signing.pgp_keyring
     return Plan(
@@ -138,6 +146,7 @@ def make_plan(
             PUBLIC: networks.public.address.network.prefixlen,
         },
         hosts=hosts,
+        routed=routed,
         held=True,
         disk=str(folder),
         ssh=False,
@@ -148,6 +157,39 @@ def make_plan(
             "mail": _ports(site.mail.relay, SMTP),
         },
         binds=(str(folder), *([str(keyring)] if keyring and site.signing.pgp_fingerprint else [])),
+    )
+
+
+def _routed(site: Site, nodes: Iterable[str]) -> dict[str, str]:
+    """Return the networks behind routers, each with an address for the router that no node has: the last free one."""
+    taken, found = {IPv4Address(each) for each in nodes}, {}
+    for route in site.networks.provisioning.routes:
+        if route.network.prefixlen <= SMALLEST:
+            address = route.network.broadcast_address - 1
+            while address in taken:
+                address -= 1
+            found[str(route.network)] = str(address)
+    return found
+
+
+def _side(routed: Iterable[str], address: str) -> str:
+    """Return on which of the switch's networks an address is."""
+    return ROUTED if any(IPv4Address(address) in IPv4Network(each) for each in routed) else PROVISIONING
+
+
+def _routers(site: Site, routed: Mapping[str, str]) -> Iterator[LabHost]:
+    """Yield one host that is every router of the provisioning network, if the site has any."""
+    if not routed:
+        return
+    network = site.provisioning_network
+    first, *gateways = dict.fromkeys(str(route.gateway) for route in site.networks.provisioning.routes)
+    inside = [(ROUTED, f"{address}/{IPv4Network(each).prefixlen}") for each, address in routed.items()]
+    yield LabHost(
+        ROUTER,
+        "router",
+        {PROVISIONING: first, ROUTED: next(iter(routed.values()))},
+        "router",
+        (*((PROVISIONING, f"{address}/{network.prefixlen}") for address in gateways), *inside[1:]),
     )
 
 

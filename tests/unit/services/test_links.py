@@ -169,7 +169,7 @@ def test_nodes_behind_a_router(site: Site) -> None:
     bridge = site.networks.provisioning.bridge
     for more in ([], [{"dst": "10.0.0.101", "dev": "eth0", "state": ["REACHABLE"]}]):
         parts["neighbours"] += more
-        found = [each for each in judge_networks(with_route, read_links(printed(parts)), [CABINET])]
+        found = judge_networks(with_route, read_links(printed(parts)), [CABINET])
         assert found[0].problems == (f"the router {ROUTER} to {CABINET} does not answer on {bridge}",)
         assert judge_networks(with_route, read_links(printed(parts)))[0].problems == ()
 

@@ -12,9 +12,9 @@ from appliance.catalog import read_catalog, select
 from appliance.operations.site.find import open_site
 from appliance.plan.machine import Places, instance_name, seed_argv, start_argv, stop_argv
 from appliance.plan.services.confinement import Confinement, capabilities_for
-from appliance.plan.services.network import CNI_FOLDER, conflists, network_names, network_options
+from appliance.plan.services.network import CNI_FOLDER, conflists, network_names, network_options, running_network
 from appliance.share import share
-from tests.places import DEBIAN_SITE
+from tests.places import DEBIAN_SITE, GOLDEN
 
 SITE = open_site(DEBIAN_SITE).site
 SERVICES = select(read_catalog(share("definitions", "services")), SITE.service_names)
@@ -44,6 +44,20 @@ def test_the_host_sets_kernel_parameters_of_the_containers_network(lists: dict[s
     assert (provisioning, public) == ([{"type": "tuning", "sysctl": sysctl}], [])
     without = [service for service in SERVICES if service.name != "nat"]
     assert all("tuning" not in text for text in conflists(SITE, without).values())
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_routes_to_nodes_behind_routers(isolated: bool) -> None:
+    """The instance that a migration starts isolated has them, too, before its addresses switch."""
+    site = open_site(GOLDEN / "sites" / "sles-15.yaml").site
+    found = [json.loads(text)["plugins"][0] for text in conflists(site, SERVICES, isolated=isolated).values()]
+    assert found[0]["ipam"]["routes"] == [
+        {"dst": "10.100.0.0/17", "gw": "10.20.0.254"},
+        {"dst": "10.100.128.0/17", "gw": "10.20.0.253"},
+    ]
+    assert found[1]["ipam"]["routes"] == [{"dst": "0.0.0.0/0"}]
+    assert running_network(site)["routes"] == "10.100.0.0/17 via 10.20.0.254 10.100.128.0/17 via 10.20.0.253"
+    assert running_network(SITE)["routes"] == ""
 
 
 def test_static_addresses_and_default_route(lists: dict[str, Any]) -> None:

@@ -283,7 +283,8 @@ def test_nodes_behind_a_router() -> None:
     routed = GOOD.replace(ROUTED, f"{ROUTED}    routes: [{{network: 10.100.0.0/17, gateway: 10.77.0.254}}]\n")
     assert _problems(routed.replace("10.77.0.[101-104]", "10.100.0.[101-104]")) == []
     assert _problems(routed.replace("10.77.0.[101-104]", "10.100.128.[101-104]")) == [
-        "20: slurm.nodes[0].address: 10.100.128.101 is not in the provisioning network 10.77.0.0/24 or behind its routers"
+        "20: slurm.nodes[0].address: "
+        "10.100.128.101 is not in the provisioning network 10.77.0.0/24 or behind its routers"
     ]
     assert _problems(routed.replace("10.77.0.[101-104]", "10.100.127.[252-255]")) == [
         "20: slurm.nodes[0].address: 10.100.127.255 is the network or broadcast address of 10.100.0.0/17"

@@ -29,6 +29,7 @@ from appliance.operations.upgrade.rehearse_folders import Record, read_record, r
 from appliance.operations.upgrade.rehearse_plan import (
     CARRIER,
     OUTSIDE,
+    ROUTER,
     choose_nodes,
     find_peers,
     make_plan,
@@ -127,6 +128,48 @@ def test_the_plan_has_productions_addresses_and_bridges() -> None:
     assert made.prefixes == {PROVISIONING: 16, PUBLIC: 28}
     assert made.gateways == {PROVISIONING: "10.1.0.1", PUBLIC: "192.0.2.1"}
     assert made.container == "services" and made.disk == "/s/rh-1" and made.held
+
+
+def behind_routers() -> Site:
+    """Nodes in two networks behind routers; the highest address of the first is a node's."""
+    routes = [
+        {"network": "10.100.0.0/29", "gateway": "10.1.0.254"},
+        {"network": "10.101.0.0/16", "gateway": "10.1.0.253"},
+        {"network": "10.102.0.7/32", "gateway": "10.1.0.253"},
+    ]
+    provisioning = {**BASIC["networks"]["provisioning"], "routes": routes}
+    nodes = ["10.100.0.6", "10.101.0.1", "10.102.0.7", "10.1.0.254", "10.1.1.1"]
+    return site(
+        networks={**BASIC["networks"], "provisioning": provisioning},
+        slurm={"nodes": [{"name": f"n{i}", "address": address} for i, address in enumerate(nodes)]},
+    )
+
+
+def test_nodes_behind_routers() -> None:
+    """One host is all routers; every node's route leads through the address that it has in the node's network."""
+    routed = behind_routers()
+    nodes, skipped = choose_nodes(routed, 5, {}, nowhere)
+    assert [name for name, _ in nodes] == ["n0", "n1", "n4"]
+    assert [why.partition(": ")[2] for why in skipped] == [
+        "10.102.0.7/32 has no room for a router",
+        "10.1.0.254 is already used",
+    ]
+    plan = make_plan(routed, nodes, folder=Path("/s"), user=("", ""))
+    hosts = {host.name: host for host in plan.hosts}
+    batches = {name: render.host_batch(host, plan).splitlines() for name, host in hosts.items()}
+    assert {"addr add 10.100.0.6/29 dev eth0", "route add default via 10.100.0.5"} <= set(batches["n0"])
+    assert {"addr add 10.101.0.1/16 dev eth0", "route add default via 10.101.255.254"} <= set(batches["n1"])
+    assert {"addr add 10.1.1.1/16 dev eth0", "route add default via 10.1.0.1"} <= set(batches["n4"])
+    assert [line for line in batches[ROUTER] if "addr add" in line or "route" in line] == [
+        "addr add 10.1.0.254/16 dev prov0",
+        "addr add 10.100.0.5/29 dev rout0",
+        "addr add 10.1.0.253/16 dev prov0",
+        "addr add 10.101.255.254/16 dev rout0",
+        "route add default via 10.1.0.1",
+    ]
+    journal = json.loads(json.dumps(plan.as_dict()))
+    assert Plan.from_dict(journal) == plan
+    assert ROUTER not in {host.name for host in make_plan(site(), [], folder=Path("/s"), user=("", "")).hosts}
 
 
 def test_the_outside_host_has_all_peers_of_the_container() -> None:

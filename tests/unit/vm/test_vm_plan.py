@@ -18,6 +18,7 @@ import yaml
 
 from appliance.catalog import read_bases
 from appliance.cli.vm.snapshot import elsewhere
+from appliance.config.model import ProvisioningNetwork
 from appliance.config.read import read_site
 from appliance.errors import ConfigError, Refused
 from appliance.host.base import CommandError
@@ -150,6 +151,22 @@ def test_cards_and_their_networks(tmp_path: Path) -> None:
     assert all(len(card.tap) <= 15 for card in (first, second))
     units = list(network_units(make_site(tmp_path, public=public)).values())
     assert "MACAddress=02:00:c0:00:02:0a" in units[1] and "Gateway=192.0.2.254" in units[1]
+
+
+def test_the_vm_has_the_routes_to_nodes_behind_routers(tmp_path: Path) -> None:
+    site = make_site(tmp_path, public={"address": "192.0.2.10/24", "mac": "02:00:c0:00:02:0a"})
+    routes = [
+        {"network": "10.100.0.0/17", "gateway": "10.0.0.254"},
+        {"network": "10.101.0.0/17", "gateway": "10.0.0.3"},
+    ]
+    network = ProvisioningNetwork.model_validate({**WITH_VM["networks"]["provisioning"], "routes": routes})
+    networks = site.networks.model_copy(update={"provisioning": network})
+    first, second = network_units(site.model_copy(update={"networks": networks})).values()
+    assert first.endswith(
+        "\n\n[Route]\nDestination=10.100.0.0/17\nGateway=10.0.0.254\n"
+        "\n[Route]\nDestination=10.101.0.0/17\nGateway=10.0.0.3\n"
+    )
+    assert "[Route]" not in second
 
 
 def test_the_seed_is_complete_and_its_keys_are_private(tmp_path: Path) -> None:
