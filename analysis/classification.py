@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from typing import Any
 
 import yaml
@@ -15,6 +16,7 @@ from analysis.model import GROUPS, LOW_CONFIDENCE, VERDICTS
 MAX_CHARACTERS = 8 << 20
 MAX_SERVICES = 10_000
 MAX_REMARKS = 20
+MAX_NODES = 1000
 WHOLE = ("capture", "sms", "nodes", "services", "routed", "unseen", "elsewhere", "unclassified", "bin_s")
 """Keys that the program writes, in this order; a hand-written file has only the services."""
 
@@ -62,12 +64,14 @@ class Report:
         undetermined: services that were not seen in a capture too short to decide whether nodes use them.
         damaged: whether the capture was truncated or partly unreadable.
         remarks: limits of the capture, as sentences.
+        nodes: IPv4 addresses of compute nodes.
     """
 
     services: tuple[Classified, ...]
     undetermined: tuple[str, ...] = ()
     damaged: bool = False
     remarks: tuple[str, ...] = ()
+    nodes: tuple[IPv4Address, ...] = ()
 
 
 def read_classification(text: str) -> Report:
@@ -96,7 +100,22 @@ def read_classification(text: str) -> Report:
     capture = capture if isinstance(capture, Mapping) else {}
     damaged = any(capture.get(key) for key in ("truncated", "skipped", "problems"))
     remarks = tuple(text[:1000] for text in _list(capture.get("remarks"))[:MAX_REMARKS] if isinstance(text, str))
-    return Report(found, _find_undetermined(capture, _list(data.get("unseen"))), damaged, remarks)
+    nodes = data.get("nodes")
+    addresses = _list(nodes.get("addresses") if isinstance(nodes, Mapping) else None)[:MAX_NODES]
+    return Report(
+        found,
+        _find_undetermined(capture, _list(data.get("unseen"))),
+        damaged,
+        remarks,
+        tuple(address for each in addresses if (address := _address(each))),
+    )
+
+
+def _address(value: Any) -> IPv4Address | None:
+    try:
+        return IPv4Address(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
 
 
 def _list(value: Any) -> list[Any]:

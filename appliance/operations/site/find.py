@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
 
@@ -73,7 +74,7 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
     problems = []
     if isinstance(site.services, ServicesFrom):
         try:
-            names, notices = resolve(site.services, services, advice_of(catalog), set(usual))
+            names, notices = resolve(site.services, services, advice_of(catalog), set(usual), networks=site.node_networks)
         except ClassificationError as error:
             if classification is not None:
                 shown = "standard input" if str(classification) == "-" else printable(str(classification), 200)
@@ -104,6 +105,8 @@ def resolve(
     known: Collection[str],
     advice: Mapping[str, str] = MappingProxyType({}),
     usual: Collection[str] = (),
+    *,
+    networks: Sequence[IPv4Network] = (),
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the services selected by a classification, and notices about services that cannot run and about doubts.
 
@@ -111,6 +114,7 @@ def resolve(
         known: services that the container can run.
         advice: advice by service, used where the classification has none.
         usual: those of ``known`` that most sites have.
+        networks: of the site's compute nodes.
     """
     try:
         report = read_classification(read_text(selection.classification))
@@ -131,7 +135,19 @@ def resolve(
         raise ClassificationError("it has no time-critical service that the container can run")
     explicit = {*selection.also, *excluded}
     notices += _doubts(report, {*known} - explicit, {*usual} - explicit)
+    notices += _strangers(report, networks)
     return tuple(names), tuple(notices)
+
+
+def _strangers(report: Report, networks: Sequence[IPv4Network]) -> list[str]:
+    """Return a notice if the classification has nodes in networks that the site file does not have."""
+    outside = [address for address in report.nodes if not any(address in network for network in networks)]
+    if not outside or not networks:
+        return []
+    return [
+        f"the capture has {len(outside)} compute nodes in other networks than the site file, such as {outside[0]}: list "
+        "networks behind routers under networks.provisioning.routes; these nodes get no reply otherwise"
+    ]
 
 
 def _doubts(report: Report, known: Collection[str], usual: Collection[str]) -> list[str]:

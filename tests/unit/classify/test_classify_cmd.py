@@ -565,8 +565,9 @@ def test_build_accepts_the_output_of_classify(capture: Path, capsys: pytest.Capt
     carried = {name for name in TIME_CRITICAL if SHIPPED[name].container}
     assert {service.name for service in cluster.services} == carried | {"munge"}
     notices = open_site(SITE, None, Path("found.yaml")).notices
-    assert sorted(notice.split()[0] for notice in notices) == ["ganglia", "nfs"]
-    assert all(SHIPPED[notice.split()[0]].advice in notice for notice in notices)
+    assert sorted(notice.split()[0] for notice in notices) == ["ganglia", "nfs", "the"]
+    assert all(SHIPPED[notice.split()[0]].advice in notice for notice in notices[:-1])
+    assert "networks.provisioning.routes" in notices[-1], "the capture is of another site"
 
 
 @pytest.mark.parametrize("form", ["yaml", "json"])
@@ -575,5 +576,5 @@ def test_a_classification_made_by_hand_is_accepted(form: str, tmp_path: Path) ->
     path.write_text(flow.render(example.paper(), form))
     loaded = open_site(SITE, None, path)
     assert set(loaded.site.service_names) == {"slurmctld", "rsyslog", "nat", "postfix", "chrony"}
-    assert [notice.split()[0] for notice in loaded.notices] == ["nfs", "ganglia", "the"]
-    assert loaded.notices[-1] == f"the capture: {example.paper().capture.remarks[0]}"
+    assert [notice.split()[0] for notice in loaded.notices] == ["nfs", "ganglia", "the", "the"]
+    assert loaded.notices[-2] == f"the capture: {example.paper().capture.remarks[0]}"

@@ -364,6 +364,13 @@ DOUBTS: dict[str, tuple[str, str, list[str]]] = {
     ),
     "covered less": ("3600,", "3600, covered_s: 10,", ["left out, but the capture is too short to decide"]),
     "not usual": ("unseen: []", "unseen: [{name: slurmrestd, needed_capture_s: 9e9}]", []),
+    "nodes of the site": ("nodes: {}", "nodes: {count: 2, addresses: [10.77.0.101, fe80::1, 5, []]}", []),
+    "nodes elsewhere": (
+        "nodes: {}",
+        "nodes: {count: 3, addresses: [10.77.0.101, 10.100.0.1, 10.100.0.2]}",
+        ["the capture has 2 compute nodes in other networks than the site file, such as 10.100.0.1"],
+    ),
+    "odd nodes": ("nodes: {}", "nodes: [10.100.0.1]", []),
     "odd": ("unseen: []", "unseen: [5, {name: [], needed_capture_s: a}, {name: chrony, needed_capture_s: .nan}]", []),
 }
 
@@ -377,6 +384,14 @@ def test_doubts_are_reported(name: str, folder: Path) -> None:
     (folder / "c.yaml").write_text(text.replace(before, after, 1) if before else text)
     notices = open_site(_site(folder, ""), None, folder / "c.yaml").notices
     assert [notice.startswith(words) for notice, words in zip(notices, expected, strict=True)] == [True] * len(expected)
+
+
+def test_nodes_behind_a_router_of_the_site_are_its_own(folder: Path) -> None:
+    (folder / "c.yaml").write_text(WHOLE.replace("nodes: {}", "nodes: {count: 1, addresses: [10.100.0.1]}"))
+    path = _site(folder, "")
+    routes = "    routes: [{network: 10.100.0.0/17, gateway: 10.77.0.254}]\n"
+    path.write_text(path.read_text().replace("  public:\n", f"{routes}  public:\n", 1))
+    assert open_site(path, None, folder / "c.yaml").notices == ()
 
 
 def test_a_truncated_classification_is_refused() -> None:
