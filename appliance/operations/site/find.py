@@ -74,7 +74,9 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
     problems = []
     if isinstance(site.services, ServicesFrom):
         try:
-            names, notices = resolve(site.services, services, advice_of(catalog), set(usual), networks=site.node_networks)
+            names, notices = resolve(
+                site.services, services, advice_of(catalog), set(usual), networks=site.node_networks
+            )
         except ClassificationError as error:
             if classification is not None:
                 shown = "standard input" if str(classification) == "-" else printable(str(classification), 200)
