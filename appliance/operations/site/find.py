@@ -147,8 +147,8 @@ def _strangers(report: Report, networks: Sequence[IPv4Network]) -> list[str]:
     if not outside or not networks:
         return []
     return [
-        f"the capture has {len(outside)} compute nodes in other networks than the site file, such as {outside[0]}: list "
-        "networks behind routers under networks.provisioning.routes; these nodes get no reply otherwise"
+        f"the capture has {len(outside)} compute nodes in other networks than the site file, such as {outside[0]}: "
+        "list networks behind routers under networks.provisioning.routes; these nodes get no reply otherwise"
     ]
 
 
