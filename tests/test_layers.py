@@ -56,7 +56,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
         "lab": {"demo"},
         "nodes": {"image"},
         "overlay": {"generation", "mirror", "mirrored", "newest", "overlay", "standby"},
-        "services": {"boot", "generation", "inside", "start", "stop", "unfinished"},
+        "services": {"apply", "boot", "generation", "inside", "start", "stop", "unfinished"},
         "site": {"ca", "config", "find", "init", "issued", "keys"},
         "snapshots": {"list", "pull", "push", "report", "repository", "restore", "snapshot", "status", "transfer"},
         "vm": {"build", "certificates", "client", "deferred", "restore", "snapshot", "snapshots", "vm"},

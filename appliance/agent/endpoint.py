@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -191,6 +192,62 @@ def find_instance(name: str) -> Optional[Instance]:
         if one["instance"] == name:
             return Instance(int(one["pid"]))
     return None
+
+
+def record_path(name: str) -> str:
+    """Return the file in which Apptainer keeps a running instance.
+
+    Raises:
+        Problem: it is not where Apptainer 1.0 to 1.4 have it.
+    """
+    listed = json.loads(run("apptainer", "instance", "list", "--json", name).decode() or "{}")
+    for one in listed.get("instances") or []:
+        if one["instance"] == name:
+            # .apptainer/instances/logs/HOST/USER/NAME.err, beside app/HOST/USER/NAME/NAME.json
+            logs, found, user = os.path.dirname(str(one.get("logErrPath"))).partition("/instances/logs/")
+            path = "%s/instances/app/%s/%s/%s.json" % (logs, user, name, name)
+            if found and os.path.isfile(path):
+                return path
+    raise Problem("Apptainer's record of instance %s was not found" % name, "apptainer instance list --logs", 3)
+
+
+def find_parent(pid: int) -> int:
+    """Return the parent of a process: of an instance's first one, Apptainer, which removes the instance's record."""
+    try:
+        with open("/proc/%d/stat" % pid) as stream:
+            return int(stream.read().rpartition(")")[2].split()[1])
+    except FileNotFoundError:
+        return 0
+
+
+def wait_until_ended(pid: int, patience_s: float) -> None:
+    """Wait until a process has ended.
+
+    Raises:
+        Problem: it runs after ``patience_s`` seconds.
+    """
+    end = time.monotonic() + patience_s
+    while pid > 1 and os.path.exists("/proc/%d" % pid):
+        if time.monotonic() > end:
+            raise Problem("process %d did not end within %g s" % (pid, patience_s), "ps %d" % pid)
+        time.sleep(0.02)
+
+
+def rename_instance(name: str, to: str) -> None:
+    """Give a running instance another name, which no other has; does nothing if none has the old name.
+
+    Apptainer has no command for it. When the instance ends, it removes the record of the old name only; it removes that
+    of an ended instance whenever it lists them.
+    """
+    if not find_instance(name):
+        return
+    old = record_path(name)
+    folder = os.path.dirname(old)
+    with open(old, "rb") as stream:
+        record = json.loads(stream.read().decode())
+    new = os.path.join(os.path.dirname(folder), to)
+    replace_file(os.path.join(new, to + ".json"), json.dumps(dict(record, name=to)).encode())
+    shutil.rmtree(folder)
 
 
 def wait_until_unused(overlay: str, patience_s: float) -> None:

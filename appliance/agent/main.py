@@ -35,7 +35,7 @@ COMMANDS: Dict[str, str] = {
     "import_image": "transfer.receive_image",
     "leave": "migration_source.run_source",
     "arrive": "migration_target.run_target",
-    "resume": "migration_source.resume",
+    "resume": "migration_resume.resume",
 }
 """Module and function of each command. Only that module is imported: from a zip file each is compiled every time."""
 

@@ -9,6 +9,10 @@ The state decides what happens when the connection to the coordinator is lost:
               target, the migration is completed, else the ports are attached again
     ended     with a shared overlay: the instance here has ended. It is started again unless the target has the lease
     given     the target serves: the instance here is ended
+
+Where the target is this host as well, it decides as a second process with a lock and a mark of its own. The source
+waits for its end and completes what a killed one left; the copy then exists if the second instance serves, and only
+then. It gets the names of the first one once that has ended.
 """
 
 import hashlib
@@ -34,7 +38,8 @@ from appliance.agent.store import digest_of
 from appliance.agent.take import FREEZE_CHUNKS, host_locked
 from appliance.agent.transfer import read_bits
 from appliance.shared.files import remove_state, sync_folder
-from appliance.shared.migration import SourceRequest, TargetRequest
+from appliance.shared.locks import Locked, hold_lock
+from appliance.shared.migration import Second, SourceRequest
 from appliance.shared.wire import Message
 
 RECLAIM_S = 3.0
@@ -47,6 +52,8 @@ READ_S = 2.0
 """Seconds that the log server may take to read what it has received."""
 FREEZE_LIMIT_S = 5.0
 """Seconds that writers wait for a freeze at most."""
+SECOND_S = 120.0
+"""Seconds that the agent of the target may take to end, if it is on this host."""
 
 
 def run_source(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -130,6 +137,8 @@ class MigrationSource:
         found = endpoint.find_instance(self.request.instance)
         if not found or found.pid != self.request.pid:
             raise Problem(endpoint.CHANGED, endpoint.CHANGED_HINT, 3)
+        if self.request.second:
+            endpoint.record_path(self.request.instance)
         self.channel.send("ready")
 
     # The copy
@@ -304,6 +313,8 @@ class MigrationSource:
         self.channel.send("finished")
 
     def _finish(self) -> None:
+        if self.request.second:
+            self._second_serves()  # it does: what its agent has left to do is done
         # After a reboot the pid may belong to another process.
         found = endpoint.find_instance(self.request.instance)
         if found and found.pid == self.instance.pid and not self.request.shared:
@@ -311,7 +322,9 @@ class MigrationSource:
         self.host_state.write_lease(self.request.peer, self.request.generation + 1)
         if not self.request.shared:
             endpoint.wait_until_unused(self.request.overlay, 20)
-            if self.request.mirror and os.path.islink(self.request.overlay):
+            if self.request.second:
+                self._replace_first(self.request.second)
+            elif self.request.mirror and os.path.islink(self.request.overlay):
                 # Without the link, what the mirror has is a stale copy (migration_target).
                 remove_state(self.request.overlay)
             elif os.path.exists(self.request.overlay):
@@ -321,7 +334,15 @@ class MigrationSource:
         self.host_state.record_event("gone", to=self.request.peer, generation=self.request.generation + 1)
         self.host_state.clear_state()
 
+    def _replace_first(self, second: Second) -> None:
+        """Give the second instance and its overlay the names of the first ones, which have ended; may be repeated."""
+        if os.path.exists(second.overlay):
+            os.rename(second.overlay, self.request.overlay)
+            sync_folder(os.path.dirname(self.request.overlay))
+        endpoint.rename_instance(second.instance, self.request.instance)
+
     def _end_instance(self) -> None:
+        apptainer = endpoint.find_parent(self.instance.pid) if self.request.second else 0
         try:
             # In parallel: a supervisor that ends stops its services one after the other.
             self.instance.stop_services(self.request.live, self.request.stop_wait_s)
@@ -329,6 +350,7 @@ class MigrationSource:
             # They keep no state, and the instance must end: the next command kills what does not stop.
             self.host_state.record_event("trouble", why=_reason(error))
         endpoint.run(*self.request.stop_argv, ok=range(256), timeout=self.request.stop_wait_s + 60)
+        endpoint.wait_until_ended(apptainer, 20)  # it removes the record of this name as its last act
 
     # Rollback
 
@@ -387,6 +409,8 @@ class MigrationSource:
 
     def _target_answers(self) -> bool:
         """Return whether the target answers for the addresses: its instance has the same MAC addresses as ours."""
+        if self.request.second:
+            return self._second_serves()
         # The target attaches its ports only after ours were detached, which a killed or failed run had not done yet, or
         # has undone. Our own instance would answer.
         if any(endpoint.is_attached(port, self.request.bridges[name]) for name, port in self.ports.items()):
@@ -396,6 +420,23 @@ class MigrationSource:
         with ThreadPoolExecutor(len(queries)) as pool:
             found = list(pool.map(lambda pair: endpoint.find_mac(*pair), queries))
         return any(mac in macs for mac in found)
+
+    def _second_serves(self) -> bool:
+        """Wait until the agent of the target on this host has ended; return whether the second instance serves.
+
+        Raises:
+            Problem: the agent did not end.
+        """
+        from appliance.agent.migration_resume import recover_target
+
+        second = self.request.second
+        assert second
+        try:
+            with hold_lock(second.lock, wait_s=SECOND_S):
+                recover_target(second.mark)
+                return os.path.exists(second.overlay)
+        except Locked:
+            raise Problem("the agent of the second instance did not end", "run this again")
 
     def restore_service(self, why: str) -> None:
         """Make the services run here as before."""
@@ -443,6 +484,9 @@ class MigrationSource:
         if (found and found.pid == self.instance.pid) or (not found and self.state == "ended"):
             self.abandon("the migration was killed")
             return
+        if self.request.second and self.state == "given":
+            self._finish()
+            return
         if not found and (self.state == "given" or (self.state == "released" and self._target_answers())):
             self._finish()
             return
@@ -464,24 +508,6 @@ def _reason(error: BaseException) -> str:
 def _keep(many: List[Tuple[int, bytes]], number: int, data: Any) -> bytes:
     many.append((number, bytes(data)))
     return digest_of(data)
-
-
-def resume(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Recover from a killed run on this host, as source or as target: see ``endpoint.HostState.save_state``."""
-    with host_locked(field(request, "lock", str)):
-        saved = endpoint.read_mark(field(request, "mark", str))
-        if saved is None:
-            return {"found": ""}
-        private_mounts()
-        if saved.side == "arrive":
-            from appliance.agent.migration_target import MigrationTarget
-
-            target = MigrationTarget(read_request(TargetRequest, saved.request), None)
-            target.recover(saved)
-            return {"found": saved.state, "side": "arrive", "state": target.state}
-        source = MigrationSource(read_request(SourceRequest, saved.request), None)
-        source.recover(saved)
-        return {"found": saved.state, "side": "leave", "state": source.state}
 
 
 SOL_PACKET, PACKET_STATISTICS, PACKET_IGNORE_OUTGOING = 263, 6, 23

@@ -16,11 +16,13 @@ import os
 import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Dict, List, Optional
 
 from appliance.agent import endpoint, protocol
 from appliance.agent.channel import Channel, Disconnected
 from appliance.agent.chunk_frames import decode_frames
+from appliance.agent.clone import reflink
 from appliance.agent.endpoint import HostState, Instance, MoveMark
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
@@ -104,6 +106,7 @@ class MigrationTarget:
             "parcels": self.store_chunks,
             "verify": self.verify,
             "place": self.put_in_place,
+            "seed": self.seed,
             "start": self.start,
             "probe": self.probe,
             "ask": self.run_command,
@@ -147,13 +150,16 @@ class MigrationTarget:
         if os.path.lexists(self.incoming):
             os.rename(self.incoming, self.file + ".partial")
         self.descriptor = os.open(self.incoming, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self.descriptor, self.size)
         missing = {number for number in range(count) if self._digest(number) != ZERO}
         used = len(missing)
-        for path in self._paths():
-            for base in (path, path + ".moved", path + ".partial"):
-                self._from_file(base, missing)
-        self._from_store(missing)
+        if self.request.base:
+            self._from_base(missing)
+        else:
+            os.ftruncate(self.descriptor, self.size)
+            for path in self._paths():
+                for base in (path, path + ".moved", path + ".partial"):
+                    self._from_file(base, missing)
+            self._from_store(missing)
         bits = bytearray((count + 7) // 8)
         for number in missing:
             bits[number // 8] |= 1 << number % 8
@@ -179,6 +185,22 @@ class MigrationTarget:
 
     def _digest(self, number: int) -> bytes:
         return bytes(self.digests[number * 32 : number * 32 + 32])
+
+    def _from_base(self, missing: "set[int]") -> None:
+        """Copy the chunks of the overlay that the source uses on this host, by reflink where that is possible."""
+        with open(self.request.base, "rb") as stream:
+            cloned = reflink(stream.fileno(), self.descriptor)
+        os.ftruncate(self.descriptor, self.size)
+        if not cloned:
+            self._from_file(self.request.base, missing)
+            return
+        for number in range(count_chunks(self.size)):
+            data, digest = os.pread(self.descriptor, CHUNK, number * CHUNK), self._digest(number)
+            if digest == ZERO:  # written meanwhile, or free
+                if data.count(0) < len(data):
+                    self._put(number, bytes(len(data)))
+            elif digest_of(data) == digest:
+                missing.discard(number)
 
     def _from_file(self, path: str, missing: "set[int]") -> None:
         """Copy chunks that an older copy has at the same offset."""
@@ -268,7 +290,9 @@ class MigrationTarget:
         self._save_state("placed")
         self.state = "placed"
         for path in self._paths():
-            if os.path.exists(path):
+            if os.path.exists(path) and self.request.base:
+                os.unlink(path)  # of a switch that a crash has ended: it never served
+            elif os.path.exists(path):
                 # Not left behind by a migration from here: it may hold data that exists nowhere else.
                 os.rename(path, path + self.replaced)
                 sync_folder(os.path.dirname(path))
@@ -287,6 +311,12 @@ class MigrationTarget:
         os.fsync(self.descriptor)
         for path in self._paths():
             sync_folder(os.path.dirname(path))
+
+    def seed(self, message: Message) -> None:
+        """Run a command that reads the site's files and writes them into the copy; send its output."""
+        assert self.channel
+        data = self.channel.read_body(message)
+        self.channel.send("seeded", endpoint.run(*field(message, "argv", list), stdin=data, timeout=120))
 
     # The instance
 
@@ -426,7 +456,8 @@ class MigrationTarget:
         ours = self.host_state.holder() == self.request.host
         generation = max(self.generation + 1, self.host_state.generation() if ours else 0)
         try:
-            MarkOverlay(mark_path(self.overlay), self.request.cluster, generation).perform()
+            # On the source's host, it is that of the overlay which this one replaces next.
+            MarkOverlay(mark_path(self.request.base or self.overlay), self.request.cluster, generation).perform()
         except OSError as error:  # the lease shows the same for as long as this host holds it
             self.host_state.record_event("trouble", why="the overlay cannot be marked: %s" % (error.strerror or error))
 
@@ -469,6 +500,9 @@ class MigrationTarget:
         """End the instance; keep the copy for the next attempt."""
         if self.state == "up":
             self.detach_ports()
+        if self.state == "started" and self.request.base:
+            with suppress(OSError):
+                self._save_state("started")  # not up, for the next run: it is ended from here on
         if self.state in ("started", "up"):
             if self.request.shared:
                 endpoint.run(*self.request.stop_argv, ok=range(256), timeout=300)
@@ -487,9 +521,9 @@ class MigrationTarget:
             if self.state in ("started", "up"):
                 self.host_state.write_lease(self.request.peer, self.generation + 2)
         elif self.state in ("placed", "started", "up") and self._is_copy(self.file):
-            os.rename(self.file, self.file + ".partial")
+            self._keep(self.file)
         elif os.path.exists(self.incoming):
-            os.rename(self.incoming, self.file + ".partial")
+            self._keep(self.incoming)
         for path in self._paths():
             if os.path.exists(path + self.replaced) and not os.path.exists(path):
                 os.rename(path + self.replaced, path)  # on a mirror it may replace the link, which leads nowhere
@@ -511,6 +545,13 @@ class MigrationTarget:
             os.unlink(self.overlay)
             sync_folder(os.path.dirname(self.overlay))
 
+    def _keep(self, copy: str) -> None:
+        """Keep a copy for the next attempt, unless the source of its chunks is on this host."""
+        if self.request.base:
+            os.unlink(copy)
+        else:
+            os.rename(copy, self.file + ".partial")
+
     def _wrote_lease(self) -> bool:
         """Return whether this migration has taken the lease; before ``take_over``, another run has."""
         newer = self.host_state.generation() > self.generation and self.host_state.holder() == self.request.host
@@ -522,6 +563,9 @@ class MigrationTarget:
             return os.stat(path).st_ino == self.inode
         except OSError:
             return False
+
+    def _is_rolled_back(self) -> bool:
+        return bool(self.request.base) and not os.path.exists(self.overlay)
 
     def _save_state(self, state: str) -> None:
         self.host_state.save_state(state, ports=self.ports, inode=self.inode)
@@ -549,7 +593,7 @@ class MigrationTarget:
             ports = self.instance.ports(sorted(self.request.bridges))
             attached = all(endpoint.is_attached(port, self.request.bridges[name]) for name, port in ports.items())
             self.state, self.ports = "up" if attached else "started", ports
-        elif self.state == "up" and self._is_copy(self.file + ".partial"):
+        elif self.state == "up" and (self._is_copy(self.file + ".partial") or self._is_rolled_back()):
             self.state = "started"  # the crash interrupted its rollback
         elif self.state == "started" and self.request.shared and self.host_state.holder() == self.request.host:
             self._remove_holds()

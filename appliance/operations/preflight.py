@@ -49,6 +49,11 @@ def find_instance(cluster: Cluster, host: Host) -> apptainer.Instance | None:
     return apptainer.find_instance(host, instance_name(cluster.site))
 
 
+def find_second(cluster: Cluster, host: Host) -> str:
+    """Return the name of the second instance that a killed switch has left on the host; empty without one."""
+    return next((one.name for one in apptainer.list_instances(host, f"{instance_name(cluster.site)}.*")), "")
+
+
 def is_confined(host: Host, running: apptainer.Instance) -> bool:
     """Return whether the instance is confined: one that an earlier version of sms has started is not."""
     return not is_unconfined((host.read(f"/proc/{running.pid}/status") or b"").decode(errors="replace"))

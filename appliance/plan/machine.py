@@ -9,6 +9,7 @@ from appliance.catalog import Service
 from appliance.config.model import Site
 from appliance.plan.services.confinement import Confinement, capabilities_for, privilege_options
 from appliance.plan.services.network import network_options
+from appliance.shared.migration import Second
 
 PROBE = "/opt/sms/bin/sms-probe"
 
@@ -71,8 +72,10 @@ def container_options(site: Site, confinement: Confinement) -> list[str]:
     return [*options, "--dns", dns]
 
 
-def start_argv(site: Site, confinement: Confinement, image: str, *, isolated: bool = False) -> tuple[str, ...]:
-    """Return the command that starts the instance; ``isolated``: on ``network.isolated_bridges``."""
+def start_argv(
+    site: Site, confinement: Confinement, image: str, *, isolated: bool = False, second: Second | None = None
+) -> tuple[str, ...]:
+    """Return the command that starts the instance, or a second one; ``isolated``: on ``network.isolated_bridges``."""
     return (
         "apptainer",
         "instance",
@@ -82,9 +85,9 @@ def start_argv(site: Site, confinement: Confinement, image: str, *, isolated: bo
         "--hostname",
         site.hostname,
         "--overlay",
-        str(Places(site).overlay),
+        second.overlay if second else str(Places(site).overlay),
         image,
-        instance_name(site),
+        second.instance if second else instance_name(site),
     )
 
 
@@ -118,9 +121,10 @@ def stop_timeout(services: Sequence[Service]) -> int:
     return sum(service.stop_wait_s for service in services) + 30
 
 
-def stop_argv(site: Site, timeout_s: int) -> tuple[str, ...]:
-    """Return the command that stops the instance."""
-    return ("apptainer", "instance", "stop", "--signal", "SIGTERM", "--timeout", str(timeout_s), instance_name(site))
+def stop_argv(site: Site, timeout_s: int, *, name: str = "") -> tuple[str, ...]:
+    """Return the command that stops the instance, or one of another ``name``."""
+    name = name or instance_name(site)
+    return ("apptainer", "instance", "stop", "--signal", "SIGTERM", "--timeout", str(timeout_s), name)
 
 
 def dump_argv(site: Site, services: Sequence[Service], service: Service) -> tuple[str, ...]:
@@ -135,7 +139,12 @@ def inside_argv(site: Site, services: Sequence[Service], *argv: str) -> tuple[st
     Apptainer would give it all capabilities, and its programs are those of the overlay: anyone who is root in the
     container can replace them.
     """
-    return _join_argv(site, privilege_options(capabilities_for(services)), argv)
+    return _join_argv(instance_name(site), privilege_options(capabilities_for(services)), argv)
+
+
+def inside_second(second: Second, services: Sequence[Service], *argv: str) -> tuple[str, ...]:
+    """Return the command that runs ``argv`` as ``inside_argv``, but inside the second instance."""
+    return _join_argv(second.instance, privilege_options(capabilities_for(services)), argv)
 
 
 def probe_argv(site: Site, services: Sequence[Service], *argv: str, confined: bool) -> tuple[str, ...]:
@@ -145,8 +154,9 @@ def probe_argv(site: Site, services: Sequence[Service], *argv: str, confined: bo
         confined: whether the instance is. One that an earlier version of sms started is not, and has its probes,
             which need all capabilities.
     """
-    return _join_argv(site, privilege_options(capabilities_for(services)) if confined else (), (PROBE, *argv))
+    privileges = privilege_options(capabilities_for(services)) if confined else ()
+    return _join_argv(instance_name(site), privileges, (PROBE, *argv))
 
 
-def _join_argv(site: Site, privileges: Sequence[str], argv: Sequence[str]) -> tuple[str, ...]:
-    return ("apptainer", "exec", "--cleanenv", "--pwd", "/", *privileges, f"instance://{instance_name(site)}", *argv)
+def _join_argv(instance: str, privileges: Sequence[str], argv: Sequence[str]) -> tuple[str, ...]:
+    return ("apptainer", "exec", "--cleanenv", "--pwd", "/", *privileges, f"instance://{instance}", *argv)

@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Optional
+
+
+@dataclass(frozen=True)
+class Second:
+    """The second instance of a switch on one host, which is source and target at the same time.
+
+    Attributes:
+        instance: its name until it has replaced the first one; no instance of this host had it before.
+        overlay: path of the copy that it uses.
+        mark, lock: those of the agent of the target.
+    """
+
+    instance: str
+    overlay: str
+    mark: str
+    lock: str
 
 
 @dataclass(frozen=True)
@@ -57,6 +74,7 @@ class SourceRequest(MigrationRequest):
         stream_ports: TCP ports of the loggers, whose sessions are closed before the switch.
         reset_ports: of these, the ones whose sessions are reset instead.
         mirror: as for ``TargetRequest``.
+        second: the target is this host.
     """
 
     pid: int
@@ -72,6 +90,7 @@ class SourceRequest(MigrationRequest):
     stream_ports: tuple[int, ...] = ()
     reset_ports: tuple[int, ...] = ()
     mirror: str = ""
+    second: Optional[Second] = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +103,7 @@ class TargetRequest(MigrationRequest):
         ask_nodes: command inside that makes the controller query its nodes; empty without a controller.
         inside: first words of a command that runs inside; empty in a state that an earlier version stored.
         mirror: folder where the mirror of the overlay is mounted, to which ``overlay`` is a link; empty without one.
+        base: the overlay of the source, if that is this host; else empty.
     """
 
     store: str
@@ -91,3 +111,4 @@ class TargetRequest(MigrationRequest):
     ask_nodes: tuple[str, ...]
     inside: tuple[str, ...] = ()
     mirror: str = ""
+    base: str = ""

@@ -223,11 +223,13 @@ def read_inside(host: Host, image: str, path: str) -> bytes:
 def find_instance(host: Host, name: str) -> Instance | None:
     """Return the running instance of this name, or None."""
     # Compare the name: `list` treats it as a glob.
-    listed = host.run("apptainer", "instance", "list", "--json", name)
-    for entry in json.loads(listed.stdout or b"{}").get("instances") or []:
-        if entry["instance"] == name:
-            return Instance(name, int(entry["pid"]), entry["img"])
-    return None
+    return next((one for one in list_instances(host, name) if one.name == name), None)
+
+
+def list_instances(host: Host, glob: str) -> list[Instance]:
+    """Return the running instances whose names match."""
+    listed = json.loads(host.run("apptainer", "instance", "list", "--json", glob).stdout or b"{}")
+    return [Instance(one["instance"], int(one["pid"]), one["img"]) for one in listed.get("instances") or []]
 
 
 def create_overlay(host: Host, path: str, size_mb: int) -> None:

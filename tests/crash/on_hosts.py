@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from appliance.host.local import Local
 from appliance.shared.files import write_at
 from appliance.shared.history import AppendLine
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, parse_lease, read_file
-from appliance.shared.migration import SourceRequest, TargetRequest
+from appliance.shared.migration import Second, SourceRequest, TargetRequest
 from appliance.tools import files
 from tests.crash.workload import Mark, Marks, Workload, chunk, nothing
 from tests.stores import add_snapshot, make_manifest
@@ -382,6 +382,43 @@ def check_source(root: Path, marks: Marks) -> None:
     assert (moved if gone else overlay).read_bytes() == OLD and not (gone and overlay.exists())
 
 
+def source_here(root: Path) -> MigrationSource:
+    """A source whose target is the same host."""
+    endpoint.rename_instance = lambda *_: None
+    where = target_paths(root)
+    second = Second("sms-c.5", where["overlay"] + ".second", where["mark"] + ".second", where["mark"] + ".lock")
+    source_of(root)
+    request = {**SOURCE, **where, "peer": SOURCE["host"], "second": asdict(second)}
+    return MigrationSource(read_request(SourceRequest, request), None)
+
+
+def prepare_here(root: Path) -> None:
+    prepare_source(root)
+    Path(target_paths(root)["overlay"] + ".second").write_bytes(NEW[0])
+
+
+def run_here(root: Path, mark: Mark) -> None:
+    source = source_here(root)
+    source._enter("given", "the second instance serves")
+    mark("given")
+    source._finish()
+    mark("gone")
+
+
+def check_here(root: Path, marks: Marks) -> None:
+    """Until the state is stored nothing has happened; then the copy becomes the overlay, and the other one is gone."""
+    where = target_paths(root)
+    saved = read_mark(where["mark"])
+    if saved:
+        source_here(root).recover(saved)
+    overlay, second = Path(where["overlay"]), Path(where["overlay"] + ".second")
+    given = bool(marks or saved) or not second.exists()
+    lease = parse_lease(read_file(where["lease"]) or b"")
+    assert lease.holder == "a" and lease.generation == (5 if given else 4)
+    assert overlay.read_bytes() == (NEW[0] if given else OLD) and second.exists() != given
+    assert read_mark(where["mark"]) is None
+
+
 # What verbs write on a host: WRITE_ATOMIC in appliance/host/base.py
 
 
@@ -481,6 +518,7 @@ HOSTS = {
     "migration target on a mirror": Workload(prepare_standby, run_target, check_standby, again=False),
     "rollback on a mirror": Workload(prepare_mirrored, run_late, check_target, again=False),
     "migration source on a mirror": Workload(prepare_mirrored_source, run_source, check_source, again=False),
+    "switch on one host": Workload(prepare_here, run_here, check_here, again=False),
     "records of verbs": Workload(nothing, run_write, check_write),
     "received snapshot": Workload(prepare_store, run_receive, check_receive),
     "restored paths": Workload(prepare_paths, run_paths, check_paths),

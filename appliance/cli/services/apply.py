@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, seconds, verb
 
 if TYPE_CHECKING:
-    from appliance.operations.services.apply import ApplyPlan, Step
+    from appliance.operations.services.apply import Applied, ApplyPlan, Step
 
 EXAMPLES = """\
   sms apply --dry-run    show the changed lines, what reloads and what restarts
@@ -24,8 +26,9 @@ def add(verbs: Verbs) -> None:
         "apply",
         "apply a changed site file",
         "Apply changes of the site file to the running services container: services read changed files again, or are "
-        "restarted one by one; the others keep running. If a service fails, the files of before are restored "
-        "(status 5). Other addresses, names or services need a new start or an upgrade, and are refused (status 3).",
+        "restarted one by one; the others keep running. Other addresses, names or services need a new instance: it is "
+        "started beside the running one on a copy of the overlay, and takes over as in a migration. If a service "
+        "fails, the services run as before (status 5).",
         EXAMPLES,
     )
     parser.add_argument(
@@ -39,22 +42,40 @@ def add(verbs: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Apply, or show the plan."""
-    from appliance.operations.services.apply import apply, plan_apply
+    from appliance.operations.migration.here import apply, plan_switch, shown_outages
+    from appliance.operations.services.apply import plan_apply
 
     cluster, host, shown = open_target(arguments)
     if arguments.dry_run:
-        plan = plan_apply(cluster, host)
-        print_result(arguments, plan, _plan_lines(plan))
+        plan = plan_apply(cluster, host, shown)
+        switching = plan_switch(cluster, host, plan.image) if plan.switch else None
+        outages = [f"    {line}" for line in shown_outages(switching.away)] if switching else []
+        shown_plan = {**asdict(plan), "switching": asdict(switching) if switching else None}
+        print_result(arguments, shown_plan, [*_plan_lines(plan), *outages])
         return 0
-    done = apply(cluster, host, shown, wait_s=arguments.wait)
-    lines = [f"nothing to do: {host.name} runs with this site file"] if done.current else []
+    done, switched = apply(cluster, host, shown, wait_s=arguments.wait)
+    if switched:
+        lines = [*shown_outages(switched.away, switched.outage), *_notes(switched.exceeded, switched.notes)]
+        lines.append(f"{host.name} serves with a new instance, generation {switched.generation}")
+        print_result(arguments, {**asdict(done), "switched": asdict(switched)}, lines)
+        return 0
+    print_result(arguments, {**asdict(done), "switched": None}, _applied_lines(done))
+    return 0
+
+
+def _applied_lines(done: Applied) -> list[str]:
+    lines = [f"nothing to do: {done.host} runs with this site file"] if done.current else []
     lines += [f"wrote {path}" for path in done.changed if not path.startswith("/etc/sms/seed")]
     lines += [f"a file was changed inside the container; the changed text is kept as {path}" for path in done.kept]
     for step in done.steps:
-        took = f"restarted, answers after {done.seconds[step.service]:.1f} s" if step.kind == "restart" else "reloaded"
-        lines.append(f"{step.service}: {took}")
-    print_result(arguments, done, lines)
-    return 0
+        predicted = "" if step.predicted_s is None else f"; predicted at most {step.predicted_s:g} s"
+        took = f"restarted, outage {done.seconds[step.service]:.2f} s{predicted}"
+        lines.append(f"{step.service}: {took if step.kind == 'restart' else 'reloaded, outage 0 s'}")
+    return [*lines, *_notes(done.exceeded)]
+
+
+def _notes(exceeded: Sequence[str], others: Sequence[str] = ()) -> list[str]:
+    return [*(f"WARNING: longer than predicted: {one}" for one in exceeded), *(f"note: {one}" for one in others)]
 
 
 def _plan_lines(plan: ApplyPlan) -> list[str]:
@@ -67,7 +88,8 @@ def _plan_lines(plan: ApplyPlan) -> list[str]:
         if len(change.lines) > LINES:
             lines.append(f"    and {len(change.lines) - LINES} more lines")
     lines += [_step_line(step) for step in plan.steps]
-    if not plan.steps:
+    lines += [f"would switch to a new instance: {why}" for why in plan.switch]
+    if not plan.steps and not plan.switch:
         lines.append("no service needs a reload or a restart")
     return lines
 
@@ -75,5 +97,5 @@ def _plan_lines(plan: ApplyPlan) -> list[str]:
 def _step_line(step: Step) -> str:
     if step.kind == "reload":
         return f"would reload {step.service}: predicted outage 0 s"
-    predicted = "not measured yet" if step.predicted_s is None else f"{step.predicted_s:g} s"
+    predicted = "not measured yet" if step.predicted_s is None else f"at most {step.predicted_s:g} s"
     return f"would restart {step.service}: predicted outage {predicted}; tolerated: {step.tolerated_s:g} s"

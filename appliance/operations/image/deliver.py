@@ -31,6 +31,10 @@ class Image:
     runtime: str = ""
 
 
+class LacksService(Refused):
+    """An image lacks a service that the site file enables."""
+
+
 def deliver(
     cluster: Cluster,
     host: Host,
@@ -85,7 +89,7 @@ def trust(cluster: Cluster, host: Host, path: str, sha256: str = "") -> Image:
     check_confined(labels, path)
     missing = [service.name for service in cluster.services if service.name not in services]
     if missing:
-        raise Refused(
+        raise LacksService(
             f"the image lacks {', '.join(missing)}, which the site file enables", hint="`sms build` builds a new image"
         )
     return Image(path, key, sha256 or find_digest(host, path), signer, labels.get("sms.runtime", ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from appliance.host.base import Host
 from appliance.host.local import Local
@@ -12,7 +12,7 @@ from appliance.operations.image.deliver import Image
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
 from appliance.operations.services.unfinished import mark_path
 from appliance.operations.snapshots.list import store
-from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
+from appliance.plan.machine import inside_argv, inside_second, instance_name, start_argv, stop_argv, stop_timeout
 from appliance.plan.migration.move import reset_ports, stop_groups, stream_ports
 from appliance.plan.services.jobs import ASK_NODES
 from appliance.plan.services.network import INTERFACES, isolated_bridges
@@ -60,13 +60,17 @@ def open_agents(
 
 def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> SourceRequest:
     """Return the request to the agent on the source."""
-    services, hosts = cluster.services, (inspected.source, inspected.target)
+    here, hosts = inspected.here, (inspected.source, inspected.target)
+    services = here.services if here else cluster.services
     loggers = [service for service in services if service.live and service.tails]
+    common = _common_request(cluster, inspected, *hosts)
+    if here:
+        common = replace(common, bridges=here.bridges, addresses=here.addresses, macs=here.macs)
     return SourceRequest(
-        **asdict(_common_request(cluster, inspected, *hosts)),
+        **asdict(common),
         pid=inspected.pid,
-        mac=cluster.site.networks.provisioning.mac,
-        stop=tuple(tuple(group) for group in stop_groups(services)),
+        mac=common.macs[0],
+        stop=(*([here.unknown] if here and here.unknown else []), *(tuple(group) for group in stop_groups(services))),
         stop_wait_s=stop_timeout(services),
         live=tuple(service.name for service in services if service.live),
         loggers=tuple(service.name for service in loggers),
@@ -77,18 +81,25 @@ def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> Sour
         stream_ports=stream_ports(loggers),
         reset_ports=reset_ports(loggers),
         mirror=str(cluster.places.mirror) if inspected.plan.mirrored else "",
+        second=here.second if here else None,
     )
 
 
 def target_request(cluster: Cluster, inspected: Inspected) -> TargetRequest:
     """Return the request to the agent on the target."""
+    common, here = _common_request(cluster, inspected, inspected.target, inspected.source), inspected.here
+    inside = inside_argv(cluster.site, cluster.services)
+    if here:
+        inside, second = inside_second(here.second, cluster.services), here.second
+        common = replace(common, overlay=second.overlay, mark=second.mark, lock=second.lock, instance=second.instance)
     return TargetRequest(
-        **asdict(_common_request(cluster, inspected, inspected.target, inspected.source)),
+        **asdict(common),
         store=store(cluster),
         holds=tuple(isolated_bridges(cluster.site)),
         ask_nodes=tuple(ASK_NODES) if cluster.find_role("controller") else (),
-        inside=inside_argv(cluster.site, cluster.services),
+        inside=inside,
         mirror=str(cluster.places.mirror) if inspected.plan.mirror else "",
+        base=str(cluster.places.overlay) if here else "",
     )
 
 
@@ -99,7 +110,7 @@ def _common_request(cluster: Cluster, inspected: Inspected, host: Host, peer: Ho
         cluster=site.cluster,
         host=host.name,
         peer=peer.name,
-        verb="migrate",
+        verb="apply" if inspected.here else "migrate",
         overlay=str(where.overlay),
         lease=str(where.lease),
         history=str(where.history),

@@ -28,6 +28,7 @@ TARGET_REPLIES = (
     "started",
     "probed",
     "told",
+    "seeded",
     "flushed",
     "armed",
     "up",
@@ -130,6 +131,12 @@ def roll_back(migration: Migration, cause: BaseException) -> NoReturn:
         RolledBack: the services container serves on the source as before.
         SmsError: it is not known which host serves now.
     """
+    end_agents(migration, cause)
+    _raise_outcome(migration, cause)
+
+
+def end_agents(migration: Migration, cause: BaseException) -> None:
+    """Abort the target, then the source, and wait until both agents have ended."""
     source, target = migration.source, migration.target
     why = str(cause) or type(cause).__name__
     with migration.progress.step(f"roll back to {source.name}"):
@@ -147,7 +154,6 @@ def roll_back(migration: Migration, cause: BaseException) -> NoReturn:
         target.close()
         source.wait()
         target.wait()
-    _raise_outcome(migration, cause)
 
 
 def _abort_target(target: Endpoint, why: str) -> tuple[bool, bool]:

@@ -18,6 +18,8 @@ WAIT_S = 60.0
 """Seconds that the services may take to answer on the target before the migration fails."""
 SETTLE_S = 10.0
 """Seconds that services with external probes may take to answer after the switch."""
+SEED_S = 150.0
+"""Timeout in seconds of the command that writes the site's files into the copy."""
 START_S = 90.0
 """Timeout in seconds of the start of an instance."""
 
@@ -47,7 +49,15 @@ def start_isolated(migration: Migration, jobs: dict[str, str]) -> None:
     began = time.monotonic()
     cluster, target, result = migration.cluster, migration.target, migration.result
     with migration.progress.step(f"start isolated on {target.name}") as step:
-        argv = start_argv(cluster.site, migration.inspected.on_target, migration.image.path, isolated=True)
+        here = migration.inspected.here
+        if here:
+            step.detail("writing the site's files")
+            target.send("seed", here.seed[1], argv=list(here.seed[0]))
+            target.receive("seeded", patience_s=SEED_S)
+        second = here.second if here else None
+        argv = start_argv(
+            cluster.site, migration.inspected.on_target, migration.image.path, isolated=True, second=second
+        )
         target.send("start", argv=list(argv))
         target.receive("started", patience_s=START_S)
         migration.started = True

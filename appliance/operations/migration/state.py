@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from appliance.catalog import Service
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
@@ -12,6 +13,7 @@ from appliance.plan.migration.plan import Plan
 from appliance.plan.services.confinement import Confinement
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
+from appliance.shared.migration import Second
 from appliance.tools.move import Endpoint
 
 
@@ -48,6 +50,25 @@ class MigrationResult:
 
 
 @dataclass(frozen=True)
+class Here:
+    """What a switch on one host needs besides: source and target are the same host.
+
+    Attributes:
+        services: those of the instance that runs; ``unknown``: names of such that this version of sms does not have.
+        bridges, addresses, macs: of the instance that runs, as in ``MigrationRequest``.
+        seed: command that writes the site's files into the copy, and its input, which holds secrets.
+    """
+
+    second: Second
+    services: tuple[Service, ...]
+    unknown: tuple[str, ...]
+    bridges: dict[str, str]
+    addresses: dict[str, str]
+    macs: tuple[str, ...]
+    seed: tuple[tuple[str, ...], bytes] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Inspected:
     """Both hosts after all checks, how a container is confined on each, and the plan."""
 
@@ -58,6 +79,7 @@ class Inspected:
     plan: Plan
     on_source: Confinement
     on_target: Confinement
+    here: Here | None = None
 
 
 @dataclass

@@ -42,6 +42,11 @@ def seeds_for(cluster: Cluster) -> tuple[Seed, ...]:
     return seed_files(site, cluster.services, overlays=overlays, extra=extra, given=given)
 
 
+def second_overlay(cluster: Cluster) -> str:
+    """Return the path of the overlay of a second instance, until it has replaced the first one (``sms apply``)."""
+    return f"{cluster.places.overlay}.second"
+
+
 def overlay_mark(archive: bytes, image: Image) -> str:
     """Return the mark of a seed and image. It includes the image because accounts are merged with the image's."""
     return f"{seed_digest(archive)} {image.key}"

@@ -1,4 +1,7 @@
-"""``sms apply``: changes of the site file in the running container, by reloads and restarts of single services."""
+"""``sms apply``: changes of the site file in the running container, by reloads and restarts of single services.
+
+What needs a new instance is only found here: ``operations/migration/here.py`` switches to one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import Event, note, read_history
-from appliance.operations.image.deliver import Image, trust
+from appliance.operations.image.deliver import Image, LacksService, deliver, trust
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.overlay import overlay_mark, seeds_for
 from appliance.operations.preflight import find_instance, lock_host
@@ -22,7 +25,15 @@ from appliance.operations.services.inside import need_running
 from appliance.operations.services.restart import restart_service, wait_for_answer
 from appliance.plan.machine import inside_argv
 from appliance.plan.overlay.seed import Seed, seed_archive
-from appliance.plan.services.apply import SUPERVISOR, Action, FileChange, Kind, plan_actions, predict_restart
+from appliance.plan.services.apply import (
+    SUPERVISOR,
+    Action,
+    FileChange,
+    Kind,
+    find_exceeded,
+    plan_actions,
+    predict_restart,
+)
 from appliance.plan.services.network import INTERFACES, read_network, running_network
 from appliance.progress import Progress
 from appliance.text import one_line
@@ -37,7 +48,7 @@ TIMEOUT_S = 60
 class Step:
     """A service's part of an apply.
 
-    ``predicted_s``: its outage: 0 for a reload, for a restart the median of earlier ones, None if there was none.
+    ``predicted_s``: its outage at most: 0 for a reload, for a restart by earlier ones, None if there was none.
     ``tolerated_s``: the outage that its users tolerate.
     """
 
@@ -52,19 +63,23 @@ class Step:
 class ApplyPlan:
     """What an apply does: the changed files, and the steps in their order.
 
-    ``current``: nothing is to be done.
+    ``current``: nothing is to be done. ``switch``: why a new instance is needed, which is started from ``image``; the
+    steps are not done then.
     """
 
     host: str
     current: bool
     changes: tuple[FileChange, ...]
     steps: tuple[Step, ...]
+    switch: tuple[str, ...]
+    image: Image
 
 
 @dataclass
 class Applied:
     """Result of an apply; ``seconds``: how long each service did not answer, as measured. ``kept``: files that somebody
-    had changed in the container, under the names that they are kept as.
+    had changed in the container, under the names that they are kept as. ``switch``: nothing was done, a new instance is
+    needed for these reasons. ``exceeded``: outages that were longer than predicted.
     """
 
     host: str
@@ -73,23 +88,28 @@ class Applied:
     kept: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    switch: tuple[str, ...] = ()
+    exceeded: list[str] = field(default_factory=list)
 
 
-def plan_apply(cluster: Cluster, host: Host) -> ApplyPlan:
-    """Return what an apply would do; changes nothing.
+def plan_apply(cluster: Cluster, host: Host, progress: Progress) -> ApplyPlan:
+    """Return what an apply would do; changes nothing. Sends the image, if a new one is needed.
 
     Raises:
-        Refused: the services container does not run there, or a change needs a new start or another image.
+        Refused: the services container does not run there, or no image has the services of the site file.
     """
     need_running(cluster, host)
-    return _Apply(cluster, host).plan
+    return _Apply(cluster, host, progress).plan
 
 
-def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) -> Applied:
+def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) -> tuple[Applied, Image]:
     """Write the changed files into the running container; services read them again, or are restarted.
 
     Args:
         wait_s: how long each service may take to answer.
+
+    Returns:
+        What was done, which is nothing if a new instance is needed; and its image.
 
     Raises:
         Refused: as for ``plan_apply``, or another sms is at work there; nothing was changed.
@@ -99,11 +119,11 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
     with lock_host(cluster, host):
         need_running(cluster, host)
         with progress.step("compare the files") as step:
-            work = _Apply(cluster, host)
+            work = _Apply(cluster, host, progress)
             step.detail(f"{len(work.plan.changes)} differ")
-        done = Applied(host.name, work.plan.current, steps=list(work.plan.steps))
-        if work.plan.current:
-            return done
+        done = Applied(host.name, work.plan.current, steps=list(work.plan.steps), switch=work.plan.switch)
+        if work.plan.current or work.plan.switch:
+            return done, work.plan.image
         actions = {one.service: one.kind for one in work.plan.steps}
         note(cluster, host, "apply", "begun", files=[one.path for one in work.plan.changes], actions=actions)
         begun: list[Step] = []
@@ -117,8 +137,10 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
             work.inside("finish")
         except SmsError as error:
             _roll_back(work, begun, progress, wait_s, error)
-        note(cluster, host, "apply", "applied", seconds=done.seconds)
-    return done
+        bounds = {one.service: one.predicted_s for one in work.plan.steps if one.predicted_s is not None}
+        done.exceeded = find_exceeded(bounds, done.seconds)
+        note(cluster, host, "apply", "applied", seconds=done.seconds, exceeded=done.exceeded)
+    return done, work.plan.image
 
 
 def _roll_back(work: _Apply, begun: list[Step], progress: Progress, wait_s: float, cause: SmsError) -> None:
@@ -147,7 +169,7 @@ def _roll_back(work: _Apply, begun: list[Step], progress: Progress, wait_s: floa
 class _Apply:
     """The archive of the site's files, and what of it the running container lacks."""
 
-    def __init__(self, cluster: Cluster, host: Host) -> None:
+    def __init__(self, cluster: Cluster, host: Host, progress: Progress) -> None:
         self.cluster, self.host = cluster, host
         running = find_instance(cluster, host)
         assert running
@@ -155,15 +177,17 @@ class _Apply:
         self._check_lease()
         seeds = seeds_for(cluster)
         self.archive = seed_archive(seeds)
-        self.mark = overlay_mark(self.archive, self._image())
+        image, switch = self._find_image(progress)
+        self.mark = overlay_mark(self.archive, image)
         found = self.inside("compare", input=self.archive)
         changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}))
-        self._check_start(changes)
+        switch += self._find_started_with(changes)
         pending = {str(name): _read_kind(kind) for name, kind in dict(found["pending"]).items()}
         history = read_history(cluster, host)
-        steps = tuple(self._step(action, history) for action in plan_actions(cluster.services, changes, pending))
-        current = found["mark"] == self.mark and not changes and not steps
-        self.plan = ApplyPlan(host.name, current, changes, steps)
+        actions = () if switch else plan_actions(cluster.services, changes, pending)
+        steps = tuple(self._step(action, history) for action in actions)
+        current = found["mark"] == self.mark and not (changes or steps or switch)
+        self.plan = ApplyPlan(host.name, current, changes, steps, tuple(switch), image)
 
     def _check_lease(self) -> None:
         holder = query_lease(self.host, self.cluster).holder
@@ -173,20 +197,20 @@ class _Apply:
                 hint=f"two hosts must never run it: sms stop --host {self.host.name}",
             )
 
-    def _image(self) -> Image:
-        """Return the running image.
+    def _find_image(self, progress: Progress) -> tuple[Image, list[str]]:
+        """Return the running image; if it lacks a service of the site file, the current one, and why.
 
         Raises:
-            Refused: it lacks a service of the site file.
+            Refused: that lacks one, too.
         """
-        return trust(self.cluster, self.host, self.running.image)
+        try:
+            return trust(self.cluster, self.host, self.running.image), []
+        except LacksService as error:
+            image = trust(self.cluster, self.host, *deliver(self.cluster, self.host, None, progress))
+            return image, [error.message]
 
-    def _check_start(self, changes: tuple[FileChange, ...]) -> None:
-        """Check that no change needs a new start.
-
-        Raises:
-            Refused: one does.
-        """
+    def _find_started_with(self, changes: tuple[FileChange, ...]) -> list[str]:
+        """Return what the running instance was started with that is different now."""
         site = self.cluster.site
         script = inside_argv(site, self.cluster.services, *script_argv("running-network"))
         found = read_network(self.host.run(*script, timeout=TIMEOUT_S).text)
@@ -204,11 +228,7 @@ class _Apply:
                 different.append(f"{name} is on {bridge}, not {network.bridge}")
         if any(change.path == SUPERVISOR for change in changes):
             different.append("the list of services or the size of the overlay")
-        if different:
-            raise Refused(
-                f"the running container was started with other values: {'; '.join(different)}",
-                hint=f"they need a new start: sms stop --host {self.host.name}, sms start --host {self.host.name}",
-            )
+        return different
 
     def _step(self, action: Action, history: Iterable[Event]) -> Step:
         service = next(one for one in self.cluster.services if one.name == action.service)

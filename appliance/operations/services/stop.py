@@ -16,7 +16,8 @@ from appliance.operations.hosts.guarded import stop_guard
 from appliance.operations.image.deliver import find_refusal
 from appliance.operations.lease import Leases, query_lease, release_lease
 from appliance.operations.overlay.mirrored import close_mirror
-from appliance.operations.preflight import check_programs, find_instance, lock_host
+from appliance.operations.overlay.overlay import second_overlay
+from appliance.operations.preflight import check_programs, find_instance, find_second, lock_host
 from appliance.plan.machine import stop_argv, stop_timeout
 from appliance.progress import Progress
 from appliance.tools import ext3
@@ -113,17 +114,20 @@ def take_down(cluster: Cluster, host: Host) -> bool:
     limit = stop_timeout(cluster.services)
     if running:
         host.run(*stop_argv(cluster.site, limit), timeout=limit + 30)
+    if second := find_second(cluster, host):  # it may serve
+        host.run(*stop_argv(cluster.site, limit, name=second), timeout=limit + 30)
+        _wait_for_overlay(host, second_overlay(cluster))
     # A host that neither ran it nor holds the lease must not wait for a shared overlay.
     if running or query_lease(host, cluster).holder == host.name:
-        _wait_for_overlay(cluster, host)
+        _wait_for_overlay(host, str(cluster.places.overlay))
     close_mirror(cluster, host)
     return running is not None
 
 
-def _wait_for_overlay(cluster: Cluster, host: Host, timeout_s: float = 20) -> None:
+def _wait_for_overlay(host: Host, overlay: str, timeout_s: float = 20) -> None:
     """Wait until the loop device of the overlay is gone; only then may the lease be released."""
     deadline = time.monotonic() + timeout_s
-    while users := ext3.users_of(host, str(cluster.places.overlay)):
+    while users := ext3.users_of(host, overlay):
         if time.monotonic() > deadline:
             raise SmsError(
                 f"the services container has stopped, but its overlay is still in use by {', '.join(users)}",

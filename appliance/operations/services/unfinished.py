@@ -35,6 +35,11 @@ def mark_path(cluster: Cluster) -> str:
     return f"{cluster.places.journal}/{cluster.site.cluster}.move"
 
 
+def second_paths(cluster: Cluster) -> tuple[str, str]:
+    """Return the paths of record and lock of the target of a switch on one host."""
+    return f"{cluster.places.journal}/{cluster.site.cluster}.second.move", f"{cluster.places.lock}.second"
+
+
 def recover_migration(cluster: Cluster, host: Host, progress: Progress) -> None:
     """Complete or roll back a killed migration on a host; does nothing when there is none.
 
@@ -45,14 +50,14 @@ def recover_migration(cluster: Cluster, host: Host, progress: Progress) -> None:
         return
     found = resume_migration(cluster, host)
     if found["found"]:
-        progress.report(
-            f"note: a migration was interrupted on {host.name} ({found['found']}); it is {found['state']} there now"
-        )
+        what = "switch to a second instance" if found.get("second") else "migration"
+        now = f"it is {found['state']} there now"
+        progress.report(f"note: a {what} was interrupted on {host.name} ({found['found']}); {now}")
 
 
 def is_interrupted(cluster: Cluster, host: Host) -> bool:
     """Return whether a migration was killed on a host, or is under way there."""
-    return host.works("test", "-e", mark_path(cluster))
+    return host.works("test", "-e", mark_path(cluster), "-o", "-e", second_paths(cluster)[0])
 
 
 def refuse_interrupted(cluster: Cluster, host: Host) -> None:
@@ -72,7 +77,9 @@ def resume_migration(cluster: Cluster, host: Host) -> dict[str, Any]:
         Busy: a migration is under way.
     """
     _reopen_mirror(cluster, host)
-    found = agent.call(host, "resume", {"mark": mark_path(cluster), "lock": str(cluster.places.lock)})
+    mark, lock = second_paths(cluster)
+    second = {"second_mark": mark, "second_lock": lock}
+    found = agent.call(host, "resume", {"mark": mark_path(cluster), "lock": str(cluster.places.lock), **second})
     close_idle_mirror(cluster, host)
     return found
 

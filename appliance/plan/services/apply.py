@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +19,9 @@ TLS = "/etc/sms/tls/"
 RUN_BY = ("run", "user", "groups", "capabilities", "setup", "running", "needs")
 """What of a service's entry in services.json its next start reads; the rest is read at each use."""
 MEASURED = 5
-"""Restarts of the history that a prediction takes the median of."""
+"""Restarts of the history that a prediction is from."""
+MARGIN, LEAST_S = 1.5, 0.1
+"""A predicted outage is the longest measured one times this, and at least so many seconds: it is not to be exceeded."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,25 @@ def _entries(text: str | None) -> dict[str, dict[str, object]]:
 
 
 def predict_restart(history: Iterable[Mapping[str, object]], service: str) -> float | None:
-    """Return the median time in seconds of the last restarts of a service on a host; None if there was none."""
+    """Return how many seconds a restart of a service takes at most, by the last ones; None if there was none."""
     seconds = [
         line["seconds"]
         for line in history
         if line.get("event") == "restarted" and line.get("service") == service and line.get("ok") is True
     ]
     measured = [value for value in seconds if isinstance(value, int | float)][-MEASURED:]
-    return round(statistics.median(measured), 2) if measured else None
+    return bound(measured) if measured else None
+
+
+def bound(measured: Sequence[float]) -> float:
+    """Return the seconds that an outage is predicted not to exceed, by measured ones."""
+    return round(max(LEAST_S, MARGIN * max(measured)), 2)
+
+
+def find_exceeded(bounds: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
+    """Return a message for each service whose measured outage was longer than its bound."""
+    return [
+        f"{name}: outage of {measured[name]:.2f} s, predicted were at most {limit:.2f} s"
+        for name, limit in bounds.items()
+        if measured.get(name, 0.0) > limit
+    ]

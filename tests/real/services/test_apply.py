@@ -82,25 +82,22 @@ def test_the_next_run_goes_on_after_a_killed_one(running: Playground) -> None:
     applied(running, "/etc/sms/sms.yaml")
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [("address", "eth1 is "), ("hostname", "hostname is "), ("dns", "dns is "), ("services", "the list of services")],
-)
-def test_what_needs_a_new_start_is_refused(running: Playground, what: str, words: str) -> None:
-    before = running.sms("exec", "--", "cat", "/etc/sms/seed.mark").text
+def test_time_servers_are_read_again(running: Playground) -> None:
+    """chronyd goes on, with the sources of the site file; rsyslogd is restarted: it reads its file at its start."""
 
     def change(document: dict[str, Any]) -> None:
-        if what == "address":
-            document["networks"]["public"]["address"] = "10.78.0.77/24"
-        elif what == "dns":
-            document["networks"]["dns"] = ["172.30.0.1"]
-        elif what == "hostname":
-            document["hostname"] = "other"
-        else:
-            document["services"] = ["munge", "slurmctld", "nat", "rsyslog", "chrony"]
+        document["ntp"] = ["10.78.0.253"]
+        document["syslog_forward"] = "10.78.0.254:5140"
 
-    site = running.variant("refused.yaml", change)
-    reported = running.sms("--site", site, "apply", ok=(3,)).stderr.decode()
-    assert words in reported and "sms start" in reported
-    assert running.sms("exec", "--", "cat", "/etc/sms/seed.mark").text == before
-    assert "--host host-a" in running.sms("apply", on="host-b", ok=(3,)).stderr.decode()
+    def sources() -> str:
+        return running.sms("exec", "--", "chronyc", "-n", "sources").text
+
+    before = pids(running)
+    done = applied(running, running.variant("time.yaml", change))
+    kinds = {one["service"]: one["kind"] for one in done["steps"]}
+    assert kinds == {"chrony": "reload", "rsyslog": "restart"} and done["seconds"]["chrony"] == 0
+    assert "10.78.0.253" in sources()
+    after = pids(running)
+    assert {name for name in before if after[name] != before[name]} == {"rsyslog"}
+    applied(running, "/etc/sms/sms.yaml")
+    assert "10.78.0.253" not in sources() and pids(running)["chrony"] == before["chrony"]

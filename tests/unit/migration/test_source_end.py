@@ -10,7 +10,7 @@ import pytest
 
 from appliance.agent import endpoint, freeze, migration_source
 from appliance.agent.endpoint import HostState, Instance
-from appliance.agent.migration_source import resume
+from appliance.agent.migration_resume import resume
 from appliance.agent.protocol import Problem, read_request
 from appliance.shared.migration import SourceRequest
 from tests.unit.migration.requests import SOURCE

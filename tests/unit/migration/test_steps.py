@@ -380,7 +380,10 @@ def test_a_host_that_is_gone_before_the_migration_has_begun_is_refused(
 # The requests
 
 
-ADDED = {"leave": ["stream_ports", "reset_ports", "mirror"], "arrive": ["mirror"]}
+ADDED = {
+    "leave": ["stream_ports", "reset_ports", "mirror", "second"],
+    "arrive": ["mirror", "base"],
+}
 
 
 @pytest.mark.parametrize(

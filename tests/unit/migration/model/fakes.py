@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
-from appliance.agent.migration_source import resume
+from appliance.agent.migration_resume import resume
 from appliance.agent.protocol import Problem
 from appliance.errors import Busy, SmsError
 from appliance.shared.identity import Identity

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from appliance.agent import endpoint, migration_source, migration_target
+from appliance.agent import endpoint, migration_resume, migration_source, migration_target
 from appliance.agent.channel import Disconnected
 from appliance.agent.endpoint import HostState, Instance
 from appliance.agent.migration_source import MigrationSource
@@ -487,6 +487,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(start, find_restored=_find_restored)
         put(start, read_note=nothing, trust=lambda *_: IMAGE, running_mark=nothing, overlay_mark=nothing)
         put(start, archive_for=nothing, check_confinement=nothing, is_confined=lambda *_: True)
+        put(stop, find_second=lambda *_: "")
         put(stop, stop_guard=lambda cluster, host: effect("stop_guard", host.name), close_mirror=nothing)
         put(stop, _warn=nothing)
         put(stop, stop_argv=lambda *_: ("stop-instance",), stop_timeout=lambda services: 1, ext3=TOOLS)
@@ -526,6 +527,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(endpoint, remove_state=lambda path: effect("mark", path.partition(":")[0], None))
         stack.enter_context(mock.patch.object(endpoint, "open", _open_mark, create=True))
         put(migration_source, time=AGENT_CLOCK, os=FILES, DatagramCounter=nothing, private_mounts=nothing)
+        put(migration_resume, host_locked=_lock_agent, private_mounts=nothing)
         put(migration_source, host_locked=_lock_agent, ThreadPoolExecutor=fakes.Serial, sync_folder=nothing)
         put(migration_source, LogSessions=lambda *_: SESSIONS)
         put(migration_target, boot_time=lambda: 10.0 * effect("clock"), os=FILES, sync_folder=nothing)

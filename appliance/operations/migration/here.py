@@ -1,0 +1,401 @@
+"""A switch on one host: a second instance of the services container replaces the running one, as in a migration.
+
+It has a copy of the overlay with the site's files of now, and may have other addresses, services or another image.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from appliance.catalog import Service, read_catalog, select
+from appliance.errors import Refused, RolledBack, SmsError, Unverified
+from appliance.host.base import Host
+from appliance.operations import history
+from appliance.operations.context import Cluster
+from appliance.operations.hosts.guarded import start_guard, stop_guard
+from appliance.operations.image.deliver import Image
+from appliance.operations.lease import Leases, query_all_leases, query_lease
+from appliance.operations.migration.agents import open_agents
+from appliance.operations.migration.copy import catch_up, copy_overlay, stop_services
+from appliance.operations.migration.inspection import PROGRAMS, record_if_missing, shares_overlay
+from appliance.operations.migration.rollback import end_agents
+from appliance.operations.migration.start import check_services, list_jobs, start_isolated
+from appliance.operations.migration.state import Here, Inspected, Migration, MigrationResult
+from appliance.operations.migration.switch import clean_up, switch_addresses
+from appliance.operations.overlay.overlay import archive_for, overlay_mark, second_overlay
+from appliance.operations.preflight import check_bridges, check_confinement, find_instance, query_confinement
+from appliance.operations.services.apply import Applied
+from appliance.operations.services.apply import apply as apply_files
+from appliance.operations.services.boot import install_unit
+from appliance.operations.services.unfinished import (
+    read_last_upgrade,
+    recover_migration,
+    resume_migration,
+    second_paths,
+)
+from appliance.operations.start_note import read_note, record_start
+from appliance.plan.machine import PROBE, inside_argv, instance_name, seed_argv
+from appliance.plan.migration.here import SWITCHED, bound_outages, bound_parts, recent_switches
+from appliance.plan.migration.lease import find_newer
+from appliance.plan.migration.move import ServiceOutage
+from appliance.plan.migration.plan import RESERVE, Plan
+from appliance.plan.services.apply import find_exceeded
+from appliance.plan.services.network import INTERFACES, conflists
+from appliance.progress import Progress
+from appliance.share import share
+from appliance.shared.migration import Second
+from appliance.tools import bridge, files, ports
+from appliance.tools.apptainer import Instance
+from appliance.tools.programs import find_missing
+from appliance.tools.space import need_space, query_used
+
+SERVICES = "/etc/sms/services.json"
+RESTART = "sms stop --host {0}, then sms start --host {0}"
+
+
+@dataclass(frozen=True)
+class Running:
+    """The network of the running instance, as the kernel has it, by interface: bridge, MAC address, address."""
+
+    bridges: dict[str, str]
+    macs: dict[str, str]
+    addresses: dict[str, str]
+
+
+@dataclass(frozen=True)
+class SwitchPlan:
+    """What a switch would do; ``away``: outages that it does not exceed, by so many measured switches."""
+
+    host: str
+    image: str
+    used_bytes: int
+    away: list[ServiceOutage]
+    measured: int
+
+
+@dataclass
+class Switched:
+    """What a switch did; ``exceeded``: the outages that were longer than predicted. Times in seconds."""
+
+    host: str
+    image: str
+    away: list[ServiceOutage]
+    outage: dict[str, float]
+    exceeded: list[str]
+    parts: dict[str, float]
+    notes: list[str]
+    connections: int
+    jobs: int
+    lost_datagrams: int
+    seconds: float
+    generation: int = 0
+
+
+def plan_switch(cluster: Cluster, host: Host, image: Image) -> SwitchPlan:
+    """Run the checks of a switch and return its plan; changes nothing.
+
+    Raises:
+        Refused: it is not possible.
+    """
+    return _inspect(cluster, host, image)[1]
+
+
+def switch_here(cluster: Cluster, host: Host, image: Image, progress: Progress, *, verb: str = "apply") -> Switched:
+    """Replace the running instance by one that is started from the site file and ``image``.
+
+    Args:
+        verb: in the history.
+
+    Raises:
+        Refused: it is not possible; nothing was changed.
+        RolledBack: a step failed; the instance of before serves.
+        Unverified: it serves, but a service does not answer, or the end was not confirmed.
+        SmsError: neither serves, or that is not known.
+    """
+    with progress.step("check the host") as step:
+        inspected, plan = _inspect(cluster, host, image)
+        step.detail("; ".join(shown_outages(plan.away)))
+    files.make_folders(host, str(cluster.places.journal))
+    check_confinement(cluster, host, image.path)
+    for path, text in conflists(cluster.site, cluster.services, isolated=True).items():
+        host.write(path, text.encode())
+    history.note(cluster, host, verb, "begun", image=image.key, generation=inspected.lease.generation)
+    try:
+        result, failures = _run_steps(cluster, inspected, image, progress)
+    except BaseException as error:
+        history.note(cluster, host, verb, "failed", why=str(error) or type(error).__name__)
+        raise
+    predicted = {one.name: one.predicted_s for one in plan.away}
+    done = Switched(
+        host.name, image.path, plan.away, result.outage, find_exceeded(predicted, result.outage), result.parts,
+        result.notes, result.connections, result.jobs, result.lost_datagrams, result.seconds,
+    )  # fmt: skip
+    _record(cluster, host, image, done, progress)
+    facts = {"parts": result.parts, "outage": result.outage, "exceeded": done.exceeded}
+    history.note(cluster, host, verb, SWITCHED, generation=done.generation, image=image.key, **facts)
+    if failures:
+        raise Unverified(
+            f"{failures}\n  the new instance serves on {host.name}: what it has received must not be lost",
+            hint="correct the site file and apply it; `sms status` probes every service",
+        )
+    return done
+
+
+def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) -> tuple[Applied, Switched | None]:
+    """Apply the site file to the running container, by a switch if it needs a new instance; first resume a killed one.
+
+    Args:
+        wait_s: how long each service that is reloaded or restarted may take to answer.
+
+    Raises:
+        SmsError: as ``apply_files`` and ``switch_here``.
+    """
+    recover_migration(cluster, host, progress)
+    record_interrupted(cluster, host, progress)
+    done, image = apply_files(cluster, host, progress, wait_s=wait_s)
+    return done, switch_here(cluster, host, image, progress) if done.switch else None
+
+
+def record_interrupted(cluster: Cluster, host: Host, progress: Progress) -> None:
+    """Record a switch that a killed run has completed without recording it."""
+    running = find_instance(cluster, host)
+    if running and query_lease(host, cluster).holder == host.name:
+        lease = query_lease(host, cluster)
+        if record_if_missing(cluster, host, running, lease, progress):
+            _remove_isolated(cluster, host)
+
+
+def _inspect(cluster: Cluster, host: Host, image: Image) -> tuple[Inspected, SwitchPlan]:
+    """Check that the host can switch; return what its steps need, and the plan.
+
+    Raises:
+        Refused: it cannot.
+    """
+    running = find_instance(cluster, host)
+    if not running:
+        raise Refused(f"the services container does not run on {host.name}", hint=f"sms start --host {host.name}")
+    leases = query_all_leases(host, cluster)
+    _check_state(cluster, host, running, leases)
+    now = _query_running(host, running)
+    _check_networks(cluster, host, now)
+    used = query_used(host, str(cluster.places.overlay))
+    folder = str(cluster.places.overlay.parent)
+    need_space(host, folder, used + RESERVE, "MiB free, a copy of the overlay needs %d", hint="free space there")
+    lease = replace(query_lease(host, cluster), generation=leases.top)
+    confinement = query_confinement(cluster, host)
+    measured = recent_switches(history.read_history(cluster, host))
+    away = bound_outages(cluster.services, measured)
+    plan = Plan(
+        host.name, host.name, image.path, image.sha256, lease.generation, False, used, 0, 0.0,
+        bound_parts(measured), len(measured), away,
+    )  # fmt: skip
+    known, unknown = _query_services(cluster, host)
+    name = f"{instance_name(cluster.site)}.{lease.generation + 1}"
+    second = Second(name, second_overlay(cluster), *second_paths(cluster))
+    archive = archive_for(cluster)
+    seed = seed_argv(cluster.site, confinement, image.path, second.overlay, overlay_mark(archive, image))
+    here = Here(second, known, unknown, now.bridges, now.addresses, tuple(now.macs.values()), (seed, archive))
+    inspected = Inspected(host, host, running.pid, lease, plan, confinement, confinement, here)
+    return inspected, SwitchPlan(host.name, image.path, used, away, len(measured))
+
+
+def _check_state(cluster: Cluster, host: Host, running: Instance, leases: Leases) -> None:
+    """Check lease, record and overlay.
+
+    Raises:
+        Refused: they do not allow a switch.
+    """
+    name, restart = host.name, RESTART.format(host.name)
+    lease = leases.views[name].lease
+    if not lease or lease.holder != name or find_newer(name, leases.views):
+        raise Refused(f"{name} does not hold the lease", hint="`sms host list` shows who does")
+    note = read_note(cluster, host)
+    if not note or note.image != running.image or not note.sha256:
+        raise Refused(f"the instance on {name} was not started by sms, or its record is missing", hint=restart)
+    upgrade = read_last_upgrade(cluster, host)
+    if upgrade and not upgrade.ended:
+        raise Refused(f"an upgrade was interrupted on {name}", hint="`sms upgrade` resumes it")
+    if missing := find_missing(host, *PROGRAMS):
+        raise Refused(f"{name} lacks {', '.join(missing)}", hint=f"sms doctor --host {name}")
+    if host.works("test", "-L", str(cluster.places.overlay)):
+        raise Refused(
+            f"the overlay of {name} is on a mirror: a second instance cannot use a copy of it",
+            hint=f"the change needs a new start: {restart}",
+        )
+    for other in cluster.site.admin_hosts:
+        if other.name == name or other.name in leases.unreachable:
+            continue
+        if shares_overlay(cluster, host, cluster.host(other.name)):
+            raise Refused(
+                f"{name} shares its overlay with {other.name}: a failover would not know of a second one",
+                hint=f"the change needs a new start: {restart}",
+            )
+
+
+def _query_running(host: Host, running: Instance) -> Running:
+    """Return the network of the running instance.
+
+    Raises:
+        Refused: a port is not on a bridge, or an interface has no address.
+    """
+    here = ports.find_ports(host, running.pid)
+    masters = {link["ifname"]: link.get("master", "") for link in ports.list_links(host)}
+    argv = ("nsenter", f"--net=/proc/{running.pid}/ns/net", "ip", "-json", "address", "show")
+    links = {link["ifname"]: link for link in json.loads(host.run(*argv).stdout or b"[]")}
+    bridges = {name: str(masters.get(here.get(name, ""), "")) for name in INTERFACES}
+    addresses = {name: _first_address(links.get(name, {})) for name in INTERFACES}
+    if missing := [name for name in INTERFACES if not bridges[name] or not addresses[name]]:
+        raise Refused(
+            f"{' and '.join(missing)} of the running container has no address, or its port is not on a bridge",
+            hint="`sms status` shows its networks",
+        )
+    return Running(bridges, {name: str(links[name]["address"]).lower() for name in INTERFACES}, addresses)
+
+
+def _first_address(link: Mapping[str, Any]) -> str:
+    found = [one for one in link.get("addr_info", []) if one.get("family") == "inet" and one.get("scope") == "global"]
+    return str(found[0]["local"]) if found else ""
+
+
+def _check_networks(cluster: Cluster, host: Host, now: Running) -> None:
+    """Check the bridges, that new addresses are free, and that a new gateway answers.
+
+    Raises:
+        Refused: with all problems.
+    """
+    check_bridges(cluster, host)
+    networks = dict(zip(INTERFACES, (cluster.site.networks.provisioning, cluster.site.networks.public), strict=True))
+    problems = []
+    for name, network in networks.items():
+        moved = network.bridge != now.bridges[name]
+        address = str(network.address.ip)
+        if not moved and address == now.addresses[name]:
+            continue
+        user = bridge.taken(host, {network.bridge: address}).get(address, "").lower()
+        if user and user not in now.macs.values():
+            problems.append(f"{address} is already used by {user} on {network.bridge}")
+    public = cluster.site.networks.public
+    gateway, own = str(public.gateway), ipaddress.ip_address(now.addresses[INTERFACES[1]])
+    moved = public.bridge != now.bridges[INTERFACES[1]] or own not in public.address.network
+    if moved and not bridge.taken(host, {public.bridge: gateway}):
+        problems.append(f"no machine has the gateway's address {gateway} on {public.bridge}")
+    if problems:
+        raise Refused("; ".join(problems), hint="correct the site file: nothing was changed")
+
+
+def _query_services(cluster: Cluster, host: Host) -> tuple[tuple[Service, ...], tuple[str, ...]]:
+    """Return the services of the running instance in their order, and the names of those that sms does not know."""
+    argv = inside_argv(cluster.site, cluster.services, "cat", SERVICES)
+    try:
+        names = sorted(map(str, json.loads(host.run(*argv).stdout)["services"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused(f"{SERVICES} in the container is invalid: {error}", hint=RESTART.format(host.name)) from None
+    catalog = {**read_catalog(share("definitions", "services")), **{one.name: one for one in cluster.services}}
+    return select(catalog, [name for name in names if name in catalog]), tuple(
+        name for name in names if name not in catalog
+    )
+
+
+def _run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: Progress) -> tuple[MigrationResult, str]:
+    """Run the steps of a migration with source and target on one host; return as ``migration.steps.run_steps``.
+
+    Raises:
+        Busy, Refused: as ``open_agents``; nothing was changed.
+        RolledBack, Unverified, SmsError: as ``_raise_outcome``.
+    """
+    began = time.monotonic()
+    with ExitStack() as agents:
+        migration = open_agents(cluster, inspected, image, progress, agents)
+        try:
+            copy_overlay(migration)
+            jobs = list_jobs(migration)
+            catch_up(migration)
+            stop_services(migration)
+            start_isolated(migration, jobs)
+            switch_addresses(migration)
+            failures = check_services(migration)
+            clean_up(migration)
+        except BaseException as error:
+            end_agents(migration, error)
+            _raise_outcome(migration, error)
+    migration.result.seconds = round(time.monotonic() - began, 3)
+    return migration.result, failures
+
+
+def _raise_outcome(migration: Migration, cause: BaseException) -> NoReturn:
+    """Raise the outcome of a failed switch, by the instance that runs.
+
+    Raises:
+        RolledBack: that of before.
+        Unverified: the second one.
+        SmsError: none, or it does not serve.
+    """
+    cluster, host, here = migration.cluster, migration.source.host, migration.inspected.here
+    assert here
+    message = cause.message if isinstance(cause, SmsError) else "the switch was interrupted"
+    hint = cause.hint if isinstance(cause, SmsError) else ""
+    try:
+        resume_migration(cluster, host)  # an agent may have been killed
+        running = find_instance(cluster, host)
+    except SmsError as error:
+        raise SmsError(
+            f"{message}\n  which instance serves on {host.name} is not known: {error.message}",
+            hint=f"`sms apply --host {host.name}` again completes the switch or undoes it",
+        ) from cause
+    if not running:
+        raise SmsError(f"{message}\n  no instance runs on {host.name}", hint=f"sms start --host {host.name}") from cause
+    if running.pid != migration.inspected.pid:
+        raise Unverified(
+            f"{message}\n  the new instance serves on {host.name}, but the end of the switch was not confirmed",
+            hint=f"`sms apply --host {host.name}` again verifies and records it",
+        ) from cause
+    _remove_isolated(cluster, host)
+    names = [service.name for service in here.services]
+    argv = inside_argv(cluster.site, cluster.services, PROBE, "--wait", "20", *names)
+    if host.run(*argv, ok=None, timeout=60).status:
+        raise SmsError(
+            f"{message}\n  not every service of the instance of before answers again",
+            hint=f"sms status --host {host.name}",
+        ) from cause
+    raise RolledBack(f"{message}\n  the instance of before serves on {host.name}, unchanged", hint=hint) from cause
+
+
+def _record(cluster: Cluster, host: Host, image: Image, done: Switched, progress: Progress) -> None:
+    """Record the new instance as a start does; what fails is only noted."""
+    try:
+        lease = query_lease(host, cluster)
+        done.generation = lease.generation
+        record_start(cluster, host, image, lease)
+        query_all_leases(host, cluster).publish(lease)
+        _remove_isolated(cluster, host)
+        for path, text in conflists(cluster.site, cluster.services).items():
+            host.write(path, text.encode())
+        install_unit(cluster, host, progress)
+        stop_guard(cluster, host)  # it has the old site file, and with it the old bridges
+        start_guard(cluster, host, progress)
+    except SmsError as error:
+        done.notes.append(f"the switch could not be recorded: {error.message}")
+
+
+def _remove_isolated(cluster: Cluster, host: Host) -> None:
+    for path in conflists(cluster.site, cluster.services, isolated=True):
+        host.remove(path)
+
+
+def shown_outages(away: Sequence[ServiceOutage], measured: Mapping[str, float] | None = None) -> list[str]:
+    """Return a line per outage that several services share: predicted, measured if there is one, tolerated."""
+    groups: dict[tuple[float, float | None], list[str]] = {}
+    for one in away:
+        took = measured.get(one.name) if measured else None
+        groups.setdefault((one.predicted_s, took), []).append(one.name)
+    lines = []
+    for (predicted, took), names in sorted(groups.items(), key=lambda group: group[0][0]):
+        was = "" if took is None else f", was {took:.2f} s"
+        lines.append(f"outage at most {predicted:.2f} s{was}: {', '.join(names)}")
+    return lines

@@ -1,0 +1,81 @@
+"""Outage of NAT and of the controller, as seen by a node, while `sms apply` switches to a second instance."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import cycle
+from typing import Any
+
+import yaml
+
+from bench.rig import Rig, Samples, result
+from bench.rig.bed import Bed, open_bed
+from tests.real.outage import Seen, watching
+
+LAB = "bench-apply"
+GOAL_S = 0.5
+PEER = "sms stop, sms start"
+SITES = ("/etc/sms/one.yaml", "/etc/sms/two.yaml")
+"""Two site files that differ in the name server: each change needs a new instance."""
+
+
+class Switched:
+    """A lab whose site file changes with every run, and what a node saw of it, by variant and service."""
+
+    def __init__(self, bed: Bed) -> None:
+        self.bed = bed
+        self.seen: dict[str, dict[str, Samples]] = defaultdict(lambda: defaultdict(Samples))
+        self.parts: dict[str, Samples] = defaultdict(Samples)
+        self.exceeded = 0
+        self._sites = cycle(SITES)
+        document = yaml.safe_load(bed.site_file.read_text())
+        for number, path in enumerate(SITES, start=1):
+            document["networks"]["dns"] = [f"172.30.0.{number}"]
+            (bed.lab.etc / path.rpartition("/")[2]).write_text(yaml.safe_dump(document))
+
+    def switch(self) -> None:
+        """Apply the other site file, by a second instance."""
+        _, done = self.bed.timed(self.bed.carrier, "--site", next(self._sites), "apply", "--json")
+        self.exceeded += bool(done["switched"]["exceeded"])
+        for part, seconds in done["switched"]["parts"].items():
+            self.parts[part].append(seconds)
+
+    def restart(self) -> None:
+        """Stop the instance, and start it with the other site file."""
+        self.bed.stop()
+        self.bed.timed(self.bed.carrier, "--site", next(self._sites), "start", "--json")
+
+    def watched(self, variant: str, work: Callable[[], None]) -> Callable[[], float]:
+        """Return a variant for ``Rig.interleave``: the outage of NAT while ``work`` runs."""
+
+        def once() -> float:
+            with watching(self.bed.lab.host("node1"), self.bed.lab.host("outside")) as seen:
+                work()
+            self._add(variant, seen)
+            return seen.away["nat"]
+
+        return once
+
+    def _add(self, variant: str, seen: Seen) -> None:
+        for service, seconds in seen.away.items():
+            self.seen[variant][service].append(seconds)
+
+
+def measure(rig: Rig) -> Iterator[dict[str, Any]]:
+    """Change the site file by a switch and by stop and start in turn, with probes from a node every 10 ms."""
+    with ExitStack() as stack:
+        bed = stack.enter_context(open_bed(rig.progress, LAB))
+        stack.enter_context(bed.running())
+        lab = Switched(bed)
+        own, peer = {"switch": lab.watched("switch", lab.switch)}, {"restart": lab.watched("restart", lab.restart)}
+        samples = rig.interleave(own, peer)
+    failed = samples["restart"].reason
+    facts: dict[str, Any] = {
+        "exceeded": lab.exceeded,
+        "parts": {part: values.median for part, values in lab.parts.items()},
+    }
+    yield result("apply/away, nat", samples["switch"], PEER, samples["restart"], below=GOAL_S, **facts)
+    theirs = Samples.failed(failed) if failed else lab.seen["restart"]["slurmctld"]
+    yield result("apply/away, slurmctld", lab.seen["switch"]["slurmctld"], PEER, theirs, ratio_below=1)

@@ -1,0 +1,131 @@
+"""`sms apply` where a new instance is needed: a second one on a copy of the overlay takes over on the same host."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from appliance.operations.lab import demo
+from tests.real.conftest import NODES, Playground
+from tests.real.processes import begin, kill_sms, wait_for_step
+from tests.real.services.test_apply import applied
+from tests.real.services.test_restart import pids
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.real
+
+DNS = "172.30.0.1"
+
+
+def other_dns(document: dict[str, Any]) -> None:
+    document["networks"]["dns"] = [DNS]
+
+
+def first_process(playground: Playground, on: str = "host-a") -> int:
+    """The first process of the instance, as the host has it."""
+    listed = json.loads(playground.host(on).run("apptainer", "instance", "list", "--json", "sms-lab").stdout)
+    return int(listed["instances"][0]["pid"])
+
+
+def assert_one_instance(playground: Playground, on: str = "host-a") -> None:
+    """One instance with the usual names, and nothing of another one."""
+    assert playground.instances(on) == ["sms-lab"]
+    assert len(playground.loops(on)) == 1
+    left = playground.host(on).run("sh", "-c", "ls /var/lib/sms/overlays /var/lib/sms/journal").text.split()
+    assert not [name for name in left if ".second" in name or name.endswith((".move", ".incoming"))]
+    assert not re.search(r"sms[0-9a-f]{8}h[01]", playground.host(on).run("ip", "-o", "link").text)
+
+
+def test_another_name_server_by_a_second_instance(running: Playground) -> None:
+    """The job goes on, the lease counts on, connections are kept; then the same back, and nothing to do."""
+    node = running.host("node1")
+    demo.wait_idle(node, NODES)
+    job = demo.as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 300")
+    wait_until(lambda: node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
+    before, generation, first = pids(running), running.lease()["generation"], first_process(running)
+    site = running.variant("switched.yaml", other_dns)
+    planned = applied(running, site, "-n")
+    assert len(planned["switch"]) == 1 and planned["switch"][0].startswith("dns is ")
+    assert {one["name"]: one["predicted_s"] for one in planned["switching"]["away"]}["nat"] <= 0.5
+    assert pids(running) == before
+    done = applied(running, site)["switched"]
+    assert done["jobs"] >= 1 and done["generation"] == generation + 1 == running.lease()["generation"]
+    assert first_process(running) != first
+    assert running.sms("exec", "--", "cat", "/etc/resolv.conf").text.split() == ["nameserver", DNS]
+    assert_one_instance(running)
+    wait_until(lambda: running.status()["healthy"], "health")
+    assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+    assert applied(running, site)["current"] is True
+    assert applied(running, "/etc/sms/sms.yaml")["switched"]["generation"] == generation + 2
+    assert_one_instance(running)
+    assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+    node.run("scancel", job)
+    running.sms("-q", "stop")
+    running.assert_nothing_runs()
+
+
+@pytest.mark.full
+def test_a_service_that_fails_there_changes_nothing(running: Playground) -> None:
+    """slurmctld refuses a line in the second instance: the first one serves on, with its state."""
+
+    def change(document: dict[str, Any]) -> None:
+        other_dns(document)
+        document["slurm"]["extra"] = ["SelectType=select/no_such_plugin"]
+
+    first, generation = first_process(running), running.lease()["generation"]
+    failed = running.sms("--site", running.variant("failed.yaml", change), "-q", "apply", ok=(5,)).stderr.decode()
+    assert "slurmctld does not answer" in failed
+    assert first_process(running) == first and running.lease()["holder"] == "host-a"
+    assert running.lease()["generation"] >= generation
+    assert_one_instance(running)
+    wait_until(lambda: running.status()["healthy"], "health")
+    assert applied(running, "/etc/sms/sms.yaml")["current"] is True
+
+
+STEPS = (
+    "copy the overlay",
+    "send the changes",
+    "stop stateful services",
+    "start isolated",
+    "switch the addresses",
+    "probe every service",
+)
+KILLED = [
+    pytest.param(step, agents, id=f"{step}{', and its agents' * agents}") for step in STEPS for agents in (False, True)
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("step", "agents"), KILLED)
+def test_the_next_run_goes_on_after_a_killed_one(running: Playground, step: str, agents: bool) -> None:
+    """Killed after a step, with or without its agents: one instance serves after the next run, with the change."""
+    site = running.variant("switched.yaml", other_dns)
+    process = begin(running, "--site", site, "apply")
+    wait_for_step(process, step)
+    kill_sms(process.pid)
+    if agents:
+        running.host("host-a").run("sh", "-c", "pkill -KILL -f 'agent.* (leave|arrive) '", ok=None)
+    process.communicate()
+    done = json.loads(running.sms("--site", site, "-q", "apply", "--json").stdout)
+    assert done["current"] or done["switched"]
+    assert_one_instance(running)
+    assert running.sms("exec", "--", "cat", "/etc/resolv.conf").text.split() == ["nameserver", DNS]
+    wait_until(lambda: running.status()["healthy"], "health")
+    assert applied(running, site)["current"] is True
+    assert applied(running, "/etc/sms/sms.yaml")["switched"]
+    assert_one_instance(running)
+
+
+def test_an_address_in_use_is_refused(running: Playground) -> None:
+    """Also a gateway that is not there; both before anything is changed."""
+
+    def change(document: dict[str, Any]) -> None:
+        document["networks"]["public"]["address"] = "10.78.0.254/24"
+
+    first = first_process(running)
+    reported = running.sms("--site", running.variant("taken.yaml", change), "apply", ok=(3,)).stderr.decode()
+    assert "10.78.0.254 is already used" in reported and first_process(running) == first
+    assert "--host host-a" in running.sms("apply", on="host-b", ok=(3,)).stderr.decode()
