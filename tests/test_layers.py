@@ -63,7 +63,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
     },
     "plan": {
         "overlay": {"seed"},
-        "services": {"confinement", "network", "supervisor"},
+        "services": {"apply", "confinement", "network", "supervisor"},
         "snapshots": {"retention"},
     },
     "cli": {},

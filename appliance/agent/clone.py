@@ -2,11 +2,12 @@
 
 import fcntl
 import os
+from typing import Callable, Optional, Set
 
 from appliance.agent import protocol
 from appliance.agent.protocol import Problem
-from appliance.agent.store import disk_errors
-from appliance.shared.files import data_ranges, free_bytes
+from appliance.agent.store import CHUNK, ZERO, count_chunks, digest_of, disk_errors
+from appliance.shared.files import data_ranges, free_bytes, write_at
 
 FICLONE = 0x40049409
 """ioctl of linux/fs.h."""
@@ -21,6 +22,31 @@ def reflink(source: int, target: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def clone_chunks(path: str, target: int, size: int, digest: Callable[[int], bytes]) -> Optional[Set[int]]:
+    """Clone a file that is being written into an empty one of ``size`` bytes; chunks that are not used become zeros.
+
+    Args:
+        digest: of the chunk of a number as it was read before.
+
+    Returns:
+        The numbers of the chunks that are as they were read; None where the file system does not support reflink.
+    """
+    with open(path, "rb") as stream:
+        cloned = reflink(stream.fileno(), target)
+    os.ftruncate(target, size)
+    if not cloned:
+        return None
+    found = set()
+    for number in range(count_chunks(size)):
+        data, known = os.pread(target, CHUNK, number * CHUNK), digest(number)
+        if known == ZERO:
+            if data.count(0) < len(data):
+                write_at(target, bytes(len(data)), number * CHUNK)
+        elif digest_of(data) == known:
+            found.add(number)
+    return found
 
 
 def copy_into(source: int, target: int, where: str) -> bool:

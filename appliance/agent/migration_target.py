@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Optional
 from appliance.agent import endpoint, protocol
 from appliance.agent.channel import Channel, Disconnected
 from appliance.agent.chunk_frames import decode_frames
-from appliance.agent.clone import reflink
+from appliance.agent.clone import clone_chunks
 from appliance.agent.endpoint import HostState, Instance, MoveMark
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
@@ -188,19 +188,11 @@ class MigrationTarget:
 
     def _from_base(self, missing: "set[int]") -> None:
         """Copy the chunks of the overlay that the source uses on this host, by reflink where that is possible."""
-        with open(self.request.base, "rb") as stream:
-            cloned = reflink(stream.fileno(), self.descriptor)
-        os.ftruncate(self.descriptor, self.size)
-        if not cloned:
+        found = clone_chunks(self.request.base, self.descriptor, self.size, self._digest)
+        if found is None:
             self._from_file(self.request.base, missing)
-            return
-        for number in range(count_chunks(self.size)):
-            data, digest = os.pread(self.descriptor, CHUNK, number * CHUNK), self._digest(number)
-            if digest == ZERO:  # written meanwhile, or free
-                if data.count(0) < len(data):
-                    self._put(number, bytes(len(data)))
-            elif digest_of(data) == digest:
-                missing.discard(number)
+        else:
+            missing -= found
 
     def _from_file(self, path: str, missing: "set[int]") -> None:
         """Copy chunks that an older copy has at the same offset."""

@@ -16,6 +16,7 @@ MOUNTED = "not state: a copy beside the overlay, on a mounted file system; place
 DIRECT = {
     "appliance/agent/check.py:run_e2fsck": "not state: a temporary configuration of e2fsck",
     "appliance/agent/check.py:write_chunks": "restore",
+    "appliance/agent/clone.py:clone_chunks": "not state: a copy that has another name until it is complete",
     "appliance/agent/clone.py:copy_into": "restored paths",
     "appliance/agent/copy_file.py:_copy": "overlay to a mirror",
     "appliance/agent/freeze.py:_start_watchdog": PIPE,
@@ -26,7 +27,6 @@ DIRECT = {
     "appliance/agent/migration_source.py:_finish": "migration source",
     "appliance/agent/migration_source.py:_replace_first": "switch on one host",
     "appliance/agent/migration_target.py:_check_mirror": "migration target on a mirror",
-    "appliance/agent/migration_target.py:_from_base": "migration target",
     "appliance/agent/migration_target.py:_keep": "rollback on the target",
     "appliance/agent/migration_target.py:build": "migration target",
     "appliance/agent/migration_target.py:put_in_place": "migration target",
