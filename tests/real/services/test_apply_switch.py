@@ -119,13 +119,15 @@ def test_the_next_run_goes_on_after_a_killed_one(running: Playground, step: str,
     assert_one_instance(running)
 
 
-def test_an_address_in_use_is_refused(running: Playground) -> None:
-    """Also a gateway that is not there; both before anything is changed."""
+def test_a_gateway_that_is_not_there_is_refused(running: Playground) -> None:
+    """Before anything is changed."""
 
     def change(document: dict[str, Any]) -> None:
-        document["networks"]["public"]["address"] = "10.78.0.254/24"
+        document["networks"]["public"] |= {"address": "10.78.9.2/24", "gateway": "10.78.9.254"}
 
     first = first_process(running)
-    reported = running.sms("--site", running.variant("taken.yaml", change), "apply", ok=(3,)).stderr.decode()
-    assert "10.78.0.254 is already used" in reported and first_process(running) == first
+    site = running.variant("gateway.yaml", change)
+    for words in (("-n",), ()):
+        reported = running.sms("--site", site, "apply", *words, ok=(3,)).stderr.decode()
+        assert "no machine has the gateway's address 10.78.9.254" in reported and first_process(running) == first
     assert "--host host-a" in running.sms("apply", on="host-b", ok=(3,)).stderr.decode()
