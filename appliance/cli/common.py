@@ -70,7 +70,7 @@ def add_actions(parser: argparse.ArgumentParser, modules: Iterable[str]) -> None
 
 def add_host(parser: argparse.ArgumentParser) -> None:
     """Add the option for the admin host to act on."""
-    parser.add_argument("--host", metavar="NAME", help="the admin host to act on (default: this machine)")
+    parser.add_argument("--host", type=filled, metavar="NAME", help="the admin host to act on (default: this machine)")
 
 
 def add_snapshot_name(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +138,20 @@ def filled(text: str) -> str:
     """
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty: is a shell variable not set?")
+    return text
+
+
+def absolute(text: str) -> str:
+    """Return an absolute path of another host, without a slash at its end; for argparse."""
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an absolute path")
+    return text.rstrip("/") or "/"
+
+
+def selector(text: str) -> str:
+    """Return a snapshot's number, or ``latest``; for argparse."""
+    if text != "latest" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither the number of a snapshot nor latest")
     return text
 
 

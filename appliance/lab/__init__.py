@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from appliance.errors import SmsError
+from appliance.errors import Refused, SmsError
 from appliance.host.netns import Netns
 from appliance.lab.down import down
 from appliance.lab.journal import Journal, hosts_off, is_complete, read_journal
@@ -31,11 +31,13 @@ class Lab:
         """Open the lab of this name. Hosts that are off do not prevent it.
 
         Raises:
-            SmsError: there is none, or it was not completely created.
+            ConfigError: no lab can have this name.
+            Refused: there is none.
+            SmsError: it was not completely created.
         """
-        journal = read_journal(name)
+        journal = read_journal(Layout(name, 0).name)
         if not journal:
-            raise SmsError(f"there is no lab {name}", hint=f"sms lab up --name {name}")
+            raise Refused(f"there is no lab {name}", hint=f"sms lab up --name {name}")
         if not is_complete(journal):
             raise SmsError(f"lab {name} is incomplete", hint=f"`sms lab up --name {name}` recreates it")
         return cls(journal)

@@ -16,6 +16,7 @@ from appliance.cli.common import (
     outage_lines,
     print_result,
     seconds,
+    selector,
     verb,
 )
 
@@ -46,7 +47,9 @@ def add(verbs: Verbs) -> None:
         "--i-have-fenced", action="store_true", dest="fenced", help="you have verified that the failed host is off"
     )
     origin = parser.add_mutually_exclusive_group()
-    origin.add_argument("--snapshot", default="", metavar="N", help="start from this snapshot: a number or latest")
+    origin.add_argument(
+        "--snapshot", default="", type=selector, metavar="N", help="start from this snapshot: a number or latest"
+    )
     origin.add_argument(
         "--shared", action="store_true", help="start from the overlay on HOST: it is shared with the failed host"
     )

@@ -91,7 +91,7 @@ def _options(arguments: argparse.Namespace) -> MasterOptions:
         owner, _, group = arguments.owner.partition(":")
         options = replace(options, owner=owner, group=group or owner)
     if arguments.all_nodes and (arguments.node or arguments.group):
-        raise ConfigError("--all-nodes excludes --node and --group")
+        raise ConfigError("--all-nodes excludes --node and --group", hint="omit one of them")
     if arguments.all_nodes or arguments.node or arguments.group:
         try:
             nodes = [name for words in arguments.node or () for name in expand(words)]

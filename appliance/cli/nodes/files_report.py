@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_json, print_result, verb
+from appliance.cli.common import Verbs, absolute, add_json, print_result, verb
 from appliance.cli.nodes.files_common import lines, open_vm
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def add(actions: Verbs) -> None:
     """Add the action's parser."""
     text = "Show which files nodes and the container have, by their last reports."
     parser = verb(actions, "report", "which files the clients have", text, EXAMPLES)
-    parser.add_argument("--path", metavar="PATH", help="only this file")
+    parser.add_argument("--path", type=absolute, metavar="PATH", help="only this file")
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from appliance.cli.common import Verbs, verb
+from appliance.cli.common import Verbs, absolute, positive, verb
 from appliance.cli.nodes.files_common import add_later, add_wait, finish, open_vm
 
 EXAMPLES = """\
@@ -16,8 +16,8 @@ def add(actions: Verbs) -> None:
     """Add the action's parser."""
     text = "Make an older version of a master file the current one, and notify its clients."
     parser = verb(actions, "rollback", "return to an older version of a master file", text, EXAMPLES)
-    parser.add_argument("path", metavar="PATH", help="its path on the clients")
-    parser.add_argument("--version", type=int, metavar="N", help="this version (default: the previous one)")
+    parser.add_argument("path", type=absolute, metavar="PATH", help="its path on the clients")
+    parser.add_argument("--version", type=positive, metavar="N", help="this version (default: the previous one)")
     add_later(parser)
     add_wait(parser)
     parser.set_defaults(run=run)

@@ -19,6 +19,7 @@ EXAMPLES = """\
   sms user sync --from accounts/ --dry-run         only print who would be added, changed, removed"""
 
 SHOWN = 20
+BOUNDS = "the lowest and the highest id that is distributed"
 
 
 def add(verbs: Verbs) -> None:
@@ -75,13 +76,18 @@ def run_sync(arguments: argparse.Namespace) -> int:
     from appliance.operations.nodes.users import SyncOptions, query_sssd, read_folder, sync, this_machine
 
     if arguments.uid_min < 1000:
-        raise ConfigError("--uid-min: ids below 1000 belong to the images of nodes and container")
+        raise ConfigError(
+            "--uid-min: ids below 1000 belong to the images of nodes and container",
+            hint="--uid-min 1000 is the default",
+        )
     if arguments.uid_min > arguments.uid_max:
-        raise ConfigError(f"--uid-min {arguments.uid_min} is more than --uid-max {arguments.uid_max}")
+        raise ConfigError(f"--uid-min {arguments.uid_min} is more than --uid-max {arguments.uid_max}", hint=BOUNDS)
     cluster, api, shown = open_vm(arguments)
     if arguments.sssd:
         if arguments.shadow:
-            raise ConfigError("--shadow is only valid with --from: SSSD does not provide passwords")
+            raise ConfigError(
+                "--shadow is only valid with --from: SSSD does not provide passwords", hint="omit one of them"
+            )
         source = query_sssd(this_machine(), arguments.group)
     else:
         source = read_folder(arguments.source, arguments.shadow)

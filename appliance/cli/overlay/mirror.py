@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import Verbs, add_host, add_json, filled, open_target, print_result, verb
+from appliance.cli.common import Verbs, absolute, add_host, add_json, open_target, positive, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.operations.overlay.mirror import MirrorChange
@@ -68,7 +68,7 @@ def add(actions: Verbs) -> None:
         "Recover the mirror from one member, after the overlay's folder was lost together with the other disk.",
         "  sms overlay mirror adopt /disk2/sms",
     )
-    adopt.add_argument("folder", metavar="DIR", help="the folder of a member")
+    adopt.add_argument("folder", type=absolute, metavar="DIR", help="the folder of a member")
     _add_dry_run(adopt)
 
 
@@ -97,7 +97,7 @@ def _add_create(parts: Any) -> None:
     create.add_argument(
         "--on",
         action="append",
-        type=filled,
+        type=absolute,
         metavar="DIR",
         help="the folder of a member; give it twice (default: admin_hosts[].mirror of the site file)",
     )
@@ -116,8 +116,10 @@ def _add_rebuild(parts: Any) -> None:
         "The services container may run.",
         REBUILD,
     )
-    rebuild.add_argument("--on", type=filled, metavar="DIR", help="the folder of the new member")
-    rebuild.add_argument("--member", type=int, metavar="NUMBER", help="the member to replace (the lost or faulty one)")
+    rebuild.add_argument("--on", type=absolute, metavar="DIR", help="the folder of the new member")
+    rebuild.add_argument(
+        "--member", type=positive, metavar="NUMBER", help="the member to replace (the lost or faulty one)"
+    )
     rebuild.add_argument("--same-fs", action="store_true", help="allow both folders on one file system")
     _add_dry_run(rebuild)
 
@@ -130,8 +132,7 @@ def run_create(arguments: argparse.Namespace) -> int:
     size = parse_size(arguments.size).size if arguments.size else 0
     cluster, host, shown = open_target(arguments)
     wanted = [str(folder) for admin in cluster.site.admin_hosts if admin.name == host.name for folder in admin.mirror]
-    folders = [folder.rstrip("/") or "/" for folder in arguments.on or wanted]
-    options = MirrorOptions(folders, size, arguments.same_fs)
+        options = MirrorOptions(arguments.on or wanted, size, arguments.same_fs)
     done = create(cluster, host, shown, options, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the overlay on {host.name} is mirrored", "is mirrored there already")
 
@@ -189,8 +190,7 @@ def run_rebuild(arguments: argparse.Namespace) -> int:
     from appliance.operations.overlay.mirror import RebuildOptions, rebuild
 
     cluster, host, shown = open_target(arguments)
-    folder = arguments.on.rstrip("/") if arguments.on else None
-    options = RebuildOptions(folder, arguments.member, arguments.same_fs)
+    options = RebuildOptions(arguments.on, arguments.member, arguments.same_fs)
     done = rebuild(cluster, host, shown, options, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the mirror on {host.name} is redundant again", "is redundant")
 
@@ -211,8 +211,7 @@ def run_adopt(arguments: argparse.Namespace) -> int:
     from appliance.operations.overlay.mirror import adopt
 
     cluster, host, shown = open_target(arguments)
-    folder = arguments.folder.rstrip("/")
-    done = adopt(cluster, host, shown, folder, dry_run=arguments.dry_run)
+    done = adopt(cluster, host, shown, arguments.folder, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the overlay on {host.name} is on its mirror again", "is on its mirror")
 
 

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 
-from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
+from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, verb
 from appliance.text import one_line
 
 EXAMPLES = """\
@@ -28,7 +28,9 @@ def add(verbs: Verbs) -> None:
         "Show the events that start, stop, migrate, failover, upgrade and the guard recorded on the admin hosts.",
         EXAMPLES,
     )
-    parser.add_argument("--host", metavar="NAME", help="show the journal of this admin host (default: all that answer)")
+    parser.add_argument(
+        "--host", type=filled, metavar="NAME", help="show the journal of this admin host (default: all that answer)"
+    )
     parser.add_argument(
         "-n", "--lines", type=_count, default=30, metavar="N", help="show the last N lines (30; 0: all)"
     )

@@ -6,7 +6,18 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_host, add_json, add_vm, filled, open_site, open_target, print_result, verb
+from appliance.cli.common import (
+    Verbs,
+    add_host,
+    add_json,
+    add_vm,
+    filled,
+    open_site,
+    open_target,
+    positive,
+    print_result,
+    verb,
+)
 from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +42,7 @@ def add(actions: Verbs) -> None:
         "verified one is always kept; what a restore replaced is kept for 30 days, unless it is given by number.",
         EXAMPLES,
     )
-    parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="remove these and no others")
+    parser.add_argument("numbers", nargs="*", type=positive, metavar="NUMBER", help="remove these and no others")
     add_host(parser)
     parser.add_argument(
         "--at",

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, seconds, verb
+from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, seconds, selector, verb
 from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,9 +37,15 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument("image", nargs="?", type=filled, metavar="IMAGE", help="a file, or the start of a key")
     parser.add_argument(
-        "--host", default="", metavar="NAME", help="host of the snapshot (default: where the container runs)"
+        "--host",
+        default="",
+        type=filled,
+        metavar="NAME",
+        help="host of the snapshot (default: where the container runs)",
     )
-    parser.add_argument("--snapshot", default="latest", metavar="NUMBER", help="the snapshot (default: %(default)s)")
+    parser.add_argument(
+        "--snapshot", default="latest", type=selector, metavar="NUMBER", help="the snapshot (default: %(default)s)"
+    )
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="compute nodes (default: %(default)s)")
     parser.add_argument("--user", default="root", metavar="NAME", help="user of the job (default: %(default)s)")
     parser.add_argument("--wait", type=seconds, default=60, metavar="SECONDS", help="timeout of the services (60)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import open_site
+from appliance.cli.common import filled, open_site
 
 if TYPE_CHECKING:
     from appliance.host.base import Host
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_vm_host(parser: argparse.ArgumentParser) -> None:
     """Add ``--host``: the admin host that has the VM."""
-    parser.add_argument("--host", metavar="NAME", help="the admin host (default: the one that has the VM)")
+    parser.add_argument("--host", type=filled, metavar="NAME", help="the admin host (default: the one that has the VM)")
 
 
 def open_vm(arguments: argparse.Namespace) -> tuple[Cluster, Host, Progress]:

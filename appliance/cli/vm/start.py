@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from appliance.cli.common import Verbs, add_json, duration, open_target, print_result, verb
+from appliance.cli.common import Verbs, add_json, duration, filled, open_target, print_result, verb
 
 EXAMPLES = """\
   sms vm start                    on this admin host
@@ -23,7 +23,9 @@ def add(actions: Verbs) -> None:
         "start QEMU (with KVM where it works), and check all services in the VM. A failed start is rolled back.",
         EXAMPLES,
     )
-    parser.add_argument("--host", metavar="NAME", help="the admin host to start it on (default: this machine)")
+    parser.add_argument(
+        "--host", type=filled, metavar="NAME", help="the admin host to start it on (default: this machine)"
+    )
     parser.add_argument(
         "--wait",
         type=duration,

@@ -58,11 +58,11 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
     """
     base = cluster.base
     host = Local()
+    if base.manager == "apt" and locked:
+        read_lock(lock, base)  # report an invalid lock file before the slow queries
     mirrors = find_mirrors(host, base, cluster.site.base.mirrors)
     versions: dict[str, str] | None = None
     if base.manager == "apt":
-        if locked:
-            read_lock(lock, base)  # report an invalid lock file before the slow resolution
         packages = packages_for(base, cluster.services)
         versions = resolve(cluster, base.name, apt_sources(base, mirrors), packages, progress)
         if locked:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from appliance.errors import SmsError
+from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
 from appliance.lab import Lab
 from appliance.lab.capture import SWITCH, listener
@@ -68,8 +68,11 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> D
     """Build, start and use the services container. Finished steps are not repeated.
 
     Raises:
+        ConfigError: it has no compute node.
         SmsError: a check failed.
     """
+    if nodes < 1:
+        raise ConfigError("the demonstration runs a job on a compute node", hint="--nodes 1 or more")
     report = DemoReport(name)
 
     check = partial(report.try_out, progress)

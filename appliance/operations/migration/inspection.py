@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -114,7 +114,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
     if newest is None and unreachable:
         raise Refused(
             f"the services container is not running on any reachable host; {', '.join(unreachable)} cannot be reached",
-            hint=f"if {unreachable[0]} has failed: sms failover {target.name}",
+            hint=_failover_hint(unreachable[0], target, leases, unreachable),
         )
     if newest is None:
         raise Refused("the services container is not running on any host", hint=f"sms start --host {target.name}")
@@ -126,10 +126,16 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
     if newest.holder in unreachable:
         raise Refused(
             f"{newest.holder} holds the lease and cannot be reached",
-            hint=f"if it has failed: sms failover {target.name}",
+            hint=_failover_hint(newest.holder, target, leases, unreachable),
         )
     top = max(lease.generation for lease in leases.values() if lease)
     return next(host for host in hosts if host.name == newest.holder), replace(newest, generation=top)
+
+
+def _failover_hint(failed: str, target: Host, hosts: Iterable[str], unreachable: Collection[str]) -> str:
+    """Return what to do if a host has failed: a failover to the target, or to another host that can be reached."""
+    reachable = [name for name in (target.name, *hosts) if name not in unreachable]
+    return f"if {failed} has failed: sms failover {reachable[0]}" if reachable else "make one of them reachable"
 
 
 def _find_running(cluster: Cluster, source: Host) -> Instance:

@@ -47,6 +47,7 @@ FILES, BLOBS, SYNC = "/sms/v1/files", "/sms/v1/blobs", "/sms/v1/sync"
 LARGEST_B = 16 << 20
 LARGEST_SHOWN_B = 64 << 10
 POLL_S = 0.5
+SOURCE = "name a file of this machine, or - for standard input"
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def read_source(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+        raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}", hint=SOURCE) from None
 
 
 def make_master(path: str, data: bytes, options: MasterOptions, before: FileVersion | None) -> Master:
@@ -268,7 +269,8 @@ def push(
     """Upload the site's files that differ to the VM, notify all clients, and wait for their reports.
 
     Raises:
-        Refused: the site has no VM, a file cannot be read, or the VM rejects one.
+        ConfigError: the site has no VM.
+        Refused: a file cannot be read, or the VM rejects one.
         VmUnreachable: the VM does not answer.
     """
     api = api or open_api(cluster)

@@ -12,7 +12,7 @@ from pathlib import Path
 from appliance.catalog import read_bases
 from appliance.catalog.node import read_node_profile
 from appliance.config.provisioning import Profile
-from appliance.errors import Refused, SmsError
+from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root, runtime_files
 from appliance.operations.image.build import find_mirrors, logging, remove_left, resolve, work_folder
@@ -69,11 +69,11 @@ def find_profile(cluster: Cluster, name: str) -> Profile:
 
     Raises:
         ConfigError: the site has no VM.
-        Refused: the site has no such profile.
+        ConfigError: the site has no such profile either.
     """
     profiles = need_vm(cluster.site).profiles
     if name not in profiles:
-        raise Refused(
+        raise ConfigError(
             f"the site has no node profile {name}", hint=f"it has {', '.join(profiles)}: `sms image profiles`"
         )
     return profiles[name]

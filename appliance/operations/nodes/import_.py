@@ -90,14 +90,18 @@ def read_smd(
     """Read the inventory of a State Manager.
 
     Raises:
-        ConfigError: the URL or the pattern is invalid.
-        Refused: the token cannot be read, can be read by others, or is rejected.
+        ConfigError: the URL or the pattern is invalid, or the token cannot be read or can be read by others.
+        Refused: the token is rejected.
         SmsError: the answer is not that of an SMD.
     """
     pattern = check_pattern(pattern or NID_PATTERN)
     token = os.environ.get(TOKEN, "").strip()
     if token_file:
-        token = read_password(token_file)
+        try:
+            token = read_password(token_file)
+        except Refused as error:
+            hint = f"chmod 600 {token_file}" if token_file.is_file() else f"--token-file FILE, or ${TOKEN}"
+            raise ConfigError(error.message, hint=hint) from None
     manager = StateManager(url, token, ca)
     found: dict[str, list[Mapping[str, object]]] = {}
     with progress.step(f"read {url}") as step:

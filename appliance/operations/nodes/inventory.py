@@ -113,7 +113,7 @@ def open_inventory(cluster: Cluster) -> Inventory:
     """Return the inventory of the site's VM.
 
     Raises:
-        Refused: the site has no VM.
+        ConfigError: the site has no VM.
     """
     return Inventory(cluster, open_api(cluster))
 
@@ -169,7 +169,8 @@ def known_nodes(cluster: Cluster, progress: Progress) -> list[Node]:
     """Return the inventory's nodes; if the VM is off, the cached ones, with a note on their age.
 
     Raises:
-        Refused: the site has no VM, or it is off and there is no cache.
+        ConfigError: the site has no VM.
+        Refused: it is off and there is no cache.
     """
     try:
         return open_inventory(cluster).nodes()

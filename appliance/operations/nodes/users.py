@@ -20,6 +20,7 @@ LARGEST_B = 64 << 20
 GETENT_S = 300
 BATCH = 200
 """Number of names in one query of the directory."""
+FOLDER = "--from names a folder with the files passwd and group, or a passwd file with group beside it"
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ def _read(path: Path) -> str:
         with path.open("rb") as stream:
             data = stream.read(LARGEST_B + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+        raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}", hint=FOLDER) from None
     if len(data) > LARGEST_B:
-        raise ConfigError(f"{path} is larger than {LARGEST_B >> 20} MiB")
+        raise ConfigError(f"{path} is larger than {LARGEST_B >> 20} MiB", hint=FOLDER)
     return data.decode(errors="surrogateescape")
 
 

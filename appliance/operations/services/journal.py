@@ -46,7 +46,7 @@ def read_journal(cluster: Cluster, only: str | None, *, last: int) -> Journal:
         lines = [line for found in pool.map(read, names) for line in found]
     lines.sort(key=_time_of)
     if len(silent) == len(names):
-        raise SmsError("; ".join(silent.values()))
+        raise SmsError("; ".join(silent.values()), hint="sms doctor --host NAME")
     return Journal(lines[-last:] if last else lines, silent)
 
 

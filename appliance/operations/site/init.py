@@ -37,11 +37,13 @@ def write_site(text: str, path: Path, *, force: bool = False, parents: bool = Fa
     """Write a new site file atomically; with ``parents``, create its folder.
 
     Raises:
-        ConfigError: its folder does not exist.
+        ConfigError: its folder does not exist, or is not one.
         Refused: the file exists and ``force`` is not set.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", hint=f"give a file, such as {path / 'sms.yaml'}")
+    if folder := next((each for each in path.parents if each.exists() and not each.is_dir()), None):
+        raise ConfigError(f"{folder} is not a folder", hint="choose another file with -o")
     if not parents and not path.parent.exists():
         raise ConfigError(f"there is no folder {path.parent}", hint="--parents creates it")
     if not force and os.path.lexists(path):

@@ -120,7 +120,7 @@ def choose_targets(cluster: Cluster, source: str, targets: Sequence[str], *, opt
     chosen = list(dict.fromkeys(targets)) or site_targets(cluster, source)
     if not chosen:
         raise Refused(
-            "no push target configured", hint="set snapshots.borg or snapshots.standby, or name one: --to HOST"
+            "no push target configured", hint=f"set snapshots.borg or snapshots.standby, or name one: {option} HOST"
         )
     return chosen
 

@@ -20,6 +20,7 @@ from appliance.plan.snapshots.schedule import (
     Kind,
     Schedule,
     Unit,
+    check_every,
     cron_path,
     drill_job,
     has_drill,
@@ -100,6 +101,7 @@ def install_schedule(
         Refused: the host has no sms, no site file of this cluster, or neither systemd nor cron.
     """
     minutes = cluster.site.snapshots.every_minutes if every is None else every
+    check_every(minutes)
     each = [cluster, *([cluster.of_vm()] if cluster.site.provisioning else [])]
     plans = [_plan(one, host, site_file, minutes) for one in each]
     if dry_run:

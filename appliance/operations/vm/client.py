@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from appliance.config.provisioning import Provisioning
-from appliance.errors import ConfigError, Refused, SmsError
+from appliance.errors import SmsError
 from appliance.operations.context import Cluster
 from appliance.plan.vm.vm import HTTPS, need_vm
 from appliance.shared.records import RecordError, check_value
@@ -28,12 +28,9 @@ def open_api(cluster: Cluster) -> Api:
     """Return a client of the VM's interface, at the address that this machine reaches directly.
 
     Raises:
-        Refused: the site has no VM.
+        ConfigError: the site has no VM.
     """
-    try:
-        vm = need_vm(cluster.site)
-    except ConfigError as error:
-        raise Refused(error.message, hint=error.hint) from None
+    vm = need_vm(cluster.site)
     folder = tls_folder(cluster)
     address = _reachable(vm)
     return Api(f"https://{address}:{HTTPS}", folder / "ca.pem", folder / "admin.pem", folder / "admin.key")
