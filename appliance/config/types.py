@@ -112,7 +112,7 @@ NodeList = Annotated[
 Peer = Annotated[
     str,
     Text(
-        r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?",
+        r"[A-Za-z0-9.-]{1,253}(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5])))))?",
         "a host name or address, with or without a port",
         "write it as mail.example.org or 192.0.2.25:25",
     ),

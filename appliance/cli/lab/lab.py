@@ -113,7 +113,9 @@ def _status(arguments: argparse.Namespace) -> int:
 def _add_exec(parts: Any) -> None:
     parser = _part(parts, "exec", "run a command on a host; without one, a shell")
     parser.add_argument("host", metavar="HOST")
-    command = parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="a command, its arguments")
+    command = parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- CMD", help="a command, its arguments"
+    )
     command.required = False  # argparse would name it as missing where HOST is
     parser.set_defaults(run=_exec)
 

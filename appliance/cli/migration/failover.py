@@ -47,9 +47,7 @@ def add(verbs: Verbs) -> None:
         "--i-have-fenced", action="store_true", dest="fenced", help="you have verified that the failed host is off"
     )
     origin = parser.add_mutually_exclusive_group()
-    origin.add_argument(
-        "--snapshot", default="", type=selector, metavar="N", help="start from this snapshot: a number or latest"
-    )
+    origin.add_argument("--snapshot", type=selector, metavar="N", help="start from this snapshot: a number or latest")
     origin.add_argument(
         "--shared", action="store_true", help="start from the overlay on HOST: it is shared with the failed host"
     )
@@ -75,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = FailoverOptions(
         arguments.fenced,
         arguments.shared,
-        arguments.snapshot,
+        arguments.snapshot or "",
         arguments.image,
         arguments.wait,
         arguments.without_remote,

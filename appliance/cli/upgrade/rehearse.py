@@ -38,7 +38,6 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("image", nargs="?", type=filled, metavar="IMAGE", help="a file, or the start of a key")
     parser.add_argument(
         "--host",
-        default="",
         type=filled,
         metavar="NAME",
         help="host of the snapshot (default: where the container runs)",
@@ -76,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = RehearsalOptions(
         arguments.image or "",
         arguments.nodes,
-        arguments.host,
+        arguments.host or "",
         arguments.snapshot,
         arguments.user,
         arguments.keep,

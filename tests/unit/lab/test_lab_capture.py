@@ -163,8 +163,8 @@ def test_a_full_disk_is_said_with_what_is_kept(tmp_path: Path) -> None:
     [
         (["--duration", "soon"], 2, "duration 'soon'"),
         (["--duration", "0"], 2, "duration '0'"),
-        (["--name", "nowhere"], 1, "there is no lab nowhere"),
-        (["--name", "../etc"], 1, "there is no lab"),
+        (["--name", "nowhere"], 3, "there is no lab nowhere"),
+        (["--name", "../etc"], 2, "invalid lab name"),
         (["-o", "-", "--json"], 2, "cannot both be standard output"),
         (["--duration"], 2, "expected one argument"),
         (["extra"], 2, "unrecognized arguments"),

@@ -696,6 +696,6 @@ def test_a_site_without_a_vm(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     document.pop("provisioning", None)
     document["state"] = str(tmp_path / "state")
     (tmp_path / "sms.yaml").write_text(yaml.safe_dump(document))
-    assert main(["-q", "--site", str(tmp_path / "sms.yaml"), "node", "list"]) == 3
+    assert main(["-q", "--site", str(tmp_path / "sms.yaml"), "node", "list"]) == 2
     assert "no provisioning VM" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["sms.yaml"]
