@@ -137,7 +137,7 @@ TABLES = {
 2 ConfigError    overlay grow 12
 2 ConfigError    overlay grow 999T
 3 Refused        overlay grow 1G
-2 usage          overlay mirror create
+2 usage          overlay mirror create --on
 2 usage          overlay mirror create --on disk1 --on disk2
 3 Refused        overlay mirror create --on /nowhere/1 --on /nowhere/2
 2 ConfigError    overlay mirror create --on /nowhere/1 --on /nowhere/2 --size tiny

@@ -132,7 +132,7 @@ def run_create(arguments: argparse.Namespace) -> int:
     size = parse_size(arguments.size).size if arguments.size else 0
     cluster, host, shown = open_target(arguments)
     wanted = [str(folder) for admin in cluster.site.admin_hosts if admin.name == host.name for folder in admin.mirror]
-        options = MirrorOptions(arguments.on or wanted, size, arguments.same_fs)
+    options = MirrorOptions(arguments.on or wanted, size, arguments.same_fs)
     done = create(cluster, host, shown, options, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the overlay on {host.name} is mirrored", "is mirrored there already")
 
