@@ -19,7 +19,7 @@ from appliance.agent.in_root import by_descriptor, open_in_root
 from appliance.agent.protocol import Problem
 from appliance.shared.files import remove_state, replace_file
 from appliance.shared.history import AppendLine, make_event
-from appliance.shared.lease import WRITTEN, Lease, SwapLease, peek, read_file
+from appliance.shared.lease import WRITTEN, Lease, SwapLease, parse_lease, peek, read_file
 from appliance.shared.migration import MigrationRequest
 from appliance.shared.records import RecordError, from_json, to_json
 
@@ -428,6 +428,14 @@ class HostState:
             return peek(read_file(self.request.lease))
         except OSError:
             return 0, ""
+
+    def was_served_by(self, peer: str) -> bool:
+        """Return whether a host has taken the lease since the migration was planned, and has released it here."""
+        try:
+            lease = parse_lease(read_file(self.request.lease) or b"")
+        except (OSError, ValueError, TypeError):
+            return False
+        return lease.holder is None and lease.last == peer and lease.generation > self.request.generation
 
     def check_plan(self, *, holds: bool) -> None:
         """Check, under the lock of the host, that nothing has changed here since the migration was planned.

@@ -319,7 +319,8 @@ class MigrationSource:
         found = endpoint.find_instance(self.request.instance)
         if found and found.pid == self.instance.pid and not self.request.shared:
             self._end_instance()
-        self.host_state.write_lease(self.request.peer, self.request.generation + 1)
+        if self.host_state.generation() <= self.request.generation:  # else the target has written it since
+            self.host_state.write_lease(self.request.peer, self.request.generation + 1)
         if not self.request.shared:
             endpoint.wait_until_unused(self.request.overlay, 20)
             if self.request.second:
@@ -382,6 +383,10 @@ class MigrationSource:
                 time.sleep(0.05)
             if self._target_answers():
                 self.host_state.record_event("given", why=why, seen="%s answers for the addresses" % self.request.peer)
+                self._finish()
+                return
+            if self.host_state.was_served_by(self.request.peer):
+                self.host_state.record_event("given", why=why, seen="%s served and was stopped" % self.request.peer)
                 self._finish()
                 return
         if self.state == "ended" and not self._reclaim_lease(why):

@@ -20,7 +20,7 @@ from appliance.plan.migration.lease import (
     has_own_overlay,
     may_take,
     merge_update,
-    raise_above,
+    raise_floor,
     read_lease,
     release,
     take,
@@ -322,7 +322,7 @@ class Leases:
         if self._is_known(lease):
             return
         mine, copied = self.views[self.me].lease, replace(lease, file=self.me)
-        outcome = self._swap(self.me, copied.with_identity_of(mine) if mine else copied)
+        outcome = self._swap(self.me, copied.written_over(mine) if mine else copied)
         if outcome == WRITTEN:
             return
         self.views[self.me] = self.query_host(self.me, runs=False)
@@ -434,21 +434,22 @@ def check_lease(host: Host, cluster: Cluster, *, fenced: Collection[str] = ()) -
 
 
 def raise_lease(host: Host, cluster: Cluster, generation: int, *, cluster_uuid: str = "", locked: bool = False) -> str:
-    """Raise the generation of the lease of ``host`` above that of a snapshot, unless another host holds it.
+    """Record in the lease of ``host``, unless another host holds it, that it got a snapshot of ``generation``.
 
-    Snapshots taken later are then newer than that one. Return a note if the lease got a UUID, else an empty text.
+    The next start takes a higher one, so that snapshots taken later are newer. Return a note if the lease got a UUID,
+    else an empty text.
 
     Args:
         cluster_uuid: of the snapshot; a lease that was never taken gets it.
         locked: the caller holds the lock of the lease file (``hold_lease_still``).
 
     Raises:
-        Refused: another run changes the lease.
+        Refused: another run changes the lease, or as ``raise_floor``.
     """
     path = str(cluster.places.lease)
     data = host.read(path)
     before = _read(data, cluster, host)
-    raised = raise_above(before, host.name, generation, cluster_uuid=cluster_uuid)
+    raised = raise_floor(before, host.name, generation, cluster_uuid=cluster_uuid)
     if raised:
         swap = SwapLease(path, raised.text().decode(), digest(data), wait_s=OWN_WAIT_S, locked=locked)
         _check_outcome(agent.perform(host, swap))
@@ -460,10 +461,11 @@ def raise_lease(host: Host, cluster: Cluster, generation: int, *, cluster_uuid: 
     )
 
 
-def set_last(host: Host, cluster: Cluster, *, locked: bool = False) -> Lease:
+def set_last(host: Host, cluster: Cluster, above: int, *, locked: bool = False) -> Lease:
     """Note in the file of ``host``, whose lease nobody holds, that its overlay is the newest; return the lease.
 
     Args:
+        above: its generation becomes higher than this one.
         locked: as for ``raise_lease``.
 
     Raises:
@@ -471,7 +473,8 @@ def set_last(host: Host, cluster: Cluster, *, locked: bool = False) -> Lease:
     """
     path = str(cluster.places.lease)
     data = host.read(path)
-    lease = replace(_read(data, cluster, host), last=host.name, file=host.name)
+    before = _read(data, cluster, host)
+    lease = replace(before, generation=max(before.generation, above + 1), last=host.name, file=host.name)
     _check_outcome(agent.perform(host, SwapLease(path, lease.text().decode(), digest(data), locked=locked)))
     return lease
 

@@ -18,11 +18,11 @@ from appliance.shared.locks import Locked, hold_lock
 
 MAX_GENERATION = 1 << 40
 """Enough for a million failovers a day for three years; also the limit of the sequence number."""
-LAST_GENERATION = 1000000
-"""Of a snapshot: one start per minute for two years. A larger one would make its snapshot the latest forever."""
+LAST_GENERATION = 1 << 31
+"""Of a snapshot: a million failovers. A larger one would make its snapshot the latest forever."""
 LAST_RAISING = LAST_GENERATION // 2
-"""Generation up to which a snapshot, a history or a remote copy raises the lease. They may come from another host: what
-this host takes afterwards must remain valid there."""
+"""Generation up to which a snapshot, a history or a remote copy raises what this host takes next. They may come from
+another host: what this host takes afterwards must remain valid there."""
 MAX_NAME_LENGTH = 255
 """Characters of a name."""
 
@@ -39,7 +39,8 @@ class Lease:
     never taken; ``file`` is the admin host that the file belongs to. A copy in another host's folder has that host's
     name: the holder's overlay is not in that folder. Empty: not known. ``last`` is the host that released it; empty:
     not known. ``sequence`` is the number of the last snapshot that the file's host began to take. ``cluster_uuid`` and
-    ``adopted``: the identity of the cluster (shared/identity.py).
+    ``adopted``: the identity of the cluster (shared/identity.py). ``floor``: generation of a snapshot that the
+    file's host has pulled or restored; the lease is taken above it. It does not show that any host has taken it.
     """
 
     cluster: str
@@ -51,6 +52,7 @@ class Lease:
     sequence: int = 0
     cluster_uuid: str = ""
     adopted: int = 0
+    floor: int = 0
 
     @property
     def taker(self) -> str:
@@ -63,10 +65,14 @@ class Lease:
             return self
         return replace(self, cluster_uuid=other.cluster_uuid, adopted=other.adopted)
 
+    def written_over(self, other: Lease) -> Lease:
+        """Return this lease as it replaces ``other`` in a file: no write removes a UUID, or lowers the floor."""
+        return replace(self.with_identity_of(other), floor=max(self.floor, other.floor))
+
     def text(self) -> bytes:
         """Return the contents of the file."""
         facts = asdict(self)
-        for name in ("file", "last", "sequence", "cluster_uuid", "adopted"):
+        for name in ("file", "last", "sequence", "cluster_uuid", "adopted", "floor"):
             if not facts[name]:
                 del facts[name]
         return (json.dumps(facts, indent=1) + "\n").encode()
@@ -86,7 +92,7 @@ def parse_lease(data: bytes) -> Lease:
     lease = Lease(**{field.name: found[field.name] for field in fields(Lease) if field.name in found})
     if type(lease.generation) is not int or not 0 <= lease.generation <= MAX_GENERATION:
         raise ValueError(f"generation {str(lease.generation)[:20]!r}")
-    for what, number in (("sequence", lease.sequence), ("adopted", lease.adopted)):
+    for what, number in (("sequence", lease.sequence), ("adopted", lease.adopted), ("floor", lease.floor)):
         if type(number) is not int or not 0 <= number <= MAX_GENERATION:
             raise ValueError(f"{what} {str(number)[:20]!r}")
     if lease.cluster_uuid and not UUID.fullmatch(lease.cluster_uuid):
@@ -187,7 +193,7 @@ def _keep(old: bytes | None, new: bytes) -> bytes:
         before, after = parse_lease(old or b""), parse_lease(new)
     except (ValueError, TypeError):
         return new
-    return replace(after.with_identity_of(before), sequence=max(before.sequence, after.sequence)).text()
+    return replace(after.written_over(before), sequence=max(before.sequence, after.sequence)).text()
 
 
 def advance_sequence(path: str, used: int, *, wait_s: float = 0.0, locked: bool = False) -> int:

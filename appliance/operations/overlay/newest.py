@@ -53,16 +53,21 @@ def _is_of_me(leases: Leases, name: str) -> bool:
     return name == me or files.get(me, me) not in ("", me) or files.get(name, name) not in ("", name)
 
 
-def make_newest(cluster: Cluster, host: Host, leases: Leases) -> None:
-    """Mark the restored overlay of ``host`` with the generation of its lease, and make that known to all hosts.
+def make_newest(cluster: Cluster, host: Host, leases: Leases, generation: int) -> None:
+    """Raise the lease of ``host`` above all others, mark the restored overlay with it, and publish it.
 
-    The caller holds the lock of the lease file of ``host``, and has raised its generation above all others. A host
-    that takes the lease meanwhile either finds its own file changed, and is refused, or is found here: then it goes on.
+    The caller holds the lock of the lease file of ``host``. A host that takes the lease meanwhile either finds its own
+    file changed, and is refused, or is found here: then it goes on. A host that does not answer may serve, in the
+    generation of the snapshot or a later one: nothing that is written here is newer than that.
+
+    Args:
+        generation: of the snapshot.
 
     Raises:
         Refused: another host has taken the lease; its overlay stays the newest one.
     """
-    mine = set_last(host, cluster, locked=True)
+    above = leases.top if leases.unreachable else max(leases.top, generation)
+    mine = set_last(host, cluster, above, locked=True)
     mark_overlay(cluster, host, mine.generation)
     leases.publish(mine)
     leases.query()

@@ -61,7 +61,7 @@ from appliance.operations.services.unfinished import (
 from appliance.operations.start_note import read_note, record_start
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv, probe_argv, start_argv
-from appliance.plan.migration.lease import find_newer, find_released, refuse_other_cluster
+from appliance.plan.migration.lease import find_newer, find_released, refuse_other_cluster, refuse_unknown_taker
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.network import conflists
 from appliance.progress import Progress
@@ -226,6 +226,8 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
     leases.query()
     known = find_known(cluster, leases, without_remote=options.without_remote)
     leases.check()
+    if not options.without_remote:
+        refuse_unknown_taker(leases.views)
     refuse_other_cluster(leases.views)
     with _reporting_unread(leases, progress):
         refuse_older(cluster, host, leases, set_aside=False)
@@ -376,6 +378,8 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
         one_cluster = _is_one_cluster(leases, progress, boot=options.boot)
         with _reporting_unread(leases, progress):
             leases.check()  # before anything is changed
+            if not options.without_remote:
+                refuse_unknown_taker(leases.views, without=options.fenced)
             if one_cluster:
                 ensure_identity(leases, progress)
             known = refuse_older(leases.cluster, host, leases, chosen=options.chosen)

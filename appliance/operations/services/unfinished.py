@@ -16,10 +16,11 @@ from appliance.errors import Busy
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
-from appliance.operations.overlay.generation import mark_overlay, query_overlay
+from appliance.operations.lease import Leases
+from appliance.operations.overlay.generation import refuse_older
 from appliance.operations.overlay.mirrored import DISK_WAIT_S, close_mirror, find_mirror, open_members
 from appliance.operations.preflight import find_instance, lock_host, only_one
-from appliance.operations.snapshots.restore import restore
+from appliance.operations.snapshots.restore import restore_own
 from appliance.plan.migration.failover import OpenFailover, find_open_failover, measure_loss
 from appliance.plan.upgrade.upgrade import DONE, LAYING, RESTORED, RETURNING, STARTING, Upgrade, read_upgrade
 from appliance.progress import Progress, Silent
@@ -153,27 +154,28 @@ def restore_overlay(cluster: Cluster, host: Host, upgrade: Upgrade, progress: Pr
     """Restore the stopped overlay of before the upgrade; the present one is kept as a snapshot.
 
     Raises:
-        Refused, SmsError: as ``restore``.
+        Refused, SmsError: as ``restore_own``.
     """
     if upgrade.kept:
-        generation = query_overlay(cluster, host).generation
-        restore(cluster, host, str(upgrade.kept), progress)
-        mark_overlay(cluster, host, generation)  # as old as the one that it replaces
+        restore_own(cluster, host, str(upgrade.kept), progress)
     return write_phase(cluster, host, upgrade.at(RESTORED))
 
 
 def image_of_unfinished(cluster: Cluster, host: Host, progress: Progress) -> Path | None:
     """Return the image that matches the overlay after an interrupted upgrade; None if none was interrupted.
 
-    If its rollback was interrupted, the old overlay is restored first.
+    If its rollback was interrupted, the old overlay is restored first, unless another host has a newer one.
 
     Raises:
-        Refused, SmsError: the restore failed.
+        Refused, SmsError: the restore failed, or another host has a newer overlay.
     """
     last = read_last_upgrade(cluster, host)
     if last is None or last.ended or find_instance(cluster, host):
         return None
     if last.phase in (LAYING, RETURNING):
+        leases = Leases(host, cluster, tolerant=True)
+        leases.query()
+        refuse_older(cluster, host, leases, set_aside=False)
         last = restore_overlay(cluster, host, last, progress)
     side = last.after if last.phase == STARTING else last.before
     progress.report(

@@ -18,6 +18,7 @@ from appliance.plan.vm.holder import read_holder
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.shared.identity import UUID, uuid_of
+from appliance.shared.lease import Lease
 from appliance.shared.records import RecordError, to_json
 
 NEW = "new"
@@ -133,7 +134,7 @@ def set_identity(
         shown = _inspect(cluster, leases)
         chosen = new_uuid() if selector == NEW else _choose(shown, selector)
         found = shown.found.get(chosen, Found())
-        check_plausible(found.generation)
+        check_plausible(found.generation, Lease("", leases.top))
         same = [
             view.lease.adopted for view in leases.views.values() if view.lease and view.lease.cluster_uuid == chosen
         ]

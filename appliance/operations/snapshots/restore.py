@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.lease import check_lease, raise_lease
-from appliance.operations.overlay.generation import mark_overlay
+from appliance.operations.overlay.generation import mark_overlay, query_overlay
 from appliance.operations.overlay.newest import as_seen_by_all, make_newest, outdated_by_restore, query_others
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.preflight import check_programs
@@ -52,6 +52,11 @@ class Restored:
     kept: KeptOverlay | None = None
     other_image: bool = False
 
+    @property
+    def same(self) -> bool:
+        """Whether the overlay was identical to the snapshot, and nothing was done."""
+        return self.kept is not None and self.kept.same
+
 
 def restore(
     cluster: Cluster,
@@ -64,10 +69,10 @@ def restore(
 ) -> Restored:
     """Replace the overlay by a snapshot; with ``name``, write it to a new file.
 
-    Before it is replaced, the lease is raised above the snapshot's generation. If nobody holds it, it is raised above
-    that of all hosts, which learn that the newest overlay is here now: somebody has decided to use it. A failover
-    raises it when it takes it: if it is interrupted before that, the overlay of the failed host is still the newest
-    one, and may be used again.
+    Before it is replaced, the lease gets the snapshot's generation as its floor. If nobody holds it, a restore by hand
+    raises it above that of all hosts, which learn that the newest overlay is here now: somebody has decided to use it.
+    A failover raises it when it takes it: if it is interrupted before that, the overlay of the failed host is still the
+    newest one, and may be used again.
 
     Args:
         selector: its number, or ``latest``.
@@ -91,28 +96,43 @@ def restore(
         if free:
             for note in outdated_by_restore(cluster, free):
                 progress.report(f"note: {note}")
-        path = real_path(cluster, host)
-        kept = _keep_overlay(cluster, host, chosen, lease, path, progress)
+        generation = chosen["generation"]
         if fenced:
-            check_plausible(chosen["generation"])
-        else:
-            uuid, floor = uuid_of(chosen), max(chosen["generation"], free.top if free else 0)
-            if note := raise_lease(host, cluster, floor, cluster_uuid=uuid, locked=True):
-                progress.report(note)
-        same = kept is not None and kept.same
-        size, seconds = chosen["used_bytes"], 0.0
-        if not same:
-            size, seconds = _request_restore(cluster, host, chosen, path, True, progress)
+            check_plausible(generation, lease)
+        elif note := raise_lease(host, cluster, generation, cluster_uuid=uuid_of(chosen), locked=True):
+            progress.report(note)
+        restored = _replace(cluster, host, chosen, lease, progress)
         if free:
-            make_newest(cluster, host, free)
+            make_newest(cluster, host, free, generation)
         else:
-            mark_overlay(cluster, host, restored_generation(lease, host.name, chosen, failover=bool(fenced)))
-        if same:
-            return Restored(host.name, chosen["number"], path, size, seconds, kept)
-    return Restored(host.name, chosen["number"], path, size, seconds, kept, other_image(cluster, host, chosen))
+            mark_overlay(cluster, host, restored_generation(lease, host.name, failover=bool(fenced)))
+    return restored if restored.same else replace(restored, other_image=other_image(cluster, host, chosen))
 
 
-def restored_generation(lease: Lease, me: str, chosen: Snapshot, *, failover: bool = False) -> int:
+def restore_own(cluster: Cluster, host: Host, selector: str, progress: Progress) -> None:
+    """Replace the overlay by a snapshot of its own past, as an upgrade does: it counts as old as before.
+
+    Raises:
+        As ``restore``.
+    """
+    chosen = find_snapshot(list_snapshots(cluster, host), selector)
+    with keep_stopped(cluster, host) as lease:
+        generation = query_overlay(cluster, host).generation
+        _replace(cluster, host, chosen, lease, progress)
+        mark_overlay(cluster, host, generation)
+
+
+def _replace(cluster: Cluster, host: Host, chosen: Snapshot, lease: Lease, progress: Progress) -> Restored:
+    """Replace the stopped overlay, and keep it. ``other_image`` of the result is not known yet."""
+    path = real_path(cluster, host)
+    kept = _keep_overlay(cluster, host, chosen, lease, path, progress)
+    size, seconds = chosen["used_bytes"], 0.0
+    if not (kept and kept.same):
+        size, seconds = _request_restore(cluster, host, chosen, path, True, progress)
+    return Restored(host.name, chosen["number"], path, size, seconds, kept)
+
+
+def restored_generation(lease: Lease, me: str, *, failover: bool = False) -> int:
     """Return the generation of the mark of a restored overlay.
 
     It is the newest one, because somebody has decided to use it; unless another host holds the lease and goes on: then
@@ -120,7 +140,7 @@ def restored_generation(lease: Lease, me: str, chosen: Snapshot, *, failover: bo
     """
     if failover or lease.holder not in (None, me):
         return max(lease.generation - 1, 0)
-    return max(lease.generation, int(chosen["generation"]) + 1)
+    return lease.generation
 
 
 def rehearse_restore(cluster: Cluster, host: Host, selector: str, *, name: str = "") -> list[str]:
@@ -177,9 +197,9 @@ def _restore_beside(cluster: Cluster, host: Host, chosen: Snapshot, target: str,
 
 
 def _request_restore(
-    cluster: Cluster, host: Host, chosen: Snapshot, target: str, replace: bool, progress: Progress
+    cluster: Cluster, host: Host, chosen: Snapshot, target: str, over: bool, progress: Progress
 ) -> tuple[int, float]:
-    request = {"store": store(cluster), "snapshot": str(chosen["number"]), "target": target, "replace": replace}
+    request = {"store": store(cluster), "snapshot": str(chosen["number"]), "target": target, "replace": over}
     reply = agent.call(host, "restore", request, progress)
     return reply["bytes"], reply["seconds"]
 

@@ -20,7 +20,7 @@ from appliance.operations.services.inside import need_running
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.stop import stop
 from appliance.operations.services.unfinished import read_last_upgrade, restore_overlay, write_phase
-from appliance.operations.snapshots.restore import restore
+from appliance.operations.snapshots.restore import restore_own
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
 from appliance.operations.start_note import read_note
 from appliance.operations.upgrade.image import check_rollback_image, make_current_here, send_image
@@ -309,7 +309,7 @@ def _switch(
         if now.phase == STOPPING:
             now = _stop(cluster, host, progress, now, done)
         if now.phase == LAYING:
-            restore(cluster, host, str(now.lay), progress)
+            restore_own(cluster, host, str(now.lay), progress)
         now = write_phase(cluster, host, now.at(STARTING))
         done.kept = now.kept
         started = start(cluster, host, progress, StartOptions(Path(now.after.path), options.wait_s))

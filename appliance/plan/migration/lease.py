@@ -104,7 +104,7 @@ def may_take(
                 f"{name} is alive and does not answer in time: it may hold the lease",
                 hint=f"check that host, then run this again; if it has failed, `sms failover {me}` fences it",
             )
-    top = max((view.lease.generation for view in views.values() if view.lease), default=0)
+    top = max((max(view.lease.generation, view.lease.floor) for view in views.values() if view.lease), default=0)
     mine = views[me].lease
     lease = Lease(cluster, top + generation_bump, me, now, me, sequence=mine.sequence if mine else 0)
     named = find_identity(views)
@@ -135,31 +135,64 @@ def find_foreign(me: str, views: Views) -> dict[str, Lease]:
     return {name: view.lease for name, view in views.items() if view.lease and _is_foreign(view.lease, mine)}
 
 
-def raise_above(mine: Lease, me: str, generation: int, *, cluster_uuid: str = "") -> Lease | None:
-    """Return the lease file of ``me`` with a generation above ``generation``, so that later snapshots sort after it.
+def raise_floor(mine: Lease, me: str, generation: int, *, cluster_uuid: str = "") -> Lease | None:
+    """Return the lease file of ``me`` after it got a snapshot of ``generation``: later snapshots sort after that one.
 
-    None where nothing changes: it is above already, or another host holds the lease: its generation is that host's. A
-    lease that was never taken stays one: the next start still has to query all that may know a higher generation.
+    The generation itself stays: to other hosts a higher one would mean that ``me`` has taken the lease since, also from
+    one that serves. None where nothing changes: it is above already, or another host holds the lease: its generation is
+    that host's. A lease that was never taken stays one: the next start still has to query all that may know a higher
+    generation.
 
     Args:
         cluster_uuid: of the snapshot. A cluster that was never started, or whose leases were all lost, continues the
             one that it restores.
 
     Raises:
-        Refused: the generation is implausible; another host wrote it.
+        Refused: the generation is implausible, because another host wrote it; or ``me`` holds the lease, and another
+            host has taken a later generation.
     """
-    check_plausible(generation)
+    check_plausible(generation, mine)
+    if mine.holder == me and mine.generation < generation:
+        raise Refused(
+            f"the snapshot is of generation {generation}, and {me} holds the lease in generation {mine.generation}: "
+            "another host has taken over since, or every lease was lost",
+            hint=f"`sms status` shows who serves; if it is {me}: `sms stop --host {me}`, then run this again",
+        )
     lease = mine
     if not mine.since and not mine.cluster_uuid and cluster_uuid:
         lease = replace(mine, cluster_uuid=cluster_uuid, adopted=generation, file=mine.file or me)
-    if mine.holder in (None, me) and mine.generation <= generation:
-        lease = replace(lease, generation=generation + 1, file=mine.file or me)
+    if mine.holder is None and max(mine.generation, mine.floor) < generation:
+        lease = replace(lease, floor=generation, file=mine.file or me)
     return None if lease == mine else lease
 
 
-def check_plausible(generation: int) -> None:
-    """Raise Refused unless snapshots that are newer than one of this generation are possible."""
-    if not 0 <= generation <= LAST_RAISING:
+def refuse_unknown_taker(views: Views, *, without: Collection[str] = ()) -> None:
+    """Refuse a start where a snapshot is newer than every lease that answers: a silent host may serve since.
+
+    Args:
+        without: hosts that are known to be off.
+
+    Raises:
+        Refused: naming the silent hosts.
+    """
+    leases = [view.lease for view in views.values() if view.lease]
+    floor, top = (max((getattr(one, name) for one in leases), default=0) for name in ("floor", "generation"))
+    silent = sorted(name for name, view in views.items() if view.lease is None and name not in without)
+    if silent and floor > top:
+        raise Refused(
+            f"a snapshot of generation {floor} was pulled or restored, and no host that answers has taken that one: "
+            f"{', '.join(silent)} may have, and run the services container",
+            hint="if that host has failed, `sms failover` fences it; `--without-remote` starts without it",
+        )
+
+
+def check_plausible(generation: int, mine: Lease) -> None:
+    """Raise Refused unless snapshots that are newer than one of this generation are possible.
+
+    Args:
+        mine: the lease of this host: what is not newer than that is plausible.
+    """
+    if not 0 <= generation <= max(LAST_RAISING, mine.generation):
         raise Refused(
             f"the snapshot is of generation {str(generation)[:20]}, which is not plausible",
             hint="choose another one: `sms overlay list`, `sms overlay pull --list`",
@@ -236,8 +269,8 @@ def merge_update(current: Lease, update: Lease, *, sender: str) -> Lease | None:
         return None
     released = update.generation == current.generation and current.holder == sender and update.holder is None
     if update.generation > current.generation or released:
-        return update.with_identity_of(current)
-    named = current.with_identity_of(update)
+        return update.written_over(current)
+    named = current.written_over(update)
     return named if named != current and update.generation == current.generation else None
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from appliance.operations.image.build import Built
+from appliance.plan.upgrade.upgrade import RETURNING, Side, Upgrade
+from appliance.shared.records import to_json
 from tests.real.conftest import Playground, give_image
 from tests.real.moves import ssh_cut
 from tests.real.processes import begin, kill_sms, wait_for_step
@@ -217,6 +219,29 @@ def test_a_stale_overlay_is_not_started_whoever_wrote_the_lease(both: Playground
         "is out of date" in reported and f"sms start --host {HERE}" in reported and overlays(both, DEAD) == ["lab.img"]
     )
     both.host(DEAD).run("rm", "/var/lib/sms/overlays/lab.img")
+    both.sms("--site", site, "-q", "start", on=HERE)
+    both.sms("--site", site, "exec", "--", "test", "-e", f"{MARK}-since", on=HERE)
+
+
+@pytest.mark.full
+def test_a_rollback_of_an_upgrade_that_was_interrupted_before_the_failover_is_not_finished(both: Playground) -> None:
+    """It would restore what the failed host had before the upgrade, and what the other wrote since is newer."""
+    site = both.variant("small.yaml", small)
+    begin_on_the_host_that_dies(both, site)
+    both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
+    both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
+    started = json.loads(both.host(DEAD).read("/var/lib/sms/journal/lab.json") or b"")
+    image, now = Side(started["image"], started["key"], started["sha256"]), time.time()
+    upgrade = Upgrade("lab", RETURNING, image, image, now, snapshot=1, kept=1, stopped_at=now, why="it failed")
+    both.host(DEAD).write("/var/lib/sms/journal/lab.upgrade.json", to_json(upgrade), mode=0o600)
+    both.sms("--site", site, "-q", "stop", "--keep-lease", on=DEAD)
+    with cut(both):
+        time.sleep(5)
+        both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", on=HERE)
+    both.sms("--site", site, "exec", "--", "touch", f"{MARK}-since", on=HERE)
+    wait_until(lambda: both.lease(DEAD)["holder"] == HERE, "the guard wrote the lease")
+    both.sms("--site", site, "-q", "stop", on=HERE)
+    both.sms("--site", site, "start", on=DEAD, ok=(3,))
     both.sms("--site", site, "-q", "start", on=HERE)
     both.sms("--site", site, "exec", "--", "test", "-e", f"{MARK}-since", on=HERE)
 

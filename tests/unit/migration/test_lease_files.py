@@ -17,7 +17,15 @@ from appliance.host.base import CommandTimeout, Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
-from appliance.operations.lease import Leases, check_lease, hold_taken_lease, raise_lease, release_lease, take_lease
+from appliance.operations.lease import (
+    Leases,
+    check_lease,
+    hold_taken_lease,
+    query_lease,
+    raise_lease,
+    release_lease,
+    take_lease,
+)
 from appliance.operations.migration import failover
 from appliance.operations.services import start
 from appliance.operations.services.guard import CURRENT_S, FAILED_S, Guard
@@ -276,25 +284,25 @@ def test_standby_may_change_its_own_overlay_but_not_a_shared_one(apart: Pair, to
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_raised_above_the_generation_of_a_snapshot(
+def test_taken_above_the_generation_of_a_snapshot(
     apart: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, remote: bool
 ) -> None:
     monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
     host = apart.hosts["host-b"]
     host.remote = remote
     raise_lease(host, apart.cluster, 6)
-    assert apart.files()["host-b"] == (None, 7, "host-b")
+    assert query_lease(host, apart.cluster).floor == 6
     path = str(apart.cluster.places.lease)
     with hold_lock(str(host.folder / Path(path).relative_to(STATE)) + ".lock"):
         raise_lease(host, apart.cluster, 7, locked=True)  # as a restore does, which holds the lock
-    assert apart.files()["host-b"] == (None, 8, "host-b")
-    assert apart.take("host-a") == 9
+    assert query_lease(host, apart.cluster).floor == 7
+    assert apart.take("host-a") == 8
     raise_lease(host, apart.cluster, 40)
-    assert apart.files()["host-b"] == ("host-a", 9, "host-b"), "another host holds it"
-    raise_lease(apart.hosts["host-a"], apart.cluster, 40)
-    assert apart.files()["host-a"] == ("host-a", 41, "host-a"), "the holder, while it runs"
+    assert apart.files()["host-b"] == ("host-a", 8, "host-b"), "another host holds it"
+    with pytest.raises(Refused):
+        raise_lease(apart.hosts["host-a"], apart.cluster, 40)
     apart.release("host-a")
-    assert apart.files() == {name: (None, 41, name) for name in apart.hosts}
+    assert apart.files() == {name: (None, 8, name) for name in apart.hosts}
 
 
 def test_file_without_owner_may_be_shared(apart: Pair) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +20,9 @@ from appliance.plan.migration.lease import (
     has_own_overlay,
     may_take,
     merge_update,
-    raise_above,
+    raise_floor,
     read_lease,
+    refuse_unknown_taker,
     release,
     take,
     was_taken,
@@ -207,35 +211,79 @@ def test_the_sequence_number_is_that_of_the_own_file() -> None:
     assert release(lease, "host-b", now=10.0).sequence == 12
 
 
-# A lease file of host-a, the generation of a snapshot, and the generation that the file has then; None: unchanged.
-RAISED: list[tuple[Lease, int, int | None]] = [
-    (FREE, 5, 6),
+# A lease file of host-a, the generation of a snapshot, and the floor that the file has then; None: unchanged.
+FLOORS: list[tuple[Lease, int, int | None]] = [
+    (FREE, 5, 5),
     (HELD, 2, None),
-    (HELD, 3, 4),
-    (HELD, 9, 10),
-    (Lease("lab", 3, None, 100.0), 9, 10),
+    (HELD, 3, None),
+    (Lease("lab", 3, None, 100.0), 9, 9),
+    (Lease("lab", 3, None, 100.0), 3, None),
+    (Lease("lab", 3, None, 100.0, floor=12), 9, None),
     (Lease("lab", 3, "host-b", 100.0, "host-a"), 9, None),  # the generation of another holder
 ]
 
 
-@pytest.mark.parametrize(("mine", "generation", "raised"), RAISED)
-def test_raise_above(mine: Lease, generation: int, raised: int | None) -> None:
-    found = raise_above(mine, "host-a", generation)
-    assert (found and found.generation) == raised
-    assert found is None or (found.holder, found.since, found.file) == (mine.holder, mine.since, "host-a")
+@pytest.mark.parametrize(("mine", "generation", "floor"), FLOORS)
+def test_raise_floor(mine: Lease, generation: int, floor: int | None) -> None:
+    """The generation stays: another host that serves would take a higher one for a host that took over."""
+    found = raise_floor(mine, "host-a", generation)
+    assert (found and found.floor) == floor
+    same = (mine.generation, mine.holder, mine.since, "host-a")
+    assert found is None or (found.generation, found.holder, found.since, found.file) == same
+
+
+def test_a_holder_that_finds_a_later_generation_was_superseded() -> None:
+    with pytest.raises(Refused):
+        raise_floor(HELD, "host-a", 9)
 
 
 @pytest.mark.parametrize("generation", [-1, LAST_RAISING + 1, 1 << 80])
 def test_never_raised_above_an_implausible_generation(generation: int) -> None:
     """What this host takes afterwards could not be sent to any other one."""
     with pytest.raises(Refused, match="not plausible"):
-        raise_above(FREE, "host-a", generation)
-    raised = raise_above(FREE, "host-a", LAST_RAISING)
-    assert raised and raised.generation < LAST_GENERATION
+        raise_floor(FREE, "host-a", generation)
+    raised = raise_floor(FREE, "host-a", LAST_RAISING)
+    assert raised and raised.floor < LAST_GENERATION
+
+
+def test_what_is_not_newer_than_the_own_lease_is_plausible() -> None:
+    """Whatever has raised it so far: own snapshots can always be restored."""
+    lease = Lease("lab", LAST_RAISING + 5, None, 1.0, "host-a")
+    assert raise_floor(lease, "host-a", LAST_RAISING + 5) is None
+    with pytest.raises(Refused, match="not plausible"):
+        raise_floor(lease, "host-a", LAST_RAISING + 6)
+
+
+def test_the_lease_is_taken_above_the_floor_of_any_host_that_answers() -> None:
+    views = {"host-a": View(Lease("lab", 3, None, 1.0, "host-a")), "host-b": View(Lease("lab", 3, floor=9))}
+    assert may_take("host-a", views, "lab", now=9.0).generation == 10
+    assert may_take("host-a", views, "lab", now=9.0, generation_bump=GENERATION_BUMP).generation == 9 + GENERATION_BUMP
+
+
+@pytest.mark.parametrize(
+    ("floor", "answers", "without", "refused"),
+    [
+        (9, False, (), True),
+        (9, True, (), False),
+        (9, False, ("host-b",), False),  # it is known to be off
+        (3, False, (), False),
+    ],
+)
+def test_a_snapshot_that_is_newer_than_all_leases_may_be_of_a_silent_host(
+    floor: int, *, answers: bool, without: tuple[str, ...], refused: bool
+) -> None:
+    views = {"host-a": View(Lease("lab", 3, floor=floor)), "host-b": View(Lease("lab", 3) if answers else None)}
+    with pytest.raises(Refused) if refused else nullcontext():
+        refuse_unknown_taker(views, without=without)
+
+
+def test_an_update_lowers_no_floor() -> None:
+    current, update = Lease("lab", 3, floor=9), Lease("lab", 4, "host-b", 1.0)
+    assert merge_update(current, update, sender="host-b") == replace(update, floor=9)
 
 
 def test_was_taken() -> None:
-    raised = raise_above(FREE, "host-a", 9)
+    raised = raise_floor(FREE, "host-a", 9)
     assert not was_taken({"host-a": View(raised), "host-b": View(FREE), "host-c": View(None)})
     assert was_taken({"host-a": View(FREE), "host-b": View(Lease("lab", 1, None, 5.0))})
 

@@ -12,6 +12,7 @@ from appliance.agent import endpoint, freeze, migration_source
 from appliance.agent.endpoint import HostState, Instance
 from appliance.agent.migration_resume import resume
 from appliance.agent.protocol import Problem, read_request
+from appliance.shared.lease import Lease
 from appliance.shared.migration import SourceRequest
 from tests.unit.migration.requests import SOURCE
 
@@ -89,6 +90,21 @@ def test_it_ends_although_its_supervisor_does_not_answer(source: Source, fault: 
     assert source.ran == [tuple(SOURCE["stop_argv"])]
     assert source.events() == ["trouble", "gone"]
     check_ended(source)
+
+
+@pytest.mark.parametrize("state", ["given", "released"])
+def test_a_target_that_has_served_and_was_stopped_since_keeps_the_newest_state(
+    source: Source, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Nobody answers for the addresses then: its release in the own lease file shows it, and stays there."""
+    monkeypatch.setattr(migration_source.endpoint, "find_mac", lambda bridge, address: "")
+    source.state.save_state(state)
+    free = Lease("c", 5, None, 2.0, "a", last="b").text()
+    source.path("lease").write_bytes(free)
+    assert source.resume() == {"found": state, "side": "leave", "state": "gone"}
+    assert source.path("overlay.moved").exists() and not source.path("overlay").exists()
+    assert source.path("lease").read_bytes() == free
+    assert not source.runs
 
 
 def test_an_overlay_that_is_still_open_is_renamed_later(source: Source) -> None:

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from appliance.errors import Refused
-from appliance.operations.lease import check_lease, query_lease, release_lease
+from appliance.operations.lease import check_lease, query_lease, raise_lease, release_lease
 from appliance.operations.overlay import generation, newest
 from appliance.operations.overlay.generation import mark_overlay, query_overlay, refuse_older
+from appliance.operations.services import unfinished
 from appliance.operations.snapshots import restore as restoring
-from appliance.operations.snapshots.restore import restore
+from appliance.operations.snapshots.restore import restore, restore_own
+from appliance.plan.migration.lease import find_newer, find_released, refuse_unknown_taker
+from appliance.plan.upgrade.upgrade import RETURNING
 from appliance.progress import Silent
 from tests.pairs import Pair
 
@@ -149,3 +152,84 @@ def test_killed_before_the_end_the_overlay_that_was_used_last_is_started(
     with pytest.raises(KeyboardInterrupt):
         restore(pair.cluster, pair.hosts["host-b"], "1", Silent())
     assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (True, False)
+
+
+@pytest.mark.parametrize("how", ["pull", "restore", "restore, not reachable"])
+def test_a_snapshot_of_the_host_that_took_over_makes_nothing_newer_than_what_that_one_serves(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The own file of host-a does not show yet that host-b took over: it was off then."""
+    a, b = pair.hosts["host-a"], pair.hosts["host-b"]
+    a.cut = True
+    serving = pair.leases("host-b", without=("host-a",)).take(generation_bump=1000).generation
+    overlay(pair, "host-b").write_bytes(b"served by b")
+    mark_overlay(pair.cluster, b, serving)
+    a.cut = False
+    if how == "pull":
+        raise_lease(a, pair.cluster, serving)
+    else:
+        b.cut = how != "restore"
+        chosen = {"number": 1, "generation": serving, "used_bytes": 8, "uuid": "", "image": {}}
+        monkeypatch.setattr(restoring, "find_snapshot", lambda found, selector: chosen)
+        restore(pair.cluster, a, "1", Silent())
+        if b.cut:
+            views = pair.leases("host-a").views
+            with pytest.raises(Refused):
+                refuse_unknown_taker(views)
+        b.cut = False
+    for name in pair.hosts:
+        pair.leases("host-b").publish(query_lease(b, pair.cluster), names=[name])
+    views = pair.leases("host-b").views
+    assert (find_newer("host-b", views), find_released("host-b", views)) == (None, None)
+    assert find_newer("host-a", pair.leases("host-a").views)
+    pair.release("host-b")
+    assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (False, True)
+
+
+def test_a_holder_that_was_superseded_pulls_no_snapshot_of_the_host_that_took_over(pair: Pair) -> None:
+    a = pair.hosts["host-a"]
+    pair.take("host-a")
+    a.cut = True
+    serving = pair.leases("host-b", without=("host-a",)).take(generation_bump=1000).generation
+    a.cut = False
+    with pytest.raises(Refused):
+        raise_lease(a, pair.cluster, serving)
+    assert find_newer("host-b", pair.leases("host-b").views) is None
+    assert find_newer("host-a", pair.leases("host-a").views)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_rollback_of_an_upgrade_makes_no_overlay_newer_than_one_that_was_used_since(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    """It was interrupted on host-a; host-b took over, served and was stopped. ``known``: host-a has its lease."""
+    a, b = pair.hosts["host-a"], pair.hosts["host-b"]
+    pair.take("host-a")
+    a.cut = True
+    serving = pair.leases("host-b", without=("host-a",)).take(generation_bump=1000).generation
+    overlay(pair, "host-b").write_bytes(b"served by b")
+    mark_overlay(pair.cluster, b, serving)
+    a.cut = not known
+    pair.release("host-b")
+    a.cut = False
+    upgrade = SimpleNamespace(
+        kept=1, phase=RETURNING, ended=False, at=lambda phase: upgrade, before=SimpleNamespace(), after=None
+    )
+    monkeypatch.setattr(unfinished, "Leases", lambda host, cluster, tolerant: pair.leases(host.name, query=False))
+    monkeypatch.setattr(unfinished, "read_last_upgrade", lambda cluster, host: upgrade)
+    monkeypatch.setattr(unfinished, "find_instance", lambda cluster, host: None)
+    before = overlay(pair, "host-a").read_bytes()
+    with pytest.raises(Refused):
+        unfinished.image_of_unfinished(pair.cluster, a, Silent())
+    assert overlay(pair, "host-a").read_bytes() == before
+    assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (False, True)
+
+
+def test_a_snapshot_of_its_own_past_is_as_old_as_what_it_replaces(pair: Pair) -> None:
+    use(pair, "host-b")
+    before = query_overlay(pair.cluster, pair.hosts["host-a"]).generation
+    files = pair.files()
+    restore_own(pair.cluster, pair.hosts["host-a"], "1", Silent())
+    assert overlay(pair, "host-a").read_bytes() == b"restored"
+    assert query_overlay(pair.cluster, pair.hosts["host-a"]).generation == before
+    assert pair.files() == files and not may_start(pair, "host-a")

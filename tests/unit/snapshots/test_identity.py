@@ -364,8 +364,8 @@ def test_a_restore_continues_the_cluster_of_the_snapshot_where_there_was_none(pa
     note = raise_lease(pair.hosts["host-a"], pair.cluster, 40, cluster_uuid=U1)
     assert U1 in note and "sms overlay identity new" in note
     assert uuid_in(lease_path(pair)) == U1
-    assert start_on(pair) == 42 and uuid_in(lease_path(pair, "host-b")) == U1
-    assert raise_lease(pair.hosts["host-a"], pair.cluster, 50, cluster_uuid=U2) == ""
+    assert start_on(pair) == 41 and uuid_in(lease_path(pair, "host-b")) == U1
+    assert raise_lease(pair.hosts["host-a"], pair.cluster, 41, cluster_uuid=U2) == ""
     assert uuid_in(lease_path(pair)) == U1
 
 

@@ -50,7 +50,7 @@ def test_valid_manifests(manifest: dict[str, Any]) -> None:
         ("taken", 10**400),
         ("taken", True),
         ("taken", "1"),
-        ("generation", 10**9),
+        ("generation", 10**10),
         ("generation", LAST_GENERATION + 1),
         ("generation", -1),
         ("generation", True),

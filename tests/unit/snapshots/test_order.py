@@ -83,7 +83,7 @@ def test_last_place() -> None:
     assert last_place("host-a", 3, known) == (40, 9)
     assert last_place("host-a", 41, known) == (41, 9)
     assert last_place("host-c", 3, known) == (3, 0)
-    received = shown(1 << 19, 1 << 39, START, came={"from": "host-b"})
+    received = shown(1 << 31, 1 << 39, START, came={"from": "host-b"})
     assert last_place("host-a", 3, [*known, received]) == (40, 9), "another host may have written anything into it"
 
 
@@ -338,7 +338,7 @@ def test_the_borg_repository_is_a_remote_copy(
         def open(self) -> list[tuple[dict[str, Any], float]]:
             if fails:
                 raise SmsError("borg is not installed")
-            return [(shown(44, 0, START), START), (shown(1 << 19, 3, START), START)]
+            return [(shown(44, 0, START), START), (shown(1 << 31, 3, START), START)]
 
     monkeypatch.setattr("appliance.operations.services.generation.Offsite", Repository)
     site = pair.cluster.site

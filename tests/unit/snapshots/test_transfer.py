@@ -417,7 +417,7 @@ def test_a_reader_that_closes_the_image(image_argv: Callable[..., list[str]]) ->
     ("facts", "words"),
     [
         ({"taken": 1e15}, "invalid taken"),
-        ({"generation": 10**9}, "invalid generation"),
+        ({"generation": 10**10}, "invalid generation"),
         ({"host": "a\x1b[2J"}, "invalid host"),
         ({"cluster": "other"}, "of cluster other, not of lab"),
     ],

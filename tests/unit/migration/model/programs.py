@@ -377,10 +377,9 @@ def _exchange_offers(migration: Any) -> None:
 
 
 def _restore(cluster: Any, host: Any, selector: str, progress: Any, *, fenced: Any = ()) -> Any:
-    chosen = next(one for one in _list_snapshots(cluster, host).snapshots if one["number"] == int(selector))
     with overlay.keep_stopped(cluster, host, fenced=fenced) as held:
         effect("restore", host.name, int(selector))
-        marked = restore.restored_generation(held, host.name, chosen, failover=bool(fenced))
+        marked = restore.restored_generation(held, host.name, failover=bool(fenced))
         generation.mark_overlay(cluster, host, marked)
     return SimpleNamespace(kept=None)
 
