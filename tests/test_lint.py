@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from appliance.lab import render
-from appliance.lab.layout import Layout
+from appliance.lab.layout import SHAPES, Layout
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,7 +67,7 @@ def test_shellcheck(need: Need) -> None:
 @pytest.mark.parametrize("name", ["outside", "host-a", "node1", "bmc"])
 def test_shellcheck_of_the_labs_scripts(name: str, need: Need, tmp_path: Path) -> None:
     """They are templates: what they become is looked at."""
-    layout = Layout("lab", 2, metal=1)
+    layout = Layout("lab", 2, SHAPES["routed"], metal=1)
     host = next(host for host in layout.hosts if host.name == name)
     keys = render.Keys(b"", b"", {each.name: b"" for each in layout.hosts})
     files = render.host_files(layout, host, keys, sms="/usr/bin/sms")

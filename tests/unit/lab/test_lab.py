@@ -12,12 +12,15 @@ import pytest
 import yaml
 
 from appliance.cli.lab import lab as lab_cmd
+from appliance.config.check import check_site
 from appliance.config.model import Site
+from appliance.config.read import read_site_text
 from appliance.errors import ConfigError
 from appliance.lab import render
 from appliance.lab.journal import Journal
-from appliance.lab.layout import LabHost, Layout, mac
+from appliance.lab.layout import SHAPES, LabHost, Layout, mac
 from appliance.lab.root import source_lines
+from tests.sites import BASES, SERVICES
 
 LAYOUT = Layout("t-lab", 2)
 HOSTS = {host.name: host for host in LAYOUT.hosts}
@@ -79,6 +82,48 @@ def test_the_site_file_is_one(nodes: int) -> None:
         assert (site.slurm.nodes[0].name, site.slurm.nodes[0].address) == expected.get(
             nodes, ("node[1-100]", "10.77.0.[101-200]")
         )
+
+
+ROUTED = Layout("t-lab", 2, SHAPES["routed"])
+
+
+def test_nodes_of_a_routed_lab_are_behind_the_router_only() -> None:
+    hosts = {host.name: host for host in ROUTED.hosts}
+    assert sorted(hosts) == sorted([*HOSTS, "router"])
+    assert hosts["node2"].addresses == {"routed": "10.100.0.102"}
+    batch = render.switch_batch(ROUTED).splitlines()
+    assert "link set r-node1 master br-routed up" in batch and "link set p-router master br-prov up" in batch
+    assert [line for line in batch if "master br-prov" in line and "node" in line] == []
+    node, router = (render.host_batch(hosts[name], ROUTED.plan).splitlines() for name in ("node1", "router"))
+    assert node[-2:] == ["addr add 10.100.0.101/17 dev eth0", "route add default via 10.100.0.1"]
+    assert router[-1] == "route add default via 10.77.0.1"
+    keys = render.Keys(b"", b"", dict.fromkeys(render.ssh_hosts(ROUTED), b"key"))
+    reported = render.host_files(ROUTED, hosts["router"], keys, sms="/venv/bin/sms")
+    assert b"ip_forward" in reported["lab/setup.sh"].data and b"[program:" not in reported["lab/supervisord.conf"].data
+    assert not [path for path in reported if "munge" in path or "postfix" in path]
+    assert "10.100.0.102 node2\n" in render.host_files(ROUTED, hosts["node1"], keys, sms="")["etc/hosts"].data.decode()
+
+
+@pytest.mark.parametrize("metal", [0, 1])
+def test_the_site_file_of_a_routed_lab_has_the_route(metal: int) -> None:
+    text = render.site_file(Layout("x", 2, SHAPES["routed"], metal=metal))
+    assert _is_valid(text)
+    site = Site.model_validate(yaml.safe_load(text))
+    (route,) = site.networks.provisioning.routes
+    assert (str(route.network), str(route.gateway)) == ("10.100.0.0/17", "10.77.0.254")
+    assert site.slurm.nodes[0].address == "10.100.0.[101-102]"
+
+
+def _is_valid(text: str) -> bool:
+    site, document = read_site_text(text, "sms.yaml")
+    return not check_site(site, document, services=SERVICES, bases=BASES, selected=["slurmctld"])
+
+
+def test_a_journal_has_the_shape_of_its_lab() -> None:
+    for layout in (ROUTED, LAYOUT):
+        plan = None if layout is LAYOUT else layout.plan.as_dict()
+        written = json.loads(json.dumps(asdict(Journal(layout.name, layout.count, plan=plan))))
+        assert Journal(**written).layout == layout
 
 
 METAL = Layout("t-lab", 0, metal=2)
