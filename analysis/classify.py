@@ -37,7 +37,7 @@ def classify(
         signatures: the catalogue, in the order in which its first bytes were passed to the core.
         overrides: the site's own verdicts by service name, in the catalogue or not.
     """
-    context = make_context(observation, roles.by_index)
+    context = make_context(observation, roles.by_index, roles.routed)
     decoded = read_samples(observation.samples, observation.cut_at if observation.cut else 0)
     traffic = sort_traffic(observation, roles.by_index, signatures)
     budgets = [find_budget(counts, decoded, context) for counts in traffic.services]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from analysis.nodes import find_nodes
@@ -44,9 +45,13 @@ class CaptureContext:
     addresses: tuple[str, ...] = ()
 
 
-def make_context(observation: Observation, roles: bytes) -> CaptureContext:
-    """Return the context of an observation."""
-    found, excluded = find_nodes(observation.hosts, roles, observation.links, observation.samples)
+def make_context(observation: Observation, roles: bytes, routed: Collection[int] = ()) -> CaptureContext:
+    """Return the context of an observation.
+
+    Args:
+        routed: hosts behind routers.
+    """
+    found, excluded = find_nodes(observation.hosts, roles, observation.links, observation.samples, routed=routed)
     by_mac: dict[str, list[Boot]] = defaultdict(list)
     for boot in observation.boots:
         if boot.mac not in excluded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 
 from analysis.addresses import UNSPECIFIED, is_link_local
@@ -24,7 +24,12 @@ BMC_PORTS = {*HARDWARE_PORTS, *IPMI, (TCP, 22), (TCP, 80), (TCP, 443), (UDP, 123
 
 
 def find_nodes(
-    hosts: Sequence[Host], roles: bytes, links: Iterable[Link] = (), samples: Iterable[Sample] = ()
+    hosts: Sequence[Host],
+    roles: bytes,
+    links: Iterable[Link] = (),
+    samples: Iterable[Sample] = (),
+    *,
+    routed: Collection[int] = (),
 ) -> tuple[dict[str, list[str]], set[str]]:
     """Return the addresses of every compute node by link address, and the machines that are excluded.
 
@@ -32,8 +37,11 @@ def find_nodes(
     Excluded are machines with the role of a node that are not nodes: switches and bridges, which only send multicast
     from a link-local address (as every IPv6 host does, RFC 4861) and receive nothing; hardware managed by IPMI or SNMP
     only; DHCP relays.
+
+    Args:
+        routed: hosts behind routers.
     """
-    machine = _machines(hosts, roles)
+    machine = _machines(hosts, roles, routed)
     found: dict[str, list[str]] = defaultdict(list)
     for index, name in machine.items():
         found[name].append(hosts[index].address)
@@ -46,7 +54,7 @@ def find_nodes(
     return {name: addresses for name, addresses in found.items() if name not in excluded}, excluded
 
 
-def _machines(hosts: Sequence[Host], roles: bytes) -> dict[int, str]:
+def _machines(hosts: Sequence[Host], roles: bytes, routed: Collection[int]) -> dict[int, str]:
     """Return the machine of every host that has the role of a node."""
     behind: dict[str, list[int]] = defaultdict(list)
     for host in hosts:
@@ -58,7 +66,8 @@ def _machines(hosts: Sequence[Host], roles: bytes) -> dict[int, str]:
         old = [index for index in indexes if ":" not in hosts[index].address]
         new = [index for index in indexes if ":" in hosts[index].address and not is_link_local(hosts[index].address)]
         machine.update(dict.fromkeys(indexes, mac))
-        if len(old) > ROUTER or len(new) > 4 * ROUTER:
+        behind_router = any(index in routed for index in indexes)
+        if behind_router or len(old) > ROUTER or len(new) > 4 * ROUTER:
             # Which IPv4 and IPv6 addresses belong together is unknown; only the number of machines matters.
             for one, other in zip_longest(old, new, fillvalue=-1):
                 name = hosts[max(one, other) if one < 0 else one].address

@@ -27,12 +27,14 @@ class Roles:
         by_index: one `observed.Role` byte for each host.
         remarks: reasons to doubt the roles, as sentences.
         node: the node that the capture was restricted to.
+        routed: nodes behind routers, whose link address says nothing about the machine.
     """
 
     sms: Sms
     by_index: bytes
     remarks: tuple[str, ...] = ()
     node: str = ""
+    routed: frozenset[int] = frozenset()
 
 
 def _prefix24(address: str) -> str:
@@ -47,6 +49,7 @@ class RoleAssigner:
         self.host_index, self.identity = host_index, identity
         self.macs = set(identity.macs)
         self.roles_of: list[Role] = [Role.UNKNOWN] * len(host_index.hosts)
+        self.routed: set[int] = set()
         self.peers = self._peers_of({*self._behind(), *identity.confirmed})
         self.served = self._find_served(set(self.peers))
         self.own_hosts = self._find_own_addresses()
@@ -73,7 +76,7 @@ class RoleAssigner:
         if not addresses:
             raise CaptureError("the management node has no address in the capture", name_candidates(host_index))
         mac = self.inner_mac or next(iter(self.identity.macs), "")
-        return Roles(Sms(mac, tuple(addresses), self.identity.why), bytes(self.roles_of))
+        return Roles(Sms(mac, tuple(addresses), self.identity.why), bytes(self.roles_of), routed=frozenset(self.routed))
 
     def _peers_of(self, hosts: set[int]) -> dict[int, set[int]]:
         """Return the peers of each of these hosts."""
@@ -193,6 +196,8 @@ class RoleAssigner:
             for index in found:
                 if self.roles_of[index] == Role.UNKNOWN:
                     self.roles_of[index] = Role.NODE if index in routed else role
+                if name in routers and self.roles_of[index] == Role.NODE:
+                    self.routed.add(index)
 
     def _find_users(self, inner: set[int]) -> set[int]:
         """Return the hosts of private networks that use services which only nodes use."""
@@ -215,6 +220,9 @@ class RoleAssigner:
 
     def _is_router(self, found: list[int]) -> bool:
         addresses = [self.host_index.hosts[index].address for index in found]
+        given = [index for index in found if index in self.host_index.site_nodes]
+        if sum(network(self.host_index.hosts[index].address) != self.home_network for index in given) > 1:
+            return True
         far = {one for one in addresses if not is_link_local(one) and network(one) != self.home_network}
         forwarded = any(self.roles_of[index] == Role.OUTSIDE for index in found)
         # A node may have one IPv4 address and a few IPv6 addresses; addresses of one network count once.

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from appliance.operations.classify.classify import ClassifyOptions, classify, render
 from appliance.operations.lab import demo
+from appliance.operations.site.find import open_site
+from appliance.progress import Silent
 from tests.real.conftest import Playground, give_image
 from tests.real.labs import build_image, fresh_lab
 
@@ -108,6 +113,53 @@ def test_status_names_a_router_that_is_off_and_a_route_that_is_gone(routed: Play
         assert b"routes is unset" in applied.stdout + applied.stderr
     finally:
         routed.host(serving).run(*inside, "ip", "route", "add", CABINET, "via", "10.77.0.254")
+
+
+@pytest.mark.full
+def test_another_network_of_nodes_is_applied(routed: Playground) -> None:
+    """A second instance has the route; nothing else changes. Without it in the site file it is gone again."""
+    serving = next(name for name in ("host-a", "host-b") if routed.instances(name))
+    more = {"network": "10.101.0.0/17", "gateway": "10.77.0.253"}
+    site = routed.variant("more.yaml", lambda site: site["networks"]["provisioning"]["routes"].append(more))
+
+    def lines() -> list[str]:
+        routes = routed.sms("exec", "--", "ip", "route", "show", "dev", "eth0", on=serving).text.splitlines()
+        return sorted(line.strip() for line in routes if " via " in line)
+
+    before = lines()
+    routed.sms("--site", site, "-q", "apply", on=serving)
+    assert lines() == [*before, "10.101.0.0/17 via 10.77.0.253"]
+    rules = routed.sms("exec", "--", "cat", "/etc/sms/nat.nft", "/etc/chrony/sms.conf", on=serving).text
+    assert "allow 10.101.0.0/17" in rules and "10.101.0.0/17, 169.254.77.0/30" in rules
+    demo.wait_idle(routed.host("node1"), 2)
+    routed.sms("-q", "apply", on=serving)
+    assert lines() == before
+    demo.wait_for("health", lambda: "yes" if routed.status(serving)["healthy"] else "")
+
+
+@pytest.mark.full
+def test_a_capture_knows_the_nodes_behind_the_router(routed: Playground, tmp_path: Path) -> None:
+    """The site file agrees with the classification; one of the lab's other shape does not have these nodes."""
+    node, capture = routed.host("node1"), tmp_path / "routed.pcap"
+    with demo.listening(routed.lab, capture):
+        demo.wait_idle(node, 2)
+        demo.run_job(node)
+        demo.fetch_outside(routed.host("node2"))
+    found = classify(ClassifyOptions(captures=(str(capture),), nodes=(CABINET,)), Silent())
+    assert found.nodes.count == 2 and found.nodes.addresses == ("10.100.0.101", "10.100.0.102")
+    assert "time-critical" in {one.verdict for one in found.services if one.name == "slurmctld"}
+    (tmp_path / "c.yaml").write_text(render(found, "yaml"))
+    site = routed.lab.etc / "sms.yaml"
+    assert not [each for each in open_site(site, None, tmp_path / "c.yaml").notices if "compute nodes" in each]
+    flat = routed.lab.etc / Path(routed.variant("flat.yaml", make_flat)).name
+    (notice,) = [each for each in open_site(flat, None, tmp_path / "c.yaml").notices if "compute nodes" in each]
+    assert "10.100.0.101" in notice and "routes" in notice
+
+
+def make_flat(site: dict[str, Any]) -> None:
+    """Without the route, and without nodes that need it."""
+    site["networks"]["provisioning"].pop("routes")
+    site["slurm"]["nodes"][0].pop("address")
 
 
 def running(place: Playground, on: str) -> list[dict[str, int]]:

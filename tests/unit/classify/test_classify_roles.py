@@ -381,6 +381,21 @@ def test_nodes_behind_a_router(nodes: int, sms: str) -> None:
     assert len(find_nodes(net.hosts, found.by_index, net.links)[0]) == nodes + 1
 
 
+@pytest.mark.parametrize("nodes", [2, 5, 9])
+def test_nodes_behind_a_router_are_counted_by_address(nodes: int) -> None:
+    """The router itself, its link-local address too, is none of them; a node that the site names is not a router."""
+    net = provisioning().host("fe80::1", O, GATEWAY_MAC, via=GATEWAY_MAC)
+    for number in range(1, nodes + 1):
+        address = f"10.100.0.{number}"
+        net.host(address, N, GATEWAY_MAC, via=GATEWAY_MAC).link(address, "10.1.0.1", 6817)
+    found = find_roles(net.hosts, net.links, (), nodes=["10.100.0.0/17"])
+    assert named(found.by_index, net.hosts) == net.expected
+    before = len(find_nodes(provisioning().hosts, found.by_index)[0])
+    assert len(find_nodes(net.hosts, found.by_index, net.links, routed=found.routed)[0]) == before + nodes
+    assert len(found.routed) == nodes
+    assert not find_roles(provisioning().hosts, provisioning().links, (), nodes=["10.1.0.0/16"]).routed
+
+
 def test_nodes_that_the_site_names() -> None:
     net = behind_a_router(3)
     net.expected["172.16.3.3"] = net.expected["172.17.3.3"] = N
