@@ -10,9 +10,9 @@ import stat
 import subprocess
 import time
 import xmlrpc.client
-from dataclasses import asdict, dataclass
-from dataclasses import field as attribute
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from appliance.agent.freeze import find_loops
 from appliance.agent.in_root import by_descriptor, open_in_root
@@ -20,7 +20,8 @@ from appliance.agent.protocol import Problem
 from appliance.shared.files import remove_state, replace_file
 from appliance.shared.history import AppendLine, make_event
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, parse_lease, peek, read_file
-from appliance.shared.migration import MigrationRequest
+from appliance.shared.locks import PORTS_WAIT_S, Locked, hold_lock, ports_lock
+from appliance.shared.migration import MigrationRequest, MoveMark
 from appliance.shared.records import RecordError, from_json, to_json
 
 Strings = Sequence[str]
@@ -281,6 +282,23 @@ def set_bridges(ports: Dict[str, Optional[str]], *, timeout: float = 60) -> None
     run("ip", "-force", "-batch", "-", stdin=("\n".join(lines) + "\n").encode(), timeout=timeout)
 
 
+@contextmanager
+def ports_locked(lock: str) -> Iterator[None]:
+    """Hold the lock of the ports while they are moved; the guard of this host moves them, too.
+
+    Args:
+        lock: that of the host.
+
+    Raises:
+        Problem: another process holds it.
+    """
+    try:
+        with hold_lock(ports_lock(lock), wait_s=PORTS_WAIT_S):
+            yield
+    except Locked:
+        raise Problem("another process moves the ports of the services container", "run it again")
+
+
 def is_attached(port: str, bridge: str) -> bool:
     """Whether a port is attached to a bridge."""
     return os.path.exists("/sys/class/net/%s/brif/%s" % (bridge, port))
@@ -356,22 +374,6 @@ def find_mac(bridge: str, address: str) -> str:
     output = run(*argv, ok=range(256)).decode(errors="replace")
     found = re.search(r"^Unicast reply from .*\[(.*)\]", output, re.MULTILINE)
     return found.group(1).lower() if found else ""
-
-
-@dataclass(frozen=True)
-class MoveMark:
-    """The state of a migration on one host, from which ``resume`` recovers a killed run.
-
-    ``side``: leave (source) or arrive (target). ``ports``: the host's end of each interface. ``inode``: of the copy of
-    the overlay, on the target.
-    """
-
-    side: str
-    state: str
-    pid: int
-    request: Dict[str, Any]
-    ports: Dict[str, str] = attribute(default_factory=dict)
-    inode: int = 0
 
 
 def read_mark(path: str) -> Optional[MoveMark]:

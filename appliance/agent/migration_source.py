@@ -29,7 +29,7 @@ from appliance.agent import endpoint, protocol
 from appliance.agent.changes import IN_MEMORY, Changes
 from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
 from appliance.agent.chunk_frames import BATCH, FrameEncoder, chunk_digest
-from appliance.agent.endpoint import HostState, Instance, MoveMark
+from appliance.agent.endpoint import HostState, Instance
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
 from appliance.agent.log_sessions import LogSessions, attach_filter
 from appliance.agent.protocol import Problem, field, read_request
@@ -39,7 +39,7 @@ from appliance.agent.take import FREEZE_CHUNKS, host_locked
 from appliance.agent.transfer import read_bits
 from appliance.shared.files import remove_state, sync_folder
 from appliance.shared.locks import Locked, hold_lock
-from appliance.shared.migration import Second, SourceRequest
+from appliance.shared.migration import MoveMark, Second, SourceRequest
 from appliance.shared.wire import Message
 
 RECLAIM_S = 3.0
@@ -249,13 +249,14 @@ class MigrationSource:
         """Detach the ports from the bridges; send the connections that ``send_connections`` has not sent."""
         assert self.channel
         self._close_sessions()
-        self._enter("released", "ports detached from the bridges", ports=self.ports)
-        began = time.monotonic()
-        self.counter = DatagramCounter(
-            sorted(self.request.bridges.items())[0][1], sorted(self.ports.items())[0][1], self.request.mac
-        )
-        self.released_at = time.monotonic()
-        endpoint.set_bridges(dict.fromkeys(self.ports.values()))
+        with endpoint.ports_locked(self.request.lock):  # the guard attaches none of them from this state on
+            self._enter("released", "ports detached from the bridges", ports=self.ports)
+            began = time.monotonic()
+            self.counter = DatagramCounter(
+                sorted(self.request.bridges.items())[0][1], sorted(self.ports.items())[0][1], self.request.mac
+            )
+            self.released_at = time.monotonic()
+            endpoint.set_bridges(dict.fromkeys(self.ports.values()))
         down = time.monotonic()
         lines = endpoint.read_connections(self.instance)
         text = "\n".join(line for line in lines if endpoint.without_timeout(line) not in self.sent_connections).encode()
@@ -448,7 +449,9 @@ class MigrationSource:
         if self.state == "released":
             self._outbid_lease()
             ports: Dict[str, Optional[str]] = {port: self.request.bridges[name] for name, port in self.ports.items()}
-            self._attempt("", lambda: endpoint.set_bridges(ports))
+            with ExitStack() as stack:
+                self._attempt("", lambda: stack.enter_context(endpoint.ports_locked(self.request.lock)))
+                self._attempt("", lambda: endpoint.set_bridges(ports))
             self._attempt("", lambda: self.instance.announce(self.request.addresses))
         if self.state == "ended":
             endpoint.wait_until_unused(self.request.overlay, 20)
@@ -464,7 +467,7 @@ class MigrationSource:
         self.host_state.record_event("back", why=why)
         self.host_state.clear_state()
 
-    def _attempt(self, what: str, work: Callable[[], None]) -> None:
+    def _attempt(self, what: str, work: Callable[[], object]) -> None:
         """Do a part of ``restore_service`` whose failure, such as of one bridge, must not prevent the others."""
         try:
             work()

@@ -23,12 +23,12 @@ from appliance.agent import endpoint, protocol
 from appliance.agent.channel import Channel, Disconnected
 from appliance.agent.chunk_frames import decode_frames
 from appliance.agent.clone import clone_chunks
-from appliance.agent.endpoint import HostState, Instance, MoveMark
+from appliance.agent.endpoint import HostState, Instance
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
 from appliance.agent.take import host_locked
 from appliance.shared.files import free_bytes, sync_folder, write_at
-from appliance.shared.migration import TargetRequest
+from appliance.shared.migration import MoveMark, TargetRequest
 from appliance.shared.overlay import MarkOverlay, mark_path
 from appliance.shared.wire import Message
 

@@ -20,6 +20,7 @@ from appliance.plan.services.confinement import (
     is_unconfined,
 )
 from appliance.share import share
+from appliance.shared.locks import ports_lock
 from appliance.tools import apptainer, bridge
 from appliance.tools.programs import find_missing
 
@@ -177,3 +178,12 @@ def lock_host(cluster: Cluster, host: Host) -> AbstractContextManager[None]:
         Busy: another run is at work there.
     """
     return only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}")
+
+
+def lock_ports(cluster: Cluster, host: Host) -> AbstractContextManager[None]:
+    """Hold the lock under which ports of the running container are moved; whoever has it does not wait for anything.
+
+    Raises:
+        Busy: another run moves them.
+    """
+    return only_one(host, ports_lock(str(cluster.places.lock)), f"another sms moves ports on {host.name}")

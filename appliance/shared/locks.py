@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 RETRY_S = 0.05
 """Seconds between two attempts."""
+PORTS_WAIT_S = 5
+"""Seconds to wait for the lock of ports: to attach or detach some takes a moment."""
 FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -46,3 +48,12 @@ def hold_lock(path: str, *, wait_s: float = 0.0, shared: bool = False) -> Iterat
         yield
     finally:
         os.close(descriptor)
+
+
+def ports_lock(lock: str) -> str:
+    """Return the path of the lock under which the container's ports are attached to bridges and detached.
+
+    It is not ``lock``, that of the host: a run holds that one for as long as it waits for services, or copies. Whoever
+    needs both takes that one first, or does not wait for it.
+    """
+    return f"{lock}.ports"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Optional
+from dataclasses import dataclass, field
+from typing import Any, Optional
 
 
 @dataclass(frozen=True)
@@ -112,3 +112,24 @@ class TargetRequest(MigrationRequest):
     inside: tuple[str, ...] = ()
     mirror: str = ""
     base: str = ""
+
+
+@dataclass(frozen=True)
+class MoveMark:
+    """The state of a migration on one host, from which ``resume`` recovers a killed run.
+
+    ``side``: leave (source) or arrive (target). ``ports``: the host's end of each interface. ``inode``: of the copy of
+    the overlay, on the target.
+    """
+
+    side: str
+    state: str
+    pid: int
+    request: dict[str, Any]
+    ports: dict[str, str] = field(default_factory=dict)
+    inode: int = 0
+
+    @property
+    def moves_ports(self) -> bool:
+        """Whether ports of the instance are moved by its agents only; before, as if there were no migration."""
+        return self.side != "leave" or self.state not in ("read", "stopping")

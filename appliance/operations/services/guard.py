@@ -18,9 +18,9 @@ from appliance.operations.history import note
 from appliance.operations.hosts.guarded import GUARD_VERSION, version_path
 from appliance.operations.lease import Leases
 from appliance.operations.overlay.generation import retire_overlay, set_aside_older
-from appliance.operations.preflight import find_instance, lock_host
+from appliance.operations.preflight import find_instance, lock_host, lock_ports
 from appliance.operations.services.stop import take_down
-from appliance.operations.services.unfinished import is_interrupted
+from appliance.operations.services.unfinished import is_interrupted, read_move
 from appliance.operations.services.uplink import UplinkWatch
 from appliance.plan.migration.lease import View, find_newer, has_own_overlay
 from appliance.shared.lease import Lease
@@ -185,12 +185,39 @@ class Guard:
     def _step_down(self, newer: Lease) -> SteppedDown | None:
         if self._is_settled(newer):
             return None
+        if is_interrupted(self.cluster, self.host):  # what a killed migration wrote there may be undone by now
+            self.query(str(newer.holder))
+        self._disconnect(at_once=True)  # another sms may hold the lock of the host for as long as it waits
         with lock_host(self.cluster, self.host):
             self.query(self.host.name)  # the previous holder of the lock may have changed it
             if is_interrupted(self.cluster, self.host):  # what a killed migration wrote there may be undone by now
                 self.query(str(newer.holder))
             again = self.newer()
             return self._stop(again) if again else None
+
+    def _disconnect(self, *, at_once: bool = False) -> None:
+        """Disconnect the superseded instance, if one runs.
+
+        Args:
+            at_once: without the lock of the host. A migration that moves ports itself is left alone: its target takes
+                the lease before the source has ended.
+        """
+        with lock_ports(self.cluster, self.host):
+            self.query(self.host.name)
+            newer, move = self.newer(), read_move(self.cluster, self.host) if at_once else None
+            running = find_instance(self.cluster, self.host) if newer and not (move and move.moves_ports) else None
+            if not newer or not running:
+                return
+            first, self._stopping = self._stopping is None, self._stopping or time.monotonic()
+            with suppress(CommandError):
+                ports.detach(self.host, ports.find_ports(self.host, running.pid).values(), down=True)
+        if first:
+            facts: dict[str, object] = {"holder": str(newer.holder), "generation": newer.generation}
+            message = f"{newer.holder} has taken over (generation {newer.generation}): stopping it on {self.host.name}"
+            self.record("stale", message, facts)
+        if self.is_shared():
+            with suppress(SmsError):  # no further byte may reach the other host's overlay
+                ext3.shut_down(self.host, str(self.cluster.places.overlay), python=sys.executable)
 
     def _is_settled(self, newer: Lease) -> bool:
         """Return whether the own file agrees and no instance runs here, which is checked only every ``RECHECK_S``."""
@@ -218,18 +245,8 @@ class Guard:
     def _stop(self, newer: Lease) -> SteppedDown:
         """Disconnect the instance, stop it, and write the newer lease last. The next check retries a failed step."""
         name, holder = self.host.name, str(newer.holder)
-        running = find_instance(self.cluster, self.host)
         facts: dict[str, object] = {"holder": holder, "generation": newer.generation}
-        if running:
-            self._stopping = self._stopping or time.monotonic()
-            with suppress(CommandError):
-                ports.detach(self.host, ports.find_ports(self.host, running.pid).values(), down=True)
-            self.record(
-                "stale", f"{holder} has taken over (generation {newer.generation}): stopping it on {name}", facts
-            )
-            if self.is_shared():
-                with suppress(SmsError):  # no further byte may reach the other host's overlay
-                    ext3.shut_down(self.host, str(self.cluster.places.overlay), python=sys.executable)
+        self._disconnect()
         began, mine = self._stopping, self.leases.views[name].lease
         if began is not None:
             take_down(self.cluster, self.host)

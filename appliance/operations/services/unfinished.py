@@ -24,7 +24,8 @@ from appliance.operations.snapshots.restore import restore_own
 from appliance.plan.migration.failover import OpenFailover, find_open_failover, measure_loss
 from appliance.plan.upgrade.upgrade import DONE, LAYING, RESTORED, RETURNING, STARTING, Upgrade, read_upgrade
 from appliance.progress import Progress, Silent
-from appliance.shared.records import to_json
+from appliance.shared.migration import MoveMark
+from appliance.shared.records import RecordError, from_json, to_json
 from appliance.tools import agent
 
 OVERLAY_REPLACED = {("migrate", "up"), ("migrate", "arrived"), ("failover", "restored")}
@@ -59,6 +60,18 @@ def recover_migration(cluster: Cluster, host: Host, progress: Progress) -> None:
 def is_interrupted(cluster: Cluster, host: Host) -> bool:
     """Return whether a migration was killed on a host, or is under way there."""
     return host.works("test", "-e", mark_path(cluster), "-o", "-e", second_paths(cluster)[0])
+
+
+def read_move(cluster: Cluster, host: Host) -> MoveMark | None:
+    """Return the state of a migration that is under way on a host or was killed there; None without one.
+
+    One that cannot be read counts as one that moves ports.
+    """
+    data = host.read(mark_path(cluster))
+    try:
+        return from_json(MoveMark, data) if data is not None else None
+    except RecordError:
+        return MoveMark("", "", 0, {})
 
 
 def refuse_interrupted(cluster: Cluster, host: Host) -> None:

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -19,10 +19,12 @@ from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.lease import Leases
-from appliance.operations.preflight import find_instance, lock_host
+from appliance.operations.preflight import find_instance, lock_host, lock_ports
+from appliance.operations.services.unfinished import read_move
 from appliance.plan.migration.lease import View, find_newer
 from appliance.plan.services.network import INTERFACES
 from appliance.shared.files import replace_file
+from appliance.shared.lease import Lease
 from appliance.tools import carrier, ports
 from appliance.tools.apptainer import Instance
 
@@ -47,6 +49,9 @@ class Known(Protocol):
 
     def is_current(self) -> bool:
         """Return whether all leases that can be read were read just now."""
+
+    def newer(self) -> Lease | None:
+        """Return the lease of the host that took over, as far as known."""
 
 
 class UplinkWatch:
@@ -76,7 +81,7 @@ class UplinkWatch:
         for bridge, port in self._find_ports().items():
             if carrier.has_uplink(bridge, port):
                 self._seen[bridge] = time.monotonic()
-            elif bridge in self._seen and (port not in self.kept_off or carrier.is_port(bridge, port)):
+            elif bridge in self._seen and carrier.is_port(bridge, port):
                 self._take_off(port, bridge)
         ready = {port: bridge for port, bridge in self.kept_off.items() if carrier.has_uplink(bridge, port)}
         if not ready:
@@ -114,18 +119,23 @@ class UplinkWatch:
 
     def _take_off(self, port: str, bridge: str) -> None:
         seen = self._seen[bridge]
-        with suppress(Busy), lock_host(self.cluster, self.host):  # another sms is at work here: with the next check
-            if not self.kept_off:
-                calm = seen - self._returned_at >= CALM_S and self.known.is_current()
-                self._flap_ends = seen + FLAP_S if calm else seen
-            self.kept_off[port] = bridge
-            self._save()  # first: a guard that is started after this one was killed puts it back
-            with suppress(CommandError):  # it has ended meanwhile
-                ports.detach(self.host, [port])
-            # With connections of its own: those of before may wait for long until they send again.
-            self._leases, self._back_at = Leases(self.host, replace(self.cluster)), None
-            message = f"{bridge} has lost its uplink: {port} is off the bridge until the leases have been read again"
-            self.record("uplink lost", message, {"bridge": bridge})
+        try:
+            with lock_ports(self.cluster, self.host):
+                if not carrier.is_port(bridge, port):
+                    return
+                if not self.kept_off:
+                    calm = seen - self._returned_at >= CALM_S and self.known.is_current()
+                    self._flap_ends = seen + FLAP_S if calm else seen
+                self.kept_off[port] = bridge
+                self._save()  # first: a guard that is started after this one was killed puts it back
+                with suppress(CommandError):  # it has ended meanwhile
+                    ports.detach(self.host, [port])
+        except Busy:  # with the next check
+            return
+        # With connections of its own: those of before may wait for long until they send again.
+        self._leases, self._back_at = Leases(self.host, replace(self.cluster)), None
+        message = f"{bridge} has lost its uplink: {port} is off the bridge until the leases have been read again"
+        self.record("uplink lost", message, {"bridge": bridge})
 
     def _may_return(self) -> bool:
         """Read the leases of all hosts; return whether no other one has taken over, as far as they can be read."""
@@ -144,11 +154,19 @@ class UplinkWatch:
         return views
 
     def _put_back(self, ready: dict[str, str], remark: str) -> None:
-        with suppress(Busy), lock_host(self.cluster, self.host):
+        with suppress(Busy), ExitStack() as stack:
+            stack.enter_context(lock_ports(self.cluster, self.host))
+            if self.known.newer():
+                return  # the guard disconnects the instance under this lock
+            if (move := read_move(self.cluster, self.host)) and move.moves_ports:
+                if (move.side, move.state) != ("arrive", "up"):
+                    return
+                stack.enter_context(lock_host(self.cluster, self.host))  # not before its agent has ended
             with suppress(CommandError):
                 ports.attach(self.host, ready)
             self.kept_off = {port: bridge for port, bridge in self.kept_off.items() if port not in ready}
             self._save()
+            stack.close()
             unread = ", ".join(self._leases.unreachable) if self._leases else ""
             for port, bridge in ready.items():
                 message = f"{bridge} has its uplink again: {port} is back on the bridge{remark}"

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandTimeout, Host
 from appliance.host.local import Local
+from appliance.operations import preflight
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.lease import (
@@ -27,15 +28,19 @@ from appliance.operations.lease import (
     take_lease,
 )
 from appliance.operations.migration import failover
+from appliance.operations.services import guard as guard_module
 from appliance.operations.services import start
 from appliance.operations.services.guard import CURRENT_S, FAILED_S, Guard
-from appliance.operations.services.unfinished import last_sign
+from appliance.operations.services.unfinished import last_sign, mark_path
 from appliance.progress import Silent
 from appliance.shared.files import ALWAYS
 from appliance.shared.lease import Lease, SwapLease
 from appliance.shared.locks import hold_lock
+from appliance.shared.migration import MoveMark
+from appliance.shared.records import to_json
 from appliance.shared.requests import Request
 from appliance.tools import agent
+from appliance.tools.apptainer import Instance
 from tests.pairs import STATE, Pair
 
 
@@ -392,6 +397,40 @@ def test_adopt_refuses_another_concurrent_change(apart: Pair) -> None:
     with pytest.raises(Refused):
         seen.adopt(newer)
     assert apart.files()["host-a"][1] == 1
+
+
+@pytest.mark.parametrize(
+    ("side", "state", "disconnected"),
+    [("", "", True), ("leave", "read", True), ("leave", "released", False), ("arrive", "up", False)],
+)
+def test_guard_disconnects_a_superseded_instance_while_another_sms_has_the_lock(
+    apart: Pair, monkeypatch: pytest.MonkeyPatch, side: str, state: str, disconnected: bool
+) -> None:
+    """`sms restart` waits for a service; a migration copies, but moves ports itself later."""
+    monkeypatch.setattr(preflight, "LOCK_WAIT_S", 0.1)
+    apart.take("host-a")
+    apart.leases("host-b", without=("host-a",)).take(generation_bump=1000)
+    host, found, down = apart.hosts["host-a"], Instance("sms", 7, "/i.sif"), list[str]()
+    monkeypatch.setattr(guard_module, "find_instance", lambda *_: found)
+    monkeypatch.setattr(guard_module.ports, "find_ports", lambda *_: {"eth0": "veth0"})
+    monkeypatch.setattr(guard_module.ports, "detach", lambda _, ports, **__: down.extend(ports))
+    monkeypatch.setattr(guard_module, "take_down", lambda *_: down.append("stopped"))
+    places = apart.cluster.places
+    places.lock = PurePosixPath(host.folder / "lock")
+    monkeypatch.setattr(Cluster, "places", places)
+    if side:
+        host.write(mark_path(apart.cluster), to_json(MoveMark(side, state, 7, {})))
+    messages: list[str] = []
+    watcher = make_guard(apart, "host-a", messages)
+    for name in apart.hosts:
+        watcher.query(name)
+    with hold_lock(str(places.lock)):
+        assert watcher.check() is None and watcher.check() is None
+    assert down == ["veth0", "veth0"] * disconnected
+    assert len(messages) == disconnected
+    done = watcher.check()
+    assert done and done.ran and down[-2:] == ["veth0", "stopped"]
+    assert apart.files()["host-a"] == ("host-b", 1001, "host-a")
 
 
 def test_guard_keeps_the_last_view_of_an_unreachable_host(apart: Pair) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from appliance.agent.endpoint import HostState, MoveMark, read_mark
+from appliance.agent.endpoint import HostState, read_mark
 from appliance.agent.migration_resume import resume
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem, read_request
-from appliance.shared.migration import SourceRequest, TargetRequest
+from appliance.shared.migration import MoveMark, SourceRequest, TargetRequest
 from tests.unit.migration.requests import SOURCE, TARGET
 
 PORTS = {"eth0": "veth3"}

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from appliance.agent import endpoint, freeze, migration_source
-from appliance.agent.endpoint import HostState, Instance
+from appliance.agent.endpoint import HostState, Instance, read_mark
 from appliance.agent.migration_resume import resume
+from appliance.agent.migration_source import MigrationSource
 from appliance.agent.protocol import Problem, read_request
 from appliance.shared.lease import Lease
+from appliance.shared.locks import hold_lock, ports_lock
 from appliance.shared.migration import SourceRequest
 from tests.unit.migration.requests import SOURCE
 
@@ -137,3 +141,33 @@ def test_its_own_instance_does_not_count_as_the_target(source: Source, monkeypat
     assert source.resume() == {"found": "released", "side": "leave", "state": "gone"}
     assert source.runs and source.path("overlay").exists() and attached == {"veth0"}
     assert source.ran == [("slurmctld", "rsyslog")] and source.events() == ["back"]
+
+
+def test_no_port_is_moved_while_another_process_moves_them(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard reads the stored state under the lock of the ports, and then attaches one."""
+    monkeypatch.setattr(endpoint, "PORTS_WAIT_S", 0.1)
+    moved: list[object] = []
+    monkeypatch.setattr(endpoint, "set_bridges", moved.append)
+    monkeypatch.setattr(migration_source, "DatagramCounter", lambda *_: None)
+    monkeypatch.setattr(endpoint, "read_connections", lambda _: [])
+    monkeypatch.setattr(Instance, "start_services", lambda *_: None)
+    monkeypatch.setattr(Instance, "announce", lambda *_: None)
+    sent: list[str] = []
+    channel: Any = SimpleNamespace(send=lambda kind, *_, **__: sent.append(kind))
+    one = MigrationSource(source.state.request, channel)  # type: ignore[arg-type]
+    monkeypatch.setattr(one, "_close_sessions", lambda: None)
+    one.state, one.ports = "stopping", {"eth0": "veth0"}
+    one.host_state.save_state("stopping", ports=one.ports)
+    with hold_lock(ports_lock(str(source.path("lock")))):
+        with pytest.raises(Problem, match="another process moves the ports"):
+            one.release({})
+        mark = read_mark(str(source.path("mark")))
+        assert mark and mark.state == "stopping" and not mark.moves_ports and moved == [] and sent == []
+        one.state = "released"
+        one.restore_service("")
+        assert moved == [{"veth0": "br-prov"}], "the services must be on the network again"
+    assert source.events() == ["trouble", "back"]
+    one.host_state.save_state("stopping", ports=one.ports)
+    one.release({})
+    mark = read_mark(str(source.path("mark")))
+    assert mark and mark.moves_ports and moved[1:] == [{"veth0": None}] and sent == ["released"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -13,13 +13,18 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Result
-from appliance.host.fake import Fake
+from appliance.host.local import Local
+from appliance.operations import preflight
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.services import uplink
+from appliance.operations.services.unfinished import mark_path
 from appliance.operations.services.uplink import CALM_S, FLAP_S, INSTANCE_INTERVAL_S, PATIENCE_S, UplinkWatch
 from appliance.plan.migration.lease import View
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
+from appliance.shared.locks import hold_lock
+from appliance.shared.migration import MoveMark
+from appliance.shared.records import to_json
 from appliance.tools import carrier
 from appliance.tools.apptainer import Instance
 from tests.ownnet import own_network
@@ -34,7 +39,7 @@ PORT = "veth1"
 class World:
     """A host's bridge, the other host's lease, and the time. ``live``: ports of the bridge that have a carrier.
 
-    ``current``: whether the guard has just read the leases.
+    ``current``: whether the guard has just read the leases. ``superseded``: it knows that another host has taken over.
     """
 
     bridge: str
@@ -44,6 +49,7 @@ class World:
     generation: int = 1
     reachable: bool = True
     current: bool = False
+    superseded: bool = False
     now: float = 100.0
     queries: int = 0
     events: list[str] = field(default_factory=list)
@@ -58,6 +64,9 @@ class World:
 
     def is_current(self) -> bool:
         return self.current
+
+    def newer(self) -> Lease | None:
+        return Lease("c", 1002, "host-b", 1.0, "host-b") if self.superseded else None
 
     def query_readable(self) -> dict[str, View]:
         self.queries += 1
@@ -77,7 +86,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         return bridge != found.bridge or "ens1" in found.live
 
     monkeypatch.setattr(uplink, "Leases", lambda *_: found)
-    monkeypatch.setattr(uplink, "lock_host", lambda *_: nullcontext())
     monkeypatch.setattr(uplink, "find_instance", lambda *_: Instance("sms", 7, "/i.sif") if found.instance else None)
     monkeypatch.setattr(uplink.ports, "find_ports", lambda *_: {"eth0": PORT})
     monkeypatch.setattr(uplink.ports, "detach", change)
@@ -92,11 +100,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 def watch(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UplinkWatch:
     cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
     places = cluster.places
-    places.uplink_mark = PurePosixPath(tmp_path / "uplink")
+    places.uplink_mark, places.lock = PurePosixPath(tmp_path / "uplink"), PurePosixPath(tmp_path / "lock")
     monkeypatch.setattr(Cluster, "places", places)
     return UplinkWatch(
         cluster,
-        Fake({}, name="host-a"),
+        Local("host-a"),
         lambda event, *_: world.events.append(event),
         world,
     )
@@ -273,13 +281,86 @@ def test_after_a_moment_it_is_back_at_once(world: World, tmp_path: Path, monkeyp
 def test_a_moment_is_counted_from_when_the_uplink_was_seen(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another sms was at work on the host, and the guard could not take the port off for long."""
+    """The guard could not take the port off for long."""
     seen = watch(world, tmp_path, monkeypatch)
     world.current, world.reachable = True, False
     seen.check()
     world.now += 10
     world.live -= {"ens1"}
     seen.check()
+    world.live |= {"ens1"}
+    seen.check()
+    assert not world.attached
+
+
+def test_it_does_not_wait_for_another_sms(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sms restart` has the lock of the host while it waits for a service; a migration, while it copies."""
+    seen = watch(world, tmp_path, monkeypatch)
+    with hold_lock(str(tmp_path / "lock")):
+        lose(world, seen)
+        world.live |= {"ens1"}
+        seen.check()
+    assert world.attached and world.events == ["uplink lost", "uplink back"]
+
+
+def test_a_port_that_is_not_on_the_bridge_is_not_put_there(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration has taken it off, or it is that of an isolated instance."""
+    seen = watch(world, tmp_path, monkeypatch)
+    seen.check()
+    world.live, world.attached = {PORT}, False
+    seen.check()
+    world.live |= {"ens1"}
+    seen.check()
+    assert not world.attached and world.events == [] and seen.kept_off == {}
+
+
+@pytest.mark.parametrize(
+    ("side", "state", "at_work", "back"),
+    [
+        ("leave", "read", True, True),
+        ("leave", "stopping", True, True),
+        ("leave", "released", True, False),
+        ("leave", "released", False, False),
+        ("leave", "given", True, False),
+        ("arrive", "started", False, False),
+        ("arrive", "up", True, False),
+        ("arrive", "up", False, True),
+        ("", "", False, False),
+    ],
+)
+def test_it_attaches_no_port_that_a_migration_moves(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, state: str, at_work: bool, back: bool
+) -> None:
+    """``at_work``: its agent runs, and has the lock of the host; else it was killed."""
+    monkeypatch.setattr(preflight, "LOCK_WAIT_S", 0.1)
+    seen = watch(world, tmp_path, monkeypatch)
+    lose(world, seen)
+    world.live |= {"ens1"}
+    mark = Path(mark_path(seen.cluster))
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_bytes(to_json(MoveMark(side, state, 7, {})) if side else b"{")
+    with ExitStack() as stack:
+        if at_work:
+            stack.enter_context(hold_lock(str(tmp_path / "lock")))
+        seen.check()
+        assert world.attached == back
+    mark.unlink()
+    seen.check()
+    assert world.attached
+
+
+def test_it_stays_off_once_the_guard_knows_that_another_host_took_over(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard has disconnected the instance, and stops it once it has the lock of the host."""
+    seen = watch(world, tmp_path, monkeypatch)
+    world.current = True
+    seen.check()
+    world.live -= {"ens1"}
+    seen.check()
+    world.superseded = True
     world.live |= {"ens1"}
     seen.check()
     assert not world.attached

@@ -132,12 +132,18 @@ class FakeHost:
     def read(self, path: str) -> bytes | None:
         if path == SIGN:
             return None
+        if path.endswith(".move"):
+            mark: bytes | None = effect("read_mark", self.name)
+            return mark
         assert path.endswith(".lease"), path
         found: bytes | None = effect("read_lease", self.name)
         return found
 
     @contextmanager
     def lock(self, path: str, *, wait_s: float = 0) -> Iterator[None]:
+        if path.endswith(".ports"):  # the model promises the same without it
+            yield
+            return
         what = "lease_lock" if path.endswith(".lease.lock") else "lock"
         effect("lock", self.name, what)
         try:

@@ -516,6 +516,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(endpoint, find_instance=_find_agent_instance, set_bridges=_set_bridges, run=fakes.run_command)
         put(endpoint, is_attached=_is_attached, wait_until_unused=_wait_until_unused, find_mac=_find_mac, time=CLOCK)
         put(endpoint, read_file=lambda path: effect("read_lease", path.partition(":")[0]))
+        put(endpoint, ports_locked=_opened)
         put(endpoint, read_connections=lambda _: [], read_neighbours=lambda _: [])
         put(endpoint, load_connections=lambda *_: "", load_neighbours=nothing)
         put(Instance, ports=_ports, announce=nothing)
