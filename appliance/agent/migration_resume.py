@@ -3,14 +3,13 @@
 from typing import Any, Dict
 
 from appliance.agent import endpoint
-from appliance.agent.endpoint import MoveMark
 from appliance.agent.freeze import private_mounts
 from appliance.agent.migration_source import SECOND_S, MigrationSource
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Busy, field, read_request
 from appliance.agent.take import host_locked
 from appliance.shared.locks import Locked, hold_lock
-from appliance.shared.migration import SourceRequest, TargetRequest
+from appliance.shared.migration import MoveMark, SourceRequest, TargetRequest
 
 
 def resume(request: Dict[str, Any]) -> Dict[str, Any]:

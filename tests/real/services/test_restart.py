@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 
 import pytest
 
@@ -52,4 +54,36 @@ def test_a_killed_run_leaves_no_service_stopped(running: Playground) -> None:
     kill_sms(process.pid)
     process.wait()
     wait_until(lambda: pids(running)["slurmctld"] not in ("", before), "its start")
+    wait_until(lambda: running.status()["healthy"], "health")
+
+
+@pytest.mark.full
+def test_the_uplink_is_watched_while_a_service_does_not_answer(running: Playground) -> None:
+    """The run has the lock of the host meanwhile; the guard does not need it to take the ports off, and to return."""
+
+    def ports() -> int:
+        return len(running.host("host-a").run("sh", "-c", "ls -d /sys/class/net/*/brif/*").text.split())
+
+    def cables(state: str) -> None:
+        for port in ("p-host-a", "u-host-a"):
+            subprocess.run(["ip", "-n", f"sms-{running.lab.name}-switch", "link", "set", port, state], check=True)
+
+    before, broken = (
+        ports(),
+        "cp /etc/postfix/main.cf /root && echo 'inet_interfaces = 203.0.113.77' >>/etc/postfix/main.cf",
+    )
+    running.sms("exec", "--", "sh", "-c", broken)
+    process = begin(running, "restart", "postfix", "--wait", "90")
+    try:
+        time.sleep(5)
+        cables("down")
+        wait_until(lambda: ports() < before, "the guard", 30)
+        cables("up")
+        wait_until(lambda: ports() == before, "its return", 80)
+        assert process.poll() is None, "it would be watched after its end"
+    finally:
+        cables("up")
+        running.sms("exec", "--", "cp", "/root/main.cf", "/etc/postfix/main.cf", ok=(0, 1, 3))
+        process.wait()
+    running.sms("-q", "restart", "postfix")
     wait_until(lambda: running.status()["healthy"], "health")
