@@ -21,7 +21,15 @@ from appliance.shared.files import remove_state, replace_file
 from appliance.shared.history import AppendLine, make_event
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, parse_lease, peek, read_file
 from appliance.shared.locks import PORTS_WAIT_S, Locked, hold_lock, ports_lock
-from appliance.shared.migration import MigrationRequest, MoveMark
+from appliance.shared.migration import MacvlanRequest, MigrationRequest, MoveMark
+from appliance.shared.ports import (
+    change_commands,
+    enter,
+    is_macvlan_attached,
+    match_ports,
+    replace_commands,
+    split_macvlan,
+)
 from appliance.shared.records import RecordError, from_json, to_json
 
 Strings = Sequence[str]
@@ -130,20 +138,28 @@ class Instance:
                 _quietly(supervisor.startProcess, name, False)
 
     def ports(self, interfaces: Strings) -> Dict[str, str]:
-        """Return the host's end of each interface, by the interface's name inside.
+        """Return the port of each interface (``appliance.shared.ports``), by the interface's name inside.
 
         Raises:
             Problem: one is not on this host.
         """
-        inside = json.loads(run(*self.network("ip", "-json", "link", "show")).decode())
-        # Both ends refer to each other: an index alone may be that of an interface in another namespace.
-        links = json.loads(run("ip", "-json", "link", "show").decode())
-        here = {(one["ifindex"], one.get("link_index")): one["ifname"] for one in links}
-        found = {one["ifname"]: here.get((one.get("link_index"), one["ifindex"]), "") for one in inside}
+        query = ("ip", "-json", "-details", "link", "show")
+        inside, links = json.loads(run(*self.network(*query)).decode()), json.loads(run(*query).decode())
+        found = match_ports(inside, links, self.pid)
         missing = [name for name in interfaces if not found.get(name)]
         if missing:
             raise Problem("the other end of %s is not on this host" % ", ".join(missing))
         return {name: found[name] for name in interfaces}
+
+    def replace_interfaces(self, interfaces: Sequence[MacvlanRequest]) -> None:
+        """Replace interfaces by macvlan interfaces that are detached.
+
+        Raises:
+            Problem: one could not be created or replaced.
+        """
+        for interface in interfaces:
+            for argv, text in replace_commands(interface, self.pid):
+                run(*argv, stdin=text.encode())
 
     def announce(self, addresses: Dict[str, str]) -> None:
         """Announce the addresses by gratuitous ARP: at once, and again for some seconds."""
@@ -273,13 +289,19 @@ def is_mounted(folder: str) -> bool:
 
 
 def set_bridges(ports: Dict[str, Optional[str]], *, timeout: float = 60) -> None:
-    """Attach ports to bridges, or detach them (None); go on with the others when one fails.
+    """Attach ports to bridges or parents, or detach them (None); go on with the others when one fails.
 
     Raises:
-        Problem: one failed, or it took longer than ``timeout`` seconds.
+        Problem: one failed, or a command took longer than ``timeout`` seconds.
     """
-    lines = ["link set %s %s" % (port, "master " + one if one else "nomaster") for port, one in sorted(ports.items())]
-    run("ip", "-force", "-batch", "-", stdin=("\n".join(lines) + "\n").encode(), timeout=timeout)
+    failed = []
+    for argv, text in change_commands(ports):
+        try:
+            run(*argv, stdin=text.encode(), timeout=timeout)
+        except Problem as problem:
+            failed.append(problem)
+    if failed:
+        raise failed[0]
 
 
 @contextmanager
@@ -300,8 +322,18 @@ def ports_locked(lock: str) -> Iterator[None]:
 
 
 def is_attached(port: str, bridge: str) -> bool:
-    """Whether a port is attached to a bridge."""
-    return os.path.exists("/sys/class/net/%s/brif/%s" % (bridge, port))
+    """Return whether a port is attached to a bridge, or to the parent of that name."""
+    macvlan = split_macvlan(port)
+    if not macvlan:
+        return os.path.exists("/sys/class/net/%s/brif/%s" % (bridge, port))
+    name, pid = macvlan
+    try:
+        shown = run(*enter(pid), "ip", "-json", "-details", "link", "show", "dev", name).decode()
+        with open("/sys/class/net/%s/ifindex" % bridge) as file:
+            parent = int(file.read())
+    except (OSError, Problem):
+        return False  # the instance or the parent is gone
+    return any(is_macvlan_attached(link, parent) for link in json.loads(shown or "[]"))
 
 
 MAPPED = re.compile(r" -n (\S+)")
@@ -369,7 +401,10 @@ def load_neighbours(instance: Instance, lines: Strings) -> None:
 
 
 def find_mac(bridge: str, address: str) -> str:
-    """Return the MAC address that answers for ``address`` on a bridge of this host (RFC 5227), or an empty string."""
+    """Return the MAC address that answers for ``address`` on a bridge of this host (RFC 5227), or an empty string.
+
+    On the parent of a macvlan interface: the instances of this host do not answer there.
+    """
     argv = ("arping", "-D", "-c", "2", "-w", "1", "-I", bridge, address)
     output = run(*argv, ok=range(256)).decode(errors="replace")
     found = re.search(r"^Unicast reply from .*\[(.*)\]", output, re.MULTILINE)

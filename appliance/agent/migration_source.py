@@ -531,7 +531,7 @@ class DatagramCounter:
         if not mac:
             return
         folder = "/sys/class/net/%s/brif" % bridge
-        for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        for name in os.listdir(folder) if os.path.isdir(folder) else [bridge]:  # the parent of a macvlan interface
             if name == port:
                 continue
             try:

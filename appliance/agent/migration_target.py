@@ -313,7 +313,10 @@ class MigrationTarget:
     # The instance
 
     def start(self, message: Message) -> None:
-        """Start the instance, with its ports on bridges without other ports."""
+        """Start the instance on bridges without other ports; replace what shall be a macvlan interface.
+
+        CNI cannot start it with one: its plugin announces the address at once.
+        """
         assert self.channel
         began = time.monotonic()
         if self.request.shared and not self.host_state.write_lease(
@@ -327,6 +330,7 @@ class MigrationTarget:
         self.instance = endpoint.find_instance(self.request.instance)
         if not self.instance:
             raise Problem("the instance ended as soon as it had started")
+        self.instance.replace_interfaces(self.request.macvlan)
         self.ports = self.instance.ports(sorted(self.request.bridges))
         self._save_state("started")
         self.channel.send("started", pid=self.instance.pid, took_s=time.monotonic() - began)

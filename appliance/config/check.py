@@ -9,7 +9,8 @@ from appliance.config.check_routes import check_routes
 from appliance.config.check_slurm import check_slurm
 from appliance.config.document import Document, Place, first_problems
 from appliance.config.finding import Finding, address_problem, mac_problem
-from appliance.config.model import EVEN_MINUTES, PublicNetwork, ServicesFrom, Site
+from appliance.config.model import EVEN_MINUTES, Network, PublicNetwork, ServicesFrom, Site
+from appliance.config.types import INTERFACE_LENGTH
 from appliance.config.wording import nearest
 from appliance.errors import Problem
 
@@ -75,17 +76,56 @@ def _networks(site: Site) -> Iterator[Finding]:
             f"{public.address.network} overlaps the provisioning network {provisioning.address.network}",
             "the two networks must not overlap; is a prefix too short?",
         )
-    if provisioning.bridge == public.bridge:
+    for name, network in both.items():
+        yield from _port(site, ("networks", name), network)
+    if provisioning.bridge and provisioning.bridge == public.bridge:
         yield Finding(
             ("networks", "public", "bridge"),
             f"{public.bridge} is already the bridge of the provisioning network",
             "the container is attached to two bridges; give each network its own, such as br-prov and br-pub",
         )
-    if provisioning.port and provisioning.port == public.port:
+    if any(network.attach == "bridge" for network in both.values()):  # several macvlan interfaces can share a port
+        for host in site.admin_hosts:
+            port = public.port_on(host.name)
+            if port and port == provisioning.port_on(host.name):
+                yield Finding(
+                    ("networks", "public", "port"),
+                    f"{port} is already the port of the provisioning network",
+                    "an interface can be in one bridge only; set `vlan` of the second, or `attach: macvlan` of both",
+                )
+                break
+
+
+def _port(site: Site, place: Place, network: Network) -> Iterator[Finding]:
+    """Check how hosts attach the container to a network."""
+    macvlan, hosts = network.attach == "macvlan", [host.name for host in site.admin_hosts]
+    if macvlan and network.bridge:
         yield Finding(
-            ("networks", "public", "port"),
-            f"{public.port} is already the port of the provisioning network",
-            "an interface can be in one bridge only; use a VLAN interface such as eth0.20 for the second",
+            (*place, "bridge"), "a macvlan interface needs no bridge", "remove it, or remove `attach: macvlan`"
+        )
+    if macvlan and network.vlan:
+        yield Finding(
+            (*place, "vlan"),
+            "a VLAN is created below a bridge only",
+            "set `port` to the host's own interface of that VLAN, such as eth0.20",
+        )
+    if isinstance(network.port, dict):
+        for name in network.port:
+            if name not in hosts:
+                yield Finding((*place, "port", name), f"{name} is not an admin host", nearest(name, hosts))
+    lacking = [name for name in hosts if not network.port_on(name)]
+    if lacking and (macvlan or network.vlan):
+        yield Finding(
+            place if network.port is None else (*place, "port"),
+            f"{'a macvlan interface' if macvlan else 'a VLAN'} needs the port of {', '.join(lacking)}",
+            "set `port` to the interface that is in this network; {admin-1: eno1, admin-2: ens3} if they differ",
+        )
+    longest = max((network.port_on(name) or "" for name in hosts), key=len, default="")
+    if len(longest) > INTERFACE_LENGTH:
+        yield Finding(
+            (*place, "vlan"),
+            f"{longest} is too long for the name of an interface, which has at most {INTERFACE_LENGTH} characters",
+            "create the VLAN interface yourself with a shorter name, and set `port` to it",
         )
 
 

@@ -36,6 +36,10 @@ def _place(site: Site, name: str, below: Place, address: IPv4Interface, mac: str
     """Check the VM's address and MAC in one of the two networks."""
     network: Network = getattr(site.networks, name)
     at: Place = (SECTION, *below, "address")
+    if network.attach == "macvlan":
+        yield Finding(
+            (SECTION, *below), f"the VM is attached to bridges, but the {name} network has none", "set its bridge"
+        )
     if problem := address_problem(address):
         yield Finding(at, *problem)
     elif address.network != network.address.network:

@@ -10,7 +10,8 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
+from pydantic_core import PydanticCustomError
 
 from appliance.config.provisioning import BmcUser, Provisioning
 from appliance.config.section import Section
@@ -121,13 +122,45 @@ class AdminHost(Section):
 class Network(Section):
     """One of the two networks of the container."""
 
-    bridge: Interface = Field(description="Linux bridge on every admin host.")
+    attach: Literal["bridge", "macvlan"] = Field(
+        "bridge",
+        description="How hosts attach the container: to a bridge, or with a macvlan interface on `port`, which may "
+        "have addresses of the host.",
+    )
+    bridge: Interface = Field(
+        "", validate_default=True, description="Linux bridge on every admin host; with macvlan there is none."
+    )
     address: AddressWithPrefix = Field(description="Address of the container, with prefix: 10.0.0.1/16.")
     mac: Mac = Field(description="MAC address of the container, the same on every host.")
-    port: Interface | None = Field(
+    port: Interface | dict[HostName, Interface] | None = Field(
         None,
-        description="Interface of the host that `sms host prepare` adds to the bridge when it creates it.",
+        description="Interface of the host that `sms host prepare` adds to the bridge when it creates it, or that "
+        "carries the macvlan interface; by admin host if they differ: {admin-1: eno1, admin-2: ens3}.",
     )
+    vlan: int | None = Field(
+        None,
+        ge=1,
+        le=4094,
+        description="Its VLAN: `sms host prepare` creates the interface PORT.VLAN and adds that to the bridge instead.",
+    )
+
+    @field_validator("bridge", mode="wrap")
+    @classmethod
+    def _needs_bridge(cls, value: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> str:
+        if value != "":
+            return str(check(value))
+        if info.data.get("attach") == "bridge":
+            raise PydanticCustomError("missing", "is missing")
+        return ""
+
+    def port_on(self, host: str) -> str | None:
+        """Return the port on an admin host, with its VLAN; None if the site file has none for it."""
+        port = self.port.get(host) if isinstance(self.port, dict) else self.port
+        return f"{port}.{self.vlan}" if port and self.vlan else port
+
+    def uplink(self, host: str) -> str:
+        """Return what connects the container on an admin host: the bridge, or the interface below the macvlan one."""
+        return self.bridge if self.attach == "bridge" else self.port_on(host) or ""
 
 
 class Route(Section):

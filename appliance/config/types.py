@@ -80,6 +80,9 @@ HostName = Annotated[
     ),
 ]
 
+INTERFACE_LENGTH = 15
+"""Characters of an interface's name (IFNAMSIZ without the terminator)."""
+
 Interface = Annotated[
     str,
     Text(
@@ -88,7 +91,7 @@ Interface = Annotated[
         "Linux allows 15 letters, digits, dashes, dots and underscores, such as br-prov",
     ),
 ]
-"""A Linux interface name: 15 characters at most (IFNAMSIZ without the terminator)."""
+"""A Linux interface name."""
 
 Mac = Annotated[
     str,

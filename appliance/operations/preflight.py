@@ -60,20 +60,27 @@ def is_confined(host: Host, running: apptainer.Instance) -> bool:
     return not is_unconfined((host.read(f"/proc/{running.pid}/status") or b"").decode(errors="replace"))
 
 
-def check_bridges(cluster: Cluster, host: Host) -> None:
-    """Check that both bridges exist, are up and have a port.
+def check_networks(cluster: Cluster, host: Host) -> None:
+    """Check that both bridges exist, are up and have a port, or that a macvlan interface can be created instead.
 
     Raises:
         Refused: with every problem.
     """
     problems: list[str] = []
-    for network in (cluster.site.networks.provisioning, cluster.site.networks.public):
+    networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
+    for network in networks:
+        if network.attach == "macvlan":
+            if problem := bridge.parent_problem(host, name := network.uplink(host.name)):
+                problems.append(f"{name} {problem}")
+            continue
         ports = bridge.bridge_ports(host, network.bridge)
         if ports is None:
             # The CNI plugin would silently create a bridge without ports.
             problems.append(f"bridge {network.bridge} does not exist or is down")
         elif not ports:
             problems.append(f"bridge {network.bridge} has no port that is up: the container would be isolated")
+    if any(network.attach == "macvlan" for network in networks) and find_missing(host, "tc"):
+        problems.append("tc, which detaches macvlan interfaces, is not installed")
     if problems:
         raise _cannot(host, problems)
 
@@ -140,7 +147,7 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
         Refused: a machine already uses one of them.
     """
     networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
-    taken = bridge.taken(host, {network.bridge: str(network.address.ip) for network in networks})
+    taken = bridge.taken(host, {str(network.address.ip): network.uplink(host.name) for network in networks})
     if any(mac.lower() in {network.mac.lower() for network in networks} for mac in taken.values()):
         holder = None
         with suppress(SmsError):

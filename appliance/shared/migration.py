@@ -23,6 +23,24 @@ class Second:
 
 
 @dataclass(frozen=True)
+class MacvlanRequest:
+    """A macvlan interface of the container.
+
+    Attributes:
+        name: inside.
+        parent: interface of the host.
+        address: with prefix.
+        routes: over it, as ``ip route add`` takes them.
+    """
+
+    name: str
+    parent: str
+    mac: str
+    address: str
+    routes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class MigrationRequest:
     """What both agents of a migration are given.
 
@@ -32,7 +50,7 @@ class MigrationRequest:
         overlay, lease, history, mark, lock: paths on the host; ``mark`` is the file of the stored state.
         instance: name of the Apptainer instance.
         generation: of the lease before the migration.
-        bridges, addresses: by interface inside the container.
+        bridges, addresses: by interface inside the container; for a macvlan interface the parent instead of the bridge.
         macs: MAC addresses of the interfaces inside.
         shared: both hosts use one overlay.
         stop_argv: command that stops the instance.
@@ -104,6 +122,7 @@ class TargetRequest(MigrationRequest):
         inside: first words of a command that runs inside; empty in a state that an earlier version stored.
         mirror: folder where the mirror of the overlay is mounted, to which ``overlay`` is a link; empty without one.
         base: the overlay of the source, if that is this host; else empty.
+        macvlan: interfaces that replace those of the isolated instance, detached.
     """
 
     store: str
@@ -112,6 +131,7 @@ class TargetRequest(MigrationRequest):
     inside: tuple[str, ...] = ()
     mirror: str = ""
     base: str = ""
+    macvlan: tuple[MacvlanRequest, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Bridges of a host, queried with iproute2."""
+"""Bridges and other interfaces of a host to which instances are attached, queried with iproute2."""
 
 from __future__ import annotations
 
@@ -24,29 +24,40 @@ def bridge_ports(host: Host, bridge: str) -> list[str] | None:
     return [port["ifname"] for port in ports if "UP" in port.get("flags", [])]
 
 
+def parent_problem(host: Host, name: str) -> str:
+    """Return why an interface cannot carry a macvlan interface; empty if it can."""
+    shown = host.run("ip", "-json", "-details", "link", "show", "dev", name, ok=None)
+    link = (json.loads(shown.stdout or b"[]") or [{}])[0] if shown.status == 0 else {}
+    if not link or "UP" not in link.get("flags", []):
+        return "does not exist or is down"
+    if master := link.get("master"):  # a bridge or bond receives its frames
+        return f"is a port of {master}, and so cannot carry a macvlan interface"
+    return ""
+
+
 def taken(host: Host, addresses: dict[str, str]) -> dict[str, str]:
     """Return addresses that another machine on the network uses, with its MAC address (RFC 5227).
 
     Args:
-        addresses: the address to probe, by bridge.
+        addresses: the interface on which each address is probed: a bridge, or the parent of a macvlan interface.
 
     Raises:
         SmsError: the probe failed.
     """
 
-    def probe(bridge: str, address: str) -> str:
+    def probe(address: str, bridge: str) -> str:
         argv = ("arping", "-D", "-c", "2", "-w", "1", "-I", bridge, address)
         result = host.run(*argv, ok=None)
         output = (result.stdout + result.stderr).decode(errors="replace").strip()
         if result.status not in (0, 1):
             why = output.rpartition("\n")[2]
-            raise SmsError(f"arping failed on {bridge} of {host.name}: {why}", hint="is the bridge up? `sms doctor`")
+            raise SmsError(f"arping failed on {bridge} of {host.name}: {why}", hint="is it up? `sms doctor`")
         return find_user(output) if result.status else ""
 
     # In parallel: a probe without a reply takes its full second.
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
         macs = list(pool.map(probe, addresses.keys(), addresses.values()))
-    return {address: mac for address, mac in zip(addresses.values(), macs, strict=True) if mac}
+    return {address: mac for address, mac in zip(addresses, macs, strict=True) if mac}
 
 
 def find_user(output: str) -> str:

@@ -1,4 +1,4 @@
-"""Ports of this machine's bridges that have a carrier, from /sys; changes of interfaces, from rtnetlink(7)."""
+"""Which uplinks of this machine have a carrier, from /sys; changes of interfaces, from rtnetlink(7)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from appliance.shared.ports import split_macvlan
 
 NETWORK = Path("/sys/class/net")
 RTMGRP_LINK = 1
@@ -16,8 +18,11 @@ def has_uplink(bridge: str, port: str, *, network: Path = NETWORK) -> bool:
     """Return whether a bridge has an uplink that is up and has a carrier; False if there is no such bridge.
 
     Its uplinks are the ports that are network cards, bonds, VLANs, or others on top of these: ports of local guests do
-    not count. Without any (a lab), all ports but ``port`` and the taps of virtual machines are uplinks.
+    not count. Without any (a lab), all ports but ``port`` and the taps of virtual machines are uplinks. If ``port`` is
+    a macvlan interface, ``bridge`` is its parent, and the uplink.
     """
+    if split_macvlan(port):
+        return _has_carrier(network / bridge)
     with suppress(OSError):
         ports = [network / path.name for path in (network / bridge / "brif").iterdir()]
         uplinks = [one for one in ports if _leads_out(one)]
@@ -43,9 +48,10 @@ def is_port(bridge: str, interface: str, *, network: Path = NETWORK) -> bool:
     return (network / bridge / "brif" / interface).exists()
 
 
-def exists(interface: str, *, network: Path = NETWORK) -> bool:
-    """Return whether there is an interface of this name."""
-    return (network / interface).exists()
+def exists(port: str, *, network: Path = NETWORK) -> bool:
+    """Return whether there is a port of this name: an interface, or a macvlan interface's process."""
+    macvlan = split_macvlan(port)
+    return Path(f"/proc/{macvlan[1]}").exists() if macvlan else (network / port).exists()
 
 
 @contextmanager

@@ -111,7 +111,9 @@ def rendered(site: Site, base: Base, services: tuple[Service, ...]) -> dict[str,
         ),
         "seed.list": "".join(f"{seed.owner}:{seed.group} {seed.mode:04o} {seed.path}\n" for seed in seeds),
     }
-    texts |= {f"cni/{Path(path).name}": text for path, text in conflists(site, services).items()}
+    texts |= {
+        f"cni/{Path(path).name}": text for path, text in conflists(site, services, site.admin_hosts[0].name).items()
+    }
     return texts | {f"seed{seed.path}": seed.data.decode() for seed in seeds}
 
 

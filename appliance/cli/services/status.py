@@ -99,7 +99,8 @@ def reach_facts(found: Status) -> Iterator[tuple[str, str]]:
 
     for network in found.networks:
         ways = f"by {', '.join(network.uplinks)}" if network.uplinks else "no uplink"
-        text = escape(f"{network.bridge} {ways}; {network.answering} neighbours, {len(network.silent)} silent")
+        name = f"macvlan on {network.bridge}" if network.attach == "macvlan" else f"{network.bridge} {ways}"
+        text = escape(f"{name}; {network.answering} neighbours, {len(network.silent)} silent")
         yield f"{network.name} network", text + ("; [red]FAILED[/]" if network.problems else "")
     if found.nodes:
         view = found.nodes

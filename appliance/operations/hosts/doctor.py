@@ -26,7 +26,7 @@ from appliance.plan.hosts.doctor import (
     install_fix,
     worst,
 )
-from appliance.plan.hosts.facts import Facts, parse_values, read_bridges
+from appliance.plan.hosts.facts import Facts, parse_values, read_bridges, read_masters
 from appliance.share import share
 from appliance.tools.programs import has_program
 from appliance.tools.scripts import script_argv
@@ -53,8 +53,10 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
     findings = [] if isinstance(host, Local) else [Finding("SSH", "ok", f"reaches {host.name}")]
     networks = cluster.site.networks
     # A build host needs no bridge.
-    bridges = {net.bridge: net.port for net in (networks.provisioning, networks.public)} if admin else {}
-    findings += examine(facts, bridges=bridges, overlay_bytes=cluster.site.overlay.size_mb << 20)
+    both = (networks.provisioning, networks.public) if admin else ()
+    bridges = {net.bridge: net.port_on(host.name) for net in both if net.attach == "bridge"}
+    parents = [net.uplink(host.name) for net in both if net.attach == "macvlan"]
+    findings += examine(facts, bridges=bridges, parents=parents, overlay_bytes=cluster.site.overlay.size_mb << 20)
     if admin and cluster.site.provisioning:
         findings += examine_vm_schedule(facts)
     if admin and facts.values.get("uid") == "0":
@@ -69,18 +71,20 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
 def collect_facts(cluster: Cluster, host: Host) -> Facts:
     """Collect facts about a machine; read-only."""
     places = cluster.places
-    names = (*PROGRAMS, "singularity", "cron", "crond")
+    names = (*PROGRAMS, "tc", "singularity", "cron", "crond")
     where = (str(cluster.site.state), str(places.overlay.parent), str(places.overlay), " ".join(FILE_SYSTEMS.values()))
     output = host.run(*script_argv("collect-facts", *where, *names)).text
-    links = host.run("ip", "-json", "-details", "link", "show", ok=None) if " ip " in output else None
+    shown = host.run("ip", "-json", "-details", "link", "show", ok=None) if " ip " in output else None
+    links = json.loads(shown.stdout or b"[]") if shown else []
     kinds = (host.read("/proc/filesystems") or b"").decode().split()
     return Facts(
         host.name,
         (host.read("/etc/os-release") or b"").decode(errors="replace"),
         frozenset(kinds),
         parse_values(output),
-        dict(read_bridges(json.loads(links.stdout or b"[]"))) if links else {},
+        dict(read_bridges(links)),
         share(*PINS).read_text(),
+        dict(read_masters(links)),
     )
 
 

@@ -55,7 +55,11 @@ def prepare(cluster: Cluster, name: str, progress: Progress, *, dry_run: bool = 
         target = _target(host)
     with progress.step(f"{'check' if dry_run else 'prepare'} {name}") as step:
         play = run_playbook(
-            share("playbooks", "prepare-host.yml"), target, _variables(cluster), on_task=step.detail, dry_run=dry_run
+            share("playbooks", "prepare-host.yml"),
+            target,
+            _variables(cluster, name),
+            on_task=step.detail,
+            dry_run=dry_run,
         )
         step.detail(_summary(play, dry_run))
     for note in play.notes:
@@ -101,15 +105,27 @@ def _target(host: Host) -> Target:
     return Target(host.name, python, host.address, host.user, host.port, host.key, host.known_hosts)
 
 
-def _variables(cluster: Cluster) -> dict[str, object]:
-    networks = cluster.site.networks
+def _variables(cluster: Cluster, host: str) -> dict[str, object]:
+    both = {"provisioning": cluster.site.networks.provisioning, "public": cluster.site.networks.public}
     return {
         "sms_state": str(cluster.site.state),
         "sms_folders": list(FOLDERS),
         "sms_overlays": str(cluster.places.overlay.parent),
         "sms_bridges": [
-            {"name": network.bridge, "port": network.port or "", "key": f"networks.{key}"}
-            for key, network in (("provisioning", networks.provisioning), ("public", networks.public))
+            {
+                "name": network.bridge,
+                "port": network.port_on(host) or "",
+                "parent": (network.port_on(host) or "").removesuffix(f".{network.vlan}") if network.vlan else "",
+                "vlan": network.vlan or 0,
+                "key": f"networks.{key}",
+            }
+            for key, network in both.items()
+            if network.attach == "bridge"
+        ],
+        "sms_parents": [
+            {"name": network.uplink(host), "key": f"networks.{key}"}
+            for key, network in both.items()
+            if network.attach == "macvlan"
         ],
     }
 

@@ -15,7 +15,7 @@ from appliance.operations.snapshots.list import store
 from appliance.plan.machine import inside_argv, inside_second, instance_name, start_argv, stop_argv, stop_timeout
 from appliance.plan.migration.move import reset_ports, stop_groups, stream_ports
 from appliance.plan.services.jobs import ASK_NODES
-from appliance.plan.services.network import INTERFACES, isolated_bridges
+from appliance.plan.services.network import INTERFACES, isolated_bridges, macvlan_requests
 from appliance.progress import Progress, Silent
 from appliance.shared.migration import MigrationRequest, SourceRequest, TargetRequest
 from appliance.tools.move import open_endpoint
@@ -100,6 +100,7 @@ def target_request(cluster: Cluster, inspected: Inspected) -> TargetRequest:
         inside=inside,
         mirror=str(cluster.places.mirror) if inspected.plan.mirror else "",
         base=str(cluster.places.overlay) if here else "",
+        macvlan=macvlan_requests(cluster.site, inspected.target.name),
     )
 
 
@@ -118,7 +119,7 @@ def _common_request(cluster: Cluster, inspected: Inspected, host: Host, peer: Ho
         lock=str(where.lock),
         instance=instance_name(site),
         generation=inspected.lease.generation,
-        bridges={name: network.bridge for name, network in networks.items()},
+        bridges={name: network.uplink(host.name) for name, network in networks.items()},
         addresses={name: str(network.address.ip) for name, network in networks.items()},
         macs=tuple(network.mac for network in networks.values()),
         shared=inspected.plan.shared,

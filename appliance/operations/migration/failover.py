@@ -15,7 +15,7 @@ from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import deliver, trust
 from appliance.operations.lease import Leases, query_lease
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
-from appliance.operations.preflight import check_bridges, check_programs, try_confinement
+from appliance.operations.preflight import check_networks, check_programs, try_confinement
 from appliance.operations.services.generation import find_known
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.unfinished import last_sign, overlay_inode
@@ -181,7 +181,7 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
             hint=f"`sms stop --host {answering[0]}` releases the lease; then `sms start --host {host.name}`",
         )
     with progress.step(f"check {host.name}"):
-        check_bridges(cluster, host)
+        check_networks(cluster, host)
         image = trust(cluster, host, *deliver(cluster, host, options.image, progress))
         try_confinement(cluster, host, image.path)  # before anything is fenced or restored
     mine = leases.views[host.name].lease

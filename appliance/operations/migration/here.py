@@ -29,7 +29,7 @@ from appliance.operations.migration.start import check_services, list_jobs, star
 from appliance.operations.migration.state import Here, Inspected, Migration, MigrationResult
 from appliance.operations.migration.switch import clean_up, switch_addresses
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, second_overlay
-from appliance.operations.preflight import check_bridges, check_confinement, find_instance, query_confinement
+from appliance.operations.preflight import check_confinement, check_networks, find_instance, query_confinement
 from appliance.operations.services.apply import Applied
 from appliance.operations.services.apply import apply as apply_files
 from appliance.operations.services.boot import install_unit
@@ -50,6 +50,7 @@ from appliance.plan.services.network import INTERFACES, conflists
 from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.migration import Second
+from appliance.shared.ports import split_macvlan
 from appliance.tools import bridge, files, ports
 from appliance.tools.apptainer import Instance
 from appliance.tools.programs import find_missing
@@ -123,7 +124,7 @@ def switch_here(cluster: Cluster, host: Host, image: Image, progress: Progress, 
         step.detail("; ".join(shown_outages(plan.away)))
     files.make_folders(host, str(cluster.places.journal))
     check_confinement(cluster, host, image.path)
-    for path, text in conflists(cluster.site, cluster.services, isolated=True).items():
+    for path, text in conflists(cluster.site, cluster.services, host.name, isolated=True).items():
         host.write(path, text.encode())
     history.note(cluster, host, verb, "begun", image=image.key, generation=inspected.lease.generation)
     try:
@@ -182,6 +183,7 @@ def _inspect(cluster: Cluster, host: Host, image: Image) -> tuple[Inspected, Swi
         raise Refused(f"the services container does not run on {host.name}", hint=f"sms start --host {host.name}")
     leases = query_all_leases(host, cluster)
     _check_state(cluster, host, running, leases)
+    _refuse_macvlan(cluster, host, running)
     now = _query_running(host, running)
     _check_networks(cluster, host, now)
     used = query_used(host, str(cluster.places.overlay))
@@ -238,6 +240,21 @@ def _check_state(cluster: Cluster, host: Host, running: Instance, leases: Leases
             )
 
 
+def _refuse_macvlan(cluster: Cluster, host: Host, running: Instance) -> None:
+    """Refuse a switch to or from a macvlan interface: the kernel allows a MAC address once on a parent.
+
+    Raises:
+        Refused: there is one.
+    """
+    networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
+    attached = map(split_macvlan, ports.find_ports(host, running.pid).values())
+    if any(network.attach == "macvlan" for network in networks) or any(attached):
+        raise Refused(
+            "with macvlan, a second instance cannot have the MAC address of the running one on the same interface",
+            hint=f"the change needs a new start: {RESTART.format(host.name)}",
+        )
+
+
 def _query_running(host: Host, running: Instance) -> Running:
     """Return the network of the running instance.
 
@@ -269,7 +286,7 @@ def _check_networks(cluster: Cluster, host: Host, now: Running) -> None:
     Raises:
         Refused: with all problems.
     """
-    check_bridges(cluster, host)
+    check_networks(cluster, host)
     networks = dict(zip(INTERFACES, (cluster.site.networks.provisioning, cluster.site.networks.public), strict=True))
     problems = []
     for name, network in networks.items():
@@ -277,13 +294,13 @@ def _check_networks(cluster: Cluster, host: Host, now: Running) -> None:
         address = str(network.address.ip)
         if not moved and address == now.addresses[name]:
             continue
-        user = bridge.taken(host, {network.bridge: address}).get(address, "").lower()
+        user = bridge.taken(host, {address: network.bridge}).get(address, "").lower()
         if user and user not in now.macs.values():
             problems.append(f"{address} is already used by {user} on {network.bridge}")
     public = cluster.site.networks.public
     gateway, own = str(public.gateway), ipaddress.ip_address(now.addresses[INTERFACES[1]])
     moved = public.bridge != now.bridges[INTERFACES[1]] or own not in public.address.network
-    if moved and not bridge.taken(host, {public.bridge: gateway}):
+    if moved and not bridge.taken(host, {gateway: public.bridge}):
         problems.append(f"no machine has the gateway's address {gateway} on {public.bridge}")
     if problems:
         raise Refused("; ".join(problems), hint="correct the site file: nothing was changed")
@@ -374,7 +391,7 @@ def _record(cluster: Cluster, host: Host, image: Image, done: Switched, progress
         record_start(cluster, host, image, lease)
         query_all_leases(host, cluster).publish(lease)
         _remove_isolated(cluster, host)
-        for path, text in conflists(cluster.site, cluster.services).items():
+        for path, text in conflists(cluster.site, cluster.services, host.name).items():
             host.write(path, text.encode())
         install_unit(cluster, host, progress)
         stop_guard(cluster, host)  # it has the old site file, and with it the old bridges
@@ -384,7 +401,7 @@ def _record(cluster: Cluster, host: Host, image: Image, done: Switched, progress
 
 
 def _remove_isolated(cluster: Cluster, host: Host) -> None:
-    for path in conflists(cluster.site, cluster.services, isolated=True):
+    for path in conflists(cluster.site, cluster.services, host.name, isolated=True):
         host.remove(path)
 
 

@@ -19,7 +19,7 @@ from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.overlay.mirrored import is_linked
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
 from appliance.operations.overlay.standby import plan_standby
-from appliance.operations.preflight import check_bridges, check_programs, find_instance, query_confinement
+from appliance.operations.preflight import check_networks, check_programs, find_instance, query_confinement
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.unfinished import close_idle_mirror, read_last_upgrade, recover_migration
 from appliance.operations.start_note import StartNote, read_note, record_start
@@ -234,7 +234,7 @@ def _find_missing(cluster: Cluster, host: Host) -> list[str]:
     """Return what a host lacks for a migration."""
     problems = []
     try:
-        check_bridges(cluster, host)
+        check_networks(cluster, host)
     except Refused as error:
         problems.append(error.message)
     if missing := find_missing(host, *PROGRAMS):
@@ -245,14 +245,14 @@ def _find_missing(cluster: Cluster, host: Host) -> list[str]:
 def _check_addresses(cluster: Cluster, target: Host) -> list[str]:
     """Return a problem for each network where the target does not see the services container at its address."""
     networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
-    seen = bridge.taken(target, {network.bridge: str(network.address.ip) for network in networks})
+    seen = bridge.taken(target, {str(network.address.ip): network.uplink(target.name) for network in networks})
     problems = []
     for network in networks:
         mac = seen.get(str(network.address.ip), "").lower()
         if not mac:
             problems.append(
-                f"{target.name} does not see {network.address.ip} on {network.bridge}: "
-                "is the bridge's port in the right network?"
+                f"{target.name} does not see {network.address.ip} on {network.uplink(target.name)}: "
+                f"is {'it' if network.attach == 'macvlan' else 'its port'} in the right network?"
             )
         elif mac != network.mac.lower():
             problems.append(f"{network.address.ip} is used by another machine, {mac}, as seen from {target.name}")

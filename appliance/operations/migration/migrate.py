@@ -143,7 +143,7 @@ def prepare(cluster: Cluster, inspected: Inspected, progress: Progress) -> Image
         step.detail(image.signer)
     check_confinement(cluster, inspected.target, image.path)
     for isolated in (True, False):
-        for path, text in conflists(cluster.site, cluster.services, isolated=isolated).items():
+        for path, text in conflists(cluster.site, cluster.services, inspected.target.name, isolated=isolated).items():
             inspected.target.write(path, text.encode())
     return image
 
@@ -154,7 +154,7 @@ def finish(
     """Record which host runs the instance after a migration; return notes about what failed."""
     notes = []
     try:
-        for path in conflists(cluster.site, cluster.services, isolated=True):
+        for path in conflists(cluster.site, cluster.services, inspected.target.name, isolated=True):
             inspected.target.remove(path)
         lease = query_lease(inspected.target, cluster)
         record_start(cluster, inspected.target, image, lease)

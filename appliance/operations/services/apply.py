@@ -36,6 +36,7 @@ from appliance.plan.services.apply import (
 )
 from appliance.plan.services.network import INTERFACES, read_network, running_network
 from appliance.progress import Progress
+from appliance.shared.ports import split_macvlan
 from appliance.text import one_line
 from appliance.tools import ports
 from appliance.tools.scripts import script_argv
@@ -220,12 +221,13 @@ class _Apply:
             if found.get(name, "").lower() != value.lower()
         ]
         networks = zip(INTERFACES, (site.networks.provisioning, site.networks.public), strict=True)
-        links = {link["ifname"]: link for link in ports.list_links(self.host)}
         for name, network in networks:
-            port = ports.find_ports(self.host, self.running.pid).get(name)
-            bridge = links[port].get("master", "") if port in links else ""
-            if bridge and bridge != network.bridge:  # the guard takes a port off a bridge without an uplink
-                different.append(f"{name} is on {bridge}, not {network.bridge}")
+            port, uplink = ports.find_ports(self.host, self.running.pid).get(name), network.uplink(self.host.name)
+            if port and (network.attach == "macvlan") != bool(split_macvlan(port)):
+                different.append(f"{name} is not attached by {network.attach}")
+            elif port and (found_on := ports.find_uplink(self.host, port)) not in ("", uplink):
+                # "": the guard takes a port off a bridge without an uplink
+                different.append(f"{name} is on {found_on}, not {uplink}")
         if any(change.path == SUPERVISOR for change in changes):
             different.append("the list of services or the size of the overlay")
         return different

@@ -79,7 +79,7 @@ def inspect_reach(cluster: Cluster, host: Host, pid: int, found: tuple[Links, st
     """Connect to nodes from the network of a process of the instance, and judge everything."""
     links, problem = found
     reach, unreachable = _inspect_nodes(cluster, host, pid, links, inside)
-    networks = () if problem else judge_networks(cluster.site, links, unreachable)
+    networks = () if problem else judge_networks(cluster.site, host.name, links, unreachable)
     problems = [problem] if problem else [one for network in networks for one in network.problems]
     if not inside.processes:
         problems.append("the processes of the services container cannot be listed")

@@ -38,8 +38,8 @@ from appliance.operations.overlay.overlay import (
 )
 from appliance.operations.preflight import (
     UNCONFINED,
-    check_bridges,
     check_confinement,
+    check_networks,
     check_programs,
     find_instance,
     is_confined,
@@ -218,7 +218,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
     if find_instance(cluster, host):
         raise Refused(f"the services container runs on {host.name} already", hint="`sms status` probes every service")
     with progress.step("check the host"):
-        check_bridges(cluster, host)
+        check_networks(cluster, host)
         refuse_taken(cluster, host)
     trusted = trust(cluster, host, *deliver(cluster, host, options.image, progress))
     confinement = try_confinement(cluster, host, trusted.path)
@@ -303,7 +303,7 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
     with ThreadPoolExecutor(1) as pool:
         query = pool.submit(_query_known, cluster, leases, options)  # while the image is verified
         with progress.step("check the host"):
-            check_bridges(cluster, host)
+            check_networks(cluster, host)
             check_overlay(cluster, host)
         stopwatch.lap("preflight")
         image = _verify_image(cluster, host, progress, options.image, stopwatch)
@@ -451,7 +451,7 @@ def _roll_back(cluster: Cluster, host: Host, before: Lease, cause: BaseException
 
 
 def _start_instance(cluster: Cluster, host: Host, progress: Progress, image: Image, confinement: Confinement) -> None:
-    for path, text in conflists(cluster.site, cluster.services).items():
+    for path, text in conflists(cluster.site, cluster.services, host.name).items():
         host.write(path, text.encode())
     with progress.step("start the instance"):
         apptainer.run_container(host, *start_argv(cluster.site, confinement, image.path), timeout=60)

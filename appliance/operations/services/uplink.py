@@ -25,6 +25,7 @@ from appliance.plan.migration.lease import View, find_newer
 from appliance.plan.services.network import INTERFACES
 from appliance.shared.files import replace_file
 from appliance.shared.lease import Lease
+from appliance.shared.ports import split_macvlan
 from appliance.tools import carrier, ports
 from appliance.tools.apptainer import Instance
 
@@ -63,7 +64,7 @@ class UplinkWatch:
         self.record = record
         self.known = known
         self.kept_off: dict[str, str] = self._load()
-        """Bridge by port."""
+        """Bridge by port, as in ``_ports``; the parent of a port that is a macvlan interface."""
         self._ports: dict[str, str] = {}
         self._seen: dict[str, float] = {}
         """Monotonic time at which each bridge last had its uplink."""
@@ -78,10 +79,10 @@ class UplinkWatch:
         for port in [port for port in self.kept_off if not carrier.exists(port)]:
             del self.kept_off[port]  # the instance has ended
             self._save()
-        for bridge, port in self._find_ports().items():
+        for port, bridge in self._find_ports().items():
             if carrier.has_uplink(bridge, port):
                 self._seen[bridge] = time.monotonic()
-            elif bridge in self._seen and carrier.is_port(bridge, port):
+            elif bridge in self._seen and self._is_attached(port, bridge):
                 self._take_off(port, bridge)
         ready = {port: bridge for port, bridge in self.kept_off.items() if carrier.has_uplink(bridge, port)}
         if not ready:
@@ -96,8 +97,8 @@ class UplinkWatch:
             self._put_back(ready, f"; the lease of {unread} could not be read" if unread else "")
 
     def _find_ports(self) -> dict[str, str]:
-        """Return the instance's port by bridge; empty without an instance."""
-        if self._ports and all(carrier.exists(port) for port in self._ports.values()):
+        """Return bridge or parent by the instance's port; empty without an instance."""
+        if self._ports and all(carrier.exists(port) for port in self._ports):
             return self._ports
         self._ports, now = {}, time.monotonic()
         if now - self._looked_at >= INSTANCE_INTERVAL_S:
@@ -106,7 +107,7 @@ class UplinkWatch:
             found = self._ports_of(running) if running else {}
             networks = (self.cluster.site.networks.provisioning, self.cluster.site.networks.public)
             pairs = zip(networks, INTERFACES, strict=True)
-            self._ports = {network.bridge: found[name] for network, name in pairs if name in found}
+            self._ports = {found[name]: network.uplink(self.host.name) for network, name in pairs if name in found}
         return self._ports
 
     def _ports_of(self, running: Instance) -> dict[str, str]:
@@ -121,7 +122,7 @@ class UplinkWatch:
         seen = self._seen[bridge]
         try:
             with lock_ports(self.cluster, self.host):
-                if not carrier.is_port(bridge, port):
+                if not self._is_attached(port, bridge):
                     return
                 if not self.kept_off:
                     calm = seen - self._returned_at >= CALM_S and self.known.is_current()
@@ -134,8 +135,12 @@ class UplinkWatch:
             return
         # With connections of its own: those of before may wait for long until they send again.
         self._leases, self._back_at = Leases(self.host, replace(self.cluster)), None
-        message = f"{bridge} has lost its uplink: {port} is off the bridge until the leases have been read again"
+        message = f"{bridge} has lost its uplink: {port} is detached until the leases have been read again"
         self.record("uplink lost", message, {"bridge": bridge})
+
+    def _is_attached(self, port: str, bridge: str) -> bool:
+        """Return whether a port is attached to the bridge, or a macvlan interface to the parent of that name."""
+        return ports.is_attached(self.host, port, bridge) if split_macvlan(port) else carrier.is_port(bridge, port)
 
     def _may_return(self) -> bool:
         """Read the leases of all hosts; return whether no other one has taken over, as far as they can be read."""
@@ -169,7 +174,7 @@ class UplinkWatch:
             stack.close()
             unread = ", ".join(self._leases.unreachable) if self._leases else ""
             for port, bridge in ready.items():
-                message = f"{bridge} has its uplink again: {port} is back on the bridge{remark}"
+                message = f"{bridge} has its uplink again: {port} is attached{remark}"
                 self.record("uplink back", message, {"bridge": bridge, "unreachable": unread})
             self._leases = self._back_at = None
 

@@ -119,7 +119,7 @@ def make_plan(
         user: passwd and group lines of the user of its job; empty for root.
         without_vm: add the provisioning VM's address to the outside host.
     """
-    networks = site.networks
+    networks = _on_bridges(site).networks
     peers = find_peers(site, vm=without_vm)
     known = dict(nodes)
     routed = _routed(site, known.values())
@@ -219,7 +219,7 @@ def _outside(site: Site, peers: Iterable[Peer]) -> LabHost:
 
 
 def rehearsal_site(site: Site, folder: Path, *, without_vm: bool = False) -> Site:
-    """Return the site of the rehearsal: all state below ``folder``, one admin host, no file synchronisation.
+    """Return the site of the rehearsal: all state below ``folder``, one admin host, no file synchronisation, bridges.
 
     The container's other settings are unchanged; with ``without_vm`` file synchronisation, too, because it is tested.
     """
@@ -232,7 +232,20 @@ def rehearsal_site(site: Site, folder: Path, *, without_vm: bool = False) -> Sit
         "filesync": site.filesync.model_copy(update={} if without_vm else {"server": None}),
         "signing": site.signing.model_copy(update={"public_keys": keys}),
     }
-    return site.model_copy(update=changes)
+    return _on_bridges(site).model_copy(update=changes)
+
+
+def _on_bridges(site: Site) -> Site:
+    """Return the site with a bridge for each network: a rehearsal has no network cards for macvlan interfaces."""
+    changes = {
+        name: network.model_copy(update={"attach": "bridge", "bridge": bridge, "port": None})
+        for name, network, bridge in (
+            (PROVISIONING, site.networks.provisioning, "br-prov"),
+            (PUBLIC, site.networks.public, "br-pub"),
+        )
+        if network.attach == "macvlan"
+    }
+    return site.model_copy(update={"networks": site.networks.model_copy(update=changes)})
 
 
 def key_copy(folder: Path, number: int, key: Path) -> Path:

@@ -15,7 +15,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import read_history
 from appliance.operations.image.deliver import trust
 from appliance.operations.lease import query_lease
-from appliance.operations.preflight import check_bridges, check_programs, find_instance, only_one
+from appliance.operations.preflight import check_networks, check_programs, find_instance, only_one
 from appliance.operations.services.inside import need_running
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.stop import stop
@@ -145,7 +145,7 @@ def _preflight(cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgr
     Raises:
         Refused: an upgrade cannot be started.
     """
-    check_bridges(cluster, host)
+    check_networks(cluster, host)
     need_running(cluster, host)
     holder = query_lease(host, cluster).holder
     if holder != host.name:

@@ -250,7 +250,7 @@ def check_host(cluster: Cluster, host: Host, progress: Progress) -> None:
         Refused: it cannot, or an address is in use; names all problems.
     """
     check_target(cluster, host, progress)
-    taken = bridge.taken(host, {card.bridge: card.address for card in cards(cluster.site)})
+    taken = bridge.taken(host, {card.address: card.bridge for card in cards(cluster.site)})
     if taken:
         problems = "; ".join(f"{address} is already used by {mac}" for address, mac in taken.items())
         raise Refused(problems, hint="another machine has it, or the VM runs on a host that is not in the site file")

@@ -31,6 +31,7 @@ _PACKAGES: dict[str, tuple[str, str, str]] = {
     "setpriv": ("util-linux", "util-linux", "util-linux"),
     "fsfreeze": ("util-linux", "util-linux", "util-linux"),
     "ip": ("iproute2", "iproute", "iproute2"),
+    "tc": ("iproute2", "iproute-tc", "iproute2"),
     "rsync": ("rsync", "rsync", "rsync"),
     "ps": ("procps", "procps-ng", "procps"),
     "nft": ("nftables", "nftables", "nftables"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,15 +52,20 @@ class Finding:
     mend: str = ""
 
 
-def examine(facts: Facts, *, bridges: Mapping[str, str | None], overlay_bytes: int) -> list[Finding]:
+def examine(
+    facts: Facts, *, bridges: Mapping[str, str | None], parents: Sequence[str] = (), overlay_bytes: int
+) -> list[Finding]:
     """Run all checks, in the order in which they should be fixed.
 
     Args:
         bridges: each with its port as configured in the site file.
+        parents: interfaces that carry macvlan interfaces.
     """
     findings = [check(facts) for check in CHECKS]
-    findings += [_schedule(facts)] if bridges else []
+    findings += [_schedule(facts)] if bridges or parents else []
     findings += [_bridge(facts, name, port) for name, port in bridges.items()]
+    findings += [_macvlan(facts)] if parents else []
+    findings += [_parent(facts, name) for name in dict.fromkeys(parents)]
     findings.append(_space(facts, "room for images", "images_free", IMAGE_BYTES))
     if not facts.values.get("overlay_there"):
         findings.append(_space(facts, "room for the overlay", "overlay_free", overlay_bytes))
@@ -270,6 +275,26 @@ def _bridge(facts: Facts, name: str, port: str | None) -> Finding:
         fix = f"ip link set dev {name} type bridge stp_state 0 forward_delay 0"
         return Finding(what, "warning", "STP is enabled and drops the first announcements of the addresses", fix)
     return Finding(what, "ok", f"ports: {', '.join(bridge.ports)}")
+
+
+def _macvlan(facts: Facts) -> Finding:
+    if "tc" not in facts.words("programs"):
+        return Finding("macvlan", "missing", "no tc, which detaches the interface", install_fix(facts, "tc"))
+    if facts.values.get("cni_folder") and "macvlan" not in facts.words("cni"):
+        detail = f"no macvlan among the CNI plugins in {facts.values['cni_folder']}"
+        return Finding("macvlan", "missing", detail, install_fix(facts, "cni"))
+    return Finding("macvlan", "ok")
+
+
+def _parent(facts: Facts, name: str) -> Finding:
+    what = f"interface {name}"
+    if name not in facts.masters:
+        return Finding(what, "missing", "does not exist or is down: the container is attached to it")
+    if master := facts.masters[name]:
+        return Finding(
+            what, "missing", f"is a port of {master}, and so cannot carry the container: set `port` in the site file"
+        )
+    return Finding(what, "ok", "the container is attached to it; this host does not reach the container there")
 
 
 def _space(facts: Facts, what: str, key: str, need: int) -> Finding:

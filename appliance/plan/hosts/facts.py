@@ -32,6 +32,8 @@ class Facts:
     values: Mapping[str, str]
     bridges: Mapping[str, Bridge] = field(default_factory=dict)
     pins: str = ""
+    masters: Mapping[str, str] = field(default_factory=dict)
+    """By interface that is up: the bridge or bond that it is a port of, or empty."""
 
     @property
     def family(self) -> str:
@@ -75,6 +77,13 @@ def read_bridges(links: list[dict[str, object]]) -> Iterator[tuple[str, Bridge]]
         ports = [other for other in links if other.get("master") == name]
         up = tuple(str(port["ifname"]) for port in ports if "UP" in _flags(port))
         yield name, Bridge(up, stp=bool((info.get("info_data") or {}).get("stp_state")))
+
+
+def read_masters(links: list[dict[str, object]]) -> Iterator[tuple[str, str]]:
+    """Yield each interface that is up, and its bridge or bond, in the output of ``ip -json -details link show``."""
+    for link in links:
+        if "UP" in _flags(link):
+            yield str(link["ifname"]), str(link.get("master", ""))
 
 
 def _flags(link: Mapping[str, object]) -> list[object]:

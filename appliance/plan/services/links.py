@@ -10,6 +10,7 @@ from typing import Any
 
 from appliance.config.model import Network, ProvisioningNetwork, PublicNetwork, Site
 from appliance.plan.services.network import INTERFACES, VM_TAP
+from appliance.shared.ports import is_macvlan_attached
 from appliance.text import one_line
 
 SILENT = "FAILED"
@@ -20,9 +21,10 @@ NAME_LENGTH = 15
 
 @dataclass(frozen=True)
 class Link:
-    """A network interface. ``peer``: index of a veth pair's other end, 0 for others; ``master``: its bridge.
+    """A network interface. ``peer``: index of a veth pair's other end or a parent, or 0; ``master``: its bridge.
 
-    ``fault``: why it transports no frames, empty if it is up, has a carrier and its bridge forwards.
+    ``attached``: it is not a macvlan interface that was detached (``appliance.shared.ports``). ``fault``: why it
+    transports no frames, empty if it is up, has a carrier and its bridge forwards.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Link:
     up: bool
     fault: str
     addresses: frozenset[str] = frozenset()
+    attached: bool = True
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,14 @@ class Links:
 class NetworkState:
     """How the container is connected to one of its networks.
 
-    ``port``: the host's end of its interface; ``uplinks``: the usable other ports of the bridge, except for those of
-    the provisioning VM. ``answering``: number of its neighbours that are not ``silent``, addresses that did not answer
-    ARP requests. ``problems``: why it is not connected.
+    ``bridge``: the parent, if ``attach`` is macvlan. ``port``: the host's end of its interface; ``uplinks``: the usable
+    other ports of the bridge, except for those of the provisioning VM; a parent is both. ``answering``: number of its
+    neighbours that are not ``silent``, addresses that did not answer ARP requests. ``problems``: why it is not
+    connected.
     """
 
     name: str
+    attach: str
     bridge: str
     port: str
     uplinks: tuple[str, ...]
@@ -102,6 +107,7 @@ def _read_link(one: dict[str, Any]) -> Link:
         "UP" in flags,
         fault,
         frozenset(str(entry.get("local")) for entry in one.get("addr_info", ())),
+        info.get("info_kind") != "macvlan" or is_macvlan_attached(one, int(one.get("link_index") or 0)),
     )
 
 
@@ -117,8 +123,8 @@ def _read_route(destination: str) -> IPv4Network:
     return IPv4Network("0.0.0.0/0" if destination == "default" else destination, strict=False)
 
 
-def judge_networks(site: Site, links: Links, unreachable: Collection[str] = ()) -> tuple[NetworkState, ...]:
-    """Judge both networks of the container.
+def judge_networks(site: Site, host: str, links: Links, unreachable: Collection[str] = ()) -> tuple[NetworkState, ...]:
+    """Judge both networks of the container on an admin host.
 
     Args:
         unreachable: networks of which no node can be reached. Neighbours alone prove nothing: those that were switched
@@ -126,11 +132,78 @@ def judge_networks(site: Site, links: Links, unreachable: Collection[str] = ()) 
     """
     names = ("provisioning", "public")
     networks = (site.networks.provisioning, site.networks.public)
-    return tuple(_judge(*one, links, unreachable) for one in zip(names, networks, INTERFACES, strict=True))
+    return tuple(
+        _judge(name, network, _Attachment(interface, network.uplink(host)), links, unreachable)
+        for name, network, interface in zip(names, networks, INTERFACES, strict=True)
+    )
 
 
-def _judge(name: str, network: Network, interface: str, links: Links, unreachable: Collection[str]) -> NetworkState:
+@dataclass(frozen=True)
+class _Attachment:
+    """An interface of the container, and the bridge or parent of the host that it belongs to."""
+
+    interface: str
+    uplink: str
+
+
+def _judge(name: str, network: Network, at: _Attachment, links: Links, unreachable: Collection[str]) -> NetworkState:
+    interface, uplink = at.interface, at.uplink
     inside = next((link for link in links.inside if link.name == interface), None)
+    judge = _judge_macvlan if network.attach == "macvlan" else _judge_bridge
+    port, usable, problems = judge(network, at, inside, links)
+    neighbours = {address: state for device, address, state in links.neighbours if device == interface}
+    silent = tuple(sorted(address for address, state in neighbours.items() if state == SILENT))
+    routes = network.routes if isinstance(network, ProvisioningNetwork) else ()
+    problems += [
+        f"the container has no route to {route.network}: `sms stop` and `sms start` set it"
+        for route in routes
+        if inside and route.network not in links.routes
+    ]
+    if isinstance(network, PublicNetwork) and str(network.gateway) in silent:
+        problems.append(f"the gateway {network.gateway} does not answer on {uplink}")
+    # A router that was off stays in the table as FAILED, too, until something is sent to it again.
+    elif lost := [one for one in routes if str(one.gateway) in silent and str(one.network) in unreachable]:
+        problems += [f"the router {one.gateway} to {one.network} does not answer on {uplink}" for one in lost]
+    elif silent and len(silent) == len(neighbours) and str(network.address.network) in unreachable:
+        problems.append(f"no neighbour of the container's {interface} answers on {uplink} ({len(silent)} known)")
+    return NetworkState(
+        name,
+        network.attach,
+        uplink,
+        port,
+        usable,
+        len(neighbours) - len(silent),
+        tuple(one_line(address, 45) for address in silent),
+        tuple(problems),
+    )
+
+
+def _judge_macvlan(
+    network: Network, at: _Attachment, inside: Link | None, links: Links
+) -> tuple[str, tuple[str, ...], list[str]]:
+    """Return port, usable uplinks and problems of a macvlan interface."""
+    parent = next((link for link in links.host if link.name == at.uplink), None)
+    problems: list[str] = []
+    if parent is None:
+        problems.append(f"{at.uplink}, which carries the container's {at.interface}, does not exist")
+    elif parent.fault:
+        problems.append(f"{at.uplink}, which carries the container's {at.interface}, {parent.fault}")
+    if inside is None:
+        problems.append(f"the container has no interface {at.interface}")
+    elif inside.kind != "macvlan" or parent is None or inside.peer != parent.index:
+        problems.append(f"{at.interface} of the container is not a macvlan interface on {at.uplink}")
+    elif not inside.attached and inside.up:
+        problems.append(f"{at.interface} of the container is detached from {at.uplink}")
+    problems += _inside_problems(network, at.interface, inside)
+    usable = (at.uplink,) if parent and not parent.fault else ()
+    return at.uplink if parent else "", usable, problems
+
+
+def _judge_bridge(
+    network: Network, at: _Attachment, inside: Link | None, links: Links
+) -> tuple[str, tuple[str, ...], list[str]]:
+    """Return port, usable uplinks and problems of a veth pair on a bridge."""
+    interface = at.interface
     # Both ends must refer to each other: one index may belong to a peer in another namespace.
     port = next(
         (link for link in links.host if inside and (link.index, link.peer) == (inside.peer, inside.index)), None
@@ -142,32 +215,7 @@ def _judge(name: str, network: Network, interface: str, links: Links, unreachabl
     if not usable and any(link.name == network.bridge for link in links.host):
         faults = "; ".join(f"{link.name} {link.fault}" for link in uplinks) or "none of its ports leads out of the host"
         problems.append(f"bridge {network.bridge} has no uplink: {faults}")
-    neighbours = {address: state for device, address, state in links.neighbours if device == interface}
-    silent = tuple(sorted(address for address, state in neighbours.items() if state == SILENT))
-    routes = network.routes if isinstance(network, ProvisioningNetwork) else ()
-    problems += [
-        f"the container has no route to {route.network}: `sms stop` and `sms start` set it"
-        for route in routes
-        if inside and route.network not in links.routes
-    ]
-    if isinstance(network, PublicNetwork) and str(network.gateway) in silent:
-        problems.append(f"the gateway {network.gateway} does not answer on {network.bridge}")
-    # A router that was off stays in the table as FAILED, too, until something is sent to it again.
-    elif lost := [one for one in routes if str(one.gateway) in silent and str(one.network) in unreachable]:
-        problems += [f"the router {one.gateway} to {one.network} does not answer on {network.bridge}" for one in lost]
-    elif silent and len(silent) == len(neighbours) and str(network.address.network) in unreachable:
-        problems.append(
-            f"no neighbour of the container's {interface} answers on {network.bridge} ({len(silent)} known)"
-        )
-    return NetworkState(
-        name,
-        network.bridge,
-        port.name if port else "",
-        usable,
-        len(neighbours) - len(silent),
-        tuple(one_line(address, 45) for address in silent),
-        tuple(problems),
-    )
+    return port.name if port else "", usable, problems
 
 
 def _bridge_problems(bridge: str, links: Sequence[Link]) -> list[str]:
@@ -189,6 +237,13 @@ def _port_problems(network: Network, interface: str, inside: Link | None, port: 
         problems.append(f"{port.name}, the port of the container's {interface}, is not on bridge {network.bridge}")
     elif port.fault:
         problems.append(f"{port.name}, the port of the container's {interface}, {port.fault}")
+    return problems + _inside_problems(network, interface, inside)
+
+
+def _inside_problems(network: Network, interface: str, inside: Link | None) -> list[str]:
+    problems: list[str] = []
+    if inside is None:
+        return problems
     if not inside.up:
         problems.append(f"{interface} of the container is down")
     if str(network.address.ip) not in inside.addresses:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from appliance.catalog import Service
 from appliance.config.model import Network, ProvisioningNetwork, PublicNetwork, Site
+from appliance.shared.migration import MacvlanRequest
+from appliance.shared.ports import ATTACHED
 
 CNI_FOLDER = "/etc/apptainer/network"
 
@@ -35,8 +37,8 @@ def isolated_bridges(site: Site) -> tuple[str, str]:
     return f"sms{short}h0", f"sms{short}h1"
 
 
-def conflists(site: Site, services: Sequence[Service], *, isolated: bool = False) -> dict[str, str]:
-    """Return the CNI configuration files: path to text, one per network.
+def conflists(site: Site, services: Sequence[Service], host: str, *, isolated: bool = False) -> dict[str, str]:
+    """Return the CNI configuration files of an admin host: path to text, one per network.
 
     Args:
         services: their ``sysctl`` is set with the first network.
@@ -44,15 +46,22 @@ def conflists(site: Site, services: Sequence[Service], *, isolated: bool = False
     """
     names = network_names(site, isolated=isolated)
     networks: tuple[Network, Network] = (site.networks.provisioning, site.networks.public)
-    bridges = isolated_bridges(site) if isolated else tuple(network.bridge for network in networks)
+    uplinks = isolated_bridges(site) if isolated else tuple(network.uplink(host) for network in networks)
     sysctl = {name: value for service in services for name, value in service.sysctl.items()}
     return {
-        f"{CNI_FOLDER}/50_{name}.conflist": _conflist(name, network, bridge, sysctl if network is networks[0] else {})
-        for name, network, bridge in zip(names, networks, bridges, strict=True)
+        f"{CNI_FOLDER}/50_{name}.conflist": _conflist(
+            name,
+            network,
+            {"type": "macvlan", "master": uplink, "mode": ATTACHED}
+            if network.attach == "macvlan" and not isolated
+            else {"type": "bridge", "bridge": uplink, "isGateway": False, "ipMasq": False},
+            sysctl if network is networks[0] else {},
+        )
+        for name, network, uplink in zip(names, networks, uplinks, strict=True)
     }
 
 
-def _conflist(name: str, network: Network, to: str, sysctl: dict[str, str]) -> str:
+def _conflist(name: str, network: Network, plugin: dict[str, object], sysctl: dict[str, str]) -> str:
     address: dict[str, str] = {"address": str(network.address)}
     ipam: dict[str, object] = {"type": "static", "addresses": [address]}
     if isinstance(network, PublicNetwork):
@@ -62,12 +71,28 @@ def _conflist(name: str, network: Network, to: str, sysctl: dict[str, str]) -> s
         ipam["routes"] = [{"dst": str(route.network), "gw": str(route.gateway)} for route in network.routes]
     # No firewall and portmap plugins, no masquerading on the host: the container is a separate machine
     # on both networks.
-    plugins: list[dict[str, object]] = [
-        {"type": "bridge", "bridge": to, "isGateway": False, "ipMasq": False, "ipam": ipam}
-    ]
+    plugins: list[dict[str, object]] = [{**plugin, "ipam": ipam}]
     if sysctl:  # by a plugin on the host: the container itself has no writable /proc/sys
         plugins.append({"type": "tuning", "sysctl": sysctl})
     return json.dumps({"cniVersion": "1.0.0", "name": name, "plugins": plugins}, indent=2) + "\n"
+
+
+def macvlan_requests(site: Site, host: str) -> tuple[MacvlanRequest, ...]:
+    """Return the macvlan interfaces of the container on an admin host, which replace those of an isolated instance."""
+    provisioning, public = site.networks.provisioning, site.networks.public
+    return tuple(
+        MacvlanRequest(
+            name,
+            network.uplink(host),
+            network.mac,
+            str(network.address),
+            (f"default via {network.gateway}",)
+            if isinstance(network, PublicNetwork)
+            else tuple(f"{route.network} via {route.gateway}" for route in provisioning.routes),
+        )
+        for name, network in zip(INTERFACES, (provisioning, public), strict=True)
+        if network.attach == "macvlan"
+    )
 
 
 def network_options(site: Site, *, isolated: bool = False) -> list[str]:

@@ -126,6 +126,74 @@ def test_a_bridge_that_cannot_be_made_whole_is_not_left_half(cluster: lab.Lab) -
     assert not host.works("test", "-e", "/etc/network/interfaces.d/sms-br-half")
 
 
+CRAY_CARDS = {"bond0.nmn0": "10.252.1.4/17", "bond0.can0": "198.51.100.4/24"}
+"""As on a management node: the ports that the starter file names carry the addresses of the host."""
+CRAY_EDITS = {
+    "- name: ncn-m001": "- name: host-a",
+    "address: 10.252.1.4": "address: 10.78.0.11",
+    "- name: ncn-m002": "- name: host-b",
+    "address: 10.252.1.5": "address: 10.78.0.12",
+    "address: 198.51.100.10/24": "address: 10.78.0.2/24",
+    "gateway: 198.51.100.1": "gateway: 10.78.0.254",
+    "# key: /root/.ssh/id_ed25519": "key: keys/id_ed25519",
+    "# known_hosts: /etc/sms/known_hosts": "known_hosts: /etc/sms/known_hosts",
+}
+"""What an administrator replaces below the marks (CHANGE), and where this lab has its host keys."""
+
+
+def test_the_starter_file_for_cray_ex_prepares_hosts_whose_cards_carry_addresses(cluster: lab.Lab) -> None:
+    host = cluster.host("host-a")
+    for name, address in CRAY_CARDS.items():
+        host.run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name[-4:]}-far")
+        host.run("ip", "addr", "add", address, "dev", name)
+        host.run("ip", "link", "set", name, "up")
+    assert sms(cluster, "none.yaml", "init", "--profile", "cray-ex", "-o", "/etc/sms/cray.yaml").status == 0
+    text = (cluster.etc / "cray.yaml").read_text()
+    for old, new in CRAY_EDITS.items():
+        assert text.count(f" {old}\n") + text.startswith(old) + text.count(f"\n{old}\n") == 1, old
+        text = text.replace(f"{old}\n", f"{new}\n")
+    (cluster.etc / "cray.yaml").write_text(text)
+
+    assert sms(cluster, "cray.yaml", "config", "check").status == 0
+    before = host.run("ip", "-o", "addr").text
+    result = sms(cluster, "cray.yaml", "host", "prepare", "host-a", "--json")
+    assert result.status == 0, result.stderr.decode()
+    assert host.run("ip", "-o", "addr").text == before, "nothing about the host's own interfaces changes"
+    checks = json.loads(sms(cluster, "cray.yaml", "doctor", "--host", "host-a", "--json").stdout)["checks"]
+    found = {check["what"]: check["state"] for check in checks}
+    assert [found[what] for what in ("macvlan", *(f"interface {name}" for name in CRAY_CARDS))] == ["ok"] * 3
+
+
+@pytest.mark.full
+def test_a_vlan_below_a_bridge(cluster: lab.Lab) -> None:
+    """A kernel without 802.1Q refuses it, nothing is left; with it, the card keeps its addresses."""
+    host = cluster.host("host-a")
+    host.run("ip", "link", "add", "card0", "type", "veth", "peer", "name", "card0-far")
+    host.run("ip", "addr", "add", "10.99.0.1/24", "dev", "card0")
+    write_site(cluster, "vlan.yaml", "br-vlan", "card0\n    vlan: 20")
+    result = sms(cluster, "vlan.yaml", "host", "prepare", "host-a")
+    if not has_vlans(cluster):
+        said = result.stderr.decode()
+        assert result.status == 1 and "cannot create bridge br-vlan: Error: Unknown device type" in said, said
+        for left in ("br-vlan", "card0.20"):
+            assert not host.works("ip", "link", "show", left)
+        assert not host.works("test", "-e", "/etc/network/interfaces.d/sms-br-vlan")
+        pytest.skip("this kernel has no 802.1Q (CONFIG_VLAN_8021Q): the refusal was tested, a VLAN was not created")
+    assert result.status == 0, result.stderr.decode()
+    assert "card0.20" in host.run("ip", "-o", "link", "show", "master", "br-vlan").text
+    assert "10.99.0.1/24" in host.run("ip", "-o", "addr", "show", "dev", "card0").text
+    assert json.loads(sms(cluster, "vlan.yaml", "host", "prepare", "host-a", "--json").stdout)["changed"] == []
+
+
+def has_vlans(cluster: lab.Lab) -> bool:
+    """Whether the kernel can create a VLAN interface, tried on an interface of the test."""
+    host = cluster.host("host-a")
+    try:
+        return host.works("ip", "link", "add", "link", "card0", "name", "try0.1", "type", "vlan", "id", "1")
+    finally:
+        host.run("ip", "link", "delete", "try0.1", ok=None)
+
+
 def test_a_host_with_another_key_is_refused(cluster: lab.Lab) -> None:
     known = (cluster.etc / "known_hosts").read_text().splitlines()
     other = next(line for line in known if "host-b" in line).split(" ", 1)[1]

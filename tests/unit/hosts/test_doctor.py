@@ -20,7 +20,7 @@ from appliance.plan.hosts.apptainer import PINS as PINS_FILE
 from appliance.plan.hosts.apptainer import pinned_versions, version_key
 from appliance.plan.hosts.distro import family, install_command
 from appliance.plan.hosts.doctor import CHECKS, PROGRAMS, Finding, examine, examine_vm_schedule, worst
-from appliance.plan.hosts.facts import Bridge, Facts, parse_values, read_bridges
+from appliance.plan.hosts.facts import Bridge, Facts, parse_values, read_bridges, read_masters
 from appliance.progress import Silent
 from appliance.share import share
 
@@ -250,6 +250,59 @@ def test_a_bridge_gets_the_port_that_the_site_file_names() -> None:
     assert provisioning.mend == "ip link set dev eth0 master br-prov up"
     assert not public.mend
     assert "set `port` in the site file" in public.detail
+
+
+@pytest.mark.parametrize(
+    ("masters", "changes", "expected"),
+    [
+        ({"eno1": ""}, {}, []),
+        ({}, {}, [("interface eno1", "does not exist or is down: the container is attached to it", "")]),
+        (
+            {"eno1": "br0"},
+            {},
+            [
+                (
+                    "interface eno1",
+                    "is a port of br0, and so cannot carry the container: set `port` in the site file",
+                    "",
+                )
+            ],
+        ),
+        (
+            {"eno1": ""},
+            {"programs": FINE["programs"]},
+            [("macvlan", "no tc, which detaches the interface", "dnf install iproute-tc")],
+        ),
+        (
+            {"eno1": ""},
+            {"cni": "bridge static tuning"},
+            [
+                (
+                    "macvlan",
+                    "no macvlan among the CNI plugins in /usr/lib/cni",
+                    "dnf install containernetworking-plugins",
+                )
+            ],
+        ),
+    ],
+)
+def test_interfaces_that_carry_the_container(
+    masters: dict[str, str], changes: dict[str, str], expected: list[tuple[str, str, str]]
+) -> None:
+    able = {"programs": f"{FINE['programs']} tc", "cni": "bridge static tuning macvlan", **changes}
+    of = replace(facts(ROCKY, bridges={}, **able), masters=masters)
+    found = examine(of, bridges={}, parents=["eno1", "eno1"], overlay_bytes=2 << 30)
+    bad = [(one.what, one.detail, one.mend) for one in found if one.state != "ok"]
+    assert bad == expected
+
+
+def test_links_of_a_host() -> None:
+    links: list[dict[str, object]] = [
+        {"ifname": "eno1", "flags": ["UP"]},
+        {"ifname": "eno2", "flags": ["UP"], "master": "bond0"},
+        {"ifname": "eno3", "flags": []},
+    ]
+    assert dict(read_masters(links)) == {"eno1": "", "eno2": "bond0"}
 
 
 def test_cron_without_systemd_is_started_by_its_name() -> None:

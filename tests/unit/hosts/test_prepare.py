@@ -6,16 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 
 from appliance.operations.hosts.host import failure
 from appliance.share import share
 from appliance.tools.ansible import Failure, Play, Target, _connection, _note
+from tests.places import GOLDEN
 
 PLAYBOOK = share("playbooks", "prepare-host.yml")
 PLAYBOOKS = sorted(share("playbooks").glob("*.yml"))
@@ -64,6 +68,21 @@ HOST = [link("lo"), link("eth0", "192.0.2.5"), link("eth1"), link("eth2", "10.0.
 HOST += [link("br0", kind="bridge"), link("eth4", master="br0"), link("bond0", kind="bond")]
 
 
+def refusals(**variables: Any) -> str:
+    """What the playbook refuses on ``HOST``."""
+    environment = jinja2.Environment(trim_blocks=True)
+    environment.filters["from_json"] = json.loads
+    environment.filters["flatten"] = lambda lists: [item for one in lists for item in one]
+    template = share("playbooks", "roles", "bridges", "templates", "refused.j2").read_text()
+    found = environment.from_string(template).render(
+        **{"sms_bridges": [], "sms_parents": [], **variables},
+        bridges_links={"stdout": json.dumps(HOST)},
+        bridges_routes={"results": [{"stdout": json.dumps([{"dst": "default", "dev": "eth3"}])}, {"stdout": ""}]},
+        bridges_ssh={"stdout": "192.0.2.77 40000 192.0.2.5 22"},
+    )
+    return str(found.strip())
+
+
 @pytest.mark.parametrize(
     ("bridge", "port", "words"),
     [
@@ -80,17 +99,33 @@ HOST += [link("br0", kind="bridge"), link("eth4", master="br0"), link("bond0", k
     ],
 )
 def test_changes_that_would_disconnect_the_host_are_refused(bridge: str, port: str, words: str) -> None:
-    environment = jinja2.Environment(trim_blocks=True)
-    environment.filters["from_json"] = json.loads
-    environment.filters["flatten"] = lambda lists: [item for one in lists for item in one]
-    template = share("playbooks", "roles", "bridges", "templates", "refused.j2").read_text()
-    output = environment.from_string(template).render(
-        sms_bridges=[{"name": bridge, "port": port, "key": "networks.public"}],
-        bridges_links={"stdout": json.dumps(HOST)},
-        bridges_routes={"results": [{"stdout": json.dumps([{"dst": "default", "dev": "eth3"}])}, {"stdout": ""}]},
-        bridges_ssh={"stdout": "192.0.2.77 40000 192.0.2.5 22"},
-    )
-    assert output.strip() == words
+    one = {"name": bridge, "port": port, "parent": "", "vlan": 0, "key": "networks.public"}
+    assert refusals(sms_bridges=[one]) == words
+
+
+@pytest.mark.parametrize(
+    ("parent", "words"),
+    [
+        ("eth0", ""),  # it has the addresses of the host and of this connection
+        ("eth9", "there is no interface eth9 for VLAN 20 of bridge br1 (networks.public.port)"),
+    ],
+)
+def test_the_interface_below_a_vlan_may_carry_addresses(parent: str, words: str) -> None:
+    one = {"name": "br1", "port": f"{parent}.20", "parent": parent, "vlan": 20, "key": "networks.public"}
+    assert refusals(sms_bridges=[one]) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("eth0", ""),
+        ("eth3", ""),
+        ("eth9", "there is no interface eth9 for a macvlan interface (networks.public.port)"),
+        ("eth4", "eth4 is a port of br0 and cannot carry a macvlan interface (networks.public.port)"),
+    ],
+)
+def test_the_interface_below_a_macvlan_one_may_carry_addresses(name: str, words: str) -> None:
+    assert refusals(sms_parents=[{"name": name, "key": "networks.public"}]) == words
 
 
 def test_connection_to_a_host() -> None:
@@ -137,3 +172,64 @@ def test_a_failure_has_the_task_its_message_and_a_hint() -> None:
     assert "another interface" in error.hint
     unknown = failure(Play(failed=[Failure("", "Gathering Facts", "no")]), "host-a")
     assert unknown and "sms doctor --host host-a" in unknown.hint
+
+
+MANAGERS = {
+    path.stem: path for path in TASKS if path.parents[1].name == "bridges" and path.stem not in ("main", "make")
+}
+BELOW = "Link File: /usr/lib/systemd/network/99-default.link\nNetwork File: /etc/systemd/network/10-lan.network\n"
+
+
+def written(tasks: list[dict[str, Any]], variables: dict[str, Any]) -> dict[str, str]:
+    """The files that tasks write and the commands that they run, by Ansible's own templates."""
+    loader = DataLoader()
+
+    def expand(value: Any, more: dict[str, Any]) -> Any:
+        return Templar(loader=loader, variables={**variables, **more}).template(trusted(value))
+
+    files: dict[str, str] = {}
+    commands = []
+    for task in tasks:
+        conditions = task["when"] if isinstance(task.get("when"), list) else [task.get("when", True)]
+        if not all(expand(f"{{{{ {one} }}}}", {}) for one in conditions):
+            continue
+        for item in task.get("loop", [None]):
+            more = {"item": expand(item, task.get("vars", {})), **task.get("vars", {})}
+            more = {name: expand(value, more) for name, value in more.items()}
+            if copy := task.get("ansible.builtin.copy"):
+                found = expand(copy, more)
+                files[found["dest"].lstrip("/")] = found["content"]
+            elif command := task.get("ansible.builtin.command"):
+                found = expand(command, more)
+                argv = found if isinstance(found, str) else " ".join(found.get("argv", []))
+                commands.append(f"{argv}\n")
+    return {**files, "commands": "".join(commands)}
+
+
+def trusted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: trusted(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [trusted(one) for one in value]
+    return trust_as_template(value) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("kind", ["vlan", "card"])
+@pytest.mark.parametrize("manager", sorted(MANAGERS))
+def test_what_each_network_manager_is_given(
+    manager: str, kind: str, golden: Callable[[Path, dict[str, str]], None]
+) -> None:
+    """A bridge whose port is a network card, or a VLAN on a card that carries the host's addresses."""
+    port = (
+        {"port": "eth0.20", "parent": "eth0", "vlan": 20}
+        if kind == "vlan"
+        else {"port": "eth1", "parent": "", "vlan": 0}
+    )
+    variables = {
+        "bridge": {"name": "br-nmn", "key": "networks.provisioning", **port},
+        "bridges_ifup": {"stat": {"exists": True}},
+        "bridges_status": {"stdout": BELOW},
+        "ansible_facts": {"os_family": "Debian"},
+        "ansible_check_mode": False,
+    }
+    golden(GOLDEN / "hosts" / kind / manager, written(yaml.safe_load(MANAGERS[manager].read_text()), variables))

@@ -14,7 +14,7 @@ from appliance.host.fake import Fake
 from appliance.operations.context import open_cluster
 from appliance.operations.image.list import prune_images
 from appliance.operations.lease import query_lease
-from appliance.operations.preflight import check_bridges, check_programs, refuse_taken
+from appliance.operations.preflight import check_networks, check_programs, refuse_taken
 from appliance.progress import Silent
 from appliance.tools import apptainer, bridge, ext3
 from tests.places import DEBIAN_SITE
@@ -72,13 +72,13 @@ def test_addresses_in_use(probes: dict[str, tuple[int, str]], taken: dict[str, s
     addresses = dict(zip(("br-prov", "br-pub"), ("10.0.0.1", "192.0.2.1"), strict=True))
     wait = ("arping", "-D", "-c", "2", "-w", "1", "-I")
     host = Fake({(*wait, name, addresses[name]): answer for name, answer in probes.items()})
-    assert bridge.taken(host, {name: addresses[name] for name in probes}) == taken
+    assert bridge.taken(host, {addresses[name]: name for name in probes}) == taken
 
 
 def test_an_address_that_could_not_be_probed_is_not_free() -> None:
     host = Fake({("arping",): (2, "arping: Interface br-prov is down")})
     with pytest.raises(SmsError, match="is down"):
-        bridge.taken(host, {"br-prov": "10.0.0.1"})
+        bridge.taken(host, {"10.0.0.1": "br-prov"})
 
 
 def test_the_containers_own_mac_means_that_it_runs_elsewhere() -> None:
@@ -114,7 +114,7 @@ def test_bridges_without_an_uplink(flags: list[str], kind: str, words: str) -> N
     shown = json.dumps([{"ifname": "br", "flags": flags, "linkinfo": {"info_kind": kind}}])
     host = Fake({("ip", "-json", "-details"): (0, shown), ("ip", "-json", "link"): (0, "[]")})
     with pytest.raises(Refused, match=words):
-        check_bridges(cluster, host)
+        check_networks(cluster, host)
 
 
 def test_an_unreadable_lease_is_reported_with_its_path() -> None:

@@ -65,7 +65,7 @@ def everything_but_the_seed(site: Site) -> str:
         inside_argv(site, SERVICES, "true"),
     ]
     unit = unit_text(site.cluster, sms="sms", site="sms.yaml", state="/s", overlays="/", stop_timeout=9)
-    texts = [plan.definition, plan.manifest, repr(plan), unit, *conflists(site, SERVICES).values()]
+    texts = [plan.definition, plan.manifest, repr(plan), unit, *conflists(site, SERVICES, "host-a").values()]
     texts += [data.decode(errors="replace") for data in plan.context().values()]
     return "\n".join([*texts, *(shlex.join(argv) for argv in commands)])
 

@@ -71,12 +71,16 @@ def find(parts: Parts, name: str, where: str = "host") -> dict[str, Any]:
 
 def problems(site: Site, parts: Parts, *, unreachable: bool = True) -> list[str]:
     networks = [str(site.networks.provisioning.address.network)] * unreachable
-    return [problem for one in judge_networks(site, read_links(printed(parts)), networks) for problem in one.problems]
+    return [
+        problem
+        for one in judge_networks(site, "host-a", read_links(printed(parts)), networks)
+        for problem in one.problems
+    ]
 
 
 def test_connected(site: Site) -> None:
     links = read_links(printed(connected(site)))
-    prov, pub = judge_networks(site, links)
+    prov, pub = judge_networks(site, "host-a", links)
     assert (prov.port, prov.uplinks, prov.answering, prov.silent) == ("veth20", ("ens1",), 1, ("10.0.0.102",))
     assert (pub.port, pub.uplinks, pub.answering, pub.silent) == ("veth21", ("ens2",), 0, ())
     assert prov.problems == pub.problems == ()
@@ -169,9 +173,9 @@ def test_nodes_behind_a_router(site: Site) -> None:
     bridge = site.networks.provisioning.bridge
     for more in ([], [{"dst": "10.0.0.101", "dev": "eth0", "state": ["REACHABLE"]}]):
         parts["neighbours"] += more
-        found = judge_networks(with_route, read_links(printed(parts)), [CABINET])
+        found = judge_networks(with_route, "host-a", read_links(printed(parts)), [CABINET])
         assert found[0].problems == (f"the router {ROUTER} to {CABINET} does not answer on {bridge}",)
-        assert judge_networks(with_route, read_links(printed(parts)))[0].problems == ()
+        assert judge_networks(with_route, "host-a", read_links(printed(parts)))[0].problems == ()
 
 
 def test_a_route_that_the_container_lacks(site: Site) -> None:
@@ -188,7 +192,7 @@ def test_neighbours_that_were_switched_off_are_no_fault(site: Site) -> None:
     parts = connected(site)
     silence(parts)
     assert problems(site, parts, unreachable=False) == []
-    assert judge_networks(site, read_links(printed(parts)))[0].silent == ("10.0.0.101", "10.0.0.102")
+    assert judge_networks(site, "host-a", read_links(printed(parts)))[0].silent == ("10.0.0.101", "10.0.0.102")
 
 
 def test_a_neighbour_that_may_yet_answer_is_not_silent(site: Site) -> None:
@@ -218,5 +222,53 @@ def test_other_output_is_an_error(output: str) -> None:
 def test_names_are_printable(site: Site) -> None:
     parts = connected(site)
     find(parts, "ens1")["ifname"] = "\x1b]0;x\x07"
-    prov, _ = judge_networks(site, read_links(printed(parts)))
+    prov, _ = judge_networks(site, "host-a", read_links(printed(parts)))
     assert "".join(prov.uplinks).isprintable()
+
+
+def on_cards(site: Site) -> tuple[Site, Parts]:
+    """A site whose provisioning network is attached with macvlan, and what a host prints where all is well."""
+    provisioning = site.networks.provisioning.model_copy(update={"attach": "macvlan", "bridge": "", "port": "ens1"})
+    parts = connected(site)
+    parts["host"] = [
+        one for one in parts["host"] if one.get("ifname") not in (site.networks.provisioning.bridge, "veth20")
+    ]
+    for name in ("ens1", "smsvm-p0a1b2c"):
+        find(parts, name).pop("master")
+    eth0 = find(parts, "eth0", "inside")
+    eth0 |= {
+        "link_index": 12,
+        "linkinfo": {"info_kind": "macvlan", "info_data": {"mode": "bridge"}},
+        "qdisc": "noqueue",
+    }
+    return site.model_copy(update={"networks": site.networks.model_copy(update={"provisioning": provisioning})}), parts
+
+
+def test_connected_to_a_card(site: Site) -> None:
+    macvlan, parts = on_cards(site)
+    prov, pub = judge_networks(macvlan, "host-a", read_links(printed(parts)))
+    assert (prov.attach, prov.bridge, prov.port, prov.uplinks) == ("macvlan", "ens1", "ens1", ("ens1",))
+    assert prov.problems == pub.problems == () and pub.attach == "bridge"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda parts: flags(parts, "ens1", ["UP"]), ["ens1, which carries the container's eth0, has no carrier"]),
+        (lambda parts: flags(parts, "ens1", []), ["ens1, which carries the container's eth0, is down"]),
+        (lambda parts: without(parts, "ens1"), ["does not exist", "eth0 of the container is not a macvlan interface"]),
+        (lambda parts: find(parts, "eth0", "inside").update(link_index=13), ["not a macvlan interface on ens1"]),
+        (lambda parts: find(parts, "eth0", "inside").update(qdisc="blackhole"), ["eth0 of the container is detached"]),
+        (lambda parts: find(parts, "eth0", "inside")["linkinfo"]["info_data"].update(mode="source"), ["is detached"]),
+        (lambda parts: flags(parts, "eth0", [], "inside"), ["eth0 of the container is down"]),
+        (lambda parts: without(parts, "eth0", "inside"), ["the container has no interface eth0"]),
+        (lambda parts: find(parts, "eth0", "inside").pop("addr_info"), ["eth0 of the container has lost its address"]),
+    ],
+)
+def test_each_fault_on_a_card_is_named(site: Site, change: Callable[[Parts], object], words: list[str]) -> None:
+    macvlan, parts = on_cards(site)
+    change(parts)
+    found = problems(macvlan, parts)
+    assert len(found) == len(words), found
+    for problem, part in zip(found, words, strict=True):
+        assert part in problem

@@ -117,7 +117,7 @@ def test_a_failover_tries_the_confinement_before_it_fences(cluster: Cluster, mon
         "find_known": SimpleNamespace(generation=3),
         "_admin": None,
         "check_fence": None,
-        "check_bridges": None,
+        "check_networks": None,
         "deliver": ("/i.sif", ""),
         "trust": Image("/i.sif", "k", "s", "signer"),
     }.items():
@@ -130,7 +130,7 @@ def test_a_failover_tries_the_confinement_before_it_fences(cluster: Cluster, mon
 
 
 def test_a_rehearsed_start_tries_the_confinement(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("check_programs", "find_instance", "check_bridges", "refuse_taken"):
+    for name in ("check_programs", "find_instance", "check_networks", "refuse_taken"):
         monkeypatch.setattr(start, name, lambda *_: None)
     monkeypatch.setattr(start, "deliver", lambda *_: ("/i.sif", ""))
     monkeypatch.setattr(start, "trust", lambda *_: Image("/i.sif", "k", "s", "signer"))

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.catalog import read_catalog, select
+from appliance.config.model import Route
 from appliance.operations.site.find import open_site
 from appliance.plan.machine import Places, instance_name, seed_argv, start_argv, stop_argv
 from appliance.plan.services.confinement import Confinement, capabilities_for
-from appliance.plan.services.network import CNI_FOLDER, conflists, network_names, network_options, running_network
+from appliance.plan.services.network import (
+    CNI_FOLDER,
+    conflists,
+    isolated_bridges,
+    macvlan_requests,
+    network_names,
+    network_options,
+    running_network,
+)
 from appliance.share import share
 from tests.places import DEBIAN_SITE, GOLDEN
 
@@ -23,7 +33,7 @@ CONFINED = Confinement(capabilities_for(SERVICES), "/s/seccomp.json", "/s/empty"
 
 @pytest.fixture
 def lists() -> dict[str, Any]:
-    return {name: json.loads(text) for name, text in conflists(SITE, SERVICES).items()}
+    return {name: json.loads(text) for name, text in conflists(SITE, SERVICES, "host-a").items()}
 
 
 def test_one_conflist_per_network(lists: dict[str, Any]) -> None:
@@ -43,14 +53,14 @@ def test_the_host_sets_kernel_parameters_of_the_containers_network(lists: dict[s
     sysctl = {"net.ipv4.ip_forward": "1", "net.netfilter.nf_conntrack_tcp_be_liberal": "1"}
     assert (provisioning, public) == ([{"type": "tuning", "sysctl": sysctl}], [])
     without = [service for service in SERVICES if service.name != "nat"]
-    assert all("tuning" not in text for text in conflists(SITE, without).values())
+    assert all("tuning" not in text for text in conflists(SITE, without, "host-a").values())
 
 
 @pytest.mark.parametrize("isolated", [False, True])
 def test_routes_to_nodes_behind_routers(isolated: bool) -> None:
     """The instance that a migration starts isolated has them, too, before its addresses switch."""
     site = open_site(GOLDEN / "sites" / "sles-15.yaml").site
-    found = [json.loads(text)["plugins"][0] for text in conflists(site, SERVICES, isolated=isolated).values()]
+    found = [json.loads(text)["plugins"][0] for text in conflists(site, SERVICES, "host-a", isolated=isolated).values()]
     assert found[0]["ipam"]["routes"] == [
         {"dst": "10.100.0.0/17", "gw": "10.20.0.254"},
         {"dst": "10.100.128.0/17", "gw": "10.20.0.253"},
@@ -72,6 +82,25 @@ def test_static_addresses_and_default_route(lists: dict[str, Any]) -> None:
     }
 
 
+def test_macvlan_interfaces_on_the_card_of_each_host() -> None:
+    behind = Route(network=IPv4Network("10.100.0.0/17"), gateway=IPv4Address("10.20.0.254"))
+    update = {"attach": "macvlan", "bridge": "", "port": {"host-a": "eno1", "host-b": "ens3"}, "routes": (behind,)}
+    provisioning = SITE.networks.provisioning.model_copy(update=update)
+    site = SITE.model_copy(
+        update={"networks": SITE.networks.model_copy(update={"provisioning": provisioning})},
+    )
+    for host, parent in (("host-a", "eno1"), ("host-b", "ens3")):
+        found = [json.loads(text)["plugins"][0] for text in conflists(site, SERVICES, host).values()]
+        assert [one["type"] for one in found] == ["macvlan", "bridge"]
+        assert (found[0]["master"], found[0]["mode"]) == (parent, "bridge")
+        assert found[0]["ipam"]["addresses"] == [{"address": "10.20.0.1/16"}]
+        (one,) = macvlan_requests(site, host)
+        assert (one.name, one.parent, one.address) == ("eth0", parent, "10.20.0.1/16")
+        assert one.routes == ("10.100.0.0/17 via 10.20.0.254",)
+    isolated = [json.loads(text)["plugins"][0] for text in conflists(site, SERVICES, "host-a", isolated=True).values()]
+    assert [one["bridge"] for one in isolated] == list(isolated_bridges(site)), "the plugin would announce the address"
+
+
 def test_mac_addresses_of_networks() -> None:
     assert network_options(SITE) == [
         *("--net", "--network", "sms-sample-prov,sms-sample-pub"),
@@ -82,7 +111,7 @@ def test_mac_addresses_of_networks() -> None:
 
 def test_two_clusters_on_one_host() -> None:
     other = SITE.model_copy(update={"cluster": "other"})
-    assert not set(conflists(SITE, SERVICES)) & set(conflists(other, SERVICES))
+    assert not set(conflists(SITE, SERVICES, "host-a")) & set(conflists(other, SERVICES, "host-a"))
     assert instance_name(SITE) != instance_name(other)
     mine, theirs = Places(SITE), Places(other)
     assert not {mine.overlay, mine.lease, mine.current, mine.lock} & {theirs.overlay, theirs.lease, theirs.current}

@@ -130,7 +130,7 @@ def test_json_and_table() -> None:
     found = replace(found, snapshots=snapshots, provisioning=vm, warnings=["w"], guarded=True)
     found = replace(
         found,
-        networks=(NetworkState("public", "br-pub", "veth1", (), 2, ("10.0.0.9",), ("p",)),),
+        networks=(NetworkState("public", "bridge", "br-pub", "veth1", (), 2, ("10.0.0.9",), ("p",)),),
         nodes=NodesView(4, (SilentNode("n1", "down+not_responding", "Not responding", False),)),
         probes=(NetworkProbe("10.0.0.0/16", ("n1",), 6818, False, "d"),),
         stopped=(Process(9, 1, "T", 1.0, "master"),),
@@ -145,6 +145,7 @@ def test_json_and_table() -> None:
     assert shown["networks"] == [
         {
             "name": "public",
+            "attach": "bridge",
             "bridge": "br-pub",
             "port": "veth1",
             "uplinks": [],

@@ -221,6 +221,8 @@ def test_ports_with_a_carrier(tmp_path: Path) -> None:
         "br1", "", network=tmp_path
     )
     assert carrier.is_port("br0", "ens3", network=tmp_path) and not carrier.is_port("br0", "x", network=tmp_path)
+    assert carrier.has_uplink("ens1", "eth0@7", network=tmp_path), "the parent of a macvlan interface"
+    assert not carrier.has_uplink("ens2", "eth0@7", network=tmp_path)
     assert carrier.exists("ens2", network=tmp_path) and not carrier.exists("x", network=tmp_path)
 
 

@@ -303,6 +303,60 @@ def test_probe_of_the_container_itself() -> None:
     assert _problems(text) == ["16: networks.public.probe: 10.78.0.2 is the container's own address"]
 
 
+MACVLAN = ("    bridge: br-prov", "    attach: macvlan\n    port: eno1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([MACVLAN], []),
+        ([(MACVLAN[0], "    attach: macvlan\n    port: {host-a: eno1, host-b: ens3}")], []),
+        ([MACVLAN, ("    bridge: br-pub", "    attach: macvlan\n    port: eno1")], []),
+        ([(MACVLAN[0], MACVLAN[0] + "\n    port: eno1\n    vlan: 20")], []),
+        (
+            [MACVLAN, ("    bridge: br-pub", "    bridge: br-pub\n    port: eno1")],
+            ["networks.public.port: eno1 is already the port of the provisioning network"],
+        ),
+        ([MACVLAN, ("    bridge: br-pub", "    bridge: br-pub\n    port: eno1\n    vlan: 20")], []),
+        (
+            [(MACVLAN[0], "    attach: macvlan")],
+            ["networks.provisioning: a macvlan interface needs the port of host-a, host-b"],
+        ),
+        (
+            [(MACVLAN[0], "    attach: macvlan\n    port: {host-a: eno1, host-c: ens3}")],
+            [
+                "networks.provisioning.port: a macvlan interface needs the port of host-b",
+                "networks.provisioning.port.host-c: host-c is not an admin host",
+            ],
+        ),
+        (
+            [(MACVLAN[0], MACVLAN[0] + "\n    attach: macvlan\n    port: eno1\n    vlan: 20")],
+            [
+                "networks.provisioning.bridge: a macvlan interface needs no bridge",
+                "networks.provisioning.vlan: a VLAN is created below a bridge only",
+            ],
+        ),
+        (
+            [(MACVLAN[0], MACVLAN[0] + "\n    vlan: 20")],
+            ["networks.provisioning: a VLAN needs the port of host-a, host-b"],
+        ),
+        (
+            [(MACVLAN[0], MACVLAN[0] + "\n    port: enp129s0f1np1\n    vlan: 1234")],
+            ["networks.provisioning.vlan: enp129s0f1np1.1234 is too long for the name of an interface"],
+        ),
+    ],
+)
+def test_how_hosts_attach_the_container(changes: list[tuple[str, str]], expected: list[str]) -> None:
+    text = GOOD
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    found = [problem.partition(": ")[2] for problem in _problems(text)]
+    assert len(found) == len(expected), found
+    for problem, start in zip(sorted(found), sorted(expected), strict=True):
+        assert problem.startswith(start)
+
+
 def test_one_port_for_two_bridges() -> None:
     text = GOOD.replace("    bridge: br-prov", "    bridge: br-prov\n    port: eth0")
     text = text.replace("    bridge: br-pub", "    bridge: br-pub\n    port: eth0")

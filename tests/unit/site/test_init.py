@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,25 @@ def test_an_unedited_starter_file_is_refused(
     (folder / "sms.yaml").write_text(edited)
     assert _sms("config", "check") == 0
     assert "valid" in capsys.readouterr().out
+
+
+def test_the_starter_for_cray_ex_does_not_take_the_hosts_own_interfaces(folder: Path) -> None:
+    """The admin hosts are at their NMN addresses, so no bridge may take the NMN's or the CAN's interface."""
+    text = read_profile("cray-ex").replace("198.51.100.", "172.30.3.")
+    (folder / "sms.yaml").write_text(text)
+    assert _sms("config", "check") == 0
+    site = open_site(folder / "sms.yaml").site
+    admin = IPv4Address(site.admin_hosts[0].address)
+    assert admin in site.networks.provisioning.address.network
+    for network, port in ((site.networks.provisioning, "bond0.nmn0"), (site.networks.public, "bond0.can0")):
+        assert (network.attach, network.bridge, network.uplink("ncn-m001")) == ("macvlan", "", port)
+    bridged = re.sub(r"^    attach: macvlan\n(?:    #.*\n)?    port: bond0.nmn0$", VLAN, text, flags=re.MULTILINE)
+    assert bridged != text
+    (folder / "sms.yaml").write_text(bridged)
+    assert _sms("config", "check") == 0, "the other way that its comment shows"
+
+
+VLAN = "    bridge: br-nmn\n    port: bond0\n    vlan: 20"
 
 
 def test_init_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
