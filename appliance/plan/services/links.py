@@ -155,7 +155,7 @@ def _judge(name: str, network: Network, at: _Attachment, links: Links, unreachab
     silent = tuple(sorted(address for address, state in neighbours.items() if state == SILENT))
     routes = network.routes if isinstance(network, ProvisioningNetwork) else ()
     problems += [
-        f"the container has no route to {route.network}: `sms stop` and `sms start` set it"
+        f"the container has no route to {route.network}: `sms apply` sets it"
         for route in routes
         if inside and route.network not in links.routes
     ]

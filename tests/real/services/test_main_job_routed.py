@@ -66,6 +66,13 @@ def test_nodes_behind_a_router(routed: Playground) -> None:
 
 
 @pytest.mark.full
+def test_a_download_from_behind_the_router_survives_two_moves(routed: Playground) -> None:
+    if routed.instances("host-b"):
+        routed.sms("-q", "migrate", "host-a", "--force", on="admin")
+    assert "downloaded without a break" in demo.moves(routed.lab)
+
+
+@pytest.mark.full
 def test_a_rehearsal_has_the_router_too(routed: Playground) -> None:
     host = next(name for name in ("host-a", "host-b") if routed.instances(name))
     routed.sms("-q", "overlay", "snapshot", on=host)
