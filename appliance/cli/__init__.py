@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -162,7 +163,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     argv = sys.argv[1:] if argv is None else argv
     parser = make_parser(find_verb(argv))
-    verb, debug = "", "--debug" in argv
+    verb = ""
+    debug = "--debug" in (argv[: argv.index("--")] if "--" in argv else argv)
     try:
         try:
             with standard_output():
@@ -182,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _flush()
     except SmsError as error:
         if debug:
-            raise
+            traceback.print_exc()
         _show(error)
         return error.status
     except KeyboardInterrupt as error:
@@ -195,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         if debug:
-            raise
+            traceback.print_exc()
         _discard_output()
         _show(SmsError(_os_error_text(error), hint=disk_hint(error.strerror or "")))
         return 1

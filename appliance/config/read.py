@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +31,21 @@ def read_site_text(text: str, file: str, *, folder: Path | None = None) -> tuple
 
     document = read_document(text, file)
     return validate(document, Site, folder=folder), document
+
+
+def validate_rest(document: Document, broken: Collection[str], *, folder: Path) -> Site | None:
+    """Return the site without the sections ``broken``, in which there are errors; None if the others are not enough."""
+    from appliance.config.model import Site
+
+    if "" in broken or "services" in broken:  # the whole file, or what other checks depend on
+        return None
+    data = {key: value for key, value in document.data.items() if key not in broken}
+    if "cluster" in broken:
+        data["cluster"] = "cluster"
+    try:
+        return Site.model_validate(data, context={"folder": folder})
+    except ValidationError:
+        return None
 
 
 def read_model(text: str, file: str, model: type[Model]) -> Model:

@@ -14,3 +14,8 @@ class Netns(Local):
     def __init__(self, name: str, pid: int) -> None:
         super().__init__(name, ("nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "--"))
         self.pid = pid
+
+    @property
+    def without_network(self) -> tuple[str, ...]:
+        """The words before a command that uses the network of this machine."""
+        return tuple(word for word in self.prefix if word != "-n")

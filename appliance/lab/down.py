@@ -87,8 +87,16 @@ def _free_loops(layout: Layout) -> None:
     raise SmsError(f"loop devices of lab {layout.name} are in use: {' '.join(loops)}", hint="`losetup -l` lists them")
 
 
+def empty_folder(folder: Path, lock: str) -> None:
+    """Remove a folder under a lock; if a file system is mounted there, only what is in it."""
+    if folder.is_dir():
+        argv = ("find", str(folder), "-xdev", "-mindepth", "1", "-delete")
+        Local().run("flock", lock, *argv, timeout=900)
+        Local().run("rmdir", str(folder), ok=None if folder.is_mount() else (0,))
+
+
 def _remove_cache() -> None:
     if not any(RUNNING.glob("*/journal.json")):
         lock = str(LOCKS / "sms-lab-root.lock")  # not during a build
-        Local().run("flock", lock, "rm", "-rf", "--one-file-system", str(CACHE), timeout=900)
+        empty_folder(CACHE, lock)
         Local().run("rmdir", "--ignore-fail-on-non-empty", str(DISK), ok=(0, 1))

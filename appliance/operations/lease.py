@@ -15,6 +15,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.preflight import only_one
 from appliance.plan.machine import instance_name
 from appliance.plan.migration.lease import (
+    DamagedLease,
     View,
     find_holder,
     has_own_overlay,
@@ -337,8 +338,14 @@ class Leases:
 def _read(data: bytes | None, cluster: Cluster, host: Host) -> Lease:
     try:
         return read_lease(data, cluster.site.cluster)
-    except SmsError as error:
-        raise SmsError(f"{host.name}: {cluster.places.lease}: {error.message}", hint=error.hint) from error
+    except Refused as error:
+        path, hint = cluster.places.lease, error.hint
+        if isinstance(error, DamagedLease):
+            hint = (
+                f"if nothing runs on {host.name} (`sms host list`): `mv {path} {path}.damaged` there, then "
+                f"`sms start --host {host.name}`, which takes a generation above every known one"
+            )
+        raise type(error)(f"{host.name}: {path}: {error.message}", hint=hint) from error
 
 
 def query_lease(host: Host, cluster: Cluster) -> Lease:

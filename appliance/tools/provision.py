@@ -10,7 +10,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -34,20 +34,27 @@ class VmUnreachable(SmsError):
     """The VM does not answer."""
 
 
+class VmOff(VmUnreachable):
+    """The VM does not answer, and nothing was changed: no request has reached it."""
+
+    status = Refused.status
+
+
 @dataclass(frozen=True)
 class Api:
-    """URL of the interface, CA of its certificate, client certificate and key."""
+    """URL of the interface, CA of its certificate, client certificate and key; ``connected``: not empty once it was."""
 
     url: str
     ca: Path
     cert: Path
     key: Path
+    connected: list[bool] = field(default_factory=list, compare=False)
 
     def request(self, method: str, path: str, body: Any = None, *, timeout_s: float = ANSWER_S) -> Any:
         """Send a request; return the JSON of the response, or None.
 
         Raises:
-            VmUnreachable: the VM does not answer.
+            VmOff, VmUnreachable: the VM does not answer.
             Refused: status 4xx, with the VM's message.
             SmsError: another error.
         """
@@ -95,6 +102,7 @@ class Api:
         connection = http.client.HTTPConnection(host, where.port)
         try:
             plain = socket.create_connection((host, where.port or 443), CONNECT_S)
+            self.connected.append(True)
             with _limited(plain, HANDSHAKE_S):
                 connection.sock = context.wrap_socket(plain, server_hostname=host)
             connection.sock.settimeout(timeout_s)
@@ -109,7 +117,7 @@ class Api:
                 hint="was the VM started with another CA than tls/ca.pem? `sms vm stop`, then `sms vm start`",
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise VmUnreachable(
+            raise (VmUnreachable if self.connected else VmOff)(
                 f"the provisioning VM does not respond at {self.url}: {error}", hint=UNREACHABLE_HINT
             ) from error
         finally:

@@ -277,3 +277,12 @@ def test_spans(text: str, seconds: float) -> None:
 def test_no_spans(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="invalid duration"):
         duration(text)
+
+
+@pytest.mark.parametrize("words", ["--site /nowhere/sms.yaml config check", "--site /nowhere/sms.yaml status"])
+def test_debug_adds_the_traceback_and_keeps_the_exit_status(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(words.split())
+    plain = capsys.readouterr().err
+    assert main(["--debug", *words.split()]) == status > 0
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback") and shown.endswith(plain)

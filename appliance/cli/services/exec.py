@@ -18,7 +18,8 @@ def add(verbs: Verbs) -> None:
         verbs,
         "exec",
         "run a command in the services container",
-        "Run a command in the running services container.",
+        "Run a command in the running services container. The exit status is that of the command; as in a shell,\n"
+        "127 if there is no such command, and 126 if it cannot be run.",
         EXAMPLES,
     )
     add_host(parser)
@@ -35,4 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
     if not command:
         raise ConfigError("no command", hint="sms exec -- squeue")
     cluster, host, _ = open_target(arguments)
-    return run_inside(cluster, host, tuple(command))
+    # Apptainer itself exits with 255 if there is no such program.
+    return run_inside(cluster, host, ("env", "--", *command))

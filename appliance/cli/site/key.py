@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 
 if TYPE_CHECKING:
+    from appliance.operations.context import Cluster
     from appliance.operations.vm.certificates import Installed
 
 STARTED_LATER = "the container's own is installed by the next `sms start`; until then it has its previous one"
@@ -148,7 +149,17 @@ def run_ca_log(arguments: argparse.Namespace) -> int:
             )
         )
     print_result(arguments, found, lines)
+    _warn_unreadable(cluster)
     return 0
+
+
+def _warn_unreadable(cluster: Cluster) -> None:
+    from appliance.cli.screen import err
+    from appliance.operations.site.issued import find_unreadable
+    from appliance.operations.vm.client import tls_folder
+
+    if warning := find_unreadable(tls_folder(cluster)):
+        err.print(f"warning: {warning}", markup=False)
 
 
 def run_ca_revoke(arguments: argparse.Namespace) -> int:
@@ -157,6 +168,7 @@ def run_ca_revoke(arguments: argparse.Namespace) -> int:
     from appliance.operations.vm.revoke import rehearse_revoke, revoke
 
     cluster, shown = open_site(arguments)
+    _warn_unreadable(cluster)
     if arguments.dry_run:
         found = rehearse_revoke(cluster, arguments.names)
         lines = [f"would revoke {each.serial}  {each.subject}" for each in found] or [REVOKED_ALREADY]

@@ -59,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     cluster, host, shown = open_target(arguments)
     options = PushOptions(arguments.snapshot or "latest", arguments.all_missing, arguments.prune, arguments.dry_run)
     done = push(cluster, host, options, arguments.to, shown)
-    print_result(arguments, done, lines(done), markup=True)
+    print_result(arguments, done, lines(done, pruned=arguments.prune), markup=True)
     return exit_status(done)
 
 
-def lines(done: list[Pushed]) -> Iterator[str]:
-    """Format the result of each, in rich markup."""
+def lines(done: list[Pushed], *, pruned: bool = False) -> Iterator[str]:
+    """Format the result of each, in rich markup. ``pruned``: what retention does not keep was, or would be, removed."""
     from rich.markup import escape
 
     from appliance.operations.snapshots.push import FAILED, PRESENT, PUSHED, REMOVED, WOULD_REMOVE
@@ -91,6 +91,8 @@ def lines(done: list[Pushed]) -> Iterator[str]:
             yield f"{what} would be sent to {escape(one.target)}: {format_size(one.bytes)} at most"
     if not done:
         yield "no snapshots are missing there"
+    if pruned and not any(one.state in (FAILED, REMOVED, WOULD_REMOVE) for one in done):
+        yield "no snapshots are to be removed there: a rule keeps each"
 
 
 def as_number(number: int, name: str, where: str) -> str:

@@ -22,11 +22,13 @@ from appliance.plan.hosts.doctor import (
     PROGRAMS,
     Finding,
     examine,
+    examine_users,
     examine_vm_schedule,
     install_fix,
     worst,
 )
 from appliance.plan.hosts.facts import Facts, parse_values, read_bridges, read_masters
+from appliance.plan.image.definition import fixed_accounts
 from appliance.share import share
 from appliance.tools.programs import has_program
 from appliance.tools.scripts import script_argv
@@ -57,6 +59,8 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
     bridges = {net.bridge: net.port_on(host.name) for net in both if net.attach == "bridge"}
     parents = [net.uplink(host.name) for net in both if net.attach == "macvlan"]
     findings += examine(facts, bridges=bridges, parents=parents, overlay_bytes=cluster.site.overlay.size_mb << 20)
+    accounts = fixed_accounts(cluster.base, cluster.services, cluster.site.system_users)
+    findings += examine_users(facts, {name: (uid, gid) for gid, name, uid in accounts if uid is not None})
     if admin and cluster.site.provisioning:
         findings += examine_vm_schedule(facts)
     if admin and facts.values.get("uid") == "0":

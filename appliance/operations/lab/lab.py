@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from appliance import lab
 from appliance.host.local import Local
@@ -13,6 +15,7 @@ from appliance.lab.up import check_machine
 from appliance.operations.site.ca import ca_folder, issue_server, make_ca
 from appliance.operations.site.keys import create_pair
 from appliance.progress import Progress
+from appliance.tools.scripts import script_argv
 
 
 @dataclass(frozen=True)
@@ -108,4 +111,17 @@ def lab_machines(name: str) -> list[MachineState]:
 
 def lab_exec(name: str, host: str, command: list[str]) -> int:
     """Run a command on a host with the caller's terminal; return its exit status."""
-    return lab.Lab.open(name).running_host(host).interact(*(command or ["bash", "-l"]))
+    there = lab.Lab.open(name).running_host(host)
+    if not is_build(command):
+        return there.interact(*(command or ["bash", "-l"]))
+    names = Path("/etc/resolv.conf").read_text()
+    return Local(host, there.without_network).interact(*script_argv("use-resolver", names, *command))
+
+
+def is_build(command: Sequence[str]) -> bool:
+    """Whether a command is a build of sms: it needs mirrors, which this machine reaches and a lab host does not."""
+    words = list(command[1:])
+    while words and words[0].startswith("-"):
+        words = words[2 if words[0] in ("--site", "--state") else 1 :]
+    named = bool(command) and PurePosixPath(command[0]).name == "sms"
+    return named and (words[:1] == ["build"] or words[:2] in (["vm", "build"], ["image", "build"]))

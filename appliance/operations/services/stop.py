@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.errors import SmsError
+from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
@@ -79,7 +79,7 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
             ran = take_down(cluster, host)
             took = time.monotonic() - began
             step.detail("" if ran else "not running")
-        holder = query_lease(host, cluster).holder
+        holder = _query_holder(cluster, host, ran=ran)
         held = holder == host.name
         if held and not keep_lease:
             release_lease(host, cluster, leases=leases if query and not query.exception() else None)
@@ -93,6 +93,20 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
         )
     released = held and not keep_lease
     return Stopped(host.name, ran, round(took, 3), released, None if released else holder)
+
+
+def _query_holder(cluster: Cluster, host: Host, *, ran: bool) -> str | None:
+    """Return the holder of the lease after the services have stopped.
+
+    Raises:
+        SmsError: the lease file cannot be read.
+    """
+    try:
+        return query_lease(host, cluster).holder
+    except Refused as error:
+        if not ran:
+            raise
+        raise SmsError(f"the services have stopped; {error.message}", hint=error.hint) from error
 
 
 def _warn(cluster: Cluster, host: Host, progress: Progress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -12,12 +13,12 @@ from types import MappingProxyType
 from analysis.classification import ClassificationError, Classified, Report, read_classification
 from appliance.catalog import Service, read_catalog
 from appliance.config.check import check_site
-from appliance.config.document import Document, first_problems
+from appliance.config.document import Document, first_problems, read_document
 from appliance.config.filled import fill_provisioning
 from appliance.config.model import ServicesFrom, Site
-from appliance.config.read import read_site, read_text
+from appliance.config.read import read_text, validate, validate_rest
 from appliance.config.wording import nearest
-from appliance.errors import ConfigError
+from appliance.errors import ConfigError, Problem
 from appliance.share import share
 from appliance.text import printable
 
@@ -60,14 +61,18 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
         state: overrides the state folder of the file.
         classification: overrides the services of the file; - is standard input.
     """
-    site, document = read_site(path)
+    document, folder = read_document(read_text(path), str(path)), path.absolute().parent
+    try:
+        site = validate(document, Site, folder=folder)
+    except ConfigError as error:
+        found = [*error.problems, *_check_rest(document, error, folder)]
+        raise ConfigError(problems=first_problems(found)) from None
     if classification is not None:
         given = STDIN if str(classification) == "-" else classification
         chosen = ServicesFrom.model_validate({"from": given.absolute()})
         site = site.model_copy(update={"services": chosen})
     catalog = read_catalog(share("definitions", "services"))
     services = {name for name, service in catalog.items() if service.container}
-    bases = {file.stem for file in share("definitions", "bases").glob("*.yaml")}
     usual = tuple(name for name in catalog if name in services and catalog[name].default)
     names = usual
     notices: tuple[str, ...] = ()
@@ -83,8 +88,7 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
                 raise ConfigError(f"--from: {shown}: {error}", hint=HINT) from None
             message = f"{printable(str(site.services.classification), 200)}: {error}"
             problems.append(document.problem(("services", "from"), message, HINT))
-    controllers = {name for name in services if catalog[name].role == "controller"}
-    problems += check_site(site, document, services=services, bases=bases, selected=names, controllers=controllers)
+    problems += _check(site, document, catalog, names)
     if problems:
         raise ConfigError(problems=first_problems(problems))
     changes: dict[str, object] = {} if isinstance(site.services, tuple) else {"services": names}
@@ -94,6 +98,29 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
         changes["state"] = state.absolute()
     site = fill_provisioning(site.model_copy(update=changes), path.absolute().parent)
     return Loaded(site, document, catalog, notices)
+
+
+def _check(site: Site, document: Document, catalog: Mapping[str, Service], names: Collection[str]) -> list[Problem]:
+    services = {name for name, service in catalog.items() if service.container}
+    bases = {file.stem for file in share("definitions", "bases").glob("*.yaml")}
+    controllers = {name for name in services if catalog[name].role == "controller"}
+    return check_site(site, document, services=services, bases=bases, selected=names, controllers=controllers)
+
+
+def _check_rest(document: Document, error: ConfigError, folder: Path) -> list[Problem]:
+    """Return the problems of the sections without the errors that ``validate`` has found."""
+
+    def section(problem: Problem) -> str:
+        return re.split(r"[.\[]", problem.path)[0]
+
+    broken = {section(problem) for problem in error.problems}
+    site = validate_rest(document, broken, folder=folder)
+    if site is None:
+        return []
+    catalog = read_catalog(share("definitions", "services"))
+    usual = [name for name, service in catalog.items() if service.container and service.default]
+    names = () if isinstance(site.services, ServicesFrom) else usual  # a classification is not read
+    return [problem for problem in _check(site, document, catalog, names) if section(problem) not in broken]
 
 
 def advice_of(catalog: Mapping[str, Service]) -> dict[str, str]:

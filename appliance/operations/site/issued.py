@@ -90,23 +90,46 @@ def log_issued(folder: Path, certificate: x509.Certificate, purpose: str, *, iss
 
 
 def read_issued(folder: Path) -> list[Issued]:
-    """Return the log, the oldest first; lines truncated by a crash are skipped: their certificates were never used.
+    """Return the log, the oldest first, without the lines of ``find_unreadable``.
 
     Raises:
         ConfigError: it cannot be read.
     """
+    return [entry for entry in _read_lines(folder) if entry]
+
+
+def find_unreadable(folder: Path) -> str:
+    """Return a warning about lines of the log that are not entries, empty if there are none.
+
+    A crash truncates a line: that certificate was never used. Other causes are a disk and an editor.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    numbers = [str(number) for number, entry in enumerate(_read_lines(folder), 1) if not entry]
+    shown = ", ".join(numbers[:10]) + (f" and {len(numbers) - 10} more" if numbers[10:] else "")
+    if not numbers:
+        return ""
+    return (
+        f"{folder / LOG}: line {shown} cannot be read: a certificate in it is not found by its name; "
+        "`sms key ca revoke SERIAL` revokes it"
+    )
+
+
+def _read_lines(folder: Path) -> list[Issued | None]:
+    """Return the entry of each line, None for one that is not an entry."""
     try:
         lines = (folder / LOG).read_bytes().splitlines()
     except FileNotFoundError:
         return []  # an authority of an earlier release
     except OSError as error:
         raise ConfigError(f"cannot read {folder / LOG}: {error.strerror}") from error
-    found = []
+    found: list[Issued | None] = []
     for line in lines:
         try:
             found.append(from_value(Issued, json.loads(line)))
         except ValueError:
-            continue
+            found.append(None)
     return found
 
 

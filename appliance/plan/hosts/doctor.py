@@ -261,6 +261,28 @@ def examine_vm_schedule(facts: Facts) -> list[Finding]:
     return [Finding(what, "warning", "not scheduled", f"sms overlay schedule install --host {facts.host}")]
 
 
+def examine_users(facts: Facts, users: Mapping[str, tuple[int, int]]) -> list[Finding]:
+    """Compare the ids of accounts that the host has, too, as nodes installed from the same source have them.
+
+    Args:
+        users: uid and gid of system users in the container, by name.
+    """
+    found = []
+    for name, (uid, gid) in sorted(users.items()):
+        here = facts.values.get(f"ids_{name}")
+        if not here:
+            continue
+        if here == f"{uid}:{gid}":
+            found.append(Finding(f"ids of {name}", "ok", here))
+            continue
+        detail = (
+            f"{here} on this host, {uid}:{gid} in the container; nodes need those of the container, "
+            f"or set {name}.user in the site file"
+        )
+        found.append(Finding(f"ids of {name}", "warning", detail))
+    return found
+
+
 def _bridge(facts: Facts, name: str, port: str | None) -> Finding:
     what = f"bridge {name}"
     bridge = facts.bridges.get(name)

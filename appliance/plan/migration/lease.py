@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import Refused
 from appliance.shared.lease import LAST_RAISING, Lease, parse_lease
 
 GENERATION_BUMP = 1000
@@ -33,22 +33,27 @@ Views = Mapping[str, View]
 """By name of the admin host."""
 
 
+class DamagedLease(Refused):
+    """A lease file that is not a lease."""
+
+
 def read_lease(data: bytes | None, cluster: str) -> Lease:
     """Return the lease of a file's bytes; a free lease without a file.
 
     Raises:
-        SmsError: the file is not a lease of this cluster.
+        DamagedLease: it is not a lease.
+        Refused: it is one of another cluster.
     """
     if data is None:
         return Lease(cluster)
     try:
         lease = parse_lease(data)
     except (ValueError, TypeError) as error:
-        raise SmsError(
+        raise DamagedLease(
             f"the lease file cannot be read: {error}", hint="see what is in it before you remove it"
         ) from error
     if lease.cluster != cluster:
-        raise SmsError(
+        raise Refused(
             f"the lease file is of cluster {lease.cluster}", hint="check whether two clusters share one overlay folder"
         )
     return lease

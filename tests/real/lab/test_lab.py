@@ -15,7 +15,8 @@ import pytest
 
 from appliance import lab
 from appliance.errors import Refused, SmsError
-from appliance.lab.down import loops_below
+from appliance.lab.down import empty_folder, loops_below
+from appliance.operations.lab.lab import lab_exec
 from appliance.progress import Silent
 from tests.real.labs import need_machine
 
@@ -182,6 +183,34 @@ def test_down_takes_loop_devices_and_foreign_processes_along(cluster: lab.Lab) -
     assert len(loops_below(lab.Layout(CRASH, 1).disk)) == 2
     lab.down(CRASH)
     assert_gone(CRASH)
+
+
+BUILD = """#!/bin/sh
+readlink /proc/self/ns/net >/tmp/network; cat /etc/resolv.conf >/tmp/names; hostname >/tmp/name; exit 7
+"""
+
+
+def test_a_build_uses_the_network_and_the_name_servers_of_this_machine(cluster: lab.Lab) -> None:
+    admin = cluster.host("admin")
+    admin.write("/tmp/sms", BUILD.encode(), mode=0o755)
+    assert lab_exec(NAME, "admin", ["/tmp/sms", "build"]) == 7
+    assert admin.run("cat", "/tmp/network").text == str(Path("/proc/self/ns/net").readlink())
+    assert admin.read("/tmp/names") == Path("/etc/resolv.conf").read_bytes()
+    assert admin.run("cat", "/tmp/name").text == "admin"
+    assert lab_exec(NAME, "admin", ["/tmp/sms", "status"]) == 7
+    assert admin.run("cat", "/tmp/network").text != str(Path("/proc/self/ns/net").readlink())
+    assert admin.read("/tmp/names") == b""
+
+
+def test_a_cache_that_is_a_mount_is_emptied(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(tmp_path)], check=True)
+    try:
+        (tmp_path / "root").mkdir()
+        for _ in range(2):
+            empty_folder(tmp_path, "/run/lock/t-lab-cache.lock")
+            assert tmp_path.is_mount() and not list(tmp_path.iterdir())
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_what_an_interrupted_up_made_is_undone(cluster: lab.Lab) -> None:

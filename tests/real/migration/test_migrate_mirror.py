@@ -166,13 +166,21 @@ def test_a_killed_migration_is_resumed_or_undone(disks: Hosts, step: str) -> Non
 
 @pytest.mark.full
 def test_a_mirror_that_cannot_be_created_is_refused(disks: Hosts) -> None:
-    disks.host("host-b").run("umount", DISKS["host-b"][1])
-    before = disks.files("host-b")
-    refused = disks.sms("migrate", "--force", "host-b", on="admin", ok=(3,)).stderr.decode()
-    assert DISKS["host-b"][1] in refused or "one file system" in refused
-    assert {name for name in before if "mirror" in name} == set()
-    assert disks.files("host-b").keys() == before.keys()
-    disks.host("host-b").run("sh", "-c", MOUNT, "mount", DISKS["host-b"][1])
+    host, disk = disks.host("host-b"), DISKS["host-b"][1]
+    host.run("sh", "-c", 'umount "$1" && rmdir "$1"', "lose", disk)
+    try:
+        before = disks.files("host-b")
+        refused = disks.sms("migrate", "--force", "host-b", on="admin", ok=(3,)).stderr.decode()
+        assert f"there is no folder {disk}" in refused
+        assert disks.files("host-b").keys() == before.keys()
+        assert not [name for name in before if "mirror" in name or "member" in name]
+    finally:
+        host.run("sh", "-c", MOUNT, "mount", disk)
+    # Folders with the members of another mirror, as on storage that both hosts share.
+    host.run("touch", f"{disk}/lab.member-2.img")
+    assert "exists already" in disks.sms("migrate", "--force", "host-b", on="admin", ok=(3,)).stderr.decode()
+    assert host.run("stat", "-c", "%s", f"{disk}/lab.member-2.img").text == "0"
+    host.remove(f"{disk}/lab.member-2.img")
 
 
 @pytest.mark.full

@@ -87,3 +87,10 @@ def test_the_uplink_is_watched_while_a_service_does_not_answer(running: Playgrou
         process.wait()
     running.sms("-q", "restart", "postfix")
     wait_until(lambda: running.status()["healthy"], "health")
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [(("true",), 0), (("sh", "-c", "exit 5"), 5), (("nosuch",), 127), (("/etc/passwd",), 126)]
+)
+def test_exec_exits_as_a_shell_does(running: Playground, words: tuple[str, ...], status: int) -> None:
+    assert running.sms("exec", "--", *words, ok=None).status == status

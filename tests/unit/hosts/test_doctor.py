@@ -19,7 +19,15 @@ from appliance.operations.hosts.doctor import _files, collect_facts, diagnose
 from appliance.plan.hosts.apptainer import PINS as PINS_FILE
 from appliance.plan.hosts.apptainer import pinned_versions, version_key
 from appliance.plan.hosts.distro import family, install_command
-from appliance.plan.hosts.doctor import CHECKS, PROGRAMS, Finding, examine, examine_vm_schedule, worst
+from appliance.plan.hosts.doctor import (
+    CHECKS,
+    PROGRAMS,
+    Finding,
+    examine,
+    examine_users,
+    examine_vm_schedule,
+    worst,
+)
 from appliance.plan.hosts.facts import Bridge, Facts, parse_values, read_bridges, read_masters
 from appliance.progress import Silent
 from appliance.share import share
@@ -441,3 +449,11 @@ def test_files_are_checked_as_by_config_check(cluster: Cluster, tmp_path: Path) 
     assert "signing key" not in {finding.what for finding in _files(site)}, "it is on the build host"
     pgp = signing.model_copy(update={"pgp_fingerprint": "A" * 40, "public_keys": (tmp_path / "nowhere",)})
     assert not [each for each in _files(site.model_copy(update={"signing": pgp})) if "key" in each.what.split(" ")]
+
+
+def test_ids_of_accounts_that_the_host_has_too() -> None:
+    users = {"slurm": (64030, 64030), "munge": (351, 351)}
+    assert examine_users(facts(), users) == []
+    found = examine_users(facts(ids_slurm="64030:64030", ids_munge="106:351"), users)
+    assert [(one.what, one.state) for one in found] == [("ids of munge", "warning"), ("ids of slurm", "ok")]
+    assert "106:351" in found[0].detail and "351:351" in found[0].detail

@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,9 +18,11 @@ from appliance.config.model import Site
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError
 from appliance.lab import render
+from appliance.lab.down import empty_folder
 from appliance.lab.journal import Journal
 from appliance.lab.layout import SHAPES, LabHost, Layout, mac
 from appliance.lab.root import source_lines
+from appliance.operations.lab.lab import is_build
 from tests.sites import BASES, SERVICES
 
 LAYOUT = Layout("t-lab", 2)
@@ -263,3 +266,29 @@ def test_exec_takes_the_rest_of_the_line(words: list[str], command: list[str]) -
     arguments = parser.parse_args(["lab", "exec", "--name", "x", *words])
     assert (arguments.name, arguments.host) == ("x", "host-a")
     assert arguments.command in (command, command[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("sms build", True),
+        ("/venv/bin/sms --site /etc/sms/more.yaml -q build --locked", True),
+        ("sms vm build", True),
+        ("sms image build compute", True),
+        ("sms exec build", False),
+        ("sms vm exec build", False),
+        ("sms status", False),
+        ("make build", False),
+        ("", False),
+    ],
+)
+def test_builds_use_the_network_of_this_machine(words: str, found: bool) -> None:
+    assert is_build(words.split()) == found
+
+
+def test_the_cache_is_emptied_and_removed(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    (cache / "root-1" / "deep").mkdir(parents=True)
+    for _ in range(2):
+        empty_folder(cache, str(tmp_path / "lock"))
+        assert not cache.exists()

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import Refused
 from appliance.plan.migration.lease import (
     GENERATION_BUMP,
+    DamagedLease,
     View,
     Views,
     find_holder,
@@ -89,8 +90,10 @@ def test_lease_round_trip() -> None:
 )
 def test_invalid_lease_files(data: bytes, words: str) -> None:
     """It never counts as a free lease: a host may hold it."""
-    with pytest.raises(SmsError, match=words):
+    with pytest.raises(Refused, match=words) as caught:
         read_lease(data, "lab")
+    assert caught.value.status == 3
+    assert isinstance(caught.value, DamagedLease) == (words == "cannot be read")
 
 
 def test_what_a_newer_version_added_is_ignored() -> None:

@@ -37,7 +37,7 @@ from appliance.operations.site.ca import (
     vm_pairs,
 )
 from appliance.operations.site.init import read_profile
-from appliance.operations.site.issued import read_issued, revoked_map
+from appliance.operations.site.issued import find_unreadable, read_issued, revoked_map
 from appliance.provision.enrol import DAYS, issue_node
 
 NAMES = {"ca.pem", "ca.key", "admin.pem", "admin.key", "services.pem", "services.key", "issued.log"}
@@ -145,10 +145,12 @@ def test_every_certificate_is_logged(tmp_path: Path, need: Callable[[str], str])
         serial(tmp_path / name) for name in ("ca.pem", "admin.pem", "asked.pem")
     ]
     assert all("@" in each.by and each.at > 0 for each in log)
+    assert not find_unreadable(tmp_path)
     with (tmp_path / "issued.log").open("ab") as file:
         file.write(b'{"at": 12')  # a power cut
     issue_issuer(tmp_path)
     assert len(read_issued(tmp_path)) == 6
+    assert "line 6 cannot be read" in find_unreadable(tmp_path)
 
 
 def test_a_certificate_that_cannot_be_logged_is_not_issued(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from appliance.config.check import check_site
 from appliance.config.read import read_site_text
+from appliance.errors import ConfigError
+from appliance.operations.site.find import open_site
 from tests.sites import BASES, GOOD, SERVICES
 
 Case = tuple[str, str, list[str]]
@@ -401,6 +405,19 @@ def test_a_mirror_has_two_folders(folders: str, good: bool) -> None:
     text = GOOD.replace("address: 10.78.0.11}", f"address: 10.78.0.11, mirror: {folders}}}")
     words = ["4: admin_hosts[0].mirror: must name two folders"]
     assert [line.split("\n")[0] for line in _problems(text)] == ([] if good else words)
+
+
+def test_an_error_of_one_section_hides_none_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "sms.yaml"
+    text = GOOD.replace("02:00:0a:4d:00:01", "01:00:0a:4d:00:01") + "retention: {hourly: x}\nbase: {os: nosuch}\n"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        open_site(path)
+    assert [problem.path for problem in caught.value.problems] == [
+        "networks.provisioning.mac",
+        "retention.hourly",
+        "base.os",
+    ]
 
 
 def test_all_at_once() -> None:

@@ -268,6 +268,25 @@ def test_a_result_is_one_line(done: Pushed, line: str) -> None:
     assert list(lines([done])) == [line]
 
 
+NOTHING = "no snapshots are to be removed there: a rule keeps each"
+
+
+@pytest.mark.parametrize(
+    ("done", "count"),
+    [
+        ([], 2),
+        ([Pushed("host-b", 28, PRESENT, "28")], 2),
+        ([Pushed("host-b", 28, PRESENT, "28"), Pushed("host-b", 3, WOULD_REMOVE, "3")], 2),
+        ([Pushed("host-b", 3, REMOVED, "3")], 1),
+    ],
+)
+def test_a_prune_that_removes_nothing_says_so(done: list[Pushed], count: int) -> None:
+    shown = list(lines(done, pruned=True))
+    assert len(shown) == count
+    assert (shown[-1] == NOTHING) == all(one.state == PRESENT for one in done)
+    assert NOTHING not in list(lines(done))
+
+
 def test_exit_statuses() -> None:
     refused, broken = (Pushed("borg", 0, FAILED, status=status) for status in (3, 1))
     present, pushed = Pushed("host-b", 1, PRESENT, "1"), Pushed("host-b", 1, PUSHED, "1")
