@@ -115,7 +115,9 @@ def lab_exec(name: str, host: str, command: list[str]) -> int:
     if not is_build(command):
         return there.interact(*(command or ["bash", "-l"]))
     names = Path("/etc/resolv.conf").read_text()
-    return Local(host, there.without_network).interact(*script_argv("use-resolver", names, *command))
+    return Local(host, there.without_network).interact(
+        "unshare", "--mount", *script_argv("use-resolver", names, *command)
+    )
 
 
 def is_build(command: Sequence[str]) -> bool:
