@@ -202,10 +202,10 @@ class Leases:
             first = order[:-1] if order[-1] == self.me else order
             locked = [name for name in first if not self._write(name, reserved if name == self.me else lease, written)]
             # A host that takes the lease concurrently either sees our file or is found here.
-            self._refuse_if_taken(locked + self.unreachable)
+            self._refuse_if_taken(locked + self.unreachable, lease)
             self._write(self.me, lease, written)
             # It may have written our file before we queried it, and its own since.
-            self._refuse_if_taken([name for name in self.hosts if name != self.me])
+            self._refuse_if_taken([name for name in self.hosts if name != self.me], lease)
             for name in self.unreachable:
                 self.unwritten.pop(name, None)
         except Refused:
@@ -250,11 +250,16 @@ class Leases:
             self._data[name], self.views[name] = text, View(lease)
         return outcome
 
-    def _refuse_if_taken(self, names: list[str]) -> None:
-        """Refuse if one of the hosts has taken the lease meanwhile, or runs an instance."""
+    def _refuse_if_taken(self, names: list[str], mine: Lease) -> None:
+        """Refuse if one of the hosts has taken the lease meanwhile, runs an instance, or has the newest overlay.
+
+        Args:
+            mine: what ``me`` takes. A host with this generation has served and stopped, or has restored its overlay.
+        """
         for name, view in self._query_hosts(names).items():
             self.views[name] = view
-            if view.stuck or view.runs or (view.lease and view.lease.holder == name):
+            newest = view.lease and view.lease.taker == name and view.lease.generation >= mine.generation
+            if view.stuck or view.runs or newest or (view.lease and view.lease.holder == name):
                 raise Refused(f"{name} took the lease first", hint="see `sms status`")
 
     def _withdraw(self, lease: Lease, names: list[str], before: Mapping[str, View]) -> None:

@@ -22,6 +22,7 @@ A host that was fenced stays off until the failover has ended.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ from tests.unit.migration.model.scenarios import (
     released_last,
     returned,
     serving,
+    superseded,
     w,
 )
 
@@ -157,6 +159,12 @@ def create_alone(leases: Any, cluster_uuid: str, adopted: int, *_: Any) -> Any:
     return leases.views[leases.me].lease
 
 
+def raise_generation(mine: Any, me: str, generation: int, **_: Any) -> Any:
+    """A snapshot raises the lease itself, as if this host had taken it."""
+    raises = mine.holder in (None, me) and mine.generation <= generation
+    return dataclasses.replace(mine, generation=generation + 1, file=me) if raises else None
+
+
 @contextmanager
 def agents_that_do_not_look_again() -> Iterator[None]:
     """They rely on the lease that the coordinator has read before they had their locks."""
@@ -255,6 +263,12 @@ PLANTED = [
         lambda: replaced(failover.OpenFailover, has_restored=lambda found, overlay: found.restored and bool(overlay)),
         Scenario("", **released_last(), verbs={"by-snapshot b": 1, "start b": 1}, faults={"crash": 1, "kill": 1}),
         "b serves (1, 0), acknowledged was (0, 1)",
+    ),
+    Planted(
+        "lease of a host that was superseded, raised by the snapshot that it pulls",
+        lambda: replaced(lease, raise_floor=raise_generation),
+        Scenario("", **superseded(), verbs={"pull b": 1, "start b": 1}, faults={"crash": 1}, excused=BLIND),
+        "b serves (0, 0), acknowledged was (0, 1)",
     ),
     Planted(
         "snapshots in the order of clocks",

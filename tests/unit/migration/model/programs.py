@@ -22,7 +22,7 @@ from appliance.operations import identity, lease, preflight
 from appliance.operations.migration import copy, failover, inspection, migrate, rollback, steps, switch
 from appliance.operations.migration import start as migration_start
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
-from appliance.operations.overlay import create, generation, overlay
+from appliance.operations.overlay import create, generation, newest, overlay
 from appliance.operations.services import generation as known_generation
 from appliance.operations.services import guard, start, stop, unfinished
 from appliance.operations.services.start import StartOptions
@@ -79,6 +79,25 @@ def run_failover(name: str, by_hand: bool, snapshot: str = "") -> str:
     """`sms failover`; ``by_hand``: with --i-have-fenced; ``snapshot``: from this one, whatever else there is."""
     options = failover.FailoverOptions(fenced=by_hand, shared=SHARED[0], snapshot=snapshot)
     return run_verb(lambda: failover.failover(make_cluster(), FakeHost(name), options, Steps()) and "")  # type: ignore[arg-type]
+
+
+def run_pull(name: str) -> str:
+    """`sms overlay pull latest` of a repository that the other host has pushed to."""
+    return run_verb(lambda: _do_pull(make_cluster(), FakeHost(name)))
+
+
+def _do_pull(cluster: Any, host: Any) -> None:
+    found = effect("fetch", host.name)
+    if found is None:
+        raise Refused("there is none")
+    with preflight.lock_host(cluster, host):
+        lease.raise_lease(host, cluster, found[1])
+    effect("received", host.name, found)
+
+
+def run_restore(name: str) -> str:
+    """`sms overlay restore latest`, by hand."""
+    return run_verb(lambda: restore.restore(make_cluster(), FakeHost(name), "", Steps()) and "")  # type: ignore[arg-type]
 
 
 def run_migrate(target: str) -> str:
@@ -262,6 +281,8 @@ programs.update(
         "stop": run_stop,
         "create": run_create,
         "failover": run_failover,
+        "pull": run_pull,
+        "restore": run_restore,
         "migrate": run_migrate,
         "guard": run_guard,
         "handle": run_agent,
@@ -384,6 +405,28 @@ def _restore(cluster: Any, host: Any, selector: str, progress: Any, *, fenced: A
     return SimpleNamespace(kept=None)
 
 
+def _find_snapshot(listing: Any, _: str) -> Any:
+    if not listing.snapshots:
+        raise Refused("there is none")
+    return listing.snapshots[-1]
+
+
+def _replace(cluster: Any, host: Any, chosen: Any, *_: Any) -> Any:
+    effect("restore", host.name, chosen["number"])
+    return SimpleNamespace(same=True)
+
+
+def _decide(real: Any) -> Any:
+    """A user has decided that the restored overlay is the newest one, from the write of the lease file on."""
+
+    def set_last(host: Any, *args: Any, **options: Any) -> Any:
+        result = real(host, *args, **options)
+        effect("decided", host.name)
+        return result
+
+    return set_last
+
+
 def _verify_image(cluster: Any, host: Any, *_: Any) -> Any:
     if effect("arp", host.name):
         raise Refused("the services container already runs on another host: its MAC address answers")
@@ -503,6 +546,9 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(failover, deliver=lambda *_: (), trust=lambda *_: IMAGE, try_confinement=nothing)
         put(failover, _count_jobs=nothing, restore=_restore)
         put(failover, list_snapshots=_list_snapshots, read_history=_read_history)
+        put(restore, check_programs=nothing, list_snapshots=_list_snapshots, find_snapshot=_find_snapshot)
+        put(restore, _replace=_replace, uuid_of=nothing)
+        put(newest, set_last=_decide(newest.set_last))
         put(migrate, history=TOOLS, conflists=lambda *_, **__: {}, record_start=nothing, install_unit=nothing)
         put(migrate, start_guard=lambda cluster, host, progress: effect("start_guard", host.name))
         put(migrate, stop_guard=lambda cluster, host: effect("stop_guard", host.name))

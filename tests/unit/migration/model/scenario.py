@@ -20,7 +20,7 @@ from tests.unit.migration.model.world import Fields, World, host_of, other
 FUSED = {
     *("send", "reply", "find_instance", "exists", "in_use", "stale", "clock", "contents"),
     *("history", "snapshots", "brief", "now", "taken", "lost", "takes_over", "ended", "close"),
-    *("read_mark", "unlock", "services", "settle"),
+    *("read_mark", "unlock", "services", "settle", "decided", "received"),
 }
 """Effects that happen together with the one before them. They read what only the holder of the host's lock changes, or
 no other process sees whether they have happened."""
@@ -223,7 +223,7 @@ class Scenario:
             fields = self.spent(state, verb)
             if word == "start":
                 yield self.begin(fields, role, verb, "start", name, False)
-            elif word in ("stop", "create"):
+            elif word in ("stop", "create", "pull", "restore"):
                 yield self.begin(fields, role, verb, word, name)
             elif word == "move":
                 yield self.begin(fields, role, verb, "migrate", name)

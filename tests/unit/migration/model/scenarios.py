@@ -53,6 +53,14 @@ def released_last() -> dict[str, Any]:
     return {"host_a": {"lease": lease(None, "a", last="b")}, "host_b": own}
 
 
+def superseded() -> dict[str, Any]:
+    """Return both hosts after a failover to a, when b has been switched on again: it served last before, by its file."""
+    own = lease("a", "a", 1005)
+    host_a = {"lease": own, "files": (mark(1005), ("img", WRITTEN, 1)), "instance": (1, True, True, 0)}
+    host_b = {"lease": lease(None, "b", last="b"), "files": (mark(5), ("img", (0, 0), 2)), "store": (OLDER,)}
+    return {"host_a": {**host_a, "guard": (own, w.MISSING, False)}, "host_b": host_b}
+
+
 def returned() -> dict[str, Any]:
     """Return both hosts after a failover to b, when a has been switched on again."""
     host_a = {"lease": lease("b", "a", 1005), "files": (("past-1005", WRITTEN, 1),)}
@@ -134,6 +142,20 @@ SCENARIOS = [
         verbs={"failover b": 2, "start a": 1},
         faults={"cut": 1, "kill": 1, "crash": 1, "write": 1},
         links=("all", "ab"),
+    ),
+    Scenario(
+        "restore by hand",
+        **stopped(store=(SNAPSHOT,)),
+        verbs={"restore b": 1, "start b": 1, "start a": 1},
+        faults={"kill": 1, "cut": 1, "write": 1},
+        excused=BLIND,
+    ),
+    Scenario(
+        "a host that was superseded gets the newest snapshot",
+        **superseded(),
+        verbs={"pull b": 1, "restore b": 1, "start b": 1, "start a": 1, "stop a": 1},
+        faults={"crash": 1, "cut": 1, "kill": 1},
+        excused=BLIND,
     ),
     Scenario("move", **serving(), verbs={"move b": 1}, faults={"kill": 1, "crash": 1, "cut": 1}, links=MOVE_LINKS),
     Scenario(

@@ -13,7 +13,7 @@ from unittest import mock
 from appliance.errors import Busy, SmsError
 from appliance.host.base import Unreachable
 from appliance.shared import lease as shared_lease
-from appliance.shared.lease import SwapLease
+from appliance.shared.lease import SwapLease, peek
 from appliance.shared.overlay import OverlayMark
 from appliance.shared.records import to_json
 from appliance.tools.move import Lost
@@ -352,6 +352,28 @@ class World:
         files = (*fields[HOST_A][FILES], *fields[HOST_B][FILES], ("", NEW, 0))
         epoch = 1 + max(one[1][0] for one in files if one[0] != "generation")
         return self.do_create(fields, role, name, "img", (epoch, 0), "restored")
+
+    def do_fetch(self, fields: Fields, role: int, name: str) -> Any:
+        """The newest snapshot in a repository to which the host that serves pushes; None without one."""
+        found = []
+        for one in "ab":
+            instance, folder = host_of(fields, one)[INSTANCE], host_of(fields, self.folder(one))
+            if instance and instance[ATTACHED] and instance[WRITES]:
+                contents = next(file[1] for file in folder[FILES] if file[2] == instance[INODE])
+                found.append((0, peek(folder[LEASE])[0], 1, 11.0, one, contents))
+        return max(found, default=None)
+
+    def do_received(self, fields: Fields, role: int, name: str, snapshot: tuple[Any, ...]) -> Any:
+        store = host_of(fields, name)[STORE]
+        put(fields, name, store=(*store, (len(store) + 1, *snapshot[1:])))
+        return None
+
+    def do_decided(self, fields: Fields, role: int, name: str) -> Any:
+        """What was acknowledged since the snapshot is given up, unless the other host has the lease."""
+        found = overlay(host_of(fields, self.folder(name))[FILES], "img")
+        if found and peek(host_of(fields, other(name))[LEASE])[1] != other(name):
+            fields[CURRENT] = found[1]
+        return None
 
     def do_start_guard(self, fields: Fields, role: int, name: str) -> Any:
         if self.reaches(fields, role, name) and host_of(fields, name)[GUARD] is None:
