@@ -137,7 +137,7 @@ def test_json_and_table() -> None:
     )
     shown = json.loads(json.dumps(found.as_dict()))
     facts = {"cluster": "c", "generation": 4, "holder": "host-a", "since": 5.0}
-    facts |= {"file": "host-a", "last": "", "sequence": 0, "cluster_uuid": "", "adopted": 0}
+    facts |= {"file": "host-a", "last": "", "sequence": 0, "cluster_uuid": "", "adopted": 0, "floor": 0}
     assert list(shown) == [
         *("cluster", "host", "running", "healthy", "lease", "services", "image", "overlay", "mirror", "uptime_s"),
         *("warnings", "snapshots", "vm_snapshots", "provisioning", "networks", "nodes", "probes", "stopped", "guarded"),
