@@ -54,7 +54,7 @@ def released_last() -> dict[str, Any]:
 
 
 def superseded() -> dict[str, Any]:
-    """Return both hosts after a failover to a, when b has been switched on again: it served last before, by its file."""
+    """Return both hosts after a failover to a, when b is on again: by its own file it served last."""
     own = lease("a", "a", 1005)
     host_a = {"lease": own, "files": (mark(1005), ("img", WRITTEN, 1)), "instance": (1, True, True, 0)}
     host_b = {"lease": lease(None, "b", last="b"), "files": (mark(5), ("img", (0, 0), 2)), "store": (OLDER,)}
