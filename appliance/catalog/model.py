@@ -6,14 +6,25 @@ Strings of ``run``, ``setup``, ``probe`` and ``files`` are Jinja2 templates with
 
 from __future__ import annotations
 
+import posixpath
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from appliance.catalog.traffic import OnePort, Section, Traffic
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
-AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f]*$")]
+
+
+def _clean(path: str) -> str:
+    if path != posixpath.normpath(path) or path.startswith("//"):
+        raise ValueError(f"{path} is not a plain path: write {posixpath.normpath(path).replace('//', '/')}")
+    return path
+
+
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]*$"), AfterValidator(_clean)]
+Package = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]{0,99}$")]
 Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3,4}$")]
 AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
 Role = Literal["controller", "accounting", "logging", "clock", "mail", "routing", "files"]
@@ -74,8 +85,8 @@ class SeedFile(Section):
     path: AbsolutePath = Field(description="Path in the container.")
     template: str | None = Field(None, description="A template below overlays/.")
     content: str | None = Field(None, description="The template itself, if it is short.")
-    owner: str = "root"
-    group: str = "root"
+    owner: AccountName = "root"
+    group: AccountName = "root"
     mode: Mode = "0644"
     change: Literal["none", "reload", "restart"] = Field(
         "restart", description="What a changed file needs: nothing, the service's `reload`, or its restart."
@@ -91,6 +102,15 @@ class SeedFile(Section):
         if self.reloaded and self.change != "reload":
             raise ValueError("reloaded needs change: reload")
         return self
+
+
+class SiteFiles(Section):
+    """A folder for files of the site, those of ``slurm.files``."""
+
+    path: AbsolutePath = Field(description="The folder.")
+    reloaded: str = Field(
+        description="Regular expression: names of files that a reload applies; others need a restart."
+    )
 
 
 class Outage(Section):
@@ -129,10 +149,10 @@ class Service(Section):
     critical: bool = Field(description="Whether compute nodes need it at all times.")
     container: bool = Field(True, description="Whether the services container can run it.")
     default: bool = Field(False, description="Whether it is enabled by default.")
-    packages: dict[PackageSet, tuple[str, ...]] = Field({}, description="Packages by package set of the base.")
+    packages: dict[PackageSet, tuple[Package, ...]] = Field({}, description="Packages by package set of the base.")
     accounts: dict[PackageSet, Accounts] = Field({}, description="Accounts by package set of the base.")
     run: tuple[str, ...] = Field((), description="The foreground command.")
-    user: str = Field("root", description="User that runs it.")
+    user: AccountName = Field("root", description="User that runs it.")
     groups: tuple[AccountName, ...] = Field((), description="Further groups of its user, of those that the image has.")
     capabilities: dict[Capability, str] = Field(
         {}, description="Capabilities that it has, as any user, each with what needs it. No others can be gained."
@@ -173,6 +193,7 @@ class Service(Section):
     )
     sync: tuple[AbsolutePath, ...] = Field((), description="Files that it pulls from the provisioning node.")
     files: tuple[SeedFile, ...] = Field((), description="Files of a fresh overlay.")
+    site_files: SiteFiles | None = Field(None, description="A folder for files of the site.")
     reload: tuple[tuple[str, ...], ...] = Field(
         (), description="Commands by which the running service reads its files again; also run after a restart."
     )
@@ -186,6 +207,9 @@ class Service(Section):
     def _runnable(self) -> Service:
         if self.container and not (self.run and self.probe):
             raise ValueError("a service that the container runs needs run and probe")
+        # It is a word of a shell command of the image's test.
+        if self.run and not re.fullmatch(r"[A-Za-z0-9_./+-]+", self.run[0]):
+            raise ValueError(f"{self.run[0]} is not the name of a program")
         if any(file.change == "reload" for file in self.files) and not self.reload:
             raise ValueError("change: reload needs reload")
         return self

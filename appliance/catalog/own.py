@@ -22,7 +22,7 @@ class OwnService(Service):
     """A service of the site, used for classification only."""
 
     critical: bool = Field(True, description="Assumed verdict if the capture is too short.")
-    container: bool = Field(False, description="Always false: images are not built from the site's files.")
+    container: bool = Field(False, description="Not used: a service with run and probe can run in the container.")
     verdict: Literal["", "time-critical", "deferrable"] = Field("", description="Overrides the measured verdict.")
     why: str = Field("", description="Reason for the verdict.")
 

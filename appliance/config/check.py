@@ -10,6 +10,7 @@ from appliance.config.check_slurm import check_slurm
 from appliance.config.document import Document, Place, first_problems
 from appliance.config.finding import Finding, address_problem, mac_problem
 from appliance.config.model import EVEN_MINUTES, Network, PublicNetwork, ServicesFrom, Site
+from appliance.config.slurm_files import check_slurm_files
 from appliance.config.types import INTERFACE_LENGTH
 from appliance.config.wording import nearest
 from appliance.errors import Problem
@@ -36,6 +37,7 @@ def check_site(
     """
     if isinstance(site.services, tuple):
         selected = site.services
+    scheduled = any(name in controllers for name in selected)
     findings = [
         *_documentation(site),
         *_networks(site),
@@ -47,7 +49,8 @@ def check_site(
         *check_provisioning(site),
         *_services(site, services),
         *_base(site, bases),
-        *check_slurm(site, scheduled=any(name in controllers for name in selected)),
+        *check_slurm(site, scheduled=scheduled),
+        *check_slurm_files(site, scheduled=scheduled),
     ]
     return first_problems([document.problem(found.place, found.message, found.hint) for found in findings])
 

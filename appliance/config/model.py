@@ -206,6 +206,25 @@ class ServicesFrom(Section):
     without: tuple[SeenName, ...] = Field((), description="Services of the classification to exclude.")
 
 
+class Repository(Section):
+    """A package repository of the site's own."""
+
+    url: Url = Field(description="Its URL.")
+    suite: (
+        Annotated[
+            str,
+            Text(
+                r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}|\./", "a suite", "write it as bookworm, or ./ for one without suites"
+            ),
+        ]
+        | None
+    ) = Field(None, description="Suite (apt): bookworm; ./ for a repository without suites.")
+    components: tuple[
+        Annotated[str, Text(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}", "a component", "write it as main")], ...
+    ] = Field((), description="Components (apt): main.")
+    key: File = Field(description="File with the public key that its packages are verified with (OpenPGP).")
+
+
 class Base(Section):
     """What the image is built from."""
 
@@ -213,6 +232,19 @@ class Base(Section):
     mirrors: dict[Name, Url] = Field(
         {},
         description="Package mirrors by repository name (default: the mirrors of the build host).",
+    )
+    repositories: dict[Name, Repository] = Field(
+        {}, max_length=100, description="Package repositories of the site's own, by name."
+    )
+    packages: tuple[
+        Annotated[
+            str,
+            Text(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,99}", "a package name", "write it as the package manager does: socat"),
+        ],
+        ...,
+    ] = Field((), max_length=500, description="Additional packages.")
+    credentials: File | None = Field(
+        None, description="File of mode 0600 with users, passwords and tokens of repositories; see docs/build.md."
     )
 
 
@@ -250,6 +282,15 @@ class SlurmPartition(_SlurmLine):
     max_time: SlurmTime = Field("INFINITE", description="Time limit of a job: 7-00:00:00.")
 
 
+SlurmFile = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+        "the name of a file in /etc/slurm",
+        "use letters, digits, dots, dashes and underscores, without folders: gres.conf, prolog.sh",
+    ),
+]
+
 LARGEST_ID = (1 << 32) - 2
 """The largest user or group id of Linux; the next one stands for none."""
 
@@ -271,6 +312,9 @@ class Slurm(Section):
     partitions: tuple[SlurmPartition, ...] = Field((), max_length=1000, description="The partitions.")
     max_nodes: int = Field(1024, ge=1, le=65533, description="MaxNodeCount: room for dynamic nodes (slurmd -Z).")
     extra: tuple[Line, ...] = Field((), description="Additional lines of slurm.conf; they take precedence.")
+    files: dict[SlurmFile, File] = Field(
+        {}, max_length=100, description="Further files in /etc/slurm, by name: gres.conf, topology.conf, prolog.sh."
+    )
 
 
 class Munge(Section):

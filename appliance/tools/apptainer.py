@@ -6,8 +6,8 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host, OnLine, Result
@@ -30,11 +30,25 @@ class Instance:
     image: str
 
 
-def build_image(definition: str, image: str, *, arguments: Mapping[str, str], on_line: OnLine) -> None:
-    """Build ``image`` from a definition file on this machine.
+@dataclass(frozen=True)
+class BuildAccess:
+    """What a build can read.
 
-    Args:
+    Attributes:
         arguments: values of ``{{ name }}`` in the definition.
+        binds: mounts in %post and %test, as Apptainer writes them; they are not in the image.
+        environment: variables of the build, none of them secret.
+        hide: removes secrets from a line of output.
+    """
+
+    arguments: dict[str, str]
+    binds: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    hide: Callable[[str], str] = str
+
+
+def build_image(definition: str, image: str, access: BuildAccess, *, on_line: OnLine) -> None:
+    """Build ``image`` from a definition file on this machine.
 
     Raises:
         SmsError: the build failed; the message has its last lines.
@@ -42,14 +56,28 @@ def build_image(definition: str, image: str, *, arguments: Mapping[str, str], on
     from spython.utils import stream_command
 
     squash = ("--mksquashfs-args", SQUASHFS)
-    options = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    options = [word for name, value in access.arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    options += [word for bind in access.binds for word in ("--bind", bind)]
+    environment = ("env", *(f"{name}={value}" for name, value in access.environment.items()))
     # Both outputs in one stream: spython's Client.build reads only one, and the build blocks when the
     # other is full. setpriv terminates the build with this process.
-    argv = ["setpriv", "--pdeathsig", "TERM", "apptainer", "build", "--force", *squash, *options, image, definition]
+    argv = [
+        "setpriv",
+        "--pdeathsig",
+        "TERM",
+        *environment,
+        "apptainer",
+        "build",
+        "--force",
+        *squash,
+        *options,
+        image,
+        definition,
+    ]
     output: list[str] = []
     try:
         for line in stream_command(argv, no_newline_regexp="^$", output_type="both"):
-            output.append(line.rstrip())
+            output.append(access.hide(line.rstrip()))
             on_line(output[-1])
     except (subprocess.CalledProcessError, FileNotFoundError) as error:
         tail = "\n    ".join([text for text in output if text][-15:])

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
@@ -42,10 +43,26 @@ def find_mirrors(host: Host, repositories: Mapping[str, Sequence[str]]) -> dict[
     return mirrors
 
 
+KEYS = "KEYS"
+"""Stands in the lines of sources for the folder of ``Extra.keys``."""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What sources need besides the host's keys: ``keys`` by file name, ``auth`` a file with credentials."""
+
+    keys: Mapping[str, bytes]
+    auth: str = ""
+
+
+NOTHING = Extra({})
+
+
 class Resolver:
     """A separate apt configuration below ``folder``, independent of the host's lists and pins."""
 
-    def __init__(self, host: Host, folder: str, sources: Sequence[str]) -> None:
+    def __init__(self, host: Host, folder: str, sources: Sequence[str], extra: Extra = NOTHING) -> None:
+        self.extra = extra
         self.host = host
         self.folder = folder
         self.sources = sources
@@ -99,7 +116,11 @@ class Resolver:
             *(f"{self.folder}/{name}" for name in ("lists/partial", "cache/archives/partial", "etc/empty")),
         )
         self.host.write(f"{self.folder}/status", b"")
-        self.host.write(f"{self.folder}/etc/sources.list", "".join(f"{line}\n" for line in self.sources).encode())
+        keys = f"{self.folder}/etc/keys"
+        for name, data in self.extra.keys.items():
+            self.host.write(f"{keys}/{name}", data)
+        lines = "".join(f"{line}\n" for line in self.sources).replace(f"[signed-by={KEYS}/", f"[signed-by={keys}/")
+        self.host.write(f"{self.folder}/etc/sources.list", lines.encode())
 
     def _apt(self, *argv: str, hint: str) -> str:
         options = {
@@ -117,6 +138,8 @@ class Resolver:
             "APT::Get::AllowUnauthenticated": "false",
             "Debug::NoLocking": "true",
         }
+        if self.extra.auth:
+            options["Dir::Etc::netrc"] = self.extra.auth
         arguments = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
         try:
             return self.host.run("apt-get", *arguments, *argv, timeout=300).stdout.decode(errors="replace")

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from xml.etree import ElementTree
 
+from appliance.errors import ConfigError
 from appliance.host.base import Host
+from appliance.plan.image.repositories import Credential
 from appliance.tools.programs import has_program
 
 # dnf 4 writes "Repo-id            : baseos", dnf 5 "Repo ID : baseos".
@@ -32,6 +34,20 @@ def find_mirrors(host: Host, manager: str, repositories: Mapping[str, Sequence[s
                 if fnmatchcase(identity.lower(), pattern.lower()) and URL.fullmatch(url):
                     found.setdefault(name, url.rstrip("/"))
     return found
+
+
+def read_credentials(host: Host, name: str, token: str = "") -> Credential:
+    """Return the credentials in a file of zypper's, which the URL of a repository names.
+
+    Raises:
+        ConfigError: the file has none.
+    """
+    path = name if name.startswith("/") else f"/etc/zypp/credentials.d/{name}"
+    text = (host.read(path) or b"").decode(errors="replace")
+    found = dict(line.replace(" ", "").split("=", 1) for line in text.splitlines() if "=" in line)
+    if not found.get("username") or not found.get("password"):
+        raise ConfigError(f"{host.name}: {path} has no user and password", hint="is this host registered?")
+    return Credential(found["username"], found["password"], token)
 
 
 def _dnf(host: Host) -> dict[str, str]:

@@ -15,10 +15,13 @@ MARK = "/etc/sms/seed.mark"
 MUNGE_KEY = "/etc/munge/munge.key"
 MUNGE_KEY_BYTES = 1024  # the largest that munged takes (mungekey(8))
 KEPT = ".sms-old"
+OWNED = "/etc/slurm/"  # files here are the site's: those that it no longer has are removed
 
 
 class File:
     """A file of the archive that is not there as it was seeded last. ``current``: None where there is none.
+
+    ``data``: None where it is to be removed.
 
     ``edited``: somebody has changed it in the container since.
     """
@@ -29,17 +32,23 @@ class File:
 
     @property
     def digest(self):
-        return hashlib.sha256(self.data).hexdigest()
+        return hashlib.sha256(self.data or b"").hexdigest()
 
 
 def read_archive(stream, record):
     """Yield each File of an archive. A run that was ended before it wrote its record has put some there already."""
+    seen = set()
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             if member.isfile():
+                seen.add("/" + member.name.lstrip("/"))
                 found = _read_member(member, archive.extractfile(member).read(), record)
                 if found:
                     yield found
+    for path in sorted(path for path in record if path.startswith(OWNED) and path not in seen):
+        left = File(path, None, smsfiles.read(path), 0o644, (0, 0))
+        left.edited = left.current is not None and hashlib.sha256(left.current).hexdigest() != record[path]
+        yield left
 
 
 def _read_member(member, data, record):
@@ -70,6 +79,12 @@ def write(stream, mark):
         if file.edited:
             smsfiles.replace(file.path + KEPT, file.current, file.mode, *file.ids)
             report["kept"].append(file.path + KEPT)
+        if file.data is None:
+            record.pop(file.path)
+            if file.current is not None:
+                smsfiles.remove(file.path)
+                report["changed"].append(file.path)
+            continue
         if smsfiles.replace(file.path, file.data, file.mode, *file.ids):
             report["changed"].append(file.path)
         record[file.path] = file.digest

@@ -47,7 +47,8 @@ def add(verbs: Verbs) -> None:
     add("--node", type=filled, metavar="ADDRESS|MAC", help="use only the traffic of one compute node")
     networks = "a network whose addresses are compute nodes, for nodes behind a router (repeatable)"
     add("--nodes", type=filled, action="append", default=[], metavar="NET", help=networks)
-    add("--services", type=filled, metavar="DIR", help="the site's own services, in addition to the catalogue")
+    own = "the site's own services (default: services.d/ beside the site file)"
+    add("--services", type=filled, metavar="DIR", help=own)
     verdict = "the site's own verdict on a service: time-critical or deferrable (repeatable)"
     add("--override", action="append", default=[], metavar="NAME=VERDICT", help=verdict)
     add("--format", choices=FORMS, help="default: by the name of -o, else table")
@@ -103,6 +104,7 @@ def read_options(arguments: argparse.Namespace) -> ClassifyOptions:
     """
     from appliance.errors import ConfigError
     from appliance.operations.classify.classify import STDIN, ClassifyOptions, check_port, parse_overrides
+    from appliance.operations.site.find import services_folder
 
     if arguments.duration and not arguments.live:
         raise ConfigError("--duration requires --live", hint="sms classify --live br-prov --duration 10m")
@@ -121,7 +123,7 @@ def read_options(arguments: argparse.Namespace) -> ClassifyOptions:
         sms=arguments.sms or "",
         node=arguments.node or "",
         nodes=tuple(arguments.nodes),
-        services=Path(arguments.services) if arguments.services else None,
+        services=Path(arguments.services) if arguments.services else services_folder(arguments.site),
         overrides=parse_overrides(arguments.override),
     )
 

@@ -63,7 +63,9 @@ def _without(signature: Signature, taken: Collection[tuple[int, int]]) -> Signat
 
 
 def _carried(service: Service, shipped: Mapping[str, Service]) -> bool:
-    return service.name in shipped and shipped[service.name].container
+    if service.name in shipped:
+        return shipped[service.name].container
+    return bool(service.run and service.probe) and (service.container or "container" not in service.model_fields_set)
 
 
 def make_signature(service: Service, carried: bool) -> Signature:

@@ -13,26 +13,25 @@ from pathlib import Path
 
 from appliance.catalog import Base
 from appliance.errors import ConfigError, Refused, SmsError
-from appliance.host.base import Host, OnLine
+from appliance.host.base import OnLine
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root, runtime_files
 from appliance.operations.image.deliver import check_signature
+from appliance.operations.image.sources import Sources, credentials_folder, find_sources
 from appliance.operations.preflight import only_one
 from appliance.plan.image.definition import (
     BuildInputs,
     BuildPlan,
     apt_sources,
-    has_credentials,
-    missing_mirrors,
     packages_for,
     plan_build,
-    repository_urls,
 )
+from appliance.plan.image.repositories import MOUNTS, hide, own_sources
 from appliance.plan.image.sbom import read_packages, sbom
 from appliance.progress import Progress, Step
 from appliance.share import share
 from appliance.shared.files import replace_file, sync_folder
-from appliance.tools import apptainer, apt, rpm
+from appliance.tools import apptainer, apt
 from appliance.tools.apt import Resolver
 
 
@@ -56,15 +55,28 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
     Raises:
         Refused: ``locked``, and the versions differ from the lock file.
     """
-    base = cluster.base
-    host = Local()
-    if base.manager == "apt" and locked:
-        read_lock(lock, base)  # report an invalid lock file before the slow queries
-    mirrors = find_mirrors(host, base, cluster.site.base.mirrors)
+    sources = _find_sources(cluster, lock, locked)
+    return _plan(cluster, sources, progress, lock=lock, locked=locked)
+
+
+def _find_sources(cluster: Cluster, lock: Path, locked: bool) -> Sources:
+    if cluster.base.manager == "apt" and locked:
+        read_lock(lock, cluster.base)  # report an invalid lock file before the slow queries
+    return find_sources(cluster, Local())
+
+
+def _plan(cluster: Cluster, sources: Sources, progress: Progress, *, lock: Path, locked: bool) -> BuildPlan:
+    base, more = cluster.base, cluster.site.base.packages
+    if exposed := [name for name in sources.credentials if sources.urls[name].startswith("http:")]:
+        progress.report(f"note: the credentials of {', '.join(exposed)} are sent unencrypted: use https")
     versions: dict[str, str] | None = None
     if base.manager == "apt":
-        packages = packages_for(base, cluster.services)
-        versions = resolve(cluster, base.name, apt_sources(base, mirrors), packages, progress)
+        packages = packages_for(base, cluster.services, more)
+        with credentials_folder(sources) as folder:
+            own = {f"{name}.asc": data for name, data in sources.keys.items()}
+            lines = [*apt_sources(base, sources.mirrors), *own_sources(sources.own, apt.KEYS)]
+            extra = apt.Extra(own, str(folder / "mounted" / "sms.conf") if folder else "")
+            versions = resolve(cluster, base.name, lines, packages, progress, extra)
         if locked:
             check_against_lock(lock, base, versions)
     elif locked:
@@ -72,65 +84,33 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
             f"package versions of {base.name} are known only after a build",
             hint="build without --locked; the image's manifest and bill of materials list every version",
         )
-    inputs = BuildInputs(mirrors, versions, runtime_files(), _repository_keys(base), cluster.site.system_users)
+    inputs = BuildInputs(
+        sources.mirrors,
+        versions,
+        runtime_files(),
+        sources.keys,
+        cluster.site.system_users,
+        more,
+        sources.own,
+        sorted(sources.credentials),
+    )
     return plan_build(base, cluster.services, inputs, definitions=share("definitions"))
 
 
 def resolve(
-    cluster: Cluster, name: str, sources: Sequence[str], packages: Sequence[str], progress: Progress
+    cluster: Cluster,
+    name: str,
+    sources: Sequence[str],
+    packages: Sequence[str],
+    progress: Progress,
+    extra: apt.Extra = apt.NOTHING,
 ) -> dict[str, str]:
     """Return the version of each package and of those that it needs. ``name``: of apt's lists in the state folder."""
     with progress.step("resolve package versions") as step:
         folder = str(cluster.places.images.parent / "cache" / f"apt-{name}")
-        versions = Resolver(Local(), folder, sources).resolve(packages)
+        versions = Resolver(Local(), folder, sources, extra).resolve(packages)
         step.detail(f"{len(versions)} packages")
     return versions
-
-
-def find_mirrors(host: Host, base: Base, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the URL of each repository of the base: as ``given`` by the site, else as configured on this host.
-
-    Raises:
-        ConfigError: a repository has no mirror.
-    """
-    mirrors = {**_host_mirrors(host, base), **repository_urls(base, given)}
-    missing = missing_mirrors(base, mirrors)
-    if missing:
-        raise ConfigError(
-            f"no mirror is known for {', '.join(missing)}, a repository of {base.name}",
-            hint=f"set it in the site file: base: {{mirrors: {{{missing[0]}: https://...}}}}; "
-            "mirrors of this host are used unless their URL contains a password or a token",
-        )
-    return mirrors
-
-
-def _host_mirrors(host: Host, base: Base) -> dict[str, str]:
-    """Return the base's repositories as configured in this host's package manager."""
-    if base.manager == "apt":
-        return apt.find_mirrors(host, {name: each.suites for name, each in base.repositories.items()})
-    found = rpm.find_mirrors(host, base.manager, {name: each.ids for name, each in base.repositories.items()})
-    # A token of this host's registration must not get into the image.
-    return {name: url for name, url in found.items() if not has_credentials(url)}
-
-
-def _repository_keys(base: Base) -> dict[str, bytes]:
-    """Return the keys of this host that packages are verified with. Keys are never fetched from a mirror.
-
-    Raises:
-        Refused: this host has no key for a repository.
-    """
-    keys: dict[str, bytes] = {}
-    for name, repository in base.repositories.items():
-        if not repository.keys:
-            continue
-        files = sorted(Path("/").glob(repository.keys.lstrip("/")))
-        if not files:
-            raise Refused(
-                f"there is no key for repository {name}: {repository.keys}",
-                hint="install the distribution's release package and verify the fingerprint of its key",
-            )
-        keys[name] = b"\n".join(file.read_bytes() for file in files)
-    return keys
 
 
 def read_lock(lock: Path, base: Base) -> Mapping[str, str]:
@@ -198,7 +178,8 @@ def build(
     """
     need_root()
     _check_keys(cluster)
-    made = plan(cluster, progress, lock=lock, locked=locked)
+    sources = _find_sources(cluster, lock, locked)
+    made = _plan(cluster, sources, progress, lock=lock, locked=locked)
     images = Path(cluster.places.images)
     images.mkdir(parents=True, exist_ok=True, mode=0o700)
     image = images / f"{made.key}.sif"
@@ -206,7 +187,7 @@ def build(
     with only_one(host, str(images / ".build.lock"), "another build is running"):
         fresh = force or not _is_complete(image)
         if fresh:
-            _build_image(cluster, made, image, progress)
+            _build_image(cluster, made, sources, image, progress)
         signer = _verify(cluster, image, progress)
         if current:
             make_current(Path(cluster.places.current), image.name)
@@ -241,7 +222,7 @@ def _is_complete(image: Path) -> bool:
     return all(image.with_suffix(suffix).is_file() for suffix in (".sif", ".json", ".cdx.json", ".packages"))
 
 
-def _build_image(cluster: Cluster, made: BuildPlan, image: Path, progress: Progress) -> None:
+def _build_image(cluster: Cluster, made: BuildPlan, sources: Sources, image: Path, progress: Progress) -> None:
     """Build to a temporary file and rename it at the end, so that the image is always complete and signed."""
     host = Local()
     with work_folder(image.parent) as work:
@@ -250,11 +231,15 @@ def _build_image(cluster: Cluster, made: BuildPlan, image: Path, progress: Progr
             (work / name).write_bytes(data)
         part = work / "image.sif"
         log = image.parent / "build.log"
-        with progress.step("build the image") as step, logging(log, step) as on_line:
+        with (
+            progress.step("build the image") as step,
+            logging(log, step) as on_line,
+            credentials_folder(sources) as folder,
+        ):
+            access = _access(sources, made, folder)
+            access.arguments["files"] = str(work)
             try:
-                apptainer.build_image(
-                    str(work / "services.def"), str(part), arguments={"files": str(work)}, on_line=on_line
-                )
+                apptainer.build_image(str(work / "services.def"), str(part), access, on_line=on_line)
             except SmsError as error:
                 raise SmsError(error.message, hint=f"the full output is in {log}") from error
             step.detail(f"{part.stat().st_size >> 20} MiB")
@@ -277,6 +262,20 @@ def _build_image(cluster: Cluster, made: BuildPlan, image: Path, progress: Progr
             os.fsync(stream.fileno())
         part.rename(image)
         sync_folder(str(image.parent))
+
+
+def _access(sources: Sources, made: BuildPlan, folder: Path | None) -> apptainer.BuildAccess:
+    """Return what a build can read besides its own folder. ``folder``: the files with credentials, if there are any."""
+    if folder is None:
+        return apptainer.BuildAccess({})
+    secret = tuple(sources.credentials.values())
+    mounted, first = str(folder / "mounted"), folder / "wgetrc"
+    return apptainer.BuildAccess(
+        {"credentials": mounted} if "{{ credentials }}" in made.definition else {},
+        binds=(f"{mounted}:{MOUNTS[sources.base.manager]}:ro",),
+        environment={"WGETRC": str(first)} if first.exists() else {},
+        hide=lambda line: hide(line, secret),
+    )
 
 
 def remove_left(parent: Path) -> None:

@@ -28,7 +28,7 @@ from appliance.plan.nodes.files import (
     named_paths,
     unknown_names,
 )
-from appliance.plan.overlay.seed import seed_files
+from appliance.plan.overlay.seed import seed_files, slurm_sources
 from appliance.progress import Progress
 from appliance.provision.payloads import (
     ClientState,
@@ -251,6 +251,7 @@ def site_masters(cluster: Cluster) -> tuple[Master, ...]:
         ("group", site.accounts.group),
         ("shadow", site.secrets.shadow),
         ("munge_key", site.secrets.munge_key),
+        *slurm_sources(site),
         *((file.path, file.source) for file in vm.files),
     ]
     seeds = seed_files(site, cluster.services, overlays=share("overlays"), extra=(), given={})

@@ -15,7 +15,8 @@ from appliance.config.provisioning import Profile
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root, runtime_files
-from appliance.operations.image.build import find_mirrors, logging, remove_left, resolve, work_folder
+from appliance.operations.image.build import logging, remove_left, resolve, work_folder
+from appliance.operations.image.sources import find_mirrors
 from appliance.operations.preflight import only_one
 from appliance.operations.vm.client import tls_folder
 from appliance.plan.image.definition import apt_sources

@@ -16,7 +16,7 @@ from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.mirrored import ADOPT, find_mirror, is_linked, opened
 from appliance.operations.preflight import find_instance, lock_host, prepare_confinement, query_confinement
 from appliance.plan.machine import inside_argv, seed_argv
-from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_archive, seed_digest, seed_files
+from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_archive, seed_digest, seed_files, slurm_sources
 from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.lease import Lease
@@ -36,7 +36,7 @@ def seeds_for(cluster: Cluster) -> tuple[Seed, ...]:
     """Return the files of this site's overlay; some are secret."""
     site = cluster.site
     sources = {**dict(site.secrets), **dict(site.accounts)}
-    given = read_given([(name, sources[name]) for name in SECRET_PLACES])
+    given = read_given([*((name, sources[name]) for name in SECRET_PLACES), *slurm_sources(site)])
     overlays = share("overlays")
     extra = read_extra_files(overlays / "base" / "overlay.yaml").files
     return seed_files(site, cluster.services, overlays=overlays, extra=extra, given=given)

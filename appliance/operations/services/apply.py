@@ -6,6 +6,7 @@ What needs a new instance is only found here: ``operations/migration/here.py`` s
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.catalog import Service
+from appliance.config.slurm_files import FOLDER
 from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
@@ -43,6 +45,7 @@ from appliance.tools.scripts import script_argv
 
 APPLY = "/opt/sms/bin/sms-apply"
 TIMEOUT_S = 60
+REMOVED = re.compile(rf"{FOLDER}/[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -300,12 +303,18 @@ def _no_answer(service: Service, detail: str) -> SmsError:
 
 
 def _read_changes(found: Mapping[str, Any], seeds: Mapping[str, Seed]) -> Iterator[FileChange]:
-    """Yield the files that differ; what the container reports is not trusted: only paths of the site's own count."""
+    """Yield the files that differ; what the container reports is not trusted: only paths of the site's own count, and
+    those in /etc/slurm that it no longer has.
+    """
     for entry in found["changed"]:
-        seed = seeds.get(str(entry["path"]))
-        if seed is None:
-            raise SmsError(f"the container reports an unknown file {str(entry['path'])[:70]!r}")
+        path = str(entry["path"])
         before = entry["text"] if isinstance(entry["text"], str) else None
+        seed = seeds.get(path)
+        if seed is None and REMOVED.fullmatch(path):
+            yield FileChange(path, before, None, bool(entry["edited"]))
+            continue
+        if seed is None:
+            raise SmsError(f"the container reports an unknown file {path[:70]!r}")
         after = seed.data.decode(errors="replace") if seed.mode & 0o004 else None
         yield FileChange(seed.path, before, after, bool(entry["edited"]))
 

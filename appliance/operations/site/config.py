@@ -8,11 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from appliance.catalog import read_bases, select
 from appliance.config.document import Document, Place
+from appliance.config.finding import Finding
 from appliance.config.model import Site
+from appliance.config.read import read_text
 from appliance.errors import ConfigError, Problem
 from appliance.operations.site.ca import ca_folder
 from appliance.operations.site.find import Loaded, open_site
+from appliance.plan.image.definition import fixed_accounts, has_credentials, packages_for
+from appliance.plan.image.openpgp import KeyProblem, read_keys
+from appliance.plan.image.repositories import check_repositories, credentials_for, read_credentials
+from appliance.plan.overlay.seed import template_values
+from appliance.plan.render import Templates
+from appliance.share import share
 
 
 def check_config(path: Path, state: Path | None = None) -> Loaded:
@@ -22,13 +31,12 @@ def check_config(path: Path, state: Path | None = None) -> Loaded:
         ConfigError: with every problem found.
     """
     loaded = open_site(path, state)
-    problems = check_files(loaded.site, loaded.document)
+    problems = [*check_files(loaded.site, loaded.document), *check_build(loaded), *check_own(loaded)]
     if str(path) != "-" and path.stat().st_mode & 0o022:
         message = f"others may write to it (mode {path.stat().st_mode & 0o777:04o}), and root follows it"
         problems.insert(0, Problem(str(path), 0, "", message, f"chmod go-w {path}"))
-    for key in sorted(ca_folder(path).glob("*.key")) if str(path) != "-" else ():
-        if words := _wrong(key, True, needed=False):
-            problems.append(Problem(str(path), 0, "", *words))
+    keys = sorted(ca_folder(path).glob("*.key")) if str(path) != "-" else ()
+    problems += [Problem(str(path), 0, "", *words) for key in keys if (words := _wrong(key, True, needed=False))]
     if problems:
         raise ConfigError(problems=problems)
     return loaded
@@ -48,6 +56,67 @@ def check_files(site: Site, document: Document) -> list[Problem]:
     return sorted(problems, key=lambda problem: problem.line)
 
 
+def check_build(loaded: Loaded) -> list[Problem]:
+    """Return the problems of the image's repositories, packages and accounts."""
+    site, document = loaded.site, loaded.document
+    base = read_bases(share("definitions", "bases"))[site.base.os]
+    found = list(check_repositories(site, base))
+    for name, repository in site.base.repositories.items():
+        try:
+            read_keys(repository.key.read_bytes())
+        except KeyProblem as error:
+            hint = "`gpg --export FINGERPRINT` writes one"
+            found.append(Finding(("base", "repositories", name, "key"), f"{repository.key}: {error}", hint))
+        except OSError:
+            pass  # check_files reports it
+        if has_credentials(repository.url):
+            words = "contains a user or a token, which would be stored in the image"
+            hint = "write them into a file of mode 0600, and name it under base.credentials"
+            found.append(Finding(("base", "repositories", name, "url"), words, hint))
+    problems = [document.problem(one.place, one.message, one.hint) for one in found]
+    try:
+        services = select(loaded.catalog, site.service_names)
+        packages_for(base, services)
+        fixed_accounts(base, services, site.system_users)
+    except ConfigError as error:
+        problems.append(document.problem(("services",), error.message, error.hint))
+    path = site.base.credentials
+    if path and not _wrong(path, True, needed=True):
+        try:
+            credentials_for(base, site.base.repositories, read_credentials(read_text(path), str(path)))
+        except ConfigError as error:
+            place = ("base", "credentials")
+            problems += error.problems or [document.problem(place, error.message, error.hint)]
+    return problems
+
+
+def check_own(loaded: Loaded) -> list[Problem]:
+    """Return the problems of the site's own services: files that others may write to, templates that do not render."""
+    problems: list[Problem] = []
+    if not loaded.own:
+        return problems
+    site = loaded.site
+    templates = Templates(share("overlays"), **template_values(site, [loaded.catalog[n] for n in site.service_names]))
+    for one in loaded.own.values():
+        path = Path(one.document.file)
+        for each in (path.parent, path):
+            if each.stat().st_mode & 0o022:
+                words = f"others may write to {each} (mode {each.stat().st_mode & 0o777:04o}), and root follows it"
+                problems.append(one.document.problem((), words, f"chmod go-w {each}"))
+        texts: list[tuple[Place, str]] = [(("setup",), one.service.setup)]
+        texts += [(("run", index), word) for index, word in enumerate(one.service.run)]
+        texts += [(("files", index), file.content or "") for index, file in enumerate(one.service.files)]
+        for pipe in [one.service.probe.exec or ()] if one.service.probe else ():
+            texts += [(("probe", "exec"), word) for argv in pipe for word in argv]
+        for place, text in texts:
+            try:
+                templates.text(text)
+            except ConfigError as error:
+                hint = "docs/services.md lists what a template may use"
+                problems.append(one.document.problem(place, error.message, hint))
+    return problems
+
+
 def show_config(site: Site) -> dict[str, Any]:
     """Return every setting with its value, including defaults."""
     return site.model_dump(mode="json", by_alias=True)
@@ -61,6 +130,12 @@ def named_files(site: Site) -> Iterator[tuple[Place, Path, bool]]:
             if path is not None:
                 # Certificates are public.
                 yield (section, name), path, private and name not in ("tls_ca", "tls_cert")
+    if site.base.credentials is not None:
+        yield ("base", "credentials"), site.base.credentials, True
+    for name, repository in site.base.repositories.items():
+        yield ("base", "repositories", name, "key"), repository.key, False
+    for name, source in site.slurm.files.items():
+        yield ("slurm", "files", name), source, False
     for index, host in enumerate(site.admin_hosts):
         place: Place = ("admin_hosts", index)
         if host.key is not None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
 
 from analysis.classification import ClassificationError, Classified, Report, read_classification
 from appliance.catalog import Service, read_catalog
+from appliance.catalog.site import FOLDER, SiteService, read_site_services
 from appliance.config.check import check_site
 from appliance.config.document import Document, first_problems, read_document
 from appliance.config.filled import fill_provisioning
@@ -25,12 +26,16 @@ from appliance.text import printable
 
 @dataclass(frozen=True)
 class Loaded:
-    """A valid site, the document it was read from, the shipped catalogue, and notices for the administrator."""
+    """A valid site, the document it was read from, the catalogue, and notices for the administrator.
+
+    ``catalog`` has the shipped services and those of the site, which are ``own`` as well.
+    """
 
     site: Site
     document: Document
     catalog: Mapping[str, Service]
     notices: tuple[str, ...]
+    own: Mapping[str, SiteService] = field(default_factory=dict)
 
 
 STDIN = Path("/dev/stdin")
@@ -54,6 +59,15 @@ def find_site(option: Path | None) -> Path:
     )
 
 
+def services_folder(option: Path | None) -> Path | None:
+    """Return the folder with the site's own services; None if there is no site file, or none of them."""
+    try:
+        folder = find_site(option).absolute().parent / FOLDER
+    except ConfigError:
+        return None
+    return folder if any(folder.glob("*.yaml")) else None
+
+
 def open_site(path: Path, state: Path | None = None, classification: Path | None = None) -> Loaded:
     """Read and validate a site file.
 
@@ -71,7 +85,9 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
         given = STDIN if str(classification) == "-" else classification
         chosen = ServicesFrom.model_validate({"from": given.absolute()})
         site = site.model_copy(update={"services": chosen})
-    catalog = read_catalog(share("definitions", "services"))
+    shipped = read_catalog(share("definitions", "services"))
+    own = read_site_services(path.absolute().parent / FOLDER, shipped)
+    catalog = {**shipped, **{name: one.service for name, one in own.items()}}
     services = {name for name, service in catalog.items() if service.container}
     usual = tuple(name for name in catalog if name in services and catalog[name].default)
     names = usual
@@ -97,7 +113,7 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
             raise ConfigError(f"--state: {state} is not a folder", hint="give the folder of images and overlays")
         changes["state"] = state.absolute()
     site = fill_provisioning(site.model_copy(update=changes), path.absolute().parent)
-    return Loaded(site, document, catalog, notices)
+    return Loaded(site, document, catalog, notices, own)
 
 
 def _check(site: Site, document: Document, catalog: Mapping[str, Service], names: Collection[str]) -> list[Problem]:

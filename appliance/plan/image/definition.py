@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from appliance import __version__
 from appliance.catalog import Base, Service
-from appliance.config.model import SystemUser
+from appliance.config.model import Repository, SystemUser
 from appliance.errors import ConfigError
+from appliance.plan.image.repositories import KEYS, dnf_variable, own_sources
 from appliance.plan.render import Templates
 
 SQUASHFS = "-comp zstd -Xcompression-level 9"
@@ -40,13 +41,13 @@ class BuildPlan:
         return {**files, "services.def": self.definition.encode(), "manifest.json": self.manifest.encode()}
 
 
-def packages_for(base: Base, services: Sequence[Service]) -> tuple[str, ...]:
-    """Return the packages to install, sorted and without duplicates.
+def packages_for(base: Base, services: Sequence[Service], more: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the packages to install, sorted and without duplicates. ``more``: packages besides those of services.
 
     Raises:
         ConfigError: a service has packages, but none for this base.
     """
-    names = set(base.packages)
+    names = {*base.packages, *more}
     for service in services:
         sets = [service.packages[key] for key in base.package_sets if key in service.packages]
         if service.packages and not sets and set(service.packages) - {"debian"}:
@@ -106,7 +107,7 @@ def repository_urls(base: Base, mirrors: Mapping[str, str]) -> dict[str, str]:
         if has_credentials(url):
             raise ConfigError(
                 f"the URL of mirror {name} contains a user or a token, which would be stored in the image",
-                hint="use a mirror without credentials, such as one on the provisioning network",
+                hint="write them into a file of mode 0600, and name it under base.credentials",
             )
     urls: dict[str, str] = {}
     for name, repository in base.repositories.items():
@@ -144,6 +145,9 @@ class BuildInputs:
         runtime: programs that run inside, by name.
         keys: keys that packages are verified with, by repository (dnf, zypper).
         users: ids of system users that the site gives, by name.
+        packages: additional packages.
+        repositories: the site's own, by name.
+        credentials: names of the repositories that demand credentials. The credentials are no input.
     """
 
     mirrors: Mapping[str, str]
@@ -151,20 +155,24 @@ class BuildInputs:
     runtime: Mapping[str, bytes]
     keys: Mapping[str, bytes] = field(default_factory=dict)
     users: Mapping[str, SystemUser] = field(default_factory=dict)
+    packages: Sequence[str] = ()
+    repositories: Mapping[str, Repository] = field(default_factory=dict)
+    credentials: Collection[str] = ()
 
 
 def plan_build(base: Base, services: Sequence[Service], inputs: BuildInputs, *, definitions: Path) -> BuildPlan:
     """Plan an image. ``definitions``: folder of the template."""
     mirrors, versions, runtime, keys = inputs.mirrors, inputs.versions, inputs.runtime, inputs.keys
-    packages = packages_for(base, services)
+    packages = packages_for(base, services, inputs.packages)
     requested = [f"{name}={version}" for name, version in sorted(versions.items())] if versions else list(packages)
     if base.manager != "apt":
         requested = [name.replace("=", "-", 1) for name in requested]
     templates = Templates(definitions)
     values = {
-        "mirrors": dict(mirrors),
-        "sources": apt_sources(base, mirrors) if base.manager == "apt" else [],
-        "repositories": base.repositories,
+        "mirrors": {**mirrors, **{name: each.url.rstrip("/") for name, each in inputs.repositories.items()}},
+        "sources": apt_sources(base, mirrors) + own_sources(inputs.repositories, KEYS) if base.manager == "apt" else [],
+        "repositories": {**base.repositories, **inputs.repositories},
+        "credentials": {name: dnf_variable(name) for name in sorted(inputs.credentials)},
     }
     rendered = {
         "name": base.name,
@@ -186,6 +194,10 @@ def plan_build(base: Base, services: Sequence[Service], inputs: BuildInputs, *, 
     }
     if keys:
         hashed["keys"] = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(keys.items())}
+
+    if inputs.repositories:
+        own = {name: each.model_dump(mode="json", exclude={"key"}) for name, each in inputs.repositories.items()}
+        hashed["repositories"] = own
 
     accounts = fixed_accounts(base, services, inputs.users)
     given = {name: inputs.users[name] for _, name, _ in accounts if name in inputs.users}

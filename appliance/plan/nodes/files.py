@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from appliance.catalog import Service
 from appliance.config.model import Site
-from appliance.plan.overlay.seed import SECRET_PLACES, Seed
+from appliance.config.slurm_files import FOLDER, files_for_nodes
+from appliance.plan.overlay.seed import SECRET_PLACES, Seed, slurm_mode
 
 CONF = "/etc/slurm/slurm.conf"
 ACCOUNTS = {"passwd": "/etc/passwd", "group": "/etc/group", "shadow": "/etc/shadow"}
@@ -78,8 +79,8 @@ def desired_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed
     """Return all master files that the site defines, sorted by path.
 
     Args:
-        given: contents of passwd, group, shadow and munge_key if the site has them, and of ``provisioning.files`` by
-            path.
+        given: contents of passwd, group, shadow and munge_key if the site has them, and of ``provisioning.files`` and
+            ``slurm.files`` by path.
         seeds: the container's files; slurm.conf comes from these.
     """
     assert site.provisioning
@@ -89,6 +90,8 @@ def desired_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed
     for seed in seeds:
         if seed.path == CONF:
             masters[CONF] = Master(CONF, seed.data, services=True)
+    for path in _slurm_files(site):
+        masters[path] = Master(path, given[path], f"0{slurm_mode(given[path]):o}")
     for file in site.provisioning.files:  # explicit files override implicit ones
         masters[file.path] = Master(
             file.path,
@@ -104,6 +107,11 @@ def desired_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed
     return tuple(masters[path] for path in sorted(masters))
 
 
+def _slurm_files(site: Site) -> list[str]:
+    """Return the paths of the site's ``slurm.files`` that nodes do not fetch from the controller."""
+    return [f"{FOLDER}/{name}" for name in files_for_nodes(tuple(site.slurm.files), site.slurm.extra)]
+
+
 def forbidden_at(path: str) -> str:
     """Return the forbidden path that this one is at or below; empty if nodes accept it."""
     clean = posixpath.normpath(path)
@@ -116,6 +124,7 @@ def named_paths(site: Site, services: Sequence[Service]) -> frozenset[str]:
     paths = {ACCOUNTS[name] for name, source in accounts.items() if source}
     paths |= {MUNGE_KEY} if site.secrets.munge_key else set()
     paths |= {CONF for service in services for file in service.files if file.path == CONF}
+    paths |= set(_slurm_files(site))
     paths |= {file.path for file in site.provisioning.files} if site.provisioning else set()
     return frozenset(paths)
 

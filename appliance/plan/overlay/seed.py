@@ -16,6 +16,7 @@ from appliance.catalog import Service
 from appliance.catalog.model import SeedFile
 from appliance.config.hostlist import expand
 from appliance.config.model import Site
+from appliance.config.slurm_files import FOLDER
 from appliance.plan.render import Templates
 from appliance.plan.services.supervisor import services_json, supervisor_conf
 
@@ -58,14 +59,9 @@ def seed_files(
     Args:
         overlays: the folder of the templates.
         extra: files besides those of the services.
-        given: contents of the files that the site names, by the keys of ``SECRET_PLACES``.
+        given: contents of the files that the site names, by the keys of ``SECRET_PLACES``; of ``slurm.files`` by path.
     """
-    templates = Templates(
-        overlays,
-        site=site,
-        services=[service.name for service in services],
-        node_addresses=node_addresses(site),
-    )
+    templates = Templates(overlays, **template_values(site, services))
     seeds = [
         Seed("/etc/sms/supervisord.conf", supervisor_conf(services, site.overlay.size_mb).encode()),
         Seed("/etc/sms/services.json", (json.dumps(services_json(services, templates), indent=1) + "\n").encode()),
@@ -75,10 +71,31 @@ def seed_files(
         text = templates.file(file.template) if file.template else templates.text(file.content or "")
         seeds.append(Seed(file.path, text.encode(), file.owner, file.group, int(file.mode, 8)))
     for name, data in given.items():
-        path, owner, mode = SECRET_PLACES[name]
-        seeds.append(Seed(path, data, owner, owner, mode))
+        if name in SECRET_PLACES:
+            path, owner, mode = SECRET_PLACES[name]
+            seeds.append(Seed(path, data, owner, owner, mode))
+        else:
+            seeds.append(Seed(name, data, mode=slurm_mode(data)))
+    # The last of a path counts: a file of the site replaces the catalogue's.
+    found = {seed.path: seed for seed in seeds}
     # passwd before shadow: the seed program reads the image's own accounts from there.
-    return tuple(sorted(seeds, key=lambda seed: seed.path))
+    return tuple(found[path] for path in sorted(found))
+
+
+def template_values(site: Site, services: Sequence[Service]) -> dict[str, object]:
+    """Return what templates of the container's files may use."""
+    names = [service.name for service in services]
+    return {"site": site, "services": names, "node_addresses": node_addresses(site)}
+
+
+def slurm_mode(data: bytes) -> int:
+    """Return the mode of a file in /etc/slurm: scripts are executable."""
+    return 0o755 if data.startswith(b"#!") else 0o644
+
+
+def slurm_sources(site: Site) -> list[tuple[str, Path | None]]:
+    """Return path in the container and source of each of the site's ``slurm.files``."""
+    return [(f"{FOLDER}/{name}", source) for name, source in site.slurm.files.items()]
 
 
 def named_nodes(site: Site) -> Iterator[tuple[str, str]]:

@@ -86,6 +86,10 @@ def _actions_of(services: Sequence[Service], change: FileChange) -> list[tuple[s
                 kind = _kind(file, change)
                 return [(service.name, kind)] if kind else []
     for service in services:
+        if service.site_files and change.path.startswith(f"{service.site_files.path}/"):
+            name = change.path.rpartition("/")[2]
+            return [(service.name, "reload" if re.search(service.site_files.reloaded, name) else "restart")]
+    for service in services:
         if any(change.path.startswith(f"{path}/") for path in service.state):
             return [(service.name, "restart")]
     if change.path.startswith(TLS):

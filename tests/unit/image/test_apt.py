@@ -6,7 +6,7 @@ import pytest
 
 from appliance.catalog import read_bases
 from appliance.host.fake import Fake
-from appliance.operations.image.build import _host_mirrors
+from appliance.operations.image.sources import _host_mirrors
 from appliance.share import share
 from appliance.tools.apt import find_mirrors
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from appliance.catalog import Base, read_bases
-from appliance.errors import Refused
+from appliance.errors import ConfigError, Refused
 from appliance.host.fake import Fake
-from appliance.operations.image.build import _host_mirrors, _repository_keys
+from appliance.operations.image.sources import _host_mirrors, _repository_keys
+from appliance.plan.image.repositories import Credential
 from appliance.share import share
 from appliance.tools.programs import FIND
 from appliance.tools.rpm import find_mirrors
@@ -138,9 +139,25 @@ def bases() -> dict[str, Base]:
 
 def test_registration_tokens_stay_on_the_build_host() -> None:
     found = _host_mirrors(host("zypper", ZYPPER), bases()["sles-15"])
-    assert found == {
-        "basesystem": "https://rmt.example.org/repo/SUSE/Products/SLE-Module-Basesystem/15-SP6/x86_64/product"
-    }
+    assert found == (
+        {
+            "basesystem": "https://rmt.example.org/repo/SUSE/Products/SLE-Module-Basesystem/15-SP6/x86_64/product",
+            "hpc": "https://updates.example.org/SUSE/Products/SLE-Module-HPC/15-SP6/x86_64/product",
+        },
+        {"hpc": Credential(token="0123456789abcdefsecret")},
+    )
+    assert "secret" not in repr(found), "not even in a traceback"
+
+
+def test_a_registration_may_name_a_file_of_credentials() -> None:
+    """As with RMT; the file is read on the build host."""
+    listed = ZYPPER.replace("?0123456789abcdefsecret", "?credentials=SCCcredentials")
+    machine = host("zypper", listed)
+    machine.files["/etc/zypp/credentials.d/SCCcredentials"] = b"username = SCC_1\npassword = secret\n"
+    urls, credentials = _host_mirrors(machine, bases()["sles-15"])
+    assert urls["hpc"].endswith("/product") and credentials == {"hpc": Credential("SCC_1", "secret")}
+    with pytest.raises(ConfigError, match="has no user and password"):
+        _host_mirrors(host("zypper", listed), bases()["sles-15"])
 
 
 def test_every_repository_can_be_found_on_a_host() -> None:

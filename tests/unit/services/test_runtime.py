@@ -401,6 +401,24 @@ def test_seed_keeps_local_changes(root: Path) -> None:
 
 
 @needs_root
+def test_seed_removes_slurm_files_that_the_site_no_longer_has(root: Path) -> None:
+    """Others, such as a munge key, stay; a changed one is kept beside."""
+    folder = root / "etc/slurm"
+    files = [(f"etc/slurm/{name}", b"one", "root", 0o644) for name in ("slurm.conf", "gres.conf", "prolog.sh")]
+    other = ("etc/sms/it.conf", b"one", "root", 0o644)
+    seed(root, *files, other)
+    (folder / "by-hand.conf").write_bytes(b"not the site's")
+    (folder / "prolog.sh").write_bytes(b"changed by hand")
+    report = seed(root, files[0])
+    assert report["changed"] == ["/etc/slurm/gres.conf", "/etc/slurm/prolog.sh"]
+    assert report["kept"] == ["/etc/slurm/prolog.sh.sms-old"]
+    assert {path.name for path in folder.iterdir()} == {"slurm.conf", "by-hand.conf", "prolog.sh.sms-old"}
+    assert (folder / "prolog.sh.sms-old").read_bytes() == b"changed by hand"
+    assert (root / "etc/sms/it.conf").exists()
+    assert seed(root, files[0]) == {"changed": [], "kept": []}
+
+
+@needs_root
 def test_seed_does_not_take_a_damaged_record_for_an_empty_one(root: Path) -> None:
     """It would replace what somebody has changed."""
     path = root / "etc/sms/it.conf"

@@ -1,0 +1,51 @@
+"""Files of ``slurm.files``: which Slurm knows, and how nodes get them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from appliance.config.finding import Finding
+from appliance.config.model import Site
+from appliance.config.wording import nearest
+
+FOLDER = "/etc/slurm"
+CONFIGLESS = frozenset(
+    (
+        *("acct_gather.conf", "cgroup.conf", "cli_filter.lua", "ext_sensors.conf", "gres.conf", "helpers.conf"),
+        *("job_container.conf", "knl_cray.conf", "knl_generic.conf", "mpi.conf", "namespace.yaml", "oci.conf"),
+        *("plugstack.conf", "topology.conf", "topology.yaml"),
+    )
+)
+"""Files that nodes fetch from the controller with slurm.conf (slurmd --conf-server)."""
+CONTROLLER = frozenset(("burst_buffer.conf", "job_submit.lua", "power.conf", "resources.yaml"))
+"""Files that only the controller reads."""
+RENDERED = {"slurm.conf": "`slurm.extra` has additional lines of it", "slurmdbd.conf": "sms writes it"}
+
+
+def check_slurm_files(site: Site, *, scheduled: bool) -> Iterator[Finding]:
+    """Yield a finding for each file that nothing reads.
+
+    Args:
+        scheduled: whether a service of the site schedules jobs.
+    """
+    if site.slurm.files and not scheduled:
+        yield Finding(("slurm", "files"), "no service of the site reads them", "add slurmctld to `services`")
+    known = CONFIGLESS | CONTROLLER
+    for name in site.slurm.files:
+        if name in RENDERED:
+            yield Finding(("slurm", "files", name), f"{name} is not a file of the site", f"remove it: {RENDERED[name]}")
+        elif name not in known and name.endswith((".conf", ".lua", ".yaml", ".key", ".sms-old")):
+            yield Finding(("slurm", "files", name), f"{name} is not a file that Slurm reads", nearest(name, known))
+
+
+def files_for_nodes(names: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """Return the files that nodes need and do not fetch from the controller: programs.
+
+    Of these, slurmctld sends only those that ``Prolog`` and ``Epilog`` name without a folder.
+
+    Args:
+        extra: lines of slurm.conf.
+    """
+    sent = {value for line in extra for value in re.findall(r"(?i)(?:^|\s)(?:Prolog|Epilog)\s*=\s*([^\s/]+)", line)}
+    return [name for name in names if name not in CONFIGLESS | CONTROLLER | sent]
