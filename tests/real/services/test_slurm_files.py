@@ -1,0 +1,58 @@
+"""`slurm.files` of the running container: a generic resource and a prolog reach the nodes by `sms apply`, and go again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from appliance.operations.lab import demo
+from tests.real.conftest import NODES, Playground
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.real
+
+PROLOG = '#!/bin/sh\necho "$SLURM_JOB_ID" >>/run/prolog-ran\n'
+
+
+def change(document: dict[str, Any]) -> None:
+    slurm = document["slurm"]
+    slurm["files"] = {"gres.conf": "gres.conf", "prolog.sh": "prolog.sh"}
+    slurm["extra"] = [*slurm.get("extra", []), "GresTypes=widget", "Prolog=prolog.sh"]
+    for node in slurm["nodes"]:
+        node["extra"] = "Gres=widget:2"
+
+
+def test_they_reach_the_nodes_and_go_again(running: Playground) -> None:
+    node = running.host("node1")
+    demo.wait_idle(node, NODES)
+    etc = running.lab.etc
+    (etc / "gres.conf").write_text("Name=widget Count=2\n")
+    (etc / "prolog.sh").write_text(PROLOG)
+    site = running.variant("files.yaml", change)
+    running.sms("--site", site, "config", "check")
+    done = json.loads(running.sms("--site", site, "-q", "apply", "--json").stdout)
+    assert {"/etc/slurm/gres.conf", "/etc/slurm/prolog.sh"} < set(done["changed"])
+    assert [(one["service"], one["kind"]) for one in done["steps"]] == [("slurmctld", "restart")]
+    demo.wait_idle(node, NODES)
+    wait_until(lambda: "Gres=widget:2" in node.run("scontrol", "show", "node", "node1").text, "the resource")
+    wait_until(lambda: node.run("ls", "/run/slurm/conf", ok=None).text.split().count("prolog.sh"), "the prolog")
+    job = demo.as_alice(
+        node, "sbatch", "--parsable", "-o", "/dev/null", "--gres=widget:2", "-w", "node1", "--wrap", "true"
+    )
+    assert demo.wait_for("the end of the job", lambda: demo.ended_as(node, job)) == "COMPLETED"
+    assert node.run("cat", "/run/prolog-ran").text.split() == [job]
+    mode = running.sms("exec", "--", "stat", "-c", "%a", "/etc/slurm/gres.conf", "/etc/slurm/prolog.sh").text
+    assert mode.split() == ["644", "755"]
+    (etc / "prolog.sh").write_text(PROLOG + "# changed\n")
+    done = json.loads(running.sms("--site", site, "-q", "apply", "--json").stdout)
+    assert [(one["service"], one["kind"]) for one in done["steps"]] == [("slurmctld", "reload")]
+    wait_until(lambda: "# changed" in node.run("cat", "/run/slurm/conf/prolog.sh").text, "the changed prolog")
+    done = json.loads(running.sms("-q", "apply", "--json").stdout)
+    assert {"/etc/slurm/gres.conf", "/etc/slurm/prolog.sh"} < set(done["changed"])
+    left = running.sms("exec", "--", "ls", "/etc/slurm").text.split()
+    assert "slurm.conf" in left and not {"gres.conf", "prolog.sh"} & set(left)
+    assert json.loads(running.sms("-q", "apply", "-n", "--json").stdout)["current"] is True
+    demo.wait_idle(node, NODES)
+    wait_until(lambda: running.status()["healthy"], "health")
