@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ports import free_port
+import yaml
 
 from appliance.catalog import read_bases
 from appliance.errors import SmsError
@@ -28,10 +29,12 @@ from appliance.operations.image.sources import find_mirrors
 from appliance.share import share
 from tests.real.conftest import Playground
 from tests.real.labs import build_image
+from tests.servers import free_port
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.full]
 
+SMS = (sys.executable, "-m", "appliance")
 USER, PASSWORD = "builder", "Token-5c2f/a%b:c"
 SECRETS = (PASSWORD, "Token-5c2f%2Fa%25b%3Ac", base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode())
 
@@ -64,7 +67,10 @@ traffic: {first: [{port: tcp/any, starts: ECHO}]}
 after: [rsyslog]
 files: [{path: /etc/sms-echo/word, template: echo/word.j2}]
 probe:
-  exec: [[python3, -c, "import socket; s = socket.create_connection(('127.0.0.1', 7007), 2); s.sendall(b'x\\\\n'); print(s.recv(9))"]]
+  exec:
+    - - python3
+      - -c
+      - "import socket; s = socket.create_connection(('127.0.0.1', 7007), 2); s.sendall(b'x\\\\n'); print(s.recv(9))"
   expect: hello
 outage: {seconds: 5, why: the test waits}
 """
@@ -97,9 +103,7 @@ def make_repository(folder: Path) -> None:
     gpg = ["gpg", "--batch", "--quiet", "--pinentry-mode", "loopback", "--passphrase", "", "--homedir", str(home)]
     try:
         for word in ("right", "wrong"):
-            subprocess.run(
-                [*gpg, "--quick-generate-key", f"{word}@example.org", "rsa2048", "sign", "never"], check=True
-            )
+            subprocess.run([*gpg, "--quick-generate-key", f"{word}@example.org", "rsa2048", "sign"], check=True)
             key = subprocess.run([*gpg, "--export", f"{word}@example.org"], check=True, capture_output=True).stdout
             (folder / f"{word}.gpg").write_bytes(key)
         sign = ["--local-user", "right@example.org", "--clearsign", "-o", str(own / "InRelease")]
@@ -234,8 +238,6 @@ def test_what_is_not_signed_by_the_key_is_refused(own: tuple[Built, list[str]], 
         document["base"]["repositories"]["own"]["key"] = "wrong.gpg"
 
     etc = playground.lab.etc
-    import yaml
-
     document = yaml.safe_load((etc / "own.yaml").read_text())
     change(document)
     (etc / "wrong.yaml").write_text(yaml.safe_dump(document))
@@ -256,7 +258,7 @@ def test_it_runs(own: tuple[Built, list[str]], playground: Playground, tmp_path:
         capture = tmp_path / "it.pcap"
         address = "10.77.0.1"
         listening = subprocess.Popen(
-            ["sms", "-q", "lab", "capture", "--name", playground.lab.name, "-o", capture, "--duration", "60s"]
+            [*SMS, "-q", "lab", "capture", "--name", playground.lab.name, "-o", capture, "--duration", "60s"]
         )
         try:
             wait_until(lambda: capture.exists() and capture.stat().st_size > 20, "the capture")
@@ -268,14 +270,14 @@ def test_it_runs(own: tuple[Built, list[str]], playground: Playground, tmp_path:
         finally:
             listening.terminate()
             listening.wait()
-        argv = ["sms", "--site", playground.lab.etc / "own.yaml", "-q", "classify", capture, "--json"]
+        argv = [*SMS, "--site", playground.lab.etc / "own.yaml", "-q", "classify", capture, "--json"]
         told = subprocess.run(argv, check=True, capture_output=True).stdout
         (verdict,) = [one for one in json.loads(told)["services"] if one["name"] == "echo"]
         assert verdict["verdict"]
         done = json.loads(playground.sms(*site, "-q", "restart", "echo", "--json").stdout)
         assert [(one["service"], one["ok"]) for one in done] == [("echo", True)]
         (playground.lab.etc / "services.d" / "echo" / "word.j2").write_text("other\n")
-        done = json.loads(playground.sms(*site, "-q", "apply", "--json", ok=(5,)).stdout or "{}")
+        playground.sms(*site, "-q", "apply", "--wait", "10", ok=(5,))
         assert playground.host("node1").run("python3", "-c", ASK, address, "x").text == "hello-own ECHO x"
         (playground.lab.etc / "services.d" / "echo" / "word.j2").write_text("hello-again\n")
         done = json.loads(playground.sms(*site, "-q", "apply", "--json").stdout)

@@ -1,4 +1,4 @@
-"""`slurm.files` of the running container: a generic resource and a prolog reach the nodes by `sms apply`, and go again."""
+"""`slurm.files`: a generic resource and a prolog reach the nodes by `sms apply`, and go again."""
 
 from __future__ import annotations
 
