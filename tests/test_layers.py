@@ -52,7 +52,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
     "operations": {
         "classify": {"classify"},
         "hosts": {"guarded", "host", "installed"},
-        "image": {"build", "copy", "deliver"},
+        "image": {"build", "copy", "deliver", "sources"},
         "lab": {"demo"},
         "nodes": {"image"},
         "overlay": {"generation", "mirror", "mirrored", "newest", "overlay", "standby"},

@@ -52,6 +52,7 @@ DIRECT = {
     "appliance/operations/image/build.py:_build_image": BUILD,
     "appliance/operations/image/build.py:logging": "not state: the log of a build",
     "appliance/operations/image/build.py:make_current": "current image",
+    "appliance/operations/image/sources.py:_write_secret": "not state: for one command, removed after it",
     "appliance/operations/lab/capture.py:_create": USER,
     "appliance/operations/lab/demo.py:listening": USER,
     "appliance/operations/nodes/image.py:_build": BUILD,

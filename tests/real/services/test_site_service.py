@@ -271,8 +271,8 @@ def test_it_runs(own: tuple[Built, list[str]], playground: Playground, tmp_path:
             listening.terminate()
             listening.wait()
         argv = [*SMS, "--site", playground.lab.etc / "own.yaml", "-q", "classify", capture, "--json"]
-        told = subprocess.run(argv, check=True, capture_output=True).stdout
-        (verdict,) = [one for one in json.loads(told)["services"] if one["name"] == "echo"]
+        printed = subprocess.run(argv, check=True, capture_output=True).stdout
+        (verdict,) = [one for one in json.loads(printed)["services"] if one["name"] == "echo"]
         assert verdict["verdict"]
         done = json.loads(playground.sms(*site, "-q", "restart", "echo", "--json").stdout)
         assert [(one["service"], one["ok"]) for one in done] == [("echo", True)]

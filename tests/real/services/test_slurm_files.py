@@ -24,6 +24,12 @@ def change(document: dict[str, Any]) -> None:
         node["extra"] = "Gres=widget:2"
 
 
+def restart_slurmd(running: Playground) -> None:
+    """slurmd counts its generic resources when it starts."""
+    for number in range(1, NODES + 1):
+        running.host(f"node{number}").run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "slurmd")
+
+
 def test_they_reach_the_nodes_and_go_again(running: Playground) -> None:
     node = running.host("node1")
     demo.wait_idle(node, NODES)
@@ -35,6 +41,7 @@ def test_they_reach_the_nodes_and_go_again(running: Playground) -> None:
     done = json.loads(running.sms("--site", site, "-q", "apply", "--json").stdout)
     assert {"/etc/slurm/gres.conf", "/etc/slurm/prolog.sh"} < set(done["changed"])
     assert [(one["service"], one["kind"]) for one in done["steps"]] == [("slurmctld", "restart")]
+    restart_slurmd(running)
     demo.wait_idle(node, NODES)
     wait_until(lambda: "Gres=widget:2" in node.run("scontrol", "show", "node", "node1").text, "the resource")
     wait_until(lambda: node.run("ls", "/run/slurm/conf", ok=None).text.split().count("prolog.sh"), "the prolog")
@@ -54,5 +61,6 @@ def test_they_reach_the_nodes_and_go_again(running: Playground) -> None:
     left = running.sms("exec", "--", "ls", "/etc/slurm").text.split()
     assert "slurm.conf" in left and not {"gres.conf", "prolog.sh"} & set(left)
     assert json.loads(running.sms("-q", "apply", "-n", "--json").stdout)["current"] is True
+    restart_slurmd(running)
     demo.wait_idle(node, NODES)
     wait_until(lambda: running.status()["healthy"], "health")

@@ -31,7 +31,7 @@ files:
   - {path: /etc/echo/echo.conf, template: echo/echo.conf.j2}
   - {path: /etc/echo/motd, content: "{{ site.cluster }}"}
 probe: {exec: [[nc, -z, 127.0.0.1, "7007"]]}
-outage: {seconds: 60, why: nobody reads the echo}
+outage: {seconds: 60, why: the test waits}
 """
 TEMPLATE = "cluster = {{ site.cluster }}\n{% for name in services %}{{ name }}\n{% endfor %}"
 
