@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from appliance.host.local import Local
 from appliance.operations.image.build import Built
 from appliance.operations.image.sources import find_mirrors
 from appliance.share import share
+from tests.conftest import find_tool
 from tests.real.conftest import Playground
 from tests.real.labs import build_image
 from tests.servers import free_port
@@ -172,17 +173,15 @@ def watched() -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def own(
-    playground: Playground, tmp_path_factory: pytest.TempPathFactory, need: Callable[[str], str]
-) -> Iterator[tuple[Built, list[str]]]:
+def own(playground: Playground, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Built, list[str]]]:
     """The image with the service, and what was seen of the password in processes."""
     for tool in ("dpkg-deb", "dpkg-scanpackages", "gpg", "openssl"):
-        need(tool)
+        find_tool(tool)
     folder = tmp_path_factory.mktemp("own")
     make_repository(folder)
     etc = playground.lab.etc
     upstream = find_mirrors(Local(), read_bases(share("definitions", "bases"))["debian-12"], {})["debian"]
-    with served(folder, need("nginx"), upstream) as url:
+    with served(folder, find_tool("nginx"), upstream) as url:
         (etc / "credentials.yaml").write_text(
             f'debian: {{user: {USER}, password: "{PASSWORD}"}}\nown: {{user: {USER}, password: "{PASSWORD}"}}\n'
         )
