@@ -101,6 +101,8 @@ def zypper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zypper]:
         pytest.skip(f"zypper cannot be fetched: {got.stderr[-200:]}")
     for package in (folder / "archives").glob("*.deb"):
         subprocess.run(["dpkg-deb", "-x", package, folder / "tree"], check=True)
+    # Debian's libsolv calls it without the suffix that its zypper expects.
+    (folder / "tree" / "usr" / "bin" / "repo2solv.sh").symlink_to("repo2solv")
     for name in ("hpc", "token/product"):
         data = folder / "served" / name / "repodata"
         data.mkdir(parents=True)
