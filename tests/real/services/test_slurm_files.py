@@ -25,9 +25,14 @@ def change(document: dict[str, Any]) -> None:
 
 
 def restart_slurmd(running: Playground) -> None:
-    """slurmd counts its generic resources when it starts."""
+    """slurmd counts its generic resources when it starts; slurmctld has drained nodes with too few."""
     for number in range(1, NODES + 1):
         running.host(f"node{number}").run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "slurmd")
+    demo.wait_for(
+        "registration of every node",
+        lambda: "" if "inval" in (state := running.host("node1").run("sinfo", "-h", "-N", "-o", "%T").text) else state,
+    )
+    running.sms("exec", "--", "scontrol", "update", f"NodeName=node[1-{NODES}]", "State=RESUME", ok=None)
 
 
 def test_they_reach_the_nodes_and_go_again(running: Playground) -> None:
