@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,9 @@ def make_repository(folder: Path) -> None:
     packages = subprocess.run(["dpkg-scanpackages", "."], cwd=own, check=True, capture_output=True).stdout
     (own / "Packages").write_bytes(packages)
     digest = hashlib.sha256(packages).hexdigest()
-    (folder / "Release").write_text(f"Origin: t\nSHA256:\n {digest} {len(packages)} Packages\n")
+    (folder / "Release").write_text(
+        f"Origin: t\nDate: {formatdate(usegmt=True)}\nSHA256:\n {digest} {len(packages)} Packages\n"
+    )
     home = folder / "gpg"
     home.mkdir(mode=0o700)
     gpg = ["gpg", "--batch", "--quiet", "--pinentry-mode", "loopback", "--passphrase", "", "--homedir", str(home)]
@@ -132,7 +135,7 @@ http {{
         listen 127.0.0.1:{port};
         auth_basic own; auth_basic_user_file {folder}/users;
         location /own/ {{ root {folder}; }}
-        location /debian/ {{ proxy_pass {upstream}/; proxy_set_header Authorization ""; proxy_ssl_server_name on; }}
+        location /debian/ {{ proxy_pass {upstream}/; proxy_http_version 1.1; proxy_set_header Authorization ""; proxy_ssl_server_name on; }}
     }}
 }}
 """
