@@ -135,7 +135,8 @@ http {{
         listen 127.0.0.1:{port};
         auth_basic own; auth_basic_user_file {folder}/users;
         location /own/ {{ root {folder}; }}
-        location /debian/ {{ proxy_pass {upstream}/; proxy_http_version 1.1; proxy_set_header Authorization ""; proxy_ssl_server_name on; }}
+        proxy_http_version 1.1; proxy_set_header Authorization ""; proxy_ssl_server_name on;
+        location /debian/ {{ proxy_pass {upstream}/; }}
     }}
 }}
 """
