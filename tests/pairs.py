@@ -39,6 +39,9 @@ class HostInFolder(Local):
         words = (word.replace(STATE, str(self.folder)).replace(ALIVE, str(self.folder / "alive")) for word in argv)
         return super().run(*words, **options)
 
+    def accepts_connections(self) -> bool:
+        return not self.cut
+
     def hold(self, *argv: str, timeout: float = 30) -> AbstractContextManager[str]:
         return super().hold(*(word.replace(STATE, str(self.folder)) for word in argv), timeout=timeout)
 

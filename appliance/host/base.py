@@ -178,6 +178,10 @@ class Host(ABC):
         """Within the context, a host that is gone is noticed after so many seconds without a reply of its kernel."""
         yield
 
+    def accepts_connections(self) -> bool:
+        """Return whether it accepts a new connection, which a machine that is off does not; nothing is run on it."""
+        return True
+
     def works(self, *argv: str) -> bool:
         """Return whether ``argv`` ends with status 0."""
         return self.run(*argv, ok=None).status == 0

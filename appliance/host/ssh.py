@@ -45,6 +45,8 @@ KILLED = (TIMED_OUT, SIGNALLED, 128 + signal.SIGKILL)
 KILL_AFTER_S = 5
 GRACE_S = 15
 """Seconds that the local timeout exceeds the remote one."""
+CONNECT_S = 5
+"""Seconds until an address that does not answer counts as unreachable."""
 STALLED_S = 120
 """Seconds without progress until a copy is aborted."""
 GONE_MS = 60_000
@@ -293,6 +295,13 @@ class Ssh(Host):
         if isinstance(transport.sock, socket.socket):
             transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._gone_ms or GONE_MS)
 
+    def accepts_connections(self) -> bool:
+        try:
+            socket.create_connection((self.address, self.port), timeout=CONNECT_S).close()
+        except OSError:
+            return False
+        return True
+
     @contextmanager
     def limit_silence(self, seconds: float) -> Iterator[None]:
         before = self._gone_ms
@@ -322,7 +331,7 @@ class Ssh(Host):
                 self.port,
                 self.user,
                 key_filename=str(self.key) if self.key else None,
-                timeout=5,
+                timeout=CONNECT_S,
                 banner_timeout=10,
                 auth_timeout=10,
                 transport_factory=_make_transport,

@@ -267,3 +267,13 @@ def test_a_stream_that_another_thread_has_closed() -> None:
             stream.write(b"y")
         with pytest.raises(CommandError):
             stream.read()
+
+
+def test_a_machine_that_accepts_connections_and_does_not_respond_is_on() -> None:
+    with socket.socket() as sshd:
+        sshd.bind(("127.0.0.1", 0))
+        far = Ssh("far", "127.0.0.1", port=sshd.getsockname()[1])
+        assert not far.accepts_connections()
+        sshd.listen()
+        assert far.accepts_connections()
+    assert Local().accepts_connections()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -175,11 +176,8 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
     if not options.fenced:
         for name in old:
             check_fence(_admin(cluster, name))
-    elif answering := [name for name in old if name in leases.views and leases.views[name].lease]:
-        raise Refused(
-            f"{', '.join(answering)} answers, so it is not off",
-            hint=f"`sms stop --host {answering[0]}` releases the lease; then `sms start --host {host.name}`",
-        )
+    else:
+        _refuse_alive(leases, old)
     with progress.step(f"check {host.name}"):
         check_networks(cluster, host)
         image = trust(cluster, host, *deliver(cluster, host, options.image, progress))
@@ -242,6 +240,24 @@ def _refuse_unread(leases: Leases) -> None:
             f"{why}; {name} answers, and may have the newest overlay",
             hint=f"is another version of sms there? If not, and nothing runs on {name}, move the file away there: "
             f"`mv {path} {path}.damaged`; then run this again",
+        )
+
+
+def _refuse_alive(leases: Leases, old: Collection[str]) -> None:
+    """Refuse if one of the hosts that the user has powered off is not off.
+
+    One that did not answer the query is asked for a new connection: the old one may have ended when it was powered off.
+    """
+    queried = [name for name in old if name in leases.views]
+    if answering := [name for name in queried if leases.views[name].lease]:
+        raise Refused(
+            f"{', '.join(answering)} answers, so it is not off",
+            hint=f"`sms stop --host {answering[0]}` releases the lease; then `sms start --host {leases.me}`",
+        )
+    if alive := [name for name in queried if leases.hosts[name].accepts_connections()]:
+        raise Refused(
+            f"{', '.join(alive)} accepts connections, so it is not off, though it did not answer the query",
+            hint="power it off and verify that it is off; if another machine has its address now, disconnect that one",
         )
 
 

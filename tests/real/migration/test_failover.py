@@ -270,6 +270,22 @@ def test_a_start_without_an_overlay_is_refused_where_another_host_has_one(both: 
     both.sms("--site", site, "-q", "start", on=DEAD)
 
 
+@pytest.mark.full
+def test_a_host_whose_sshd_hangs_is_not_off(both: Playground) -> None:
+    """Whatever the user states: it is refused before anything is changed."""
+    site = both.variant("small.yaml", small)
+    begin_on_the_host_that_dies(both, site)
+    leases = [both.lease(name) for name in (DEAD, HERE)]
+    signal = ("pkill", "--oldest", "--exact", "sshd", "--signal")
+    both.host(DEAD).run(*signal, "STOP")
+    try:
+        reported = both.sms("--site", site, "failover", HERE, "--i-have-fenced", on=HERE, ok=(3,)).stderr.decode()
+    finally:
+        both.host(DEAD).run(*signal, "CONT")
+    assert f"{DEAD} accepts connections" in reported
+    assert [both.lease(name) for name in (DEAD, HERE)] == leases and both.instances(HERE) == []
+
+
 STEPS = ("restore snapshot", "take the lease", "start the instance")
 
 

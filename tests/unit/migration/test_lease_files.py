@@ -520,6 +520,9 @@ def test_host_in_folder_is_a_host(apart: Pair) -> None:
     assert host.run("echo", STATE).text == str(apart.hosts["host-a"].folder)
 
 
+GOES_ON = "the host to start on is checked"
+
+
 def test_a_failover_with_the_damaged_lease_of_another_host(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be the newest one: nothing is fenced, and the message has the way out, which works."""
     monkeypatch.setattr(Cluster, "host", lambda _, name: apart.hosts[name])
@@ -537,3 +540,30 @@ def test_a_failover_with_the_damaged_lease_of_another_host(apart: Pair, monkeypa
     path.rename(f"{path}.damaged")
     with pytest.raises(Refused, match="the lease is free, and all hosts answer"):
         plan()
+
+
+@pytest.mark.parametrize("state", ["alive, and its disk or sshd hangs", "off, and only its old connection timed out"])
+def test_a_host_that_the_user_has_powered_off_and_that_does_not_answer(
+    apart: Pair, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """One that accepts a new connection is not off, which refuses the failover before anything is changed."""
+    monkeypatch.setattr(Cluster, "host", lambda _, name: apart.hosts[name])
+    for check in ("check_programs", "find_known"):
+        monkeypatch.setattr(failover, check, lambda *_, **__: None)
+    monkeypatch.setattr(failover, "check_bridges", lambda *_: pytest.fail(GOES_ON))
+    apart.take("host-b")
+    apart.hosts["host-b"].stuck = True
+    monkeypatch.setattr(apart.hosts["host-b"], "accepts_connections", lambda: state.startswith("alive"))
+    before = apart.files()
+
+    def plan() -> None:
+        options = failover.FailoverOptions(fenced=True)
+        failover.plan_failover(apart.cluster, apart.hosts["host-a"], options, Silent())
+
+    if state.startswith("alive"):
+        with pytest.raises(Refused, match="host-b accepts connections"):
+            plan()
+    else:
+        with pytest.raises(pytest.fail.Exception, match=GOES_ON):
+            plan()
+    assert apart.files() == before

@@ -123,6 +123,9 @@ class FakeHost:
             assert argv[0] in ("mkdir", "logger", "probe", "stat"), argv
         return SimpleNamespace(status=0 if argv[0] != "probe" else effect("serves", self.name), text="")
 
+    def accepts_connections(self) -> bool:
+        return False  # called for a host that did not answer: in this model it is off, or its network is cut
+
     def works(self, *argv: str) -> bool:
         path = argv[-1]
         if path.endswith(".move"):
