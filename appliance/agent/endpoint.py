@@ -95,17 +95,22 @@ class Instance:
         except OSError:
             return 0
 
-    def read_from(self, path: str, offset: int) -> bytes:
-        """Return the content of a regular file inside from an offset on; empty where there is none."""
+    def read_from(self, path: str, offset: int, limit: int) -> Tuple[bytes, bool]:
+        """Return the lines of a regular file inside from an offset on, none where there is none; and whether some lack.
+
+        Processes inside can make it as long as they like: of one with more than ``limit`` bytes, the first whole lines
+        within that limit are returned.
+        """
         try:
             with open_in_root(self.root, path) as descriptor:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    return b""
+                    return b"", False
                 with open(by_descriptor(descriptor), "rb") as stream:
                     stream.seek(offset)
-                    return stream.read()
+                    data = stream.read(limit + 1)
         except OSError:
-            return b""
+            return b"", False
+        return (data, False) if len(data) <= limit else (data[: data.rfind(b"\n", 0, limit) + 1], True)
 
     def stop_services(self, names: Strings, patience_s: float) -> None:
         """Stop services in parallel, and wait until all have ended.

@@ -48,6 +48,8 @@ LEASE_S = 90.0
 """Seconds that the target may take to return the lease of a shared overlay."""
 NOTICE_S = 0.1
 """Seconds that the switch waits for log senders; one that is down never answers."""
+TAIL_BYTES = 64 << 20
+"""Bytes of log lines that are copied after the switch, of all files together. Processes inside may write any number."""
 READ_S = 2.0
 """Seconds that the log server may take to read what it has received."""
 FREEZE_LIMIT_S = 5.0
@@ -300,12 +302,15 @@ class MigrationSource:
         lost = self.counter.count() if self.counter else 0
         self.sessions.wait_until_read(READ_S)
         self.instance.stop_services(self.request.loggers, self.request.stop_wait_s)
-        files, parts = [], []
+        files, parts, cut, left = [], [], [], TAIL_BYTES
         for path in self.request.tails:
-            data = self.instance.read_from(path, self.lengths.get(path, 0))
+            data, more = self.instance.read_from(path, self.lengths.get(path, 0), left)
             files.append({"path": path, "bytes": len(data)})
             parts.append(data)
-        self.channel.send("tails", b"".join(parts), files=files, lost=lost)
+            left -= len(data)
+            if more:
+                cut.append(path)
+        self.channel.send("tails", b"".join(parts), files=files, lost=lost, cut=cut)
 
     def finish(self, message: Message) -> None:
         """End the instance here and rename its overlay, which is stale now."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from appliance.agent import in_root
+from appliance.agent import in_root, migration_source
 from appliance.agent.endpoint import Instance
 from appliance.agent.in_root import by_descriptor, open_in_root
 from appliance.agent.migration_source import MigrationSource
@@ -117,6 +117,22 @@ def test_only_what_follows_the_freeze_is_sent(root: Path) -> None:
     assert source.instance.file_size("/var/log/messages") == len(b"before\n" + LINE)
     source.send_log_tails({})
     assert channel.messages[0][1] == LINE
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_a_log_of_any_size_does_not_stop_the_migration(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole lines within the limit are sent. A process inside may make a file larger than memory, such as a hole."""
+    monkeypatch.setattr(migration_source, "TAIL_BYTES", 3 * len(LINE))
+    log = root / "var/log/messages"
+    for content, size, sent in ((3, 0, 3), (5, 0, 3), (2, 1 << 40, 2), (0, 1 << 40, 0)):
+        log.write_bytes(LINE * content)
+        if size:
+            os.truncate(log, size)
+        source, channel = source_of(root.parent)
+        source.send_log_tails({})
+        (_, body, facts), *_ = channel.messages
+        assert body == LINE * sent
+        assert facts["cut"] == (["/var/log/messages"] if size or content > sent else [])
 
 
 @pytest.mark.usefixtures("at_rest")
