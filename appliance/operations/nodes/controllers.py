@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 
-from appliance.errors import Refused, SmsError, disk_hint
+from appliance.errors import Busy, Refused, SmsError, disk_hint
 from appliance.operations.context import Cluster
 from appliance.operations.vm.client import tls_folder
 from appliance.plan.vm.vm import need_vm
 from appliance.provision.payloads import Node
-from appliance.shared.files import replace_file
+from appliance.shared.files import make_folder, replace_file
+from appliance.shared.locks import Locked, hold_lock
 from appliance.text import one_line
+
+LOCK_WAIT_S = 10.0
+"""Seconds to wait for another run that changes the file."""
 
 
 def local_path(cluster: Cluster, suffix: str) -> Path:
@@ -66,16 +71,41 @@ def confirm_controllers(cluster: Cluster, urls: Mapping[str, str]) -> None:
     Raises:
         SmsError: the file cannot be written.
     """
-    before = read_confirmed(cluster)
+    if _merge(read_confirmed(cluster), urls) is not None:
+        with _hold_confirmed(cluster):
+            _confirm(cluster, urls)
+
+
+def _merge(before: Mapping[str, str], urls: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the confirmed controllers with these; None if nothing changes."""
     after = {name: url for name, url in {**before, **urls}.items() if url}
-    if after == before:
-        return
+    return after if after != before else None
+
+
+@contextmanager
+def _hold_confirmed(cluster: Cluster) -> Iterator[None]:
+    """Keep other runs from changing the confirmed controllers within the context, in which they are read and written.
+
+    Raises:
+        Busy: another run did not end in time.
+        SmsError: the file or its lock cannot be written.
+    """
     path = confirmed_path(cluster)
     try:
-        replace_file(str(path), json.dumps(after, indent=1, sort_keys=True).encode())
+        make_folder(str(path.parent))
+        with hold_lock(f"{path}.lock", wait_s=LOCK_WAIT_S):
+            yield
+    except Locked:
+        raise Busy(f"another sms changes {path}", hint="run this again") from None
     except OSError as error:
         hint = disk_hint(error.strerror or "") or "this must be run as root"
         raise SmsError(f"cannot write {path}: {error.strerror}", hint=hint) from error
+
+
+def _confirm(cluster: Cluster, urls: Mapping[str, str]) -> None:
+    after = _merge(read_confirmed(cluster), urls)
+    if after is not None:
+        replace_file(str(confirmed_path(cluster)), json.dumps(after, indent=1, sort_keys=True).encode())
 
 
 def changed_controllers(cluster: Cluster, nodes: Sequence[Node]) -> dict[str, tuple[str, str]]:
@@ -97,6 +127,21 @@ def check_controllers(cluster: Cluster, nodes: Sequence[Node]) -> None:
     Raises:
         Refused: the inventory names other controllers than those confirmed.
     """
+    _refuse_changed(cluster, nodes)
+    if _find_new(cluster, nodes):
+        with _hold_confirmed(cluster):
+            _refuse_changed(cluster, nodes)  # another run may have confirmed them meanwhile
+            _confirm(cluster, _find_new(cluster, nodes))
+
+
+def _find_new(cluster: Cluster, nodes: Sequence[Node]) -> dict[str, str]:
+    """Return the controllers of nodes of which none was confirmed yet."""
+    known = read_confirmed(cluster)
+    pairs = ((node["name"], str(node.get("bmc") or "")) for node in nodes)
+    return {name: url for name, url in pairs if url and name not in known}
+
+
+def _refuse_changed(cluster: Cluster, nodes: Sequence[Node]) -> None:
     if changed := changed_controllers(cluster, nodes):
         name, (_, now) = next(iter(changed.items()))
         raise Refused(
@@ -104,7 +149,3 @@ def check_controllers(cluster: Cluster, nodes: Sequence[Node]) -> None:
             # Root in the VM has written it, and an administrator will copy it.
             hint=f"if that is right, confirm it on this machine: sms node edit {name} --bmc {quote(one_line(now))}",
         )
-    known = read_confirmed(cluster)
-    confirm_controllers(
-        cluster, {node["name"]: str(node.get("bmc") or "") for node in nodes if node["name"] not in known}
-    )
