@@ -37,6 +37,8 @@ ZERO = bytes(32)
 """Used as the digest of a chunk of zeros."""
 FOLDER_NAME = "%06d"
 PARTIAL = ".partial"
+HEALTH_WAIT_S = 30.0
+"""Seconds to wait while another run stores the result of a check."""
 KEPT = "before restore"
 """Prefix of the reason of snapshots that a restore takes of the overlay before it is replaced."""
 
@@ -246,9 +248,9 @@ class Store:
                 yield
 
     @contextmanager
-    def _lock(self, name: str, taken: str, *, shared: bool = False) -> Iterator[None]:
+    def _lock(self, name: str, taken: str, *, shared: bool = False, wait_s: float = 0) -> Iterator[None]:
         try:
-            with hold_lock(os.path.join(self.root, name), shared=shared):
+            with hold_lock(os.path.join(self.root, name), shared=shared, wait_s=wait_s):
                 yield
         except Locked:
             raise Busy(taken)
@@ -291,13 +293,16 @@ class Store:
         manifest = json.loads(data.decode())
         if manifest["format"] != FORMAT:
             raise ValueError("unknown format %r" % manifest["format"])
-        health: Dict[str, Any] = {}
+        return Snapshot(self.root, number, from_value(Manifest, manifest), self.read_health(number))
+
+    def read_health(self, number: int) -> Dict[str, Any]:
+        """Return the result of a snapshot's last check; empty if it has none that can be read."""
         try:
-            with open(os.path.join(folder, "health.json")) as text:
+            with open(os.path.join(self.root, FOLDER_NAME % number, "health.json")) as text:
                 health = json.load(text)
-        except (OSError, ValueError):
-            pass
-        return Snapshot(self.root, number, from_value(Manifest, manifest), health)
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return health if isinstance(health, dict) else {}
 
     def find(self, wanted: str) -> Snapshot:
         """Return the snapshot of a number, or the ``latest``, which is the newest verified one.
@@ -439,9 +444,18 @@ class Store:
             sync_system(self.root)
 
     def set_health(self, snapshot: Snapshot, damage: List[str]) -> None:
-        """Store the result of a snapshot's check."""
-        health = {"ok": not damage, "at": time.time(), "damage": damage}
-        self.replace(os.path.join(FOLDER_NAME % snapshot.number, "health.json"), json.dumps(health).encode())
+        """Store the result of a snapshot's check. Damage that another run has stored since ``snapshot`` was read stays.
+
+        Raises:
+            Problem: it cannot be written.
+        """
+        name = os.path.join(FOLDER_NAME % snapshot.number, "health.json")
+        taken = "another run stores the result of a check in %s" % self.root
+        with disk_errors(self.root), self._lock("health.lock", taken, wait_s=HEALTH_WAIT_S):
+            stored = self.read_health(snapshot.number)
+            if stored != snapshot.health:
+                damage = damage + [one for one in stored.get("damage") or [] if one not in damage]
+            self.replace(name, json.dumps({"ok": not damage, "at": time.time(), "damage": damage}).encode())
 
     def drop_new(self, folder: str) -> None:
         """Remove what this run has stored: an incomplete snapshot only fills the disk."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from contextlib import AbstractContextManager, nullcontext, suppress
 from io import FileIO
@@ -38,6 +39,8 @@ def replace_file(
 ) -> bool:
     """Replace a file atomically: a reader, or the machine after a power failure, sees the old or the new content.
 
+    Processes and threads that write it at once do so one after the other.
+
     Args:
         may_commit: entered before the new file is renamed; yields whether it may be.
 
@@ -50,22 +53,49 @@ def replace_file(
     folder = os.path.dirname(path)
     make_folder(folder)
     beside = path + ".new"
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    try:
-        with open(descriptor, "wb") as stream:
+    descriptor = _open_alone(beside, mode)
+    with open(descriptor, "wb") as stream:  # until the rename, so that nobody else has the file meanwhile
+        try:
             stream.write(data)
             stream.flush()
             os.fsync(descriptor)
-        with may_commit as allowed:
-            if allowed:
-                os.rename(beside, path)
-            else:
-                os.unlink(beside)
-    except BaseException:
-        remove_file(beside)
-        raise
+            with may_commit as allowed:
+                if allowed:
+                    os.rename(beside, path)
+                else:
+                    os.unlink(beside)
+        except BaseException:
+            remove_file(beside)
+            raise
     sync_folder(folder)
     return allowed
+
+
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""Errors of flock(2) on file systems without it, such as Lustre that is mounted without the option."""
+
+
+def _open_alone(path: str, mode: int) -> int:
+    """Create a file, or empty one that a killed run has left; wait for others who write it. Return its descriptor.
+
+    One name for all: what is left is used by the next writer. The lock ends when the descriptor is closed.
+    """
+    while True:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+            with suppress(FileNotFoundError):  # the writer before us has renamed or removed it
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    os.ftruncate(descriptor, 0)
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 def remove_file(path: str) -> None:

@@ -75,6 +75,7 @@ DIRECT = {
     "appliance/provision/images.py:_delete": "node images",
     "appliance/provision/images.py:_verify_stored": "node images",
     "appliance/provision/images.py:finish": "node images",
+    "appliance/shared/files.py:_open_alone": "lease",
     "appliance/shared/files.py:create_file": "restore",
     "appliance/shared/files.py:replace_file": "lease",
     "appliance/shared/history.py:perform": "history",

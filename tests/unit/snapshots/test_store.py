@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,40 @@ def test_a_replaced_chunk_is_flushed_before_it_gets_its_name(tmp_path: Path, mon
     assert flushed == [digest_of(data).hex() for data in (ONE, TWO, ONE)]
     with Reader(store.find("1")) as reader:
         assert [reader.read(0), reader.read(1)] == [ONE, TWO]
+
+
+CHECKER = """\
+import sys
+from appliance.agent.store import Store
+store = Store(sys.argv[1])
+for _ in range(int(sys.argv[2])):
+    with store.reading():
+        store.set_health(store.list()[0][0], [])
+"""
+
+
+def test_results_of_two_checks_at_once(tmp_path: Path) -> None:
+    """Such as `sms overlay verify` beside a scheduled run: none fails, and the snapshot stays a verified one."""
+    store = Store(str(tmp_path / "s"))
+    stores.add_snapshot(store, [ONE])
+    checks = [
+        subprocess.Popen([sys.executable, "-c", CHECKER, store.root, "40"], stderr=subprocess.PIPE) for _ in range(2)
+    ]
+    seen = set[bool]()
+    while any(check.poll() is None for check in checks):
+        seen |= {one.verified for one in store.list()[0]}
+    assert [(check.returncode, check.communicate()[1].decode()) for check in checks] == [(0, "")] * 2
+    assert seen == {True}
+
+
+def test_damage_that_another_check_has_found_meanwhile_stays(tmp_path: Path) -> None:
+    """The later result must not hide it; a check that begins afterwards replaces it."""
+    store = Store(str(tmp_path / "s"))
+    begun = stores.add_snapshot(store, [ONE])
+    store.set_health(begun, ["chunk 0 has changed"])
+    store.set_health(begun, [])
+    assert store.read_health(1)["damage"] == ["chunk 0 has changed"]
+    store.set_health(begun, ["chunk 1 is missing"])
+    assert store.read_health(1)["damage"] == ["chunk 1 is missing", "chunk 0 has changed"]
+    store.set_health(store.list()[0][0], [])
+    assert store.list()[0][0].verified
