@@ -46,13 +46,13 @@ NEW = ".new"
 """Folder in it, in which a new authority is made; one that is there without ``ca.pem`` was left by a killed run."""
 CLIENTS: dict[str, Unit] = {"admin": "admin", "services": "services"}
 """Names of the client certificates created with the CA, and their OU."""
-ROOT_DAYS, ISSUER_DAYS, SERVER_DAYS, CLIENT_DAYS = 7300, 90, 90, 365
+ROOT_DAYS, ISSUER_DAYS, SERVER_DAYS, CLIENT_DAYS = 7300, 90, 90, 90
 ISSUER_SOON_DAYS = 35
 """With fewer days left, the VM's certificates are renewed: a node's certificate must not outlive its issuer's."""
 SERVER, ISSUER = "vm-server", "vm-issuer"
 """Files of the VM's certificates and keys, without their endings."""
-SOON_DAYS = 60
-"""A certificate that expires within this many days is due for renewal."""
+SOON_DAYS = 35
+"""A client certificate that expires within this many days is due for renewal: with the VM's."""
 ALARM_DAYS = 21
 """With fewer days left, the runs that should have renewed a certificate report that they cannot."""
 UNHEALTHY_DAYS = 14
@@ -311,6 +311,15 @@ def renew_due_clients(folder: Path) -> tuple[Path, ...]:
     due = [each.file.stem for each in show_ca(folder) if each.file.stem in CLIENTS and each.days_left < SOON_DAYS]
     torn = [client for client in CLIENTS if _is_torn(folder / f"{client}.pem", folder / f"{client}.key")]
     return renew_clients(folder, {*due, *torn}) if due or torn else ()
+
+
+def expiring_clients(folder: Path) -> tuple[str, ...]:
+    """Return a message for each client certificate of the folder that should have been renewed long ago."""
+    late = [each for each in show_ca(folder) if each.file.stem in CLIENTS and each.days_left < ALARM_DAYS]
+    return tuple(
+        f"{each.file} expires in {max(each.days_left, 0)} days: `sms key ca renew` on the machine that has tls/ca.key"
+        for each in late
+    )
 
 
 def _is_torn(certificate: Path, key: Path) -> bool:

@@ -69,7 +69,8 @@ def renew_due(cluster: Cluster) -> None:
     """Renew certificates that expire soon, if the authority's key is here, and install all that are newer here.
 
     Raises:
-        SmsError: with everything that failed. Unreachable hosts are no failure: the next run, or theirs, does it.
+        SmsError: with everything that failed, or expires because the key is elsewhere and nobody renews. Unreachable
+            hosts are no failure: the next run, or theirs, does it.
     """
     folder = tls_folder(cluster)
     if cluster.site.provisioning is None or not (folder / "ca.pem").exists():
@@ -77,7 +78,9 @@ def renew_due(cluster: Cluster) -> None:
     if ca.has_key(folder):
         ca.renew_due_clients(folder)
         issuer_end(cluster)  # also while the VM is off: other admin hosts that start it may have copies
-    if problems := install_certificates(cluster).problems:
+    problems = install_certificates(cluster).problems
+    problems += ca.expiring_clients(folder)
+    if problems:
         raise SmsError("\n".join(problems))
 
 

@@ -70,7 +70,7 @@ def test_ca_and_the_certificates_that_it_signs(tmp_path: Path, need: Callable[[s
     assert not verified(root, client.certificate, "sslserver", tmp_path)
     assert issue_issuer(folder).certificate.startswith(b"-----BEGIN CERTIFICATE-----")
     assert DAYS < ISSUER_SOON_DAYS < ISSUER_DAYS <= 90
-    for pair, days in ((server, 90), (client, 365)):
+    for pair, days in ((server, 90), (client, 90)):
         assert x509.load_pem_x509_certificate(pair.certificate).not_valid_after_utc < (
             datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days + 1)
         )
@@ -321,7 +321,7 @@ def test_init_creates_a_ca_and_key_ca_shows_it(tmp_path: Path, capsys: pytest.Ca
     assert main(["--site", str(site), "key", "ca", "show", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [Path(each["file"]).name for each in shown] == ["ca.pem", "admin.pem", "services.pem"]
-    assert all(each["days_left"] >= 364 for each in shown)
+    assert all(each["days_left"] >= 89 for each in shown)
     assert [path.name for path, _ in zip((each.file for each in show_ca(tmp_path / "tls")), shown, strict=True)]
     root = (tmp_path / "tls/ca.pem").read_bytes()
     assert main(["init", "--profile", "lab", "-o", str(site), "--force"]) == 0

@@ -9,6 +9,7 @@ import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_the_schedule_renews_what_runs(sites: Sites, tmp_path: Path, monkeypatch
     # iPXE has the digest of the authority only, and needs its certificate.
     assert after["/etc/sms/tls/server.pem"].endswith((tmp_path / "a/tls/ca.pem").read_bytes())
     assert start.issuer_days(read_note(sites.a, sites.a.host("host-b"))) > 80
-    assert ca.days_left(inside["cert.pem"]) == 29 and ca.days_left(sites.container["cert.pem"]) == 364
+    assert ca.days_left(inside["cert.pem"]) == 29 and ca.days_left(sites.container["cert.pem"]) == 89
     assert ca.matches(sites.container["cert.pem"], sites.container["key.pem"])
     for name in ("admin", "services", "vm-issuer"):
         assert there[f"/etc/sms/tls/{name}.pem"] != theirs[f"/etc/sms/tls/{name}.pem"], name
@@ -215,8 +216,25 @@ def test_a_machine_without_the_key_reports_a_vm_whose_certificates_end(
             certificates.renew_due(sites.b)
 
 
+def test_a_machine_without_the_key_reports_clients_whose_certificates_end(
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site that keeps the authority's key elsewhere has three weeks to bring it."""
+    note, folder = str(VmPlaces(sites.b.site).note), tmp_path / "b/tls"
+    sites.hosts["host-b"].files[note] = to_json(VmNote(issuer_ends=time.time() + 90 * DAY))
+    now = ca._now()
+    for days, reported in ((8, False), (9, True), (31, True)):  # of 30
+        monkeypatch.setattr(ca, "_now", lambda days=days: now + timedelta(days=days))
+        if not reported:
+            certificates.renew_due(sites.b)
+            continue
+        left = max(29 - days, 0)
+        with pytest.raises(SmsError, match=rf"{folder}/services.pem expires in {left} days: `sms key ca renew`"):
+            certificates.renew_due(sites.b)
+
+
 def test_a_certificate_that_does_not_match_its_key_is_renewed(tmp_path: Path) -> None:
-    """A crash between both files; the dates alone would leave it for most of a year."""
+    """A crash between both files; the dates alone would leave it for weeks."""
     folder = tmp_path / "ca"
     ca.make_ca(folder)
     assert ca.renew_due_clients(folder) == ()
