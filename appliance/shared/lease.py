@@ -23,6 +23,8 @@ LAST_GENERATION = 1 << 31
 LAST_RAISING = LAST_GENERATION // 2
 """Generation up to which a snapshot, a history or a remote copy raises what this host takes next. They may come from
 another host: what this host takes afterwards must remain valid there."""
+MAX_TIME = 1 << 36
+"""Unix time in the year 4147; one beyond the year 9999 cannot be shown."""
 MAX_NAME_LENGTH = 255
 """Characters of a name."""
 
@@ -86,7 +88,10 @@ def parse_lease(data: bytes) -> Lease:
     Raises:
         ValueError, TypeError: they are not a lease.
     """
-    found = json.loads(data)
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(found, dict):
         raise TypeError("it is not an object")
     lease = Lease(**{field.name: found[field.name] for field in fields(Lease) if field.name in found})
@@ -97,8 +102,8 @@ def parse_lease(data: bytes) -> Lease:
             raise ValueError(f"{what} {str(number)[:20]!r}")
     if lease.cluster_uuid and not UUID.fullmatch(lease.cluster_uuid):
         raise ValueError(f"cluster_uuid {str(lease.cluster_uuid)[:40]!r}")
-    if not isinstance(lease.since, (int, float)):
-        raise TypeError("since is not a time")
+    if type(lease.since) not in (int, float) or not 0 <= lease.since < MAX_TIME:  # not NaN
+        raise ValueError(f"since {str(lease.since)[:20]!r} is not a time")
     for name in (lease.cluster, lease.file, lease.last, lease.holder or "-"):
         if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not name.isprintable():
             raise ValueError(f"{str(name)[:20]!r} is not a name")

@@ -91,6 +91,22 @@ def test_invalid_identities(facts: dict[str, object]) -> None:
         parse_lease(json.dumps({"cluster": "c", **facts}).encode())
 
 
+@pytest.mark.parametrize("since", ["NaN", "Infinity", "-Infinity", "1e300", "1" + "0" * 400, "-1", "true", '"now"'])
+def test_a_lease_of_no_time(since: str) -> None:
+    """Python's JSON has numbers that are none, and those that no clock shows."""
+    with pytest.raises((ValueError, TypeError)):
+        parse_lease(b'{"cluster": "c", "since": %s}' % since.encode())
+
+
+def test_a_lease_that_is_nested_deeply(tmp_path: Path) -> None:
+    """It is reported as invalid, and replaced only by a writer that requires no digest."""
+    deep = b"[" * 4096
+    with pytest.raises(ValueError, match="nested"):
+        parse_lease(deep)
+    (tmp_path / "lease").write_bytes(deep)
+    assert SwapLease(str(tmp_path / "lease"), Lease("c", 1).text().decode()).perform() == WRITTEN
+
+
 def test_a_lease_of_version_519381b() -> None:
     """As that version wrote it; and as long as no snapshot was taken, it can read ours."""
     written = {"cluster": "c", "generation": 5, "holder": "a", "since": 1.0, "file": "a"}
