@@ -30,7 +30,7 @@ def read_history(cluster: Cluster, host: Host) -> list[Event]:
     for text in (host.read(str(cluster.places.history)) or b"").splitlines():
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(line, dict):
             lines.append(line)

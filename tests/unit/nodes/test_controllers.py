@@ -10,7 +10,12 @@ import pytest
 
 from appliance.errors import Busy, Refused
 from appliance.operations.nodes import controllers
-from appliance.operations.nodes.controllers import check_controllers, confirm_controllers, confirmed_path, read_confirmed
+from appliance.operations.nodes.controllers import (
+    check_controllers,
+    confirm_controllers,
+    confirmed_path,
+    read_confirmed,
+)
 from appliance.provision.payloads import Node
 from appliance.shared.locks import hold_lock
 from tests.crash.workload import cluster_in
