@@ -550,7 +550,7 @@ def test_a_host_that_the_user_has_powered_off_and_that_does_not_answer(
     monkeypatch.setattr(Cluster, "host", lambda _, name: apart.hosts[name])
     for check in ("check_programs", "find_known"):
         monkeypatch.setattr(failover, check, lambda *_, **__: None)
-    monkeypatch.setattr(failover, "check_bridges", lambda *_: pytest.fail(GOES_ON))
+    monkeypatch.setattr(failover, "check_networks", lambda *_: pytest.fail(GOES_ON))
     apart.take("host-b")
     apart.hosts["host-b"].stuck = True
     monkeypatch.setattr(apart.hosts["host-b"], "accepts_connections", lambda: state.startswith("alive"))
