@@ -1,5 +1,6 @@
 """Files of the site in the container and on nodes: replaced whole, accounts merged. Python 3.6 and later."""
 
+import fcntl
 import json
 import os
 import re
@@ -56,6 +57,17 @@ def replace(path, data, mode, uid, gid):
         pass
     folder = os.path.dirname(path)
     make_folder(folder)
+    there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(there, fcntl.LOCK_EX)  # sms-filesync and sms-apply may write the same file
+        _replace(path, data, mode, uid, gid)
+        os.fsync(there)
+    finally:
+        os.close(there)
+    return True
+
+
+def _replace(path, data, mode, uid, gid):
     beside = path + ".sms-new"
     if os.path.lexists(beside):
         os.unlink(beside)
@@ -71,8 +83,6 @@ def replace(path, data, mode, uid, gid):
     except OSError:  # a full disk, most of all: what is half written only takes more of it
         os.unlink(beside)
         raise
-    flush(folder)
-    return True
 
 
 def rename(path, new):

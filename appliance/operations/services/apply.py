@@ -9,9 +9,8 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
 
 from appliance.catalog import Service
 from appliance.config.slurm_files import FOLDER
@@ -20,11 +19,10 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import Event, note, read_history
 from appliance.operations.image.deliver import Image, LacksService, deliver, trust
-from appliance.operations.lease import query_lease
 from appliance.operations.overlay.overlay import overlay_mark, seeds_for
 from appliance.operations.preflight import find_instance, lock_host
-from appliance.operations.services.inside import need_running
-from appliance.operations.services.restart import restart_service, wait_for_answer
+from appliance.operations.services.inside import need_running, refuse_superseded
+from appliance.operations.services.restart import read_answer, restart_service, wait_for_answer
 from appliance.plan.machine import inside_argv
 from appliance.plan.overlay.seed import Seed, seed_archive
 from appliance.plan.services.apply import (
@@ -46,6 +44,35 @@ from appliance.tools.scripts import script_argv
 APPLY = "/opt/sms/bin/sms-apply"
 TIMEOUT_S = 60
 REMOVED = re.compile(rf"{FOLDER}/[A-Za-z0-9._-]+")
+
+
+class Changed(TypedDict):
+    """A file that differs; ``text``: what is there, if others can read it. ``edited``: somebody changed it there."""
+
+    path: str
+    edited: bool
+    text: str | None
+
+
+class Pending(TypedDict):
+    """Actions of services that are to be done: ``reload`` or ``restart``."""
+
+    pending: dict[str, str]
+
+
+class Compared(Pending):
+    """What ``sms-apply compare`` found; ``left``: see there."""
+
+    mark: str
+    changed: list[Changed]
+    left: str
+
+
+class Written(TypedDict):
+    """Files that ``sms-apply write`` changed, and copies of those that somebody had changed."""
+
+    changed: list[str]
+    kept: list[str]
 
 
 @dataclass(frozen=True)
@@ -126,6 +153,8 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
             work = _Apply(cluster, host, progress)
             step.detail(f"{len(work.plan.changes)} differ")
         done = Applied(host.name, work.plan.current, steps=list(work.plan.steps), switch=work.plan.switch)
+        if work.left == "complete" or (work.left and work.plan.current):
+            work.inside(dict, "finish")
         if work.plan.current or work.plan.switch:
             return done, work.plan.image
         actions = {one.service: one.kind for one in work.plan.steps}
@@ -133,12 +162,12 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
         begun: list[Step] = []
         try:
             with progress.step("write the files"):
-                report = work.inside("write", work.mark, json.dumps(actions), input=work.archive)
-            done.changed, done.kept = list(report["changed"]), list(report["kept"])
+                report: Written = work.inside(Written, "write", work.mark, json.dumps(actions), input=work.archive)
+            done.changed, done.kept = report["changed"], report["kept"]
             for one in work.plan.steps:
                 begun.append(one)
-                done.seconds[one.service] = work.run(one, progress, wait_s)
-            work.inside("finish")
+                done.seconds[one.service] = work.run(one.service, one.kind, progress, wait_s)
+            work.inside(dict, "finish")
         except SmsError as error:
             _roll_back(work, begun, progress, wait_s, error)
         bounds = {one.service: one.predicted_s for one in work.plan.steps if one.predicted_s is not None}
@@ -156,11 +185,13 @@ def _roll_back(work: _Apply, begun: list[Step], progress: Progress, wait_s: floa
     """
     progress.report(f"{cause.message.splitlines()[0]}: restoring the files of before")
     try:
-        work.inside("undo")
-        for one in begun:
-            # The last one failed: whether it would obey a reload is not known.
-            work.run(replace(one, kind="restart") if one is begun[-1] else one, progress, wait_s)
-        work.inside("finish")
+        actions = {**work.pending, **{one.service: one.kind for one in begun}}
+        if begun:  # the last one failed: whether it would obey a reload is not known
+            actions[begun[-1].service] = "restart"
+        restored: Pending = work.inside(Pending, "undo", json.dumps(actions))
+        for action in plan_actions(work.cluster.services, (), _read_kinds(restored)):
+            work.run(action.service, action.kind, progress, wait_s)
+        work.inside(dict, "finish")
     except SmsError as second:
         raise SmsError(
             f"{cause.message}\n  and the files of before could not be applied: {second.message}",
@@ -178,28 +209,21 @@ class _Apply:
         running = find_instance(cluster, host)
         assert running
         self.running = running
-        self._check_lease()
+        refuse_superseded(cluster, host)
         seeds = seeds_for(cluster)
         self.archive = seed_archive(seeds)
         image, switch = self._find_image(progress)
         self.mark = overlay_mark(self.archive, image)
-        found = self.inside("compare", input=self.archive)
+        found: Compared = self.inside(Compared, "compare", input=self.archive)
+        self.left = found["left"]
         changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}))
         switch += self._find_started_with(changes)
-        pending = {str(name): _read_kind(kind) for name, kind in dict(found["pending"]).items()}
+        self.pending = _read_kinds(found)
         history = read_history(cluster, host)
-        actions = () if switch else plan_actions(cluster.services, changes, pending)
+        actions = () if switch else plan_actions(cluster.services, changes, self.pending)
         steps = tuple(self._step(action, history) for action in actions)
         current = found["mark"] == self.mark and not (changes or steps or switch)
         self.plan = ApplyPlan(host.name, current, changes, steps, tuple(switch), image)
-
-    def _check_lease(self) -> None:
-        holder = query_lease(self.host, self.cluster).holder
-        if holder != self.host.name:
-            raise Refused(
-                f"the services container runs on {self.host.name}, but {holder or 'no host'} holds the lease",
-                hint=f"two hosts must never run it: sms stop --host {self.host.name}",
-            )
 
     def _find_image(self, progress: Progress) -> tuple[Image, list[str]]:
         """Return the running image; if it lacks a service of the site file, the current one, and why.
@@ -240,8 +264,8 @@ class _Apply:
         predicted = 0.0 if action.kind == "reload" else predict_restart(history, service.name)
         return Step(service.name, action.kind, action.why, predicted, service.outage.budget_s)
 
-    def inside(self, *words: str, input: bytes | None = None) -> dict[str, Any]:
-        """Run ``sms-apply`` in the container; return its answer.
+    def inside(self, kind: Any, *words: str, input: bytes | None = None) -> Any:
+        """Run ``sms-apply`` in the container; return its answer, which is of this type.
 
         Raises:
             Refused: the image does not have it.
@@ -250,10 +274,7 @@ class _Apply:
         argv = inside_argv(self.cluster.site, self.cluster.services, APPLY, *words)
         result = self.host.run(*argv, input=input, ok=None, timeout=TIMEOUT_S)
         if result.status == 0:
-            with suppress(ValueError, IndexError):
-                answer = json.loads(result.text.splitlines()[-1])
-                if isinstance(answer, dict):
-                    return answer
+            return read_answer(kind, result.text)
         output = one_line((result.stderr or result.stdout).decode(errors="replace"), 300)
         if words[0] == "compare" and not self.host.works(
             *inside_argv(self.cluster.site, self.cluster.services, "test", "-x", APPLY)
@@ -267,16 +288,16 @@ class _Apply:
             hint="is its overlay full? `sms status` shows it",
         )
 
-    def run(self, step: Step, progress: Progress, wait_s: float) -> float:
+    def run(self, name: str, kind: Kind, progress: Progress, wait_s: float) -> float:
         """Reload or restart a service; return the seconds until it answered, 0 for a reload.
 
         Raises:
             SmsError: it does not answer.
         """
-        service = next(one for one in self.cluster.services if one.name == step.service)
+        service = next(one for one in self.cluster.services if one.name == name)
         seconds = 0.0
-        with progress.step(f"{step.kind} {service.name}") as shown:
-            if step.kind == "restart":
+        with progress.step(f"{kind} {service.name}") as shown:
+            if kind == "restart":
                 done = restart_service(self.cluster, self.host, service, wait_s)
                 seconds = done.seconds
                 note(self.cluster, self.host, "apply", "restarted", service=service.name, ok=done.ok, seconds=seconds)
@@ -294,7 +315,7 @@ class _Apply:
                 if not ok:
                     raise _no_answer(service, detail)
                 shown.detail(detail)
-        self.inside("done", service.name)
+        self.inside(dict, "done", service.name)
         return seconds
 
 
@@ -302,22 +323,21 @@ def _no_answer(service: Service, detail: str) -> SmsError:
     return SmsError(f"{service.name} does not answer: {detail}", hint=f"sms logs {service.name}")
 
 
-def _read_changes(found: Mapping[str, Any], seeds: Mapping[str, Seed]) -> Iterator[FileChange]:
+def _read_changes(found: Compared, seeds: Mapping[str, Seed]) -> Iterator[FileChange]:
     """Yield the files that differ; what the container reports is not trusted: only paths of the site's own count, and
     those in /etc/slurm that it no longer has.
     """
     for entry in found["changed"]:
-        path = str(entry["path"])
-        before = entry["text"] if isinstance(entry["text"], str) else None
+        path = entry["path"]
         seed = seeds.get(path)
         if seed is None and REMOVED.fullmatch(path):
-            yield FileChange(path, before, None, bool(entry["edited"]))
+            yield FileChange(path, entry["text"], None, entry["edited"])
             continue
         if seed is None:
             raise SmsError(f"the container reports an unknown file {path[:70]!r}")
         after = seed.data.decode(errors="replace") if seed.mode & 0o004 else None
-        yield FileChange(seed.path, before, after, bool(entry["edited"]))
+        yield FileChange(seed.path, entry["text"], after, entry["edited"])
 
 
-def _read_kind(value: object) -> Kind:
-    return "reload" if value == "reload" else "restart"
+def _read_kinds(found: Pending) -> dict[str, Kind]:
+    return {name: "reload" if kind == "reload" else "restart" for name, kind in found["pending"].items()}

@@ -8,11 +8,12 @@ from contextlib import nullcontext
 from appliance.errors import ConfigError, Refused
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.lease import query_lease
+from appliance.operations.lease import Leases, query_lease
 from appliance.operations.overlay.mirrored import is_linked
 from appliance.operations.overlay.overlay import keep_stopped
 from appliance.operations.preflight import find_instance
 from appliance.plan.machine import inside_argv
+from appliance.plan.migration.lease import find_newer
 from appliance.tools import ext3
 
 LOGS = "/var/log/sms"
@@ -32,6 +33,20 @@ def need_running(cluster: Cluster, host: Host) -> None:
         raise Refused(
             f"the services container does not run on {host.name}" + f", but on {holder}" * elsewhere,
             hint=f"--host {holder}" if elsewhere else f"sms start --host {host.name}",
+        )
+
+
+def refuse_superseded(cluster: Cluster, host: Host) -> None:
+    """Check that no other host has taken over, by the lease files of all that answer.
+
+    Raises:
+        Refused: one has; what runs on ``host`` is stopped by its guard, or has to be.
+    """
+    newer = find_newer(host.name, Leases(host, cluster, tolerant=True).query())
+    if newer:
+        raise Refused(
+            f"the services container runs on {host.name}, but {newer.holder} holds the lease",
+            hint=f"two hosts must never run it: sms stop --host {host.name}",
         )
 
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypedDict
 
 from appliance.catalog import Service
 from appliance.errors import ConfigError, SmsError
@@ -13,9 +14,10 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.preflight import lock_host
-from appliance.operations.services.inside import need_running
+from appliance.operations.services.inside import need_running, refuse_superseded
 from appliance.plan.machine import inside_argv, probe_argv
 from appliance.progress import Progress
+from appliance.shared.records import RecordError, check_value
 from appliance.text import one_line
 from appliance.tools.scripts import script_argv
 
@@ -33,6 +35,13 @@ class Restarted:
     detail: str
 
 
+class Probed(TypedDict):
+    """A line of ``sms-probe``."""
+
+    ok: bool
+    detail: str
+
+
 @dataclass(frozen=True)
 class Restart:
     """A service to restart, and what its users notice meanwhile, as the catalogue has it."""
@@ -47,10 +56,11 @@ def plan_restart(cluster: Cluster, host: Host, names: Sequence[str]) -> list[Res
 
     Raises:
         ConfigError: the site has no such service.
-        Refused: the services container does not run there.
+        Refused: the services container does not run there, or another host has taken over.
     """
     chosen = _choose(cluster, names)
     need_running(cluster, host)
+    refuse_superseded(cluster, host)
     return [Restart(one.name, one.outage.budget_s, one.outage.why) for one in chosen]
 
 
@@ -64,12 +74,13 @@ def restart(
 
     Raises:
         ConfigError: the site has no such service.
-        Refused: the services container does not run there, or another sms is at work there.
+        Refused: as for ``plan_restart``, or another sms is at work there.
         SmsError: the supervisor did not restart one; those after it were not restarted.
     """
     chosen = _choose(cluster, names)
     with lock_host(cluster, host):
         need_running(cluster, host)
+        refuse_superseded(cluster, host)
         for service in chosen:
             with progress.step(f"restart {service.name}") as step:
                 done = restart_service(cluster, host, service, wait_s)
@@ -105,8 +116,29 @@ def restart_service(cluster: Cluster, host: Host, service: Service, wait_s: floa
 
 
 def wait_for_answer(cluster: Cluster, host: Host, service: Service, wait_s: float) -> tuple[bool, str]:
-    """Wait until a service answers, ``wait_s`` seconds at most; return whether it does, and its answer or why not."""
+    """Wait until a service answers, ``wait_s`` seconds at most; return whether it does, and its answer or why not.
+
+    Raises:
+        SmsError: the probe failed.
+    """
     words = ("--wait", f"{wait_s:g}", service.name)
     probe = probe_argv(cluster.site, cluster.services, *words, confined=True)
-    answer = json.loads(host.run(*probe, ok=(0, 4), timeout=wait_s + 30).text.splitlines()[-1])
+    answer: Probed = read_answer(Probed, host.run(*probe, ok=(0, 4), timeout=wait_s + 30).text)
     return answer["ok"], one_line(answer["detail"], 200)
+
+
+def read_answer(kind: Any, text: str) -> Any:
+    """Return the last line of what a program of the container printed, as a TypedDict ``kind``.
+
+    Raises:
+        SmsError: it is not one. Whoever is root in the container can replace its programs.
+    """
+    last = text.rstrip().rpartition("\n")[2]
+    try:
+        return check_value(kind, json.loads(last))
+    except (ValueError, RecursionError, RecordError) as error:
+        why = error if isinstance(error, RecordError) else "it is not JSON"
+        raise SmsError(
+            f"a program in the container printed {one_line(last, 100)!r}: {why}",
+            hint="was it replaced there? `sms stop`, then `sms start`, starts the programs of the image",
+        ) from None

@@ -128,7 +128,7 @@ def _entries(text: str | None) -> dict[str, dict[str, object]]:
     try:
         entries = json.loads(text or "{}")["services"]
         return {name: entry for name, entry in entries.items() if isinstance(entry, dict)}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 

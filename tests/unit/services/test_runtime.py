@@ -153,6 +153,20 @@ def test_replace(smsfiles: ModuleType, root: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_replace_by_two_at_once(smsfiles: ModuleType, root: Path) -> None:
+    """sms-filesync and sms-apply: each would remove what the other one has begun to write."""
+    script = """import sys, smsfiles
+for number in range(400):
+    smsfiles.replace("/etc/file", b"%d %d" % (int(sys.argv[1]), number), 0o600, *map(int, sys.argv[2:]))
+"""
+    argv = [sys.executable, "-c", script]
+    ids = [str(os.geteuid()), str(os.getegid())]
+    environment = {**os.environ, "PYTHONPATH": str(RUNTIME), "PYTHONDONTWRITEBYTECODE": "1", "SMS_ROOT": str(root)}
+    both = [subprocess.Popen([*argv, str(one), *ids], env=environment) for one in range(2)]
+    assert [one.wait(60) for one in both] == [0, 0]
+    assert (root / "etc/file").read_bytes() in (b"0 399", b"1 399")
+
+
 def test_replace_after_a_killed_run(smsfiles: ModuleType, root: Path) -> None:
     (root / "etc/file.sms-new").symlink_to(root / "etc/shadow")
     shadow = (root / "etc/shadow").read_text()
@@ -549,6 +563,7 @@ def test_apply_compares_and_shows_no_secret(root: Path) -> None:
             {"path": "/etc/sms/key", "edited": False, "text": None},
         ],
         "pending": {},
+        "left": "",
     }
     assert tree(root) == before
     assert run_apply(root, "compare", input=archive(ONE, SECRET))["changed"] == []
@@ -561,12 +576,21 @@ def test_apply_can_be_undone_until_it_is_finished(root: Path) -> None:
     before = tree(root)
     run_apply(root, "write", "2", '{"postfix": "reload"}', input=archive(TWO, SECRET))
     run_apply(root, "write", "3", '{"chrony": "restart"}', input=archive((*ONE[:1], b"three\n", *ONE[2:]), SECRET))
-    assert run_apply(root, "compare", input=archive(ONE))["pending"] == {"postfix": "reload", "chrony": "restart"}
+    found = run_apply(root, "compare", input=archive(ONE))
+    assert found["pending"] == {"postfix": "reload", "chrony": "restart"} and found["left"] == "incomplete"
     for name in ("apply.pending", "apply.saved"):
         assert stat.S_IMODE((root / "run/sms" / name).stat().st_mode) == 0o600
-    assert run_apply(root, "done", "chrony") == {"postfix": "reload"}
-    run_apply(root, "undo")
+    run_apply(root, "done", "chrony")
+    assert run_apply(root, "compare", input=archive(ONE))["pending"] == {"postfix": "reload"}
+    run_apply(root, "done", "postfix")
+    assert run_apply(root, "compare", input=archive(ONE))["left"] == "complete"
+    undone = {"pending": {"chrony": "restart", "postfix": "reload", "munge": "restart"}}
+    assert run_apply(root, "undo", '{"chrony": "reload", "munge": "restart"}') == undone, (
+        "those done have read the files"
+    )
     assert tree(root) == before
+    found = run_apply(root, "compare", input=archive(ONE))
+    assert {"pending": found["pending"]} == undone and found["left"] == "incomplete"
     run_apply(root, "finish")
     assert not list((root / "run/sms").glob("apply*"))
-    assert run_apply(root, "undo") == {"restored": []}
+    assert run_apply(root, "undo", "{}") == {"pending": {}}

@@ -1,0 +1,271 @@
+"""`sms apply` with the real program of the container: runs that fail or are killed, and what services use then."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from appliance.catalog import read_catalog
+from appliance.errors import Refused, RolledBack, SmsError
+from appliance.operations.services import apply as module
+from appliance.operations.services import inside, restart
+from appliance.operations.services.restart import Restarted
+from appliance.plan.overlay.seed import Seed
+from appliance.progress import Silent
+from appliance.share import share
+from tests.pairs import Pair
+from tests.unit.services.conftest import needs_root, run_program
+
+CATALOG = {one.name: one for one in read_catalog(share("definitions", "services")).values() if one.container}
+FILES = {"rsyslog": "/etc/rsyslog.conf", "chrony": "/etc/chrony/sms.conf"}
+
+
+class Killed(BaseException):
+    """The run ends here."""
+
+
+@dataclass
+class World:
+    """A container: its files are those below ``root``; a restart reads that of the service.
+
+    ``used``: what each service has read. ``faulty``: services that do not answer after their next restart.
+    ``killed``: the run ends before, or with ``after``, this command of sms-apply.
+    """
+
+    root: Path
+    seeds: list[Seed] = field(default_factory=list)
+    used: dict[str, bytes] = field(default_factory=dict)
+    faulty: set[str] = field(default_factory=set)
+    killed: tuple[str, ...] = ()
+    after: bool = False
+
+    def run(self, *words: str, input: bytes | None = None, **_: Any) -> Any:
+        if words[0] != module.APPLY:
+            return SimpleNamespace(status=0)  # a reload
+        words = words[1:]
+        short = words[:1] if words[0] in ("write", "undo") else words
+        if short == self.killed and not self.after:
+            raise Killed
+        done = run_program("sms-apply", self.root, *words, input=input or b"")
+        assert not done.returncode, done.stderr
+        if short == self.killed:
+            raise Killed
+        return SimpleNamespace(status=0, text=done.stdout.decode())
+
+    def restart(self, cluster: Any, host: Any, service: Any, wait_s: float) -> Restarted:
+        self.used[service.name] = self.path(service.name).read_bytes()
+        failed = service.name in self.faulty
+        self.faulty.discard(service.name)
+        return Restarted(service.name, not failed, 1.0, "")
+
+    def path(self, service: str) -> Path:
+        return self.root / FILES[service].lstrip("/")
+
+    def files(self) -> dict[str, bytes]:
+        return {name: self.path(name).read_bytes() for name in FILES}
+
+    def apply(self, rsyslog: bytes, chrony: bytes, *, killed: tuple[str, ...] = (), after: bool = False) -> Any:
+        """Apply a site file with these two; ends as the run does."""
+        data = {"rsyslog": rsyslog, "chrony": chrony}
+        self.seeds = [Seed(FILES[name], data[name], owner="root", group="root", mode=0o644) for name in FILES]
+        self.killed, self.after = killed, after
+        cluster: Any = SimpleNamespace(services=tuple(CATALOG.values()), site=None)
+        host: Any = SimpleNamespace(name="host-a", run=self.run)
+        return module.apply(cluster, host, Silent(), wait_s=1)[0]
+
+
+@pytest.fixture
+def world(root: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(root)
+    monkeypatch.setattr(module, "lock_host", lambda *_: nullcontext())
+    monkeypatch.setattr(module, "need_running", lambda *_: None)
+    monkeypatch.setattr(module, "refuse_superseded", lambda *_: None)
+    monkeypatch.setattr(module, "find_instance", lambda *_: SimpleNamespace(pid=1, image="image"))
+    monkeypatch.setattr(module._Apply, "_find_image", lambda *_: (None, []))
+    monkeypatch.setattr(module._Apply, "_find_started_with", lambda *_: [])
+    monkeypatch.setattr(module, "inside_argv", lambda site, services, *words: words)
+    monkeypatch.setattr(module, "seeds_for", lambda _: made.seeds)
+    monkeypatch.setattr(module, "overlay_mark", lambda archive, _: hashlib.sha256(archive).hexdigest())
+    monkeypatch.setattr(module, "read_history", lambda *_: [])
+    monkeypatch.setattr(module, "note", lambda *_, **__: None)
+    monkeypatch.setattr(module, "restart_service", made.restart)
+    monkeypatch.setattr(module, "wait_for_answer", lambda *_: (True, ""))
+    made.apply(b"1\n", b"1\n")
+    assert made.files() == made.used == {"rsyslog": b"1\n", "chrony": b"1\n"}
+    return made
+
+
+def left(world: World) -> list[str]:
+    return [path.name for path in (world.root / "run/sms").glob("apply*")]
+
+
+@needs_root
+def test_a_failure_restores_the_files_of_before(world: World) -> None:
+    world.faulty = {"rsyslog"}
+    with pytest.raises(RolledBack):
+        world.apply(b"2\n", b"2\n")
+    assert world.files() == world.used == {"rsyslog": b"1\n", "chrony": b"1\n"} and left(world) == []
+
+
+@needs_root
+@pytest.mark.parametrize("current", [True, False])
+def test_a_run_that_was_killed_at_its_end_is_what_the_next_one_restores(world: World, *, current: bool) -> None:
+    """``current``: a run in between finds nothing to do."""
+    with pytest.raises(Killed):
+        world.apply(b"2\n", b"1\n", killed=("finish",))
+    if current:
+        assert world.apply(b"2\n", b"1\n").current and left(world) == []
+    world.faulty = {"chrony"}
+    with pytest.raises(RolledBack):
+        world.apply(b"2\n", b"2\n")
+    assert world.files() == world.used == {"rsyslog": b"2\n", "chrony": b"1\n"} and left(world) == []
+
+
+@needs_root
+def test_a_failure_restores_what_a_killed_run_had_finished(world: World) -> None:
+    order = [name for name in CATALOG if name in FILES]
+    with pytest.raises(Killed):
+        world.apply(b"2\n", b"2\n", killed=("done", order[1]))
+    assert world.used == {"rsyslog": b"2\n", "chrony": b"2\n"}
+    world.faulty = {order[1]}
+    with pytest.raises(RolledBack):
+        world.apply(b"2\n", b"2\n")
+    assert world.files() == world.used == {"rsyslog": b"1\n", "chrony": b"1\n"} and left(world) == []
+
+
+@needs_root
+@pytest.mark.parametrize("after", [False, True])
+def test_the_site_file_of_before_after_a_rollback_that_was_killed(world: World, *, after: bool) -> None:
+    world.faulty = {"chrony"}
+    with pytest.raises(Killed):
+        world.apply(b"2\n", b"2\n", killed=("undo",), after=after)
+    assert not world.apply(b"1\n", b"1\n").current
+    assert world.files() == world.used == {"rsyslog": b"1\n", "chrony": b"1\n"} and left(world) == []
+    assert world.apply(b"1\n", b"1\n").current
+
+
+STEPS: dict[str, Callable[[World], tuple[str, ...]]] = {
+    "write": lambda _: ("write",),
+    "first done": lambda _: ("done", "rsyslog"),
+    "second done": lambda _: ("done", "chrony"),
+    "finish": lambda _: ("finish",),
+}
+
+
+@needs_root
+@pytest.mark.full
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("fails", [False, True])
+def test_services_use_the_files_that_are_there(world: World, step: str, *, after: bool, fails: bool) -> None:
+    """Killed anywhere; the next run has another site file, and succeeds or fails."""
+    with pytest.raises(Killed):
+        world.apply(b"2\n", b"2\n", killed=STEPS[step](world), after=after)
+    complete = step == "finish" or (after and left(world) and not json.loads(pending(world)))
+    if fails:
+        world.faulty = {"chrony"}
+        with pytest.raises(RolledBack):
+            world.apply(b"2\n", b"3\n")
+        version = b"2\n" if complete else b"1\n"
+        assert world.files() == {"rsyslog": version, "chrony": version}
+    else:
+        world.apply(b"2\n", b"3\n")
+        assert world.files() == {"rsyslog": b"2\n", "chrony": b"3\n"}
+    assert world.files() == world.used and left(world) == []
+
+
+def pending(world: World) -> bytes:
+    return (world.root / "run/sms/apply.pending").read_bytes()
+
+
+# What a hostile container answers
+
+ANSWERS = [
+    "",
+    "no JSON",
+    "[" * 100_000,
+    "[]",
+    "{}",
+    '{"ok": true}',
+    '{"ok": 1, "detail": ""}',
+    '{"ok": true, "detail": 3}',
+]
+COMPARED = [
+    "",
+    "[]",
+    "{}",
+    '{"pending": 1, "changed": [], "mark": "", "left": ""}',
+    '{"pending": {"chrony": []}, "changed": [], "mark": "", "left": ""}',
+    '{"pending": {}, "changed": 3, "mark": "", "left": ""}',
+    '{"pending": {}, "changed": [1], "mark": "", "left": ""}',
+    '{"pending": {}, "changed": [{"path": "/etc/shadow", "edited": false, "text": ""}], "mark": "", "left": ""}',
+]
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_an_invalid_answer_of_a_probe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(restart, "probe_argv", lambda *_, **__: ("probe",))
+    host: Any = SimpleNamespace(run=lambda *_, **__: SimpleNamespace(text=text, status=0))
+    cluster: Any = SimpleNamespace(site=None, services=())
+    with pytest.raises(SmsError, match="printed"):
+        restart.wait_for_answer(cluster, host, CATALOG["chrony"], 1)
+
+
+@needs_root
+@pytest.mark.parametrize("text", COMPARED)
+def test_an_invalid_comparison(world: World, text: str) -> None:
+    world.run = lambda *_, **__: SimpleNamespace(text=text, status=0)  # type: ignore[method-assign]
+    with pytest.raises(SmsError):
+        world.apply(b"2\n", b"2\n")
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["write", "done"])
+def test_an_invalid_answer_leads_to_a_rollback(world: World, command: str) -> None:
+    real, answered = world.run, list[str]()
+
+    def run(*words: str, **options: Any) -> Any:
+        done = real(*words, **options)
+        if command in words and not answered:
+            answered.append(command)
+            return SimpleNamespace(text="[1]", status=0)
+        return done
+
+    world.run = run  # type: ignore[method-assign]
+    with pytest.raises(RolledBack):
+        world.apply(b"2\n", b"2\n")
+    assert world.files() == world.used == {"rsyslog": b"1\n", "chrony": b"1\n"} and left(world) == []
+
+
+# Another host has taken over
+
+
+def test_it_is_refused_once_another_host_has_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own lease file does not have it yet."""
+    pair = Pair(tmp_path, shared=False)
+    pair.take("host-a")
+    host = pair.hosts["host-a"]
+    monkeypatch.setattr(inside, "Leases", lambda *_, **__: pair.leases("host-a", query=False))
+    monkeypatch.setattr(restart, "need_running", lambda *_: None)
+    for silent in (False, True):
+        pair.hosts["host-b"].cut = silent
+        assert restart.plan_restart(pair.cluster, host, ["postfix"])[0].service == "postfix"
+    pair.hosts["host-b"].cut = False
+    pair.leases("host-b", without=("host-a",)).take(generation_bump=1000)
+    assert pair.files()["host-a"][0] == "host-a"
+    with pytest.raises(Refused, match="host-b holds the lease"):
+        restart.plan_restart(pair.cluster, host, ["postfix"])
+    with pytest.raises(Refused, match="host-b holds the lease"):
+        list(restart.restart(pair.cluster, host, ["postfix"], Silent(), wait_s=1))
+    monkeypatch.setattr(module, "need_running", lambda *_: None)
+    monkeypatch.setattr(module, "find_instance", lambda *_: SimpleNamespace(pid=1, image="image"))
+    with pytest.raises(Refused, match="host-b holds the lease"):
+        module.plan_apply(pair.cluster, host, Silent())
