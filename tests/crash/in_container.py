@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import io
 import json
@@ -14,7 +15,7 @@ import tarfile
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from tests.crash.workload import Mark, Marks, Workload, nothing
@@ -95,15 +96,21 @@ def prepare_seed(root: Path) -> None:
 
 def run_seed_of(root: Path, data: bytes) -> None:
     program = load("smsseed.py", root)
+    # There is no account munge here.
+    program.pwd = SimpleAccounts()
+    program.write(site_archive(data), digest(data))
+
+
+def site_archive(data: bytes) -> io.BytesIO:
+    """Return an archive of the site's files, which is one."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         member = tarfile.TarInfo("etc/motd")
         member.size, member.mode, member.uname = len(data), 0o600, US
-        member.gname = program.grp.getgrgid(os.getgid()).gr_name
+        member.gname = grp.getgrgid(os.getgid()).gr_name
         archive.addfile(member, io.BytesIO(data))
-    # There is no account munge here.
-    program.pwd = SimpleAccounts()
-    program.write(io.BytesIO(buffer.getvalue()), digest(data))
+    buffer.seek(0)
+    return buffer
 
 
 class SimpleAccounts:
@@ -142,6 +149,54 @@ def check_first_seed(root: Path, marks: Marks) -> None:
     key = (root / "etc" / "munge" / "munge.key").read_bytes()
     assert len(key) == 1024 and digest(key) in (marks or [digest(key)])
     assert not (root / "etc" / "motd.sms-old").exists()
+
+
+# The same in a running container, which can be undone: definitions/runtime/sms-apply
+
+APPLIED = [b"site 1", b"site 2", b"site 3"]
+
+
+def applier(root: Path, data: bytes) -> Any:
+    """Return the program, with a version of the site's files as its standard input."""
+    program = load("sms-apply", root)
+    program.smsseed.pwd = SimpleAccounts()
+    program.sys = SimpleNamespace(stdin=SimpleNamespace(buffer=site_archive(data)))
+    return program
+
+
+def prepare_apply(root: Path) -> None:
+    run_seed_of(root, APPLIED[0])
+
+
+def run_apply(root: Path, mark: Mark) -> None:
+    """The second version is applied; the third one is applied and undone. ``postfix`` reads it each time."""
+    for data in APPLIED[1:]:
+        applier(root, data).write(digest(data), {"postfix": "reload"})
+        mark("written")
+        applier(root, data).done("postfix")
+        mark("read")
+        if data == APPLIED[2]:
+            assert applier(root, data).undo({})["pending"] == {"postfix": "reload"}
+            mark("undone")
+            applier(root, data).done("postfix")
+        applier(root, data).finish()
+        mark("finished")
+
+
+def check_apply(root: Path, marks: Marks) -> None:
+    """The next run restores the version of the last complete one; who may have read another one reads it again."""
+    found = applier(root, APPLIED[0]).compare()
+    if found["left"] == "complete":
+        applier(root, b"").finish()
+    applier(root, b"another").write("", {"chrony": "restart"})
+    pending = applier(root, b"").undo({**found["pending"], "chrony": "restart"})["pending"]
+    one, two, three = APPLIED
+    versions = [{one}, {one, two}, {two}, {two}, {two, three}, {two, three}, {two}, {two}][len(marks)]
+    assert (root / "etc" / "motd").read_bytes() in versions
+    if found["left"] == "incomplete" and marks[-1:] not in ((), ("finished",)):
+        assert pending == {"postfix": "reload", "chrony": "restart"}
+    applier(root, b"").finish()
+    assert all(path.suffix == ".sms-new" for path in (root / "run" / "sms").iterdir())
 
 
 # The job ids of slurmctld: definitions/runtime/sms-slurm-ids
@@ -248,6 +303,7 @@ CONTAINER = {
     "files of the site": Workload(prepare_kept, run_kept, check_kept),
     "first seed of an overlay": Workload(nothing, run_first_seed, check_first_seed),
     "seed of an overlay": Workload(prepare_seed, run_seed, check_seed),
+    "changed files of a running container": Workload(prepare_apply, run_apply, check_apply, again=False, memory=True),
     "job ids": Workload(prepare_ids, run_ids, check_ids),
     "certificate of a node": Workload(nothing, run_enroll, check_enroll, memory=True),
 }

@@ -83,7 +83,7 @@ DIRECT = {
     "definitions/runtime/sms-slurm-ids:raise_id": "job ids",
     "definitions/runtime/smsenroll.py:enroll": "certificate of a node",
     "definitions/runtime/smsfiles.py:rename": "files of the site",
-    "definitions/runtime/smsfiles.py:replace": "files of the site",
+    "definitions/runtime/smsfiles.py:_replace": "files of the site",
 }
 """Calls that create, rename or truncate a file by themselves, as ``FILE:FUNCTION``."""
 
@@ -154,7 +154,7 @@ SHARED = {
     "appliance/tools/sealed.py": "image of the VM",
     "definitions/runtime/sms-filesync": RUN,
     "definitions/runtime/sms-run": RUN,
-    "definitions/runtime/sms-apply": RUN,
+    "definitions/runtime/sms-apply": "changed files of a running container",
     "definitions/runtime/sms-seed": "seed of an overlay",
     "definitions/runtime/sms-slurm-ids": "job ids",
     "definitions/runtime/smsenroll.py": "certificate of a node",
