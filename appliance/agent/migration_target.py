@@ -438,6 +438,8 @@ class MigrationTarget:
                     os.unlink(path + left)
         self._mark_overlay()
         self._remove_holds()
+        if self.instance and self.request.gate:  # the coordinator may be gone
+            endpoint.run(*self._inside("nft", "delete", "table", "inet", self.request.gate), ok=range(256))
         if self.instance and self.request.ask_nodes and self.request.inside:
             try:
                 endpoint.run(*self._inside(*self.request.ask_nodes), ok=range(256), timeout=20)
@@ -480,7 +482,7 @@ class MigrationTarget:
             Problem: an instance with an overlay of its own serves here; what it has acknowledged would be lost.
         """
         assert self.channel
-        if self.state == "up" and not self.request.shared:
+        if self.state == "up" and not self.request.shared and not message.get("gated"):
             raise Problem("the services container serves on %s by now" % self.request.host, "sms status")
         self.roll_back(str(message.get("why", "")))
         self.channel.send("aborted")
@@ -560,9 +562,6 @@ class MigrationTarget:
         except OSError:
             return False
 
-    def _is_rolled_back(self) -> bool:
-        return bool(self.request.base) and not os.path.exists(self.overlay)
-
     def _save_state(self, state: str) -> None:
         self.host_state.save_state(state, ports=self.ports, inode=self.inode)
 
@@ -585,11 +584,12 @@ class MigrationTarget:
             raise Problem("the mirror at %s is not mounted" % self.request.mirror, "sms overlay mirror status")
         self.state, self.ports, self.inode = saved.state, saved.ports, saved.inode
         self.instance = endpoint.find_instance(self.request.instance)
+        gone = self.request.base and not os.path.exists(self.overlay)
         if self.instance:
             ports = self.instance.ports(sorted(self.request.bridges))
             attached = all(endpoint.is_attached(port, self.request.bridges[name]) for name, port in ports.items())
             self.state, self.ports = "up" if attached else "started", ports
-        elif self.state == "up" and (self._is_copy(self.file + ".partial") or self._is_rolled_back()):
+        elif self.state == "up" and (gone or self._is_copy(self.file + ".partial")):
             self.state = "started"  # the crash interrupted its rollback
         elif self.state == "started" and self.request.shared and self.host_state.holder() == self.request.host:
             self._remove_holds()

@@ -122,6 +122,7 @@ class TargetRequest(MigrationRequest):
         inside: first words of a command that runs inside; empty in a state that an earlier version stored.
         mirror: folder where the mirror of the overlay is mounted, to which ``overlay`` is a link; empty without one.
         base: the overlay of the source, if that is this host; else empty.
+        gate: nftables table that isolates services with state, which is removed at the end; empty without one.
         macvlan: interfaces that replace those of the isolated instance, detached.
     """
 
@@ -131,6 +132,7 @@ class TargetRequest(MigrationRequest):
     inside: tuple[str, ...] = ()
     mirror: str = ""
     base: str = ""
+    gate: str = ""
     macvlan: tuple[MacvlanRequest, ...] = ()
 
 

@@ -13,6 +13,7 @@ from appliance.operations.migration.state import Inspected, Migration, Migration
 from appliance.operations.services.unfinished import mark_path
 from appliance.operations.snapshots.list import store
 from appliance.plan.machine import inside_argv, inside_second, instance_name, start_argv, stop_argv, stop_timeout
+from appliance.plan.migration.here import GATE
 from appliance.plan.migration.move import reset_ports, stop_groups, stream_ports
 from appliance.plan.services.jobs import ASK_NODES
 from appliance.plan.services.network import INTERFACES, isolated_bridges, macvlan_requests
@@ -100,6 +101,7 @@ def target_request(cluster: Cluster, inspected: Inspected) -> TargetRequest:
         inside=inside,
         mirror=str(cluster.places.mirror) if inspected.plan.mirror else "",
         base=str(cluster.places.overlay) if here else "",
+        gate=GATE if here else "",
         macvlan=macvlan_requests(cluster.site, inspected.target.name),
     )
 

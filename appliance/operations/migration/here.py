@@ -25,7 +25,7 @@ from appliance.operations.migration.agents import open_agents
 from appliance.operations.migration.copy import catch_up, copy_overlay, stop_services
 from appliance.operations.migration.inspection import PROGRAMS, record_if_missing, shares_overlay
 from appliance.operations.migration.rollback import end_agents
-from appliance.operations.migration.start import check_services, list_jobs, start_isolated
+from appliance.operations.migration.start import check_services, close_gate, list_jobs, open_gate, start_isolated
 from appliance.operations.migration.state import Here, Inspected, Migration, MigrationResult
 from appliance.operations.migration.switch import clean_up, switch_addresses
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, second_overlay
@@ -335,7 +335,9 @@ def _run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: P
             catch_up(migration)
             stop_services(migration)
             start_isolated(migration, jobs)
+            close_gate(migration)
             switch_addresses(migration)
+            open_gate(migration)
             failures = check_services(migration)
             clean_up(migration)
         except BaseException as error:

@@ -140,7 +140,7 @@ def end_agents(migration: Migration, cause: BaseException) -> None:
     source, target = migration.source, migration.target
     why = str(cause) or type(cause).__name__
     with migration.progress.step(f"roll back to {source.name}"):
-        confirmed, ended = _abort_target(target, why)
+        confirmed, ended = _abort_target(target, why, gated=migration.gated)
         if ended:
             try:
                 source.send("abort", why=why, sure=confirmed)
@@ -156,10 +156,10 @@ def end_agents(migration: Migration, cause: BaseException) -> None:
         target.wait()
 
 
-def _abort_target(target: Endpoint, why: str) -> tuple[bool, bool]:
+def _abort_target(target: Endpoint, why: str, *, gated: bool) -> tuple[bool, bool]:
     """Return whether the target confirmed that it was aborted, and whether its agent has ended."""
     try:
-        target.send("abort", why=why)
+        target.send("abort", why=why, gated=gated)
         while target.receive("aborted", *TARGET_REPLIES, patience_s=ABORT_S)[0]["kind"] != "aborted":
             pass
     except SmsError:

@@ -11,13 +11,16 @@ from appliance.host.base import CommandError
 from appliance.operations.migration.agents import QUICK_S
 from appliance.operations.migration.state import Migration
 from appliance.plan.machine import PROBE, inside_argv, start_argv
-from appliance.plan.migration.move import missing_jobs, needs_outside
+from appliance.plan.migration.here import GATE, gate_rules
+from appliance.plan.migration.move import missing_jobs, needs_outside, stream_ports
 from appliance.plan.services.jobs import JOBS, read_jobs
 
 WAIT_S = 60.0
 """Seconds that the services may take to answer on the target before the migration fails."""
 SETTLE_S = 10.0
 """Seconds that services with external probes may take to answer after the switch."""
+GATE_S = 5.0
+"""Seconds that services without state may take to answer after a switch until it is undone."""
 SEED_S = 150.0
 """Timeout in seconds of the command that writes the site's files into the copy."""
 START_S = 90.0
@@ -86,6 +89,51 @@ def check_services(migration: Migration) -> str:
             note = f"job {', '.join(lost[:10])} was lost or requeued; see `scontrol show job`"
             migration.result.notes.append(note)
     return failures
+
+
+def close_gate(migration: Migration) -> None:
+    """Keep services with state from being reached on the target, and from reaching others, after the switch.
+
+    Raises:
+        SmsError: it failed.
+    """
+    if not _gated_by(migration):
+        return
+    live = [service for service in migration.cluster.services if service.live]
+    rules = gate_rules(stream_ports(live))
+    for argv in (("nft", rules), ("nft", "list", "table", "inet", GATE)):
+        migration.target.send("ask", argv=list(argv))
+        _, output = migration.target.receive("told", patience_s=QUICK_S)
+    if GATE.encode() not in output:
+        raise SmsError(f"the services with state on {migration.target.name} cannot be isolated by nft")
+    migration.gated = True
+
+
+def open_gate(migration: Migration) -> None:
+    """Probe what the switch can have broken, and then let services with state be reached.
+
+    Raises:
+        SmsError: a service does not answer; nothing that others rely on has been received.
+    """
+    if not migration.gated:
+        return
+    with migration.progress.step("probe the way out") as step:
+        began = time.monotonic()
+        if failures := _probe(migration, _gated_by(migration), GATE_S):
+            raise SmsError(failures)
+        migration.gated = False  # from here on
+        migration.target.send("ask", argv=["nft", "delete", "table", "inet", GATE])
+        migration.target.receive("told", patience_s=QUICK_S)
+        now = time.monotonic()
+        migration.result.measured("start", migration.result.parts["start"] + now - began)
+        migration.count_outage(now, now, live=False)
+        step.detail("services with state can be reached")
+
+
+def _gated_by(migration: Migration) -> list[str]:
+    """Return the services without state whose probe needs another machine."""
+    external = needs_outside(migration.cluster.services)
+    return [service.name for service in migration.cluster.services if service.live and service.name in external]
 
 
 def _probe(migration: Migration, names: Sequence[str], wait_s: float) -> str:

@@ -95,6 +95,7 @@ class Migration:
         started: the target has started an instance.
         ordered: the target was ordered to take over the addresses; it may have.
         serves: the target has confirmed that it has taken them over. It goes on serving without this process.
+        gated: services with state cannot be reached on the target: a rollback loses nothing.
     """
 
     cluster: Cluster
@@ -112,9 +113,16 @@ class Migration:
     started: bool = False
     ordered: bool = False
     serves: bool = False
+    gated: bool = False
 
-    def count_outage(self, now: float, live_since: float) -> None:
-        """Record the outages that end now; ``live_since``: when those of services without state began."""
+    def count_outage(self, now: float, live_since: float, *, live: bool = True) -> None:
+        """Record the outages that end now; ``live_since``: when those of services without state began.
+
+        Args:
+            live: also of these.
+        """
         for service in self.cluster.services:
+            if service.live and not live:
+                continue
             since = live_since if service.live else self.stopped_at
             self.result.outage[service.name] = round(now - since, 3)

@@ -18,6 +18,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.real
 
 DNS = "172.30.0.1"
+KILL_AGENTS = "pkill -KILL -f 'agent.* (leave|arrive) '"
 
 
 def other_dns(document: dict[str, Any]) -> None:
@@ -56,6 +57,7 @@ def test_another_name_server_by_a_second_instance(running: Playground) -> None:
     assert first_process(running) != first
     assert running.sms("exec", "--", "cat", "/etc/resolv.conf").text.split() == ["nameserver", DNS]
     assert_one_instance(running)
+    assert "sms_gate" not in running.sms("exec", "--", "nft", "list", "tables").text
     wait_until(lambda: running.status()["healthy"], "health")
     assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
     assert applied(running, site)["current"] is True
@@ -85,12 +87,34 @@ def test_a_service_that_fails_there_changes_nothing(running: Playground) -> None
     assert applied(running, "/etc/sms/sms.yaml")["current"] is True
 
 
+@pytest.mark.full
+def test_a_way_out_that_is_broken_is_undone(running: Playground) -> None:
+    """NAT does not answer after the switch: the first instance serves again, and no job was accepted by the second."""
+
+    def change(document: dict[str, Any]) -> None:
+        other_dns(document)
+        document["networks"]["public"]["probe"] = "10.78.0.99"
+
+    node, first = running.host("node1"), first_process(running)
+    demo.wait_idle(node, NODES)
+    process = begin(running, "--site", running.variant("broken.yaml", change), "apply")
+    wait_for_step(process, "switch the addresses")
+    job = demo.as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 300")
+    assert process.stderr and b"nat does not answer" in process.stderr.read() and process.wait() == 5
+    assert first_process(running) == first
+    assert_one_instance(running)
+    wait_until(lambda: running.status()["healthy"], "health")
+    wait_until(lambda: node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
+    node.run("scancel", job)
+
+
 STEPS = (
     "copy the overlay",
     "send the changes",
     "stop stateful services",
     "start isolated",
     "switch the addresses",
+    "probe the way out",
     "probe every service",
 )
 KILLED = [
@@ -107,7 +131,7 @@ def test_the_next_run_goes_on_after_a_killed_one(running: Playground, step: str,
     wait_for_step(process, step)
     kill_sms(process.pid)
     if agents:
-        running.host("host-a").run("sh", "-c", "pkill -KILL -f 'agent.* (leave|arrive) '", ok=None)
+        running.host("host-a").run("sh", "-c", KILL_AGENTS, ok=None)
     process.communicate()
     done = json.loads(running.sms("--site", site, "-q", "apply", "--json").stdout)
     assert done["current"] or done["switched"]
@@ -117,6 +141,47 @@ def test_the_next_run_goes_on_after_a_killed_one(running: Playground, step: str,
     assert applied(running, site)["current"] is True
     assert applied(running, "/etc/sms/sms.yaml")["switched"]
     assert_one_instance(running)
+
+
+@pytest.mark.full
+def test_addresses_and_services(running: Playground) -> None:
+    """Another public address and one service less, and then the same back; nodes reach the outside by it."""
+
+    def change(document: dict[str, Any]) -> None:
+        document["networks"]["public"]["address"] = "10.78.0.77/24"
+        document["services"] = ["munge", "slurmctld", "nat", "rsyslog", "chrony", "postfix", "filesync"]
+
+    site = running.variant("other.yaml", change)
+    planned = applied(running, site, "-n")
+    assert len(planned["switch"]) == 2 and planned["steps"] == []
+    done = applied(running, site)["switched"]
+    assert "cron" not in done["outage"] and "cron" not in pids(running)
+    shown = running.sms("exec", "--", "ip", "-o", "-4", "address", "show", "dev", "eth1").text
+    assert "10.78.0.77/24" in shown
+    assert running.host("node1").works("ping", "-c", "1", "-W", "2", "10.78.0.254")
+    assert_one_instance(running)
+    status = json.loads(running.sms("--site", site, "status", "--json", ok=(0, 4)).stdout)
+    assert {one["name"] for one in status["services"]} == set(done["outage"])
+    assert applied(running, "/etc/sms/sms.yaml")["switched"] and "cron" in pids(running)
+    wait_until(lambda: running.status()["healthy"], "health")
+
+
+@pytest.mark.full
+def test_a_stop_ends_what_a_killed_run_has_left(running: Playground) -> None:
+    """Both instances are there, and the second one serves; the next start goes on with its overlay."""
+    site = running.variant("switched.yaml", other_dns)
+    process = begin(running, "--site", site, "apply")
+    wait_for_step(process, "switch the addresses")
+    kill_sms(process.pid)
+    running.host("host-a").run("sh", "-c", KILL_AGENTS, ok=None)
+    process.communicate()
+    running.sms("-q", "stop")
+    running.assert_nothing_runs()
+    running.sms("--site", site, "-q", "start")
+    assert_one_instance(running)
+    wait_until(lambda: running.status()["healthy"], "health")
+    assert applied(running, site)["current"] is True
+    applied(running, "/etc/sms/sms.yaml")
 
 
 def test_a_gateway_that_is_not_there_is_refused(running: Playground) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from appliance.plan.migration.here import BOUNDS, bound_outages, bound_parts, recent_switches
+from appliance.plan.migration.here import BOUNDS, bound_outages, bound_parts, gate_rules, recent_switches
 from appliance.plan.services.apply import find_exceeded
 
 PARTS = {"stop": 0.4, "last changes": 0.02, "start": 4.0, "switch": 0.2}
@@ -47,3 +47,15 @@ def test_services_without_state_are_away_for_the_switch_only() -> None:
     assert find_exceeded(away, {"nat": 0.2, "db": 6.9}) == []
     (exceeded,) = find_exceeded(away, {"nat": 0.4, "db": 6.9})
     assert exceeded.startswith("nat:")
+
+
+@pytest.mark.parametrize(
+    ("ports", "matches"),
+    [((514, 2514), ("tcp dport != { 514, 2514 } drop", "tcp sport != { 514, 2514 } drop")), ((), ("tcp drop",) * 2)],
+)
+def test_rules_that_isolate_services_with_state(ports: tuple[int, ...], matches: tuple[str, str]) -> None:
+    rules = gate_rules(ports).split(" ; ")
+    assert [line for line in rules if "drop" in line] == [
+        line for line in rules if line.startswith("add rule") and any(line.endswith(one) for one in matches)
+    ]
+    assert len([line for line in rules if "drop" in line]) == 2
