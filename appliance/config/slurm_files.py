@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from appliance.config.finding import Finding
 from appliance.config.model import Site
@@ -39,13 +38,6 @@ def check_slurm_files(site: Site, *, scheduled: bool) -> Iterator[Finding]:
             yield Finding(("slurm", "files", name), f"{name} is not a file that Slurm reads", nearest(name, known))
 
 
-def files_for_nodes(names: Sequence[str], extra: Sequence[str]) -> list[str]:
-    """Return the files that nodes need and do not fetch from the controller: programs.
-
-    Of these, slurmctld sends only those that ``Prolog`` and ``Epilog`` name without a folder.
-
-    Args:
-        extra: lines of slurm.conf.
-    """
-    sent = {value for line in extra for value in re.findall(r"(?i)(?:^|\s)(?:Prolog|Epilog)\s*=\s*([^\s/]+)", line)}
-    return [name for name in names if name not in CONFIGLESS | CONTROLLER | sent]
+def files_for_nodes(names: Iterable[str]) -> list[str]:
+    """Return the files that nodes need and do not fetch from the controller: programs."""
+    return [name for name in names if name not in CONFIGLESS | CONTROLLER]

@@ -109,7 +109,7 @@ def desired_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed
 
 def _slurm_files(site: Site) -> list[str]:
     """Return the paths of the site's ``slurm.files`` that nodes do not fetch from the controller."""
-    return [f"{FOLDER}/{name}" for name in files_for_nodes(tuple(site.slurm.files), site.slurm.extra)]
+    return [f"{FOLDER}/{name}" for name in files_for_nodes(site.slurm.files)]
 
 
 def forbidden_at(path: str) -> str:

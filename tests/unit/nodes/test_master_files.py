@@ -357,20 +357,21 @@ def test_last_contact_survives_a_restart_of_the_service(files: Files) -> None:
 
 
 def test_slurm_files_that_nodes_do_not_fetch_from_the_controller(tmp_path: Path) -> None:
-    """Programs, but not a prolog that slurmctld sends; and no configuration file."""
+    """Programs, and no configuration file."""
     text = read_profile("lab") + 'provisioning:\n  address: 10.77.0.2/24\n  mac: "02:00:0a:4d:00:02"\n'
     site, _ = read_site_text(text, "sms.yaml", folder=tmp_path)
     names = ("gres.conf", "job_submit.lua", "prolog.sh", "task.sh", "words")
     slurm = site.slurm.model_copy(
         update={
             "files": {name: tmp_path / name for name in names},
-            "extra": ("Prolog=prolog.sh", "TaskProlog=/etc/slurm/task.sh"),
         }
     )
     site = site.model_copy(update={"slurm": slurm})
     given = {f"/etc/slurm/{name}": b"#!/bin/sh\n" if name.endswith(".sh") else b"a" for name in names}
     found = {each.path: each for each in desired_masters(site, given, [])}
-    assert {path: each.mode for path, each in found.items()} == {
+    modes = {path: each.mode for path, each in found.items()}
+    assert modes == {
+        "/etc/slurm/prolog.sh": "0755",
         "/etc/slurm/task.sh": "0755",
         "/etc/slurm/words": "0644",
     }
