@@ -346,6 +346,9 @@ TABLES = {
 3 Refused        lab exec --name t-none node1 true
 2 usage          lab exec
 3 Refused        lab capture --name t-none
+3 Refused        lab power --name t-none host-a off
+2 usage          lab power --name t-none host-a of
+2 usage          lab power --name t-none
 2 usage          lab capture --duration soon
 2 ConfigError    lab capture -o - --json
 2 ConfigError    lab down --name ../x

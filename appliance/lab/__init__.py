@@ -79,7 +79,7 @@ class Lab:
         """
         host = self.host(name)
         if name in self.off():
-            raise SmsError(f"{name} of lab {self.name} is off", hint=f"`sms lab up --name {self.name}` recreates it")
+            raise SmsError(f"{name} of lab {self.name} is off", hint=f"sms lab power --name {self.name} {name} on")
         return host
 
     def metal(self, name: str) -> Metal:

@@ -14,6 +14,7 @@ EXAMPLES = """\
   sms lab up --nodes 0 --metal 2                   diskless machines, for the provisioning VM
   sms lab exec admin -- sms status --host host-a   a command on a host
   sms lab exec node1                               a shell on a host
+  sms lab power host-a off                         as if it had failed; `on` starts it again
   sms lab capture --duration 10m -o lab.pcap       capture the provisioning network, for `sms classify`
   sms lab down                                     remove it"""
 
@@ -31,6 +32,7 @@ def add(verbs: Verbs) -> None:
     _add_up(parts)
     _add_status(parts)
     _add_exec(parts)
+    _add_power(parts)
     _add_capture(parts)
     _add_down(parts)
     _add_demo(parts)
@@ -67,10 +69,10 @@ def _up(arguments: argparse.Namespace) -> int:
         flag = "" if arguments.name == "lab" else f" --name {arguments.name}"
         screen.err.print(
             f"lab {arguments.name} is up{'' if made else ' already'}; next:\n"
-            f"  sms lab status{flag}                              hosts, addresses, and what is not ready\n"
-            f"  sms lab exec{flag} host-a -- sms build            build, sign and verify the image\n"
-            f"  sms lab exec{flag} host-a -- sms start            start the services container\n"
-            f"  sms lab down{flag}                                remove the lab",
+            f"  sms lab status{flag}                                         hosts, addresses, and what is not ready\n"
+            f"  sms --site {lab.site_path(arguments.name)} build    here: lab hosts reach no mirror\n"
+            f"  sms lab exec{flag} admin -- sms start --host host-a          start the services container\n"
+            f"  sms lab down{flag}                                           remove the lab",
             markup=False,
         )
     return 0
@@ -125,6 +127,24 @@ def _exec(arguments: argparse.Namespace) -> int:
 
     command: list[str] = arguments.command
     return lab.lab_exec(arguments.name, arguments.host, command[1:] if command[:1] == ["--"] else command)
+
+
+def _add_power(parts: Any) -> None:
+    parser = _part(parts, "power", "power a host off, as a failed power supply does, or on; its disk is kept")
+    parser.add_argument("host", metavar="HOST")
+    parser.add_argument("state", metavar="STATE", choices=("off", "on"), help="off or on")
+    add_json(parser)
+    parser.set_defaults(run=_power)
+
+
+def _power(arguments: argparse.Namespace) -> int:
+    from appliance.cli import screen
+    from appliance.operations.lab import lab
+
+    changed = lab.lab_power(arguments.name, arguments.host, arguments.state, screen.progress(arguments.quiet))
+    shown = {"name": arguments.name, "host": arguments.host, "state": arguments.state, "changed": changed}
+    print_result(arguments, shown, [f"{arguments.host} is {arguments.state}{'' if changed else ' already'}"])
+    return 0
 
 
 def _add_capture(parts: Any) -> None:

@@ -11,6 +11,7 @@ from appliance import lab
 from appliance.host.local import Local
 from appliance.lab.etc import BMC_PAIR
 from appliance.lab.layout import BMC, BMC_ADDRESS, DISK, MAX_METAL, Layout
+from appliance.lab.power import power_off, power_on
 from appliance.lab.up import check_machine
 from appliance.operations.site.ca import ca_folder, issue_server, make_ca
 from appliance.operations.site.keys import create_pair
@@ -83,6 +84,21 @@ def lab_down(name: str, everything: bool, progress: Progress) -> bool:
     """Remove the lab, and with ``everything`` also its files on disk; return whether it was up."""
     with progress.step(f"remove lab {name}"):
         return lab.down(name, everything)
+
+
+def site_path(name: str) -> Path:
+    """Return the path of the lab's site file on this machine; on its hosts it is /etc/sms/sms.yaml."""
+    return Layout(name, 0).etc / "sms.yaml"
+
+
+def lab_power(name: str, host: str, state: str, progress: Progress) -> bool:
+    """Power a host of the lab ``off`` or ``on``; return whether its state changed."""
+    was_off = host in lab.Lab.open(name).off()
+    with progress.step(f"power {host} {state}"):
+        if state == "off":
+            return power_off(name, host)
+        power_on(name, host)
+        return was_off
 
 
 def lab_status(name: str) -> list[HostState]:

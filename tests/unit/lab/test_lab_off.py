@@ -39,7 +39,7 @@ def test_a_lab_with_a_host_that_is_off_is_open(off: set[str], monkeypatch: pytes
     assert states["host-a"] == (0, "it is off") and states["host-b"] == (7, "")
     with pytest.raises(SmsError, match="host-a of lab x is off") as caught:
         verbs.lab_exec("x", "host-a", ["true"])
-    assert "sms lab up --name x" in caught.value.hint
+    assert caught.value.hint == "sms lab power --name x host-a on"
     assert lab.Lab.open("x").running_host("host-b").pid == 7
     assert not journal.alive(WHOLE), "`sms lab up` recreates it"
 

@@ -1,0 +1,48 @@
+"""Shell blocks of the documents: indented by four spaces, in their order."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = re.compile(r"<!-- not run: (.+) -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    """An indented block; ``reason``: why it is marked as one that cannot run in the lab."""
+
+    page: str
+    line: int
+    text: str
+    reason: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return f"{self.page}:{self.line}"
+
+
+def read_blocks(path: Path) -> list[Block]:
+    """Return the indented blocks of a page."""
+    lines = path.read_text().splitlines()
+    blocks: list[Block] = []
+    mark, fenced, number = "", False, 0
+    while number < len(lines):
+        line = lines[number]
+        fenced ^= line.startswith("```")
+        if fenced or not line.startswith("    ") or (number and lines[number - 1].strip()):
+            if found := MARK.fullmatch(line.strip()):
+                mark = found[1]
+            elif line.strip():
+                mark = ""
+            number += 1
+            continue
+        first = number
+        while number < len(lines) and (lines[number].startswith("    ") or not lines[number].strip()):
+            number += 1
+        text = "\n".join(each[4:] for each in lines[first:number]).rstrip()
+        blocks.append(Block(path.name, first + 1, text, mark))
+        mark = ""
+    return blocks
