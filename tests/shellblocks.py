@@ -46,3 +46,27 @@ def read_blocks(path: Path) -> list[Block]:
         blocks.append(Block(path.name, first + 1, text, mark))
         mark = ""
     return blocks
+
+
+COMMAND = re.compile(
+    r"(sms|make|pipx|pip|sh|apptainer|nsenter|tcpdump|curl|printf|cat|cd|mkdir|sed|tests/machine|\.venv/bin/\S+|"
+    r"script=\S+|\(umask)(\s|$)"
+)
+"""What a block of commands begins with; others are parts of files, and output."""
+
+
+def read_shell(path: Path) -> list[Block]:
+    """Return the blocks of commands of a page."""
+    return [block for block in read_blocks(path) if COMMAND.match(block.text)]
+
+
+RUN = {
+    "lab.md": "machine",
+    "build.md": "machine",
+    "running.md": "host-a",
+    "snapshots.md": "host-a",
+    "hosts.md": "admin",
+    "migrate.md": "admin",
+    "overlay.md": "host-a",
+}
+"""Pages whose blocks run one after the other in one lab, in this order, and where: ``machine`` has the lab."""
