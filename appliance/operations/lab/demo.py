@@ -208,7 +208,8 @@ def wait_idle(node: Host, count: int) -> str:
     """Wait until every node has registered with the container's controller."""
 
     def idle() -> str:
-        states = node.run("sinfo", "--noheader", "--Node", "--format=%N %T", ok=None).text.splitlines()
+        # A node is listed once for each of its partitions.
+        states = {*node.run("sinfo", "--noheader", "--Node", "--format=%N %T", ok=None).text.splitlines()}
         return f"{count} nodes" if sum(line.endswith(" idle") for line in states) == count else ""
 
     return wait_for("registration of every node", idle)
