@@ -62,7 +62,8 @@ def lines_of(block: Block) -> list[str]:
 
 def run_line(lab: Lab, where: str, line: str) -> tuple[int, str]:
     """Run a command; return its exit status and output."""
-    host: Host = Local() if where == "machine" else lab.running_host(where)
+    # Opened anew: a host that was powered off and on has another first process.
+    host: Host = Local() if where == "machine" else Lab.open(lab.name).running_host(where)
     limit = "timeout --signal INT --kill-after 20 6 " if ENDLESS.search(line) else ""
     argv = ["env", "-C", "/tmp", "TERM=dumb", f"SMS_SITE={lab.etc if where == 'machine' else '/etc/sms'}/sms.yaml"]
     if where == "machine":
