@@ -6,17 +6,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-MARK = re.compile(r"<!-- not run: (.+) -->")
-
 
 @dataclass(frozen=True)
 class Block:
-    """An indented block; ``reason``: why it is marked as one that cannot run in the lab."""
+    """An indented block."""
 
     page: str
     line: int
     text: str
-    reason: str = ""
 
     @property
     def place(self) -> str:
@@ -28,23 +25,18 @@ def read_blocks(path: Path) -> list[Block]:
     """Return the indented blocks of a page."""
     lines = path.read_text().splitlines()
     blocks: list[Block] = []
-    mark, fenced, number = "", False, 0
+    fenced, number = False, 0
     while number < len(lines):
         line = lines[number]
         fenced ^= line.startswith("```")
         if fenced or not line.startswith("    ") or (number and lines[number - 1].strip()):
-            if found := MARK.fullmatch(line.strip()):
-                mark = found[1]
-            elif line.strip():
-                mark = ""
             number += 1
             continue
         first = number
         while number < len(lines) and (lines[number].startswith("    ") or not lines[number].strip()):
             number += 1
         text = "\n".join(each[4:] for each in lines[first:number]).rstrip()
-        blocks.append(Block(path.name, first + 1, text, mark))
-        mark = ""
+        blocks.append(Block(path.name, first + 1, text))
     return blocks
 
 
@@ -58,15 +50,3 @@ COMMAND = re.compile(
 def read_shell(path: Path) -> list[Block]:
     """Return the blocks of commands of a page."""
     return [block for block in read_blocks(path) if COMMAND.match(block.text)]
-
-
-RUN = {
-    "lab.md": "machine",
-    "build.md": "machine",
-    "running.md": "host-a",
-    "snapshots.md": "host-a",
-    "hosts.md": "admin",
-    "migrate.md": "admin",
-    "overlay.md": "host-a",
-}
-"""Pages whose blocks run one after the other in one lab, in this order, and where: ``machine`` has the lab."""
