@@ -188,7 +188,7 @@ def lock_host(cluster: Cluster, host: Host) -> AbstractContextManager[None]:
 
 
 def lock_ports(cluster: Cluster, host: Host) -> AbstractContextManager[None]:
-    """Hold the lock under which ports of the running container are moved; whoever has it does not wait for anything.
+    """Hold the lock under which ports of the running container are moved; its holder waits for nothing.
 
     Raises:
         Busy: another run moves them.

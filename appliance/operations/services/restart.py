@@ -131,7 +131,7 @@ def read_answer(kind: Any, text: str) -> Any:
     """Return the last line of what a program of the container printed, as a TypedDict ``kind``.
 
     Raises:
-        SmsError: it is not one. Whoever is root in the container can replace its programs.
+        SmsError: it is not one. A caller that is root in the container can replace its programs.
     """
     last = text.rstrip().rpartition("\n")[2]
     try:
