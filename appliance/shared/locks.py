@@ -53,7 +53,7 @@ def hold_lock(path: str, *, wait_s: float = 0.0, shared: bool = False) -> Iterat
 def ports_lock(lock: str) -> str:
     """Return the path of the lock under which the container's ports are attached to bridges and detached.
 
-    It is not ``lock``, that of the host: a run holds that one for as long as it waits for services, or copies. A caller that
-    needs both takes that one first, or does not wait for it.
+    It is not ``lock``, that of the host: a run holds that one for as long as it waits for services, or copies. A caller
+    that needs both takes that one first, or does not wait for it.
     """
     return f"{lock}.ports"
