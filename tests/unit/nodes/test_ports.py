@@ -24,7 +24,7 @@ OUTSIDE = [
 
 
 def test_ports_are_matched_from_both_ends() -> None:
-    inside = ("nsenter", "--net=/proc/42/ns/net", "ip", "-json", "link")
+    inside = ("nsenter", "--net=/proc/42/ns/net", "ip", "-json", "-details", "link")
     host = Fake({inside: (0, json.dumps(INSIDE)), ("ip", "-json", "link"): (0, json.dumps(OUTSIDE))})
     assert find_ports(host, 42) == {"eth0": "vethaa", "eth1": "vethbb"}
 
