@@ -47,7 +47,7 @@ TABLES = {
 2 usage          key ca revoke
 2 ConfigError    key ca revoke node1
 2 ConfigError    key ca revoke ""
-1 VmUnreachable  key ca revoke --site vm.yaml node1
+3 VmOff          key ca revoke --site vm.yaml node1
 2 ConfigError    --state text key show
 """,
     "hosts": """
@@ -266,7 +266,7 @@ TABLES = {
 2 ConfigError    node list
 3 Refused        node list --site vm.yaml
 2 usage          node add
-1 VmUnreachable  node add --site vm.yaml node1
+3 VmOff          node add --site vm.yaml node1
 2 usage          node add node1 --group -x
 2 usage          node remove
 2 ConfigError    node power --site vm.yaml sideways node1
@@ -290,7 +290,7 @@ TABLES = {
 2 ConfigError    node export
 2 usage          files lst
 2 ConfigError    files list
-1 VmUnreachable  files list --site vm.yaml
+3 VmOff          files list --site vm.yaml
 2 ConfigError    files show --site vm.yaml motd
 2 ConfigError    files add motd text
 2 ConfigError    files add /proc/x text
@@ -303,7 +303,7 @@ TABLES = {
 2 usage          files report --path motd
 2 usage          files rollback motd
 2 usage          files rollback /etc/motd --version 0
-1 VmUnreachable  files push --site vm.yaml
+3 VmOff          files push --site vm.yaml
 2 usage          user sync
 2 ConfigError    user sync --site vm.yaml --from nope
 2 ConfigError    user sync --site vm.yaml --from text
