@@ -185,7 +185,7 @@ def differences(said: str) -> dict[str, str]:
 
 
 def test_masters_and_users_from_the_command_line(desk: Desk, tmp_path: Path) -> None:
-    assert "is it switched off? `sms vm start`" in desk.sms("files", "list", status=1)
+    assert "is it switched off? `sms vm start`" in desk.sms("files", "list", status=3)
     desk.vm.start(lambda: desk.sms("files", "list"))
     every = ["/etc/group", "/etc/motd", "/etc/munge/munge.key", "/etc/passwd", "/etc/slurm/slurm.conf"]
     assert differences(desk.sms("files", "push", "--dry-run", "--json")) == dict.fromkeys(every, "add")
