@@ -385,3 +385,52 @@ EDITS = [
     ("ntp: [10.78.0.254]", "ntp: [10.78.0.254, '']"),
 ]
 """What is replaced in the site file, by what: each is a problem of one line, which `sms config check` names."""
+
+RUNNING = """
+3 host-a  start --host host-b
+3 host-a  start --image nope.sif
+3 host-a  start --image /etc/sms/sms.yaml
+3 host-b  start
+3 admin   start --host host-b --dry-run
+2 host-a  restart mung
+2 host-a  logs mung
+3 host-b  exec squeue
+3 host-b  restart munge
+3 host-b  apply
+3 host-b  logs munge
+3 host-b  overlay snapshot
+3 host-b  overlay grow 1G
+3 host-a  overlay grow 1M
+2 host-a  overlay grow 999T
+2 host-a  overlay create --size 1G
+3 host-a  overlay restore latest
+3 host-a  overlay restore latest --path /etc/nothing-there --dry-run
+3 host-a  overlay restore 99
+3 host-a  overlay restore 99 --as other
+3 host-a  overlay show 99
+3 host-a  overlay diff 1 99
+3 host-a  overlay verify 99
+3 host-a  overlay prune 1
+3 host-a  overlay prune 99
+3 host-a  overlay push
+3 host-a  overlay pull --from host-a
+3 host-a  overlay mirror create --on /tmp/a --on /tmp/b
+3 host-a  overlay mirror scrub
+3 host-a  overlay identity 00000000-0000-0000-0000-000000000000
+3 host-a  migrate host-a
+2 host-a  migrate nowhere
+3 host-a  failover host-b
+3 host-a  failover host-a
+3 host-b  failover host-a
+3 host-b  failover host-a --dry-run
+3 host-a  upgrade --image nope.sif
+3 host-a  upgrade --undo
+3 host-a  upgrade --undo --with-snapshot
+3 host-a  rehearse nope.sif
+3 host-a  rehearse --snapshot 99
+3 host-a  key create
+3 host-a  guard
+2 host-a  vm start
+2 host-a  node list
+"""
+"""In the lab, while the services container runs on host-a with one snapshot: exit status, host, command line."""

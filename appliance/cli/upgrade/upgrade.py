@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_host, add_json, open_site, print_result, seconds, verb
-from appliance.errors import ConfigError
+from appliance.errors import ConfigError, SmsError
 
 if TYPE_CHECKING:
     from appliance.operations.upgrade.upgrade import UpgradeResult
@@ -61,7 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
     host = cluster.target(arguments.host or find_source(cluster, "").name)
 
     def build_one() -> Path:
-        return Path(build(cluster, shown, lock=find_site(arguments.site).with_name("sms.lock"), current=False).image)
+        lock = find_site(arguments.site).with_name("sms.lock")
+        try:
+            return Path(build(cluster, shown, lock=lock, current=False).image)
+        except SmsError as error:
+            error.hint = "; ".join(filter(None, [error.hint, "or use an image that exists: --image FILE"]))
+            raise
 
     options = UpgradeOptions(
         arguments.image,
