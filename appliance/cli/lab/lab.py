@@ -67,12 +67,16 @@ def _up(arguments: argparse.Namespace) -> int:
     made = lab.lab_up(arguments.name, arguments.nodes, progress, metal=arguments.metal, shape=arguments.shape)
     if not arguments.quiet:
         flag = "" if arguments.name == "lab" else f" --name {arguments.name}"
+        steps = {
+            f"sms lab status{flag}": "hosts, addresses, and what is not ready",
+            f"sms --site {lab.site_path(arguments.name)} build": "build the image here: lab hosts reach no mirror",
+            f"sms lab exec{flag} admin -- sms start --host host-a": "start the services container",
+            f"sms lab down{flag}": "remove the lab",
+        }
+        width = max(map(len, steps))
+        lines = [f"  {words:{width}}  {what}" for words, what in steps.items()]
         screen.err.print(
-            f"lab {arguments.name} is up{'' if made else ' already'}; next:\n"
-            f"  sms lab status{flag}                                         hosts, addresses, and what is not ready\n"
-            f"  sms --site {lab.site_path(arguments.name)} build    here: lab hosts reach no mirror\n"
-            f"  sms lab exec{flag} admin -- sms start --host host-a          start the services container\n"
-            f"  sms lab down{flag}                                           remove the lab",
+            "\n".join([f"lab {arguments.name} is up{'' if made else ' already'}; next:", *lines]),
             markup=False,
         )
     return 0
