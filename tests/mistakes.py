@@ -266,7 +266,11 @@ TABLES = {
 2 ConfigError    node list
 3 Refused        node list --site vm.yaml
 2 usage          node add
-3 VmOff          node add --site vm.yaml node1
+2 ConfigError    node add --site vm.yaml node1
+2 Problem        node add --site vm.yaml node1 --mac 02:00
+2 Problem        node add --site vm.yaml node1 --mac 02:00:00:00:00:01 --profile nope
+3 VmOff          node add --site vm.yaml node1 --mac 02:00:00:00:00:01
+2 ConfigError    node edit --site vm.yaml node1
 2 usage          node add node1 --group -x
 2 usage          node remove
 2 ConfigError    node power --site vm.yaml sideways node1

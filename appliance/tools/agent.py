@@ -69,7 +69,7 @@ def is_message(line: str) -> bool:
     """Return whether a line of output is a message of an agent, which ``MessageReader`` parses."""
     try:
         return "kind" in json.loads(line)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return False
 
 
@@ -331,7 +331,7 @@ class MessageReader:
         try:
             message = json.loads(line)
             kind = message["kind"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return  # output of another program, such as sudo
         if kind == "result":
             self.result = message

@@ -311,7 +311,7 @@ def _query_services(cluster: Cluster, host: Host) -> tuple[tuple[Service, ...], 
     argv = inside_argv(cluster.site, cluster.services, "cat", SERVICES)
     try:
         names = sorted(map(str, json.loads(host.run(*argv).stdout)["services"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused(f"{SERVICES} in the container is invalid: {error}", hint=RESTART.format(host.name)) from None
     catalog = {**read_catalog(share("definitions", "services")), **{one.name: one for one in cluster.services}}
     return select(catalog, [name for name in names if name in catalog]), tuple(

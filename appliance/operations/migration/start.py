@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from appliance.plan.machine import PROBE, inside_argv, start_argv
 from appliance.plan.migration.here import GATE, gate_rules
 from appliance.plan.migration.move import missing_jobs, needs_outside, stream_ports
 from appliance.plan.services.jobs import JOBS, read_jobs
+from appliance.plan.services.probes import read_probe
 
 WAIT_S = 60.0
 """Seconds that the services may take to answer on the target before the migration fails."""
@@ -142,15 +142,11 @@ def _probe(migration: Migration, names: Sequence[str], wait_s: float) -> str:
     target.send("probe", argv=[PROBE, "--wait", f"{wait_s:g}", *names], limit_s=wait_s + 30)
     _, output = target.receive("probed", patience_s=wait_s + 60)
     failed = []
-    for line in output.decode(errors="replace").splitlines():
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            continue
-        if answer["ok"]:
-            services[answer["name"]] = answer["after_s"]
+    for answer in filter(None, map(read_probe, output.decode(errors="replace").splitlines())):
+        if answer.ok:
+            services[answer.name] = answer.after_s
         else:
-            failed.append(f"{answer['name']} does not answer on {target.name}: {answer['detail']}")
+            failed.append(f"{answer.name} does not answer on {target.name}: {answer.detail}")
     if failed or not set(names) <= set(services):
         return "\n".join(failed) or f"the services on {target.name} cannot be probed"
     return ""

@@ -99,10 +99,6 @@ def add_node(cluster: Cluster, name: str, spec: NodeSpec) -> Change:
         ConfigError: options are invalid; names all problems.
         Refused: the name is in use.
     """
-    inventory = open_inventory(cluster)
-    nodes = inventory.nodes()
-    if any(node["name"] == name for node in nodes):
-        raise Refused(f"node {name} already exists", hint=f"sms node edit {name}")
     try:
         groups = choose_groups([], spec.groups)
     except ValueError as error:
@@ -112,6 +108,14 @@ def add_node(cluster: Cluster, name: str, spec: NodeSpec) -> Change:
         made["groups"] = groups
     if not any(spec.macs):
         raise ConfigError(f"{name} has no MAC address: it could not boot", hint="--mac 02:00:0a:4d:00:97")
+    inventory = open_inventory(cluster)
+    try:
+        nodes = inventory.nodes()
+    except SmsError:
+        _check(cluster, {"name": name, **made}, ())  # what is wrong in any inventory comes first
+        raise
+    if any(node["name"] == name for node in nodes):
+        raise Refused(f"node {name} already exists", hint=f"sms node edit {name}")
     _check(cluster, {"name": name, **made}, nodes)
     made = _clean(made)
     inventory.put(name, made)
@@ -126,13 +130,15 @@ def edit_node(cluster: Cluster, word: str, spec: NodeSpec, *, dry_run: bool = Fa
         ConfigError: options are invalid, or none is given; names all problems.
         Refused: there is no such node.
     """
+    if "" in spec.macs:
+        raise ConfigError(f"{word} needs a MAC address: it could not boot without", hint="--mac 02:00:0a:4d:00:97")
+    change = _spec_fields(spec)
+    if not change and not spec.groups:
+        raise ConfigError("nothing to change", hint="sms node edit --help")
     inventory = open_inventory(cluster)
     nodes = inventory.nodes()
     node = find_node(nodes, word)
     name = str(node["name"])
-    if "" in spec.macs:
-        raise ConfigError(f"{name} needs a MAC address: it could not boot without", hint="--mac 02:00:0a:4d:00:97")
-    change = _spec_fields(spec)
     if spec.groups:
         try:
             change["groups"] = choose_groups(list(node.get("groups") or ()), spec.groups)
@@ -140,8 +146,6 @@ def edit_node(cluster: Cluster, word: str, spec: NodeSpec, *, dry_run: bool = Fa
             raise ConfigError(str(error), hint="sms node edit --help") from error
     if spec.macs and all(mac[:1] in "+-" for mac in spec.macs):
         change["macs"] = _choose_macs([str(mac) for mac in node.get("macs") or ()], spec.macs)
-    if not change:
-        raise ConfigError("nothing to change", hint="sms node edit --help")
     others = [one for one in nodes if one["name"] != name]
     _check(cluster, {"name": name, **_only(change, lambda _, value: bool(value))}, others)
     change = _only(_clean(change), lambda key, value: (node.get(key) or None) != (value or None))
@@ -215,4 +219,5 @@ def _check(cluster: Cluster, node: Node, others: Sequence[Node]) -> None:
     if profile and profile not in known:
         problems.append(f"the site has no profile {str(profile)[:60]!r}: {', '.join(known)}")
     if problems:
-        raise ConfigError(problems=[Problem(str(node.get("name") or "node"), 0, "", one) for one in problems])
+        label, hints = str(node.get("name") or "node"), [*[""] * (len(problems) - 1), "sms node add --help"]
+        raise ConfigError(problems=[Problem(label, 0, "", *one) for one in zip(problems, hints, strict=True)])

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 from appliance.catalog import Service
 from appliance.errors import ConfigError, SmsError
@@ -16,6 +16,7 @@ from appliance.operations.history import note
 from appliance.operations.preflight import lock_host
 from appliance.operations.services.inside import need_running, refuse_superseded
 from appliance.plan.machine import inside_argv, probe_argv
+from appliance.plan.services.probes import ProbeAnswer
 from appliance.progress import Progress
 from appliance.shared.records import RecordError, check_value
 from appliance.text import one_line
@@ -32,13 +33,6 @@ class Restarted:
     service: str
     ok: bool
     seconds: float
-    detail: str
-
-
-class Probed(TypedDict):
-    """A line of ``sms-probe``."""
-
-    ok: bool
     detail: str
 
 
@@ -123,12 +117,12 @@ def wait_for_answer(cluster: Cluster, host: Host, service: Service, wait_s: floa
     """
     words = ("--wait", f"{wait_s:g}", service.name)
     probe = probe_argv(cluster.site, cluster.services, *words, confined=True)
-    answer: Probed = read_answer(Probed, host.run(*probe, ok=(0, 4), timeout=wait_s + 30).text)
-    return answer["ok"], one_line(answer["detail"], 200)
+    answer: ProbeAnswer = read_answer(ProbeAnswer, host.run(*probe, ok=(0, 4), timeout=wait_s + 30).text)
+    return answer.ok, one_line(answer.detail, 200)
 
 
 def read_answer(kind: Any, text: str) -> Any:
-    """Return the last line of what a program of the container printed, as a TypedDict ``kind``.
+    """Return the last line of what a program of the container printed, as a record ``kind``.
 
     Raises:
         SmsError: it is not one. A caller that is root in the container can replace its programs.

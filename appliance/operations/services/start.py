@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 import time
 from collections.abc import Iterator
@@ -64,6 +63,7 @@ from appliance.plan.machine import inside_argv, probe_argv, start_argv
 from appliance.plan.migration.lease import find_newer, find_released, refuse_other_cluster, refuse_unknown_taker
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.network import conflists
+from appliance.plan.services.probes import read_probe
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer, files
@@ -476,17 +476,18 @@ def _wait_for_services(
     with progress.step("wait for the services") as step:
 
         def on_line(line: str) -> None:
-            answer = json.loads(line)
-            if answer["ok"]:
-                took[answer["name"]] = answer["after_s"]
-            else:
-                failed[answer["name"]] = answer["detail"]
+            answer = read_probe(line)
+            if answer and answer.ok:
+                took[answer.name] = answer.after_s
+            elif answer:
+                failed[answer.name] = answer.detail
             missing = [name for name in names if name not in took]
             waiting = f"; waiting for {', '.join(missing)}" if missing else ""
             step.detail(f"{len(took)} of {len(names)} answer{waiting}")
 
         argv = probe_argv(cluster.site, cluster.services, "--wait", f"{wait_s:g}", *names, confined=confined)
         host.run(*argv, ok=(0, 4), timeout=wait_s + 30, on_line=on_line)
+        failed.update({name: "it was not probed" for name in names if name not in {*took, *failed}})
         if failed and not keep:
             raise SmsError(
                 _failure_text(cluster, host, failed), hint="`sms start --keep` leaves it running for inspection"

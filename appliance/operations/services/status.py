@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +23,7 @@ from appliance.operations.vm.deferred import Deferred, probe_vm
 from appliance.plan.machine import probe_argv
 from appliance.plan.services.links import NetworkState
 from appliance.plan.services.nodes import NetworkProbe, NodesView, Process
+from appliance.plan.services.probes import read_probe
 from appliance.shared.lease import Lease
 
 UNSYNCHRONISED = "stratum 10,"
@@ -219,12 +219,8 @@ def query_services(cluster: Cluster, host: Host, *, confined: bool) -> list[Answ
     argv = probe_argv(cluster.site, cluster.services, *names, confined=confined)
     result = host.run(*argv, ok=None, timeout=90)
     found: dict[str, Answer] = {}
-    for line in result.stdout.decode(errors="replace").splitlines():
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            continue  # output of another program
-        found[answer["name"]] = Answer(answer["name"], answer["ok"], answer["detail"], answer["ms"])
+    for answer in filter(None, map(read_probe, result.stdout.decode(errors="replace").splitlines())):
+        found[answer.name] = Answer(answer.name, answer.ok, answer.detail, answer.ms)
     if not found:
         raise SmsError(
             f"the services container does not answer: {result.stderr.decode(errors='replace').strip()[-300:]}"

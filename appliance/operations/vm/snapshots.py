@@ -90,7 +90,7 @@ def read_listed(output: str) -> list[VmSnapshot]:
         try:
             record = {**json.loads(text), "name": name, "size_bytes": int(kib) << 10}
             found.append(from_value(VmSnapshot, record))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             unreadable = "its record cannot be read"
             found.append(VmSnapshot(name, 0, reason=unreadable, size_bytes=int(kib) << 10, readable=False))
     return sorted(found, key=lambda one: order(vars(one)))
