@@ -54,6 +54,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
         "hosts": {"guarded", "host", "installed"},
         "image": {"build", "copy", "deliver", "sources"},
         "lab": {"demo"},
+        "migration": {"here"},
         "nodes": {"image"},
         "overlay": {"generation", "mirror", "mirrored", "newest", "overlay", "standby"},
         "services": {"apply", "boot", "generation", "inside", "start", "stop", "unfinished"},
@@ -82,7 +83,7 @@ SUBJECTS = {
     "snapshots": {"hosts", "overlay", "vm"},
     "services": {"hosts", "image", "overlay", "snapshots", "vm"},
     "migration": {"hosts", "image", "overlay", "services", "snapshots"},
-    "upgrade": {"hosts", "image", "lab", "services", "snapshots", "vm"},
+    "upgrade": {"hosts", "image", "lab", "migration", "services", "snapshots", "vm"},
 }
 """Subject of operations, and the subjects that it imports: only those above it, so that there is no cycle.
 

@@ -51,12 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
         switching = plan_switch(cluster, host, plan.image) if plan.switch else None
         outages = [f"    {line}" for line in shown_outages(switching.away)] if switching else []
         shown_plan = {**asdict(plan), "switching": asdict(switching) if switching else None}
-        print_result(arguments, shown_plan, [*_plan_lines(plan), *outages])
+        print_result(arguments, shown_plan, [*_plan_lines(plan), *outages, *_notes((), [plan.newer])])
         return 0
     done, switched = apply(cluster, host, shown, wait_s=arguments.wait)
     if switched:
         lines = [*shown_outages(switched.away, switched.outage), *_notes(switched.exceeded, switched.notes)]
-        lines.append(f"{host.name} serves with a new instance, generation {switched.generation}")
+        lines += [
+            f"{host.name} serves with a new instance, generation {switched.generation}",
+            *_notes((), [done.newer]),
+        ]
         print_result(arguments, {**asdict(done), "switched": asdict(switched)}, lines)
         return 0
     print_result(arguments, {**asdict(done), "switched": None}, _applied_lines(done))
@@ -71,11 +74,12 @@ def _applied_lines(done: Applied) -> list[str]:
         predicted = "" if step.predicted_s is None else f"; predicted at most {step.predicted_s:g} s"
         took = f"restarted, outage {done.seconds[step.service]:.2f} s{predicted}"
         lines.append(f"{step.service}: {took if step.kind == 'restart' else 'reloaded, outage 0 s'}")
-    return [*lines, *_notes(done.exceeded)]
+    return [*lines, *_notes(done.exceeded, [done.newer])]
 
 
 def _notes(exceeded: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    return [*(f"WARNING: longer than predicted: {one}" for one in exceeded), *(f"note: {one}" for one in others)]
+    warnings = [f"WARNING: longer than predicted: {one}" for one in exceeded]
+    return [*warnings, *(f"note: {one}" for one in others if one)]
 
 
 def _plan_lines(plan: ApplyPlan) -> list[str]:

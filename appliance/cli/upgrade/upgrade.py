@@ -10,7 +10,7 @@ from appliance.cli.common import Verbs, add_host, add_json, open_site, print_res
 from appliance.errors import ConfigError, SmsError
 
 if TYPE_CHECKING:
-    from appliance.operations.upgrade.upgrade import UpgradeResult
+    from appliance.operations.upgrade.state import UpgradeResult
 
 EXAMPLES = """\
   sms upgrade --host host-a           build, rehearse, switch; rolls back automatically on failure
@@ -26,9 +26,9 @@ def add(verbs: Verbs) -> None:
         verbs,
         "upgrade",
         "switch to another image with the same overlay and jobs",
-        "Build an image or use an existing one, rehearse it on a new snapshot, then stop the container and start the\n"
-        "image on the same overlay. On any failure roll back to the old image and overlay: exit status 5.\n"
-        "An interrupted upgrade is resumed by the next run.",
+        "Build an image or use an existing one, rehearse it on a new snapshot, then start a second instance with it\n"
+        "on a copy of the overlay, which takes over as in a migration. If it fails, the running instance goes on:\n"
+        "exit status 5. An interrupted upgrade is resumed by the next run.",
         EXAMPLES,
     )
     add_host(parser)
@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.image.build import build
     from appliance.operations.site.find import find_site
     from appliance.operations.upgrade.rehearse import find_source
-    from appliance.operations.upgrade.upgrade import UpgradeOptions, plan_upgrade, upgrade
+    from appliance.operations.upgrade.state import UpgradeOptions
+    from appliance.operations.upgrade.upgrade import plan_upgrade, upgrade
 
     if arguments.with_snapshot and not arguments.undo:
         raise ConfigError("--with-snapshot requires --undo", hint="sms upgrade --undo --with-snapshot")
@@ -92,9 +93,17 @@ def _lines(done: UpgradeResult) -> list[str]:
     """Return the summary of an upgrade."""
     if done.same:
         return [f"{done.after.key[:12]} already runs on {done.host}: nothing to do; `sms status` shows it"]
+    from appliance.operations.migration.here import shown_outages
+
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in done.parts.items() if seconds >= 0.05)
+    outages = [f"  {line}" for line in shown_outages(done.away, done.outage)] if done.outage else []
+    if not outages and done.outage_s:
+        outages = [f"  outage of services {done.outage_s:.1f} s" + (f" ({parts})" if parts else "")]
     return [
         f"{done.after.key[:12]} replaced {done.before.key[:12]} on {done.host}: {done.jobs}",
-        f"  outage of services {done.outage_s:.1f} s" + (f" ({parts})" if parts else ""),
+        *outages,
+        *([f"  stopped and started: {done.stopped}"] if done.stopped else []),
+        *(f"  WARNING: longer than predicted: {one}" for one in done.exceeded),
+        *(f"  note: {one}" for one in done.notes),
         f"  the previous overlay is snapshot {done.kept}; to return: sms upgrade --undo --host {done.host}",
     ]

@@ -113,7 +113,7 @@ def _common_request(cluster: Cluster, inspected: Inspected, host: Host, peer: Ho
         cluster=site.cluster,
         host=host.name,
         peer=peer.name,
-        verb="apply" if inspected.here else "migrate",
+        verb=inspected.here.verb if inspected.here else "migrate",
         overlay=str(where.overlay),
         lease=str(where.lease),
         history=str(where.history),

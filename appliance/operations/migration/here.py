@@ -25,7 +25,14 @@ from appliance.operations.migration.agents import open_agents
 from appliance.operations.migration.copy import catch_up, copy_overlay, stop_services
 from appliance.operations.migration.inspection import PROGRAMS, record_if_missing, shares_overlay
 from appliance.operations.migration.rollback import end_agents
-from appliance.operations.migration.start import check_services, close_gate, list_jobs, open_gate, start_isolated
+from appliance.operations.migration.start import (
+    WAIT_S,
+    check_services,
+    close_gate,
+    list_jobs,
+    open_gate,
+    start_isolated,
+)
 from appliance.operations.migration.state import Here, Inspected, Migration, MigrationResult
 from appliance.operations.migration.switch import clean_up, switch_addresses
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, second_overlay
@@ -60,6 +67,18 @@ SERVICES = "/etc/sms/services.json"
 RESTART = "sms stop --host {0}, then sms start --host {0}"
 
 
+class NoSecond(Refused):
+    """A second instance is not possible as the host is set up, whatever the site file and the image."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of a switch. ``verb``: that switches, for the history and hints; ``wait_s``: for each service to answer."""
+
+    verb: str = "apply"
+    wait_s: float = WAIT_S
+
+
 @dataclass(frozen=True)
 class Running:
     """The network of the running instance, as the kernel has it, by interface: bridge, MAC address, address."""
@@ -82,7 +101,10 @@ class SwitchPlan:
 
 @dataclass
 class Switched:
-    """What a switch did; ``exceeded``: the outages that were longer than predicted. Times in seconds."""
+    """What a switch did; ``exceeded``: the outages that were longer than predicted. Times in seconds.
+
+    ``failures``: messages about services that do not answer since.
+    """
 
     host: str
     image: str
@@ -95,6 +117,7 @@ class Switched:
     jobs: int
     lost_datagrams: int
     seconds: float
+    failures: str = ""
     generation: int = 0
 
 
@@ -102,49 +125,44 @@ def plan_switch(cluster: Cluster, host: Host, image: Image) -> SwitchPlan:
     """Run the checks of a switch and return its plan; changes nothing.
 
     Raises:
-        Refused: it is not possible.
+        NoSecond: it is not possible on this host.
+        Refused: it is not possible now.
     """
-    return _inspect(cluster, host, image)[1]
+    return _inspect(cluster, host, image, Options())[1]
 
 
-def switch_here(cluster: Cluster, host: Host, image: Image, progress: Progress, *, verb: str = "apply") -> Switched:
+def switch_here(cluster: Cluster, host: Host, image: Image, progress: Progress, options: Options) -> Switched:
     """Replace the running instance by one that is started from the site file and ``image``.
 
-    Args:
-        verb: in the history.
+    Services that do not answer since are in the result: what the new instance has received must not be lost.
 
     Raises:
         Refused: it is not possible; nothing was changed.
         RolledBack: a step failed; the instance of before serves.
-        Unverified: it serves, but a service does not answer, or the end was not confirmed.
+        Unverified: it serves, but the end was not confirmed.
         SmsError: neither serves, or that is not known.
     """
     with progress.step("check the host") as step:
-        inspected, plan = _inspect(cluster, host, image)
+        inspected, plan = _inspect(cluster, host, image, options)
         step.detail("; ".join(shown_outages(plan.away)))
     files.make_folders(host, str(cluster.places.journal))
     check_confinement(cluster, host, image.path)
     for path, text in conflists(cluster.site, cluster.services, host.name, isolated=True).items():
         host.write(path, text.encode())
-    history.note(cluster, host, verb, "begun", image=image.key, generation=inspected.lease.generation)
+    history.note(cluster, host, options.verb, "begun", image=image.key, generation=inspected.lease.generation)
     try:
         result, failures = _run_steps(cluster, inspected, image, progress)
     except BaseException as error:
-        history.note(cluster, host, verb, "failed", why=str(error) or type(error).__name__)
+        history.note(cluster, host, options.verb, "failed", why=str(error) or type(error).__name__)
         raise
     predicted = {one.name: one.predicted_s for one in plan.away}
     done = Switched(
         host.name, image.path, plan.away, result.outage, find_exceeded(predicted, result.outage), result.parts,
-        result.notes, result.connections, result.jobs, result.lost_datagrams, result.seconds,
+        result.notes, result.connections, result.jobs, result.lost_datagrams, result.seconds, failures,
     )  # fmt: skip
     _record(cluster, host, image, done, progress)
     facts = {"parts": result.parts, "outage": result.outage, "exceeded": done.exceeded}
-    history.note(cluster, host, verb, SWITCHED, generation=done.generation, image=image.key, **facts)
-    if failures:
-        raise Unverified(
-            f"{failures}\n  the new instance serves on {host.name}: what it has received must not be lost",
-            hint="correct the site file and apply it; `sms status` probes every service",
-        )
+    history.note(cluster, host, options.verb, SWITCHED, generation=done.generation, image=image.key, **facts)
     return done
 
 
@@ -155,12 +173,21 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
         wait_s: how long each service that is reloaded or restarted may take to answer.
 
     Raises:
+        Unverified: a new instance serves, but a service does not answer.
         SmsError: as ``apply_files`` and ``switch_here``.
     """
     recover_migration(cluster, host, progress)
     record_interrupted(cluster, host, progress)
     done, image = apply_files(cluster, host, progress, wait_s=wait_s)
-    return done, switch_here(cluster, host, image, progress) if done.switch else None
+    if not done.switch:
+        return done, None
+    switched = switch_here(cluster, host, image, progress, Options())
+    if switched.failures:
+        raise Unverified(
+            f"{switched.failures}\n  the new instance serves on {host.name}: what it has received must not be lost",
+            hint="correct the site file and apply it; `sms status` probes every service",
+        )
+    return done, switched
 
 
 def record_interrupted(cluster: Cluster, host: Host, progress: Progress) -> None:
@@ -172,7 +199,7 @@ def record_interrupted(cluster: Cluster, host: Host, progress: Progress) -> None
             _remove_isolated(cluster, host)
 
 
-def _inspect(cluster: Cluster, host: Host, image: Image) -> tuple[Inspected, SwitchPlan]:
+def _inspect(cluster: Cluster, host: Host, image: Image, options: Options) -> tuple[Inspected, SwitchPlan]:
     """Check that the host can switch; return what its steps need, and the plan.
 
     Raises:
@@ -182,7 +209,7 @@ def _inspect(cluster: Cluster, host: Host, image: Image) -> tuple[Inspected, Swi
     if not running:
         raise Refused(f"the services container does not run on {host.name}", hint=f"sms start --host {host.name}")
     leases = query_all_leases(host, cluster)
-    _check_state(cluster, host, running, leases)
+    _check_state(cluster, host, running, leases, own_upgrade=options.verb == "upgrade")
     _refuse_macvlan(cluster, host, running)
     now = _query_running(host, running)
     _check_networks(cluster, host, now)
@@ -202,16 +229,23 @@ def _inspect(cluster: Cluster, host: Host, image: Image) -> tuple[Inspected, Swi
     second = Second(name, second_overlay(cluster), *second_paths(cluster))
     archive = archive_for(cluster)
     seed = seed_argv(cluster.site, confinement, image.path, second.overlay, overlay_mark(archive, image))
-    here = Here(second, known, unknown, now.bridges, now.addresses, tuple(now.macs.values()), (seed, archive))
+    macs = tuple(now.macs.values())
+    here = Here(
+        second, known, unknown, now.bridges, now.addresses, macs, (seed, archive), options.verb, options.wait_s
+    )  # fmt: skip
     inspected = Inspected(host, host, running.pid, lease, plan, confinement, confinement, here)
     return inspected, SwitchPlan(host.name, image.path, used, away, len(measured))
 
 
-def _check_state(cluster: Cluster, host: Host, running: Instance, leases: Leases) -> None:
+def _check_state(cluster: Cluster, host: Host, running: Instance, leases: Leases, *, own_upgrade: bool) -> None:
     """Check lease, record and overlay.
 
+    Args:
+        own_upgrade: the upgrade that is under way is the caller.
+
     Raises:
-        Refused: they do not allow a switch.
+        NoSecond: the overlay does not allow a switch.
+        Refused: the others do not.
     """
     name, restart = host.name, RESTART.format(host.name)
     lease = leases.views[name].lease
@@ -221,12 +255,12 @@ def _check_state(cluster: Cluster, host: Host, running: Instance, leases: Leases
     if not note or note.image != running.image or not note.sha256:
         raise Refused(f"the instance on {name} was not started by sms, or its record is missing", hint=restart)
     upgrade = read_last_upgrade(cluster, host)
-    if upgrade and not upgrade.ended:
+    if upgrade and not upgrade.ended and not own_upgrade:
         raise Refused(f"an upgrade was interrupted on {name}", hint="`sms upgrade` resumes it")
     if missing := find_missing(host, *PROGRAMS):
         raise Refused(f"{name} lacks {', '.join(missing)}", hint=f"sms doctor --host {name}")
     if host.works("test", "-L", str(cluster.places.overlay)):
-        raise Refused(
+        raise NoSecond(
             f"the overlay of {name} is on a mirror: a second instance cannot use a copy of it",
             hint=f"the change needs a new start: {restart}",
         )
@@ -234,7 +268,7 @@ def _check_state(cluster: Cluster, host: Host, running: Instance, leases: Leases
         if other.name == name or other.name in leases.unreachable:
             continue
         if shares_overlay(cluster, host, cluster.host(other.name)):
-            raise Refused(
+            raise NoSecond(
                 f"{name} shares its overlay with {other.name}: a failover would not know of a second one",
                 hint=f"the change needs a new start: {restart}",
             )
@@ -244,12 +278,12 @@ def _refuse_macvlan(cluster: Cluster, host: Host, running: Instance) -> None:
     """Refuse a switch to or from a macvlan interface: the kernel allows a MAC address once on a parent.
 
     Raises:
-        Refused: there is one.
+        NoSecond: there is one.
     """
     networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
     attached = map(split_macvlan, ports.find_ports(host, running.pid).values())
     if any(network.attach == "macvlan" for network in networks) or any(attached):
-        raise Refused(
+        raise NoSecond(
             "with macvlan, a second instance cannot have the MAC address of the running one on the same interface",
             hint=f"the change needs a new start: {RESTART.format(host.name)}",
         )
@@ -365,14 +399,14 @@ def _raise_outcome(migration: Migration, cause: BaseException) -> NoReturn:
     except SmsError as error:
         raise SmsError(
             f"{message}\n  which instance serves on {host.name} is not known: {error.message}",
-            hint=f"`sms apply --host {host.name}` again completes the switch or undoes it",
+            hint=f"`sms {here.verb} --host {host.name}` again completes the switch or undoes it",
         ) from cause
     if not running:
         raise SmsError(f"{message}\n  no instance runs on {host.name}", hint=f"sms start --host {host.name}") from cause
     if running.pid != migration.inspected.pid:
         raise Unverified(
             f"{message}\n  the new instance serves on {host.name}, but the end of the switch was not confirmed",
-            hint=f"`sms apply --host {host.name}` again verifies and records it",
+            hint=f"`sms {here.verb} --host {host.name}` again verifies and records it",
         ) from cause
     _remove_isolated(cluster, host)
     names = [service.name for service in here.services]

@@ -66,7 +66,7 @@ def start_isolated(migration: Migration, jobs: dict[str, str]) -> None:
         migration.started = True
         external = needs_outside(cluster.services)
         inside = [one.name for one in cluster.services if one.name not in external]
-        if failures := _probe(migration, inside, WAIT_S):
+        if failures := _probe(migration, inside, here.wait_s if here else WAIT_S):
             raise SmsError(failures)
         migration.jobs = jobs
         if jobs and (controller := cluster.find_role("controller")):

@@ -57,6 +57,8 @@ class Here:
         services: those of the instance that runs; ``unknown``: names of such that this version of sms does not have.
         bridges, addresses, macs: of the instance that runs, as in ``MigrationRequest``.
         seed: command that writes the site's files into the copy, and its input, which holds secrets.
+        verb: that switches, for the history and hints.
+        wait_s: how long the services may take to answer.
     """
 
     second: Second
@@ -66,6 +68,8 @@ class Here:
     addresses: dict[str, str]
     macs: tuple[str, ...]
     seed: tuple[tuple[str, ...], bytes] = field(repr=False)
+    verb: str
+    wait_s: float
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,23 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypedDict
 
 from appliance.catalog import Service
 from appliance.config.slurm_files import FOLDER
 from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host
-from appliance.operations.context import Cluster
+from appliance.host.local import Local
+from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.history import Event, note, read_history
 from appliance.operations.image.deliver import Image, LacksService, deliver, trust
 from appliance.operations.overlay.overlay import overlay_mark, seeds_for
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.inside import need_running, refuse_superseded
 from appliance.operations.services.restart import read_answer, restart_service, wait_for_answer
+from appliance.operations.start_note import read_note
+from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv
 from appliance.plan.overlay.seed import Seed, seed_archive
 from appliance.plan.services.apply import (
@@ -38,8 +42,9 @@ from appliance.plan.services.network import INTERFACES, read_network, running_ne
 from appliance.progress import Progress
 from appliance.shared.ports import split_macvlan
 from appliance.text import one_line
-from appliance.tools import ports
+from appliance.tools import apptainer, ports
 from appliance.tools.scripts import script_argv
+from appliance.tools.sha256 import find_digest
 
 APPLY = "/opt/sms/bin/sms-apply"
 TIMEOUT_S = 60
@@ -95,7 +100,7 @@ class ApplyPlan:
     """What an apply does: the changed files, and the steps in their order.
 
     ``current``: nothing is to be done. ``switch``: why a new instance is needed, which is started from ``image``; the
-    steps are not done then.
+    steps are not done then. ``newer``: a note if another image than the running one is current; an apply keeps it.
     """
 
     host: str
@@ -104,13 +109,14 @@ class ApplyPlan:
     steps: tuple[Step, ...]
     switch: tuple[str, ...]
     image: Image
+    newer: str = ""
 
 
 @dataclass
 class Applied:
     """Result of an apply; ``seconds``: how long each service did not answer, as measured. ``kept``: files that somebody
     had changed in the container, under the names that they are kept as. ``switch``: nothing was done, a new instance is
-    needed for these reasons. ``exceeded``: outages that were longer than predicted.
+    needed for these reasons. ``exceeded``: outages that were longer than predicted. ``newer``: as of the plan.
     """
 
     host: str
@@ -121,6 +127,7 @@ class Applied:
     seconds: dict[str, float] = field(default_factory=dict)
     switch: tuple[str, ...] = ()
     exceeded: list[str] = field(default_factory=list)
+    newer: str = ""
 
 
 def plan_apply(cluster: Cluster, host: Host, progress: Progress) -> ApplyPlan:
@@ -152,7 +159,8 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
         with progress.step("compare the files") as step:
             work = _Apply(cluster, host, progress)
             step.detail(f"{len(work.plan.changes)} differ")
-        done = Applied(host.name, work.plan.current, steps=list(work.plan.steps), switch=work.plan.switch)
+        plan = work.plan
+        done = Applied(host.name, plan.current, steps=list(plan.steps), switch=plan.switch, newer=plan.newer)
         if work.left == "complete" or (work.left and work.plan.current):
             work.inside(dict, "finish")
         if work.plan.current or work.plan.switch:
@@ -223,7 +231,8 @@ class _Apply:
         actions = () if switch else plan_actions(cluster.services, changes, self.pending)
         steps = tuple(self._step(action, history) for action in actions)
         current = found["mark"] == self.mark and not (changes or steps or switch)
-        self.plan = ApplyPlan(host.name, current, changes, steps, tuple(switch), image)
+        newer = "" if image and image.path != running.image else self._find_newer()
+        self.plan = ApplyPlan(host.name, current, changes, steps, tuple(switch), image, newer)
 
     def _find_image(self, progress: Progress) -> tuple[Image, list[str]]:
         """Return the running image; if it lacks a service of the site file, the current one, and why.
@@ -236,6 +245,18 @@ class _Apply:
         except LacksService as error:
             image = trust(self.cluster, self.host, *deliver(self.cluster, self.host, None, progress))
             return image, [error.message]
+
+    def _find_newer(self) -> str:
+        """Return a note about the image that is current on this machine, or on the host, if another one runs."""
+        current = str(self.cluster.places.current)
+        place = Local() if Path(current).is_file() else self.host
+        path = place.run("readlink", "-f", current, ok=None).text
+        recorded = read_note(self.cluster, self.host)
+        if path == self.running.image or not recorded or recorded.image != self.running.image:
+            return ""
+        if find_digest(place, path, needed=False) in ("", recorded.sha256):
+            return ""
+        return f"{path} is the current image, and another one runs: `sms upgrade --image {path}` switches to it"
 
     def _find_started_with(self, changes: tuple[FileChange, ...]) -> list[str]:
         """Return what the running instance was started with that is different now."""
@@ -274,7 +295,15 @@ class _Apply:
         argv = inside_argv(self.cluster.site, self.cluster.services, APPLY, *words)
         result = self.host.run(*argv, input=input, ok=None, timeout=TIMEOUT_S)
         if result.status == 0:
-            return read_answer(kind, result.text)
+            try:
+                return read_answer(kind, result.text)
+            except SmsError as error:
+                if words[0] != "compare" or self._is_of_this_version():
+                    raise
+                raise Refused(
+                    "the running image was built by another version of sms, whose apply is not compatible",
+                    hint="`sms upgrade` builds a new one and switches to it",
+                ) from error
         output = one_line((result.stderr or result.stdout).decode(errors="replace"), 300)
         if words[0] == "compare" and not self.host.works(
             *inside_argv(self.cluster.site, self.cluster.services, "test", "-x", APPLY)
@@ -287,6 +316,10 @@ class _Apply:
             f"the files in the container: {words[0]} failed: {output}",
             hint="is its overlay full? `sms status` shows it",
         )
+
+    def _is_of_this_version(self) -> bool:
+        """Return whether this version of sms has built the running image."""
+        return apptainer.labels(self.host, self.running.image).get("sms.runtime") == runtime_digest(runtime_files())
 
     def run(self, name: str, kind: Kind, progress: Progress, wait_s: float) -> float:
         """Reload or restart a service; return the seconds until it answered, 0 for a reload.

@@ -19,10 +19,20 @@ from appliance.operations.history import note, read_history
 from appliance.operations.lease import Leases
 from appliance.operations.overlay.generation import refuse_older
 from appliance.operations.overlay.mirrored import DISK_WAIT_S, close_mirror, find_mirror, open_members
+from appliance.operations.overlay.overlay import seeded_with
 from appliance.operations.preflight import find_instance, lock_host, only_one
 from appliance.operations.snapshots.restore import restore_own
 from appliance.plan.migration.failover import OpenFailover, find_open_failover, measure_loss
-from appliance.plan.upgrade.upgrade import DONE, LAYING, RESTORED, RETURNING, STARTING, Upgrade, read_upgrade
+from appliance.plan.upgrade.upgrade import (
+    DONE,
+    LAYING,
+    RESTORED,
+    RETURNING,
+    STARTING,
+    SWITCHING,
+    Upgrade,
+    read_upgrade,
+)
 from appliance.progress import Progress, Silent
 from appliance.shared.migration import MoveMark
 from appliance.shared.records import RecordError, from_json, to_json
@@ -177,7 +187,8 @@ def restore_overlay(cluster: Cluster, host: Host, upgrade: Upgrade, progress: Pr
 def image_of_unfinished(cluster: Cluster, host: Host, progress: Progress) -> Path | None:
     """Return the image that matches the overlay after an interrupted upgrade; None if none was interrupted.
 
-    If its rollback was interrupted, the old overlay is restored first, unless another host has a newer one.
+    If its rollback was interrupted, the old overlay is restored first, unless another host has a newer one. A switch
+    that was interrupted has been recovered before (``recover_migration``).
 
     Raises:
         Refused, SmsError: the restore failed, or another host has a newer overlay.
@@ -190,12 +201,27 @@ def image_of_unfinished(cluster: Cluster, host: Host, progress: Progress) -> Pat
         leases.query()
         refuse_older(cluster, host, leases, set_aside=False)
         last = restore_overlay(cluster, host, last, progress)
-    side = last.after if last.phase == STARTING else last.before
+    side = last.after if last.phase == STARTING or has_switched(cluster, host, last) else last.before
     progress.report(
         f"note: an upgrade to {last.after.key[:12]} was interrupted; image {side.key[:12]} matches the overlay, "
         "`sms upgrade` resumes the upgrade"
     )
     return Path(side.path)
+
+
+def has_switched(cluster: Cluster, host: Host, upgrade: Upgrade) -> bool:
+    """Return whether an interrupted switch, which has been recovered, was completed: the overlay is the new image's.
+
+    The file of before is the old one's. Another one, such as a restored or a grown copy, has the key of the image that
+    it was seeded for; without that, the old image must not be started on it.
+    """
+    if upgrade.phase != SWITCHING:
+        return False
+    if running := find_instance(cluster, host):
+        return running.image == upgrade.after.path
+    if overlay_inode(cluster, host) in (None, 0, upgrade.inode):
+        return False
+    return seeded_with(host, str(cluster.places.overlay)).rpartition(" ")[2] in ("", upgrade.after.key)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
-"""``sms upgrade``: rehearse, switch, probe; on any failure roll back to the old image and overlay."""
+"""``sms upgrade``: rehearse, switch, probe; on any failure roll back to the old image and overlay.
+
+Usually a second instance with the new image takes over (``switch.py``). Where that is not possible, the container is
+stopped, and the new image started on its overlay.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from appliance.errors import Refused, RolledBack, SmsError
@@ -15,18 +18,26 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import read_history
 from appliance.operations.image.deliver import trust
 from appliance.operations.lease import query_lease
+from appliance.operations.migration.here import record_interrupted, shown_outages
 from appliance.operations.preflight import check_networks, check_programs, find_instance, only_one
 from appliance.operations.services.inside import need_running
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.stop import stop
-from appliance.operations.services.unfinished import read_last_upgrade, restore_overlay, write_phase
+from appliance.operations.services.unfinished import (
+    has_switched,
+    read_last_upgrade,
+    recover_migration,
+    restore_overlay,
+    write_phase,
+)
 from appliance.operations.snapshots.restore import restore_own
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
 from appliance.operations.start_note import read_note
 from appliance.operations.upgrade.image import check_rollback_image, make_current_here, send_image
+from appliance.operations.upgrade.jobs import check_jobs, query_jobs
 from appliance.operations.upgrade.rehearse import RehearsalOptions, find_image, rehearse
-from appliance.plan.machine import inside_argv
-from appliance.plan.services.jobs import JOBS, read_jobs
+from appliance.operations.upgrade.state import UpgradeOptions, UpgradeResult
+from appliance.operations.upgrade.switch import plan_way, resume_switch, switch_over
 from appliance.plan.snapshots.retention import UPGRADE
 from appliance.plan.upgrade.upgrade import (
     DONE,
@@ -36,61 +47,17 @@ from appliance.plan.upgrade.upgrade import (
     RETURNING,
     STARTING,
     STOPPING,
+    SWITCHING,
     Side,
     Upgrade,
     active_jobs,
     count_jobs,
-    lost_jobs,
     predict_outage,
-    read_ended,
 )
 from appliance.progress import Progress
 from appliance.tools.sha256 import find_digest
 
-SETTLE_S = 5
-"""Seconds before jobs are checked again: by then nodes have reported their jobs to the controller."""
 NO_REHEARSAL = "or skip it: --no-rehearsal"
-
-
-@dataclass(frozen=True)
-class UpgradeOptions:
-    """Options of an upgrade.
-
-    Attributes:
-        image: a file on this machine; None to build one.
-        build: builds the image and returns its path.
-        undo: return to the image before the last upgrade.
-        with_snapshot: with ``undo``, restore the state before the upgrade as well.
-        force: with ``with_snapshot``, even if jobs are lost.
-    """
-
-    image: Path | None = None
-    build: Callable[[], Path] | None = None
-    rehearsal: bool = True
-    nodes: int = 2
-    user: str = "root"
-    wait_s: float = 60
-    undo: bool = False
-    with_snapshot: bool = False
-    force: bool = False
-
-
-@dataclass
-class UpgradeResult:
-    """Result of an upgrade. ``same``: the image already runs, nothing was done. ``parts`` of the outage, in seconds."""
-
-    host: str
-    before: Side
-    after: Side
-    same: bool = False
-    resumed: bool = False
-    rehearsed: bool = False
-    snapshot: int = 0
-    kept: int = 0
-    jobs: str = ""
-    predicted_s: float = 0.0
-    outage_s: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)
 
 
 def upgrade(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions) -> UpgradeResult:
@@ -99,11 +66,14 @@ def upgrade(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOp
     Raises:
         Refused: it cannot be started, or the rehearsal failed; production was not changed.
         RolledBack: the new image failed; the old image and overlay serve again.
+        Unverified: the new image serves, but a service does not answer, or a job was lost.
         SmsError: neither serves; the next run resumes.
     """
     check_programs(host)
     lock = f"{cluster.places.lock.parent}/{cluster.site.cluster}.upgrade.lock"
     with only_one(host, lock, f"another upgrade is under way on {host.name}"):
+        recover_migration(cluster, host, progress)
+        record_interrupted(cluster, host, progress)
         last = read_last_upgrade(cluster, host)
         if last and not last.ended:
             done = _resume(cluster, host, progress, last, options)
@@ -123,14 +93,28 @@ def plan_upgrade(cluster: Cluster, host: Host, options: UpgradeOptions) -> list[
         Refused: the upgrade cannot be started.
     """
     before, target = _preflight(cluster, host, options, read_last_upgrade(cluster, host, done=True))
-    predicted, basis = predict_outage(read_history(cluster, host), {}, _round_trip(host))
+    switch, why = plan_way(cluster, host, target or before, options)
     image = f"the previous image {target.key[:12]}" if target else str(options.image or "an image built now")
-    jobs = count_jobs(_jobs(cluster, host))
+    jobs = count_jobs(query_jobs(cluster, host))
     lay = ["replace the overlay with the snapshot before that upgrade"] if options.with_snapshot else []
-    return [
+    steps = [
         f"send {image} to {host.name}, verify its signature there; {before.key[:12]} is running",
         "take a snapshot of the running container",
         f"rehearse the image on it, with {options.nodes} compute nodes" if options.rehearsal else "NO rehearsal",
+    ]
+    if switch:
+        return [
+            *steps,
+            f"take a snapshot again ({jobs}), copy the overlay while it is in use",
+            "start a second instance of the image on the copy, isolated; probe its services, compare its jobs",
+            "switch the addresses to it; probe every service, check every job",
+            *(f"predicted {line}" for line in shown_outages(switch.away)),
+            "on a failure until NAT answers: the running instance goes on as before; later ones are reported",
+        ]
+    predicted, basis = predict_outage(read_history(cluster, host), {}, _round_trip(host))
+    return [
+        *steps,
+        f"no second instance: {why}",
         f"stop the container ({jobs}), take a snapshot of the stopped overlay",
         *lay,
         "start the image, wait until every service answers, check every job",
@@ -187,7 +171,7 @@ def _check_newer_jobs(cluster: Cluster, host: Host, last: Upgrade, force: bool) 
     """
     if not last.kept:
         raise Refused("there is no snapshot of before that upgrade", hint="omit --with-snapshot to keep the overlay")
-    newer = active_jobs(_jobs(cluster, host)).keys() - last.jobs.keys()
+    newer = active_jobs(query_jobs(cluster, host)).keys() - last.jobs.keys()
     if newer and not force:
         names = ", ".join(sorted(newer)[:10])
         raise Refused(
@@ -206,6 +190,7 @@ def _upgrade(
     done = UpgradeResult(host.name, before, after, same=before.sha256 == after.sha256)
     if done.same:
         return done
+    switch, done.stopped = plan_way(cluster, host, after, options)
     key = after.key[:12]
     lay = last.kept if options.with_snapshot and last else 0
     taking = SnapshotOptions(reason=f"{UPGRADE} to {key}")
@@ -216,8 +201,14 @@ def _upgrade(
         done.rehearsed = True
     else:
         progress.report("WARNING: the image is not rehearsed; any problem will show in production")
+    if switch:
+        done.away, done.predicted_s = switch.away, max((one.predicted_s for one in switch.away), default=0.0)
+        for line in shown_outages(switch.away):
+            progress.report(f"predicted {line}")
+        return switch_over(cluster, host, progress, options, done)
+    progress.report(f"no second instance: {done.stopped}")
     done.predicted_s, basis = predict_outage(read_history(cluster, host), parts, _round_trip(host))
-    jobs = _jobs(cluster, host)
+    jobs = query_jobs(cluster, host)
     progress.report(f"predicted outage: {done.predicted_s:.0f} s, {basis}; {count_jobs(jobs)} jobs")
     begun = Upgrade(cluster.site.cluster, STOPPING, before, after, time.time(), done.snapshot, lay=lay, jobs=jobs)
     return _switch(cluster, host, progress, options, begun, done)
@@ -268,17 +259,6 @@ def _round_trip(host: Host) -> float:
     return time.monotonic() - began
 
 
-def _jobs(cluster: Cluster, host: Host) -> dict[str, str]:
-    """Return the state by id of all jobs of the running controller.
-
-    Raises:
-        CommandError: it does not answer.
-    """
-    if not cluster.find_role("controller"):
-        return {}
-    return read_jobs(host.run(*inside_argv(cluster.site, cluster.services, *JOBS)).text)
-
-
 def _resume(
     cluster: Cluster, host: Host, progress: Progress, last: Upgrade, options: UpgradeOptions
 ) -> UpgradeResult | None:
@@ -288,6 +268,10 @@ def _resume(
         RolledBack, SmsError: as ``upgrade``.
     """
     progress.report(f"an upgrade from {last.before.key[:12]} to {last.after.key[:12]} was interrupted: {last.phase}")
+    if last.phase == SWITCHING:
+        if options.with_snapshot and has_switched(cluster, host, last):
+            return _return(cluster, host, progress, options, last)
+        return resume_switch(cluster, host, progress, options, last)
     running = find_instance(cluster, host)
     done = UpgradeResult(host.name, last.before, last.after, resumed=True, snapshot=last.snapshot, kept=last.kept)
     if running and running.image == last.before.path and last.phase != RETURNING:
@@ -298,6 +282,27 @@ def _resume(
         _roll_back(cluster, host, progress, last, options)
         return None
     return _switch(cluster, host, progress, options, last, done)
+
+
+def _return(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, last: Upgrade) -> UpgradeResult:
+    """Return from an interrupted switch, whose new image may not start any more, to the snapshot right before it.
+
+    Raises:
+        Refused: jobs would be lost, and ``force`` is not set.
+        SmsError: as ``_roll_back``.
+    """
+    if find_instance(cluster, host):
+        _check_newer_jobs(cluster, host, last, options.force)
+    elif not options.force:
+        raise Refused(
+            f"nodes would kill jobs that are newer than snapshot {last.kept}, which cannot be listed now",
+            hint="--force loses these jobs; `sms upgrade` without --undo resumes the upgrade",
+        )
+    why = "--undo --with-snapshot"
+    _roll_back(cluster, host, progress, write_phase(cluster, host, last.at(RETURNING, why=why), why=why), options)
+    done = UpgradeResult(host.name, last.after, last.before, resumed=True, kept=last.kept, stopped=why)
+    done.jobs = f"{count_jobs(query_jobs(cluster, host))}, as in snapshot {last.kept}"
+    return done
 
 
 def _switch(
@@ -317,7 +322,7 @@ def _switch(
         now = replace(now, outage_s=round(time.time() - now.stopped_at, 2) if now.stopped_at else 0.0)
         _check_services(cluster, started)
         done.outage_s, done.parts = now.outage_s, {**done.parts, **started.parts}
-        done.jobs = _check_jobs(cluster, host, progress, now)
+        done.jobs = check_jobs(cluster, host, progress, now)
     except BaseException as error:
         _fail(cluster, host, progress, options, now, error)
         raise
@@ -347,34 +352,6 @@ def _check_services(cluster: Cluster, started: Started) -> None:
     missing = [service.name for service in cluster.services if service.name not in started.services]
     if missing:
         raise SmsError(f"no answer from {', '.join(missing)}", hint=f"sms logs {missing[0]}")
-
-
-def _check_jobs(cluster: Cluster, host: Host, progress: Progress, now: Upgrade) -> str:
-    """Check that every job that ran or waited still does; return a summary.
-
-    Raises:
-        SmsError: some were lost.
-    """
-    if now.lay:
-        return f"{count_jobs(_jobs(cluster, host))}, as in snapshot {now.lay}"
-    with progress.step("check every job") as step:
-        for pause_s in (0, SETTLE_S):
-            time.sleep(pause_s if active_jobs(now.jobs) else 0)
-            after = _jobs(cluster, host)
-            if lost := lost_jobs(now.jobs, {**_ended(cluster, host), **after}):
-                raise SmsError("; ".join(lost[:10]) + (f"; and {len(lost) - 10} more" if len(lost) > 10 else ""))
-        kept = active_jobs(now.jobs)
-        summary = f"{len(kept)} previous jobs: none lost"
-        step.detail(summary)
-    return summary
-
-
-def _ended(cluster: Cluster, host: Host) -> dict[str, str]:
-    """Return ended jobs from the controller's log: the controller forgets them after MinJobAge."""
-    if not (controller := cluster.find_role("controller")):
-        return {}
-    argv = ("grep", "-h", "-a", "job_complete: JobId=", f"/var/log/sms/{controller.name}.log")
-    return read_ended(host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None).text)
 
 
 def _fail(

@@ -16,6 +16,11 @@ LAYING = "laying"
 """The overlay is being replaced with a snapshot; the replacement may or may not be complete."""
 STARTING = "starting"
 """The new image is being started or runs; it may have changed the overlay."""
+SWITCHING = "switching"
+"""A second instance with the new image takes over on a copy of the overlay, which replaces the overlay at the end.
+
+Which file the overlay is decides: the old image must not be started on the one that the new image has used.
+"""
 RETURNING = "returning"
 """Rollback: the new image is being stopped and the old overlay restored; the restore may or may not be complete."""
 RESTORED = "restored"
@@ -52,11 +57,12 @@ class Upgrade:
 
     Attributes:
         snapshot: taken while the container ran.
-        kept: snapshot of the stopped overlay (0: not yet taken).
+        kept: snapshot of the overlay as the old image left it, or right before a switch (0: not yet taken).
         lay: snapshot that replaces the overlay first (0: none).
         jobs: state by id, before the upgrade.
         stopped_at: Unix time when services began to stop, 0 before.
         outage_s: seconds from then until every service answered.
+        inode: of the overlay that the old image uses, before a switch.
     """
 
     cluster: str
@@ -71,6 +77,7 @@ class Upgrade:
     stopped_at: float = 0.0
     outage_s: float = 0.0
     why: str = ""
+    inode: int = 0
 
     @property
     def ended(self) -> bool:

@@ -91,6 +91,8 @@ def world(root: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(module, "find_instance", lambda *_: SimpleNamespace(pid=1, image="image"))
     monkeypatch.setattr(module._Apply, "_find_image", lambda *_: (None, []))
     monkeypatch.setattr(module._Apply, "_find_started_with", lambda *_: [])
+    monkeypatch.setattr(module._Apply, "_find_newer", lambda *_: "")
+    monkeypatch.setattr(module._Apply, "_is_of_this_version", lambda *_: True)
     monkeypatch.setattr(module, "inside_argv", lambda site, services, *words: words)
     monkeypatch.setattr(module, "seeds_for", lambda _: made.seeds)
     monkeypatch.setattr(module, "overlay_mark", lambda archive, _: hashlib.sha256(archive).hexdigest())
@@ -223,8 +225,20 @@ def test_an_invalid_answer_of_a_probe(monkeypatch: pytest.MonkeyPatch, text: str
 @pytest.mark.parametrize("text", COMPARED)
 def test_an_invalid_comparison(world: World, text: str) -> None:
     world.run = lambda *_, **__: SimpleNamespace(text=text, status=0)  # type: ignore[method-assign]
-    with pytest.raises(SmsError):
+    with pytest.raises(SmsError) as caught:
         world.apply(b"2\n", b"2\n")
+    assert not isinstance(caught.value, Refused)
+
+
+@needs_root
+def test_an_image_whose_apply_is_older_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has no field ``left`` is from before rollbacks: the hint is an upgrade, no start of the same image."""
+    monkeypatch.setattr(module._Apply, "_is_of_this_version", lambda *_: False)
+    text = '{"pending": {}, "changed": [], "mark": ""}'
+    world.run = lambda *_, **__: SimpleNamespace(text=text, status=0)  # type: ignore[method-assign]
+    with pytest.raises(Refused) as caught:
+        world.apply(b"2\n", b"2\n")
+    assert "sms upgrade" in caught.value.hint
 
 
 @needs_root
