@@ -28,7 +28,7 @@ from appliance.operations.vm import restore as vm_restore
 from appliance.operations.vm import snapshot as vm_snapshot
 from appliance.operations.vm.snapshots import VmSnapshot, list_folder
 from appliance.operations.vm.vm import finish_restore
-from appliance.plan.upgrade.upgrade import DONE, LAYING, STARTING, STOPPING, Side, Upgrade
+from appliance.plan.upgrade.upgrade import DONE, LAYING, STARTING, STOPPING, SWITCHING, Side, Upgrade
 from appliance.plan.vm.holder import Holder, read_holder
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Silent
@@ -172,7 +172,7 @@ def check_controllers(root: Path, marks: Marks) -> None:
     assert found in ["", "https://10.0.0.1", "https://10.0.0.2"][len(marks) :]
 
 
-PHASES = (STOPPING, LAYING, STARTING, DONE)
+PHASES = (SWITCHING, STOPPING, LAYING, STARTING, DONE)
 
 
 def run_upgrade(root: Path, mark: Mark) -> None:
