@@ -30,7 +30,7 @@ BENCHMARKS = {
     "provision": Benchmark(1),
     "vm_start": Benchmark(2.5),
     "node_boot": Benchmark(3),
-    "apply": Benchmark(2, full=True),
+    "apply": Benchmark(3, full=True),
     "snapshot": Benchmark(3, full=True),
     "build_unchanged": Benchmark(4, full=True),
     "snapshot_disk": Benchmark(5, full=True),

@@ -1,4 +1,4 @@
-"""Outage of NAT and of the controller, as seen by a node, while `sms apply` switches to a second instance."""
+"""Outage of NAT and of the controller, as seen by a node, while `sms apply` or `sms upgrade` switches instances."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from bench.rig import Rig, Samples, result
 from bench.rig.bed import Bed, open_bed
+from tests.real.images import make_variant
 from tests.real.outage import Seen, watching
 
 LAB = "bench-apply"
@@ -22,7 +24,7 @@ SITES = ("/etc/sms/one.yaml", "/etc/sms/two.yaml")
 
 
 class Switched:
-    """A lab whose site file changes with every run, and what a node saw of it, by variant and service."""
+    """A lab whose site file or image changes with every run, and what a node saw of it, by variant and service."""
 
     def __init__(self, bed: Bed) -> None:
         self.bed = bed
@@ -30,6 +32,9 @@ class Switched:
         self.parts: dict[str, Samples] = defaultdict(Samples)
         self.exceeded = 0
         self._sites = cycle(SITES)
+        self._images = cycle(
+            [make_variant(bed.built, bed.lab, "good"), f"{bed.cluster.places.images}/{Path(bed.built.image).name}"]
+        )
         document = yaml.safe_load(bed.site_file.read_text())
         for number, path in enumerate(SITES, start=1):
             document["networks"]["dns"] = [f"172.30.0.{number}"]
@@ -41,6 +46,12 @@ class Switched:
         self.exceeded += bool(done["switched"]["exceeded"])
         for part, seconds in done["switched"]["parts"].items():
             self.parts[part].append(seconds)
+
+    def upgrade(self) -> None:
+        """Switch to the other image, by a second instance."""
+        image = next(self._images)
+        _, done = self.bed.timed(self.bed.carrier, "upgrade", "--image", image, "--no-rehearsal", "--json")
+        self.exceeded += bool(done["exceeded"])
 
     def restart(self) -> None:
         """Stop the instance, and start it with the other site file."""
@@ -64,18 +75,20 @@ class Switched:
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
-    """Change the site file by a switch and by stop and start in turn, with probes from a node every 10 ms."""
+    """Change site file and image by a switch, and by stop and start, in turn; a node probes every 10 ms."""
     with ExitStack() as stack:
         bed = stack.enter_context(open_bed(rig.progress, LAB))
         stack.enter_context(bed.running())
         lab = Switched(bed)
-        own, peer = {"switch": lab.watched("switch", lab.switch)}, {"restart": lab.watched("restart", lab.restart)}
+        own = {"switch": lab.watched("switch", lab.switch), "upgrade": lab.watched("upgrade", lab.upgrade)}
+        peer = {"restart": lab.watched("restart", lab.restart)}
         samples = rig.interleave(own, peer)
     failed = samples["restart"].reason
     facts: dict[str, Any] = {
         "exceeded": lab.exceeded,
         "parts": {part: values.median for part, values in lab.parts.items()},
     }
-    yield result("apply/away, nat", samples["switch"], PEER, samples["restart"], below=GOAL_S, **facts)
     theirs = Samples.failed(failed) if failed else lab.seen["restart"]["slurmctld"]
-    yield result("apply/away, slurmctld", lab.seen["switch"]["slurmctld"], PEER, theirs, ratio_below=1)
+    for verb, variant in (("apply", "switch"), ("upgrade", "upgrade")):
+        yield result(f"{verb}/away, nat", samples[variant], PEER, samples["restart"], below=GOAL_S, **facts)
+        yield result(f"{verb}/away, slurmctld", lab.seen[variant]["slurmctld"], PEER, theirs, ratio_below=1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from appliance.host.base import Host
 from appliance.operations.lab import demo
 from tests.real.conftest import NODES, Playground
 from tests.real.processes import begin, kill_sms, wait_for_step
@@ -164,6 +165,76 @@ def test_addresses_and_services(running: Playground) -> None:
     assert {one["name"] for one in status["services"]} == set(done["outage"])
     assert applied(running, "/etc/sms/sms.yaml")["switched"] and "cron" in pids(running)
     wait_until(lambda: running.status()["healthy"], "health")
+
+
+SECOND_BRIDGE = """\
+ip link add br-two type bridge stp_state 0 forward_delay 0
+ip link set br-two up
+ip link add two-a type veth peer name two-b
+ip link set two-a master br-two up
+ip link set two-b master br-prov up
+"""
+
+
+@pytest.mark.full
+def test_another_bridge(running: Playground) -> None:
+    """A bridge that is linked to the first one: nodes reach the container by it, and then by the first one again."""
+
+    def change(document: dict[str, Any]) -> None:
+        document["networks"]["provisioning"]["bridge"] = "br-two"
+
+    host, node = running.host("host-a"), running.host("node1")
+    demo.wait_idle(node, NODES)
+    job = demo.as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 300")
+    wait_until(lambda: node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
+    host.run("sh", "-ec", SECOND_BRIDGE)
+    try:
+        site = running.variant("bridge.yaml", change)
+        planned = applied(running, site, "-n")
+        assert planned["switch"] == ["eth0 is on br-prov, not br-two"]
+        assert applied(running, site)["switched"]["jobs"] >= 1
+        assert_one_instance(running)
+        found = json.loads(running.sms("--site", site, "status", "--json").stdout)
+        assert {one["bridge"] for one in found["networks"]} == {"br-two", "br-pub"} and found["healthy"]
+        assert node.works("scontrol", "ping") and node.works("ping", "-c", "1", "-W", "2", "10.78.0.254")
+        assert applied(running, site)["current"] is True
+        assert applied(running, "/etc/sms/sms.yaml")["switched"]
+        assert_one_instance(running)
+    finally:
+        host.run("sh", "-c", "ip link delete two-a; ip link delete br-two", ok=None)
+    wait_until(lambda: running.status()["healthy"], "health")
+    assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+    node.run("scancel", job)
+
+
+def wait_until_controller_is(node: Host, name: str) -> None:
+    wait_until(lambda: name in node.run("scontrol", "ping", ok=None).text, "the controller's name on a node")
+
+
+@pytest.mark.full
+def test_another_host_name(running: Playground) -> None:
+    """The controller serves under it, with its jobs; nodes get it by slurm.conf."""
+
+    def change(document: dict[str, Any]) -> None:
+        document["hostname"] = "sms-renamed"
+
+    node = running.host("node1")
+    demo.wait_idle(node, NODES)
+    job = demo.as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 300")
+    wait_until(lambda: node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
+    for site, name in ((running.variant("renamed.yaml", change), "sms-renamed"), ("/etc/sms/sms.yaml", "sms-services")):
+        assert applied(running, site)["switched"]["jobs"] >= 1
+        assert_one_instance(running)
+        assert running.sms("exec", "--", "hostname").text == name
+        wait_until(
+            lambda name=name: name in node.run("scontrol", "ping", ok=None).text, "the controller's name on a node"
+        )
+        found = json.loads(running.sms("--site", site, "status", "--json", ok=(0, 4)).stdout)
+        assert all(one["ok"] for one in found["services"])
+        assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+        assert demo.as_alice(node, "srun", "-N1", "hostname")
+    wait_until(lambda: running.status()["healthy"], "health")
+    node.run("scancel", job)
 
 
 @pytest.mark.full
