@@ -208,6 +208,7 @@ def test_another_bridge(running: Playground) -> None:
 
 
 def wait_until_controller_is(node: Host, name: str) -> None:
+    """Wait until a node has the slurm.conf with this name of the controller's host."""
     wait_until(lambda: name in node.run("scontrol", "ping", ok=None).text, "the controller's name on a node")
 
 
@@ -226,9 +227,7 @@ def test_another_host_name(running: Playground) -> None:
         assert applied(running, site)["switched"]["jobs"] >= 1
         assert_one_instance(running)
         assert running.sms("exec", "--", "hostname").text == name
-        wait_until(
-            lambda name=name: name in node.run("scontrol", "ping", ok=None).text, "the controller's name on a node"
-        )
+        wait_until_controller_is(node, name)
         found = json.loads(running.sms("--site", site, "status", "--json", ok=(0, 4)).stdout)
         assert all(one["ok"] for one in found["services"])
         assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
