@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from appliance.errors import SmsError
-from appliance.host.base import Host
+from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
+from appliance.operations.upgrade.state import UpgradeOptions
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.jobs import JOBS, read_jobs
 from appliance.plan.upgrade.upgrade import Upgrade, active_jobs, count_jobs, lost_jobs, read_ended
@@ -25,6 +26,21 @@ def query_jobs(cluster: Cluster, host: Host) -> dict[str, str]:
     if not cluster.find_role("controller"):
         return {}
     return read_jobs(host.run(*inside_argv(cluster.site, cluster.services, *JOBS)).text)
+
+
+def list_before(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions) -> dict[str, str]:
+    """Return as ``query_jobs``; of a controller that does not answer, which is a reason for an undo, none.
+
+    Raises:
+        CommandError: it does not answer, and this is not an undo.
+    """
+    try:
+        return query_jobs(cluster, host)
+    except CommandError as error:
+        if not options.undo:
+            raise
+        progress.report(f"WARNING: jobs are not compared: {error.message.splitlines()[-1].strip()}")
+        return {}
 
 
 def check_jobs(cluster: Cluster, host: Host, progress: Progress, now: Upgrade) -> str:

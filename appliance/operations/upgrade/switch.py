@@ -26,7 +26,7 @@ from appliance.operations.services.start import StartOptions, start
 from appliance.operations.services.unfinished import has_switched, overlay_inode, write_phase
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
 from appliance.operations.upgrade.image import make_current_here
-from appliance.operations.upgrade.jobs import check_jobs, query_jobs
+from appliance.operations.upgrade.jobs import check_jobs, list_before
 from appliance.operations.upgrade.state import UpgradeOptions, UpgradeResult
 from appliance.plan.snapshots.retention import UPGRADE
 from appliance.plan.upgrade.upgrade import DONE, RETURNED, SWITCHING, Side, Upgrade
@@ -59,7 +59,7 @@ def switch_over(
         SmsError: neither serves; the next run resumes.
     """
     before, after = done.before, done.after
-    jobs = query_jobs(cluster, host)
+    jobs = list_before(cluster, host, progress, options)
     taking = SnapshotOptions(reason=f"{UPGRADE} to {after.key[:12]}, before the switch")
     done.kept = snapshot(cluster, host, progress, taking).snapshot["number"]
     inode = overlay_inode(cluster, host) or 0
@@ -90,7 +90,7 @@ def resume_switch(
 
     Raises:
         Unverified: the new image serves, but a service does not answer, or a job was lost.
-        SmsError: the image does not start; the next run resumes.
+        Refused, SmsError: the image does not start; the next run resumes.
     """
     if not has_switched(cluster, host, last):
         running = find_instance(cluster, host)
@@ -103,11 +103,11 @@ def resume_switch(
     try:
         started = start(cluster, host, progress, StartOptions(Path(last.after.path), options.wait_s, keep=True))
     except SmsError as error:
-        raise SmsError(
+        back = f"`sms upgrade --undo --with-snapshot --force` returns to snapshot {last.kept}: newer jobs are lost"
+        raise (Refused if isinstance(error, Refused) else SmsError)(
             f"{error.message}\n  the overlay is the one of the new image, {last.after.key[:12]}: the old one must not "
             "be started on it",
-            hint=f"`sms upgrade --undo --with-snapshot --force --host {host.name}` returns to snapshot {last.kept}; "
-            "it loses newer jobs",
+            hint=f"{error.hint}; if that does not help, {back}" if error.hint else back,
         ) from error
     assert started
     missing = [service.name for service in cluster.services if service.name not in started.services]

@@ -34,7 +34,7 @@ from appliance.operations.snapshots.restore import restore_own
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
 from appliance.operations.start_note import read_note
 from appliance.operations.upgrade.image import check_rollback_image, make_current_here, send_image
-from appliance.operations.upgrade.jobs import check_jobs, query_jobs
+from appliance.operations.upgrade.jobs import check_jobs, list_before, query_jobs
 from appliance.operations.upgrade.rehearse import RehearsalOptions, find_image, rehearse
 from appliance.operations.upgrade.state import UpgradeOptions, UpgradeResult
 from appliance.operations.upgrade.switch import plan_way, resume_switch, switch_over
@@ -54,7 +54,7 @@ from appliance.plan.upgrade.upgrade import (
     count_jobs,
     predict_outage,
 )
-from appliance.progress import Progress
+from appliance.progress import Progress, Silent
 from appliance.tools.sha256 import find_digest
 
 NO_REHEARSAL = "or skip it: --no-rehearsal"
@@ -95,7 +95,7 @@ def plan_upgrade(cluster: Cluster, host: Host, options: UpgradeOptions) -> list[
     before, target = _preflight(cluster, host, options, read_last_upgrade(cluster, host, done=True))
     switch, why = plan_way(cluster, host, target or before, options)
     image = f"the previous image {target.key[:12]}" if target else str(options.image or "an image built now")
-    jobs = count_jobs(query_jobs(cluster, host))
+    jobs = count_jobs(list_before(cluster, host, Silent(), options))
     lay = ["replace the overlay with the snapshot before that upgrade"] if options.with_snapshot else []
     steps = [
         f"send {image} to {host.name}, verify its signature there; {before.key[:12]} is running",
@@ -171,8 +171,8 @@ def _check_newer_jobs(cluster: Cluster, host: Host, last: Upgrade, force: bool) 
     """
     if not last.kept:
         raise Refused("there is no snapshot of before that upgrade", hint="omit --with-snapshot to keep the overlay")
-    newer = active_jobs(query_jobs(cluster, host)).keys() - last.jobs.keys()
-    if newer and not force:
+    newer = set() if force else active_jobs(query_jobs(cluster, host)).keys() - last.jobs.keys()
+    if newer:
         names = ", ".join(sorted(newer)[:10])
         raise Refused(
             f"{len(newer)} jobs are newer than snapshot {last.kept}: nodes would kill them ({names})",
@@ -208,7 +208,7 @@ def _upgrade(
         return switch_over(cluster, host, progress, options, done)
     progress.report(f"no second instance: {done.stopped}")
     done.predicted_s, basis = predict_outage(read_history(cluster, host), parts, _round_trip(host))
-    jobs = query_jobs(cluster, host)
+    jobs = list_before(cluster, host, progress, options)
     progress.report(f"predicted outage: {done.predicted_s:.0f} s, {basis}; {count_jobs(jobs)} jobs")
     begun = Upgrade(cluster.site.cluster, STOPPING, before, after, time.time(), done.snapshot, lay=lay, jobs=jobs)
     return _switch(cluster, host, progress, options, begun, done)
