@@ -21,12 +21,12 @@ from appliance.progress import Silent
 @contextmanager
 def fresh_lab(name: str, nodes: int, *, metal: int = 0, shape: str = "flat") -> Iterator[Lab]:
     """A lab without anything of an earlier run; nothing is left of it afterwards."""
-    _remove(name)
+    remove_lab(name)
     lab_up(name, nodes, Silent(), metal=metal, shape=shape)
     try:
         yield Lab.open(name)
     finally:
-        _remove(name)
+        remove_lab(name)
 
 
 def build_image(lab: Lab, site: str = "sms") -> Built:
@@ -49,6 +49,7 @@ def need_machine(*, metal: bool = False) -> None:
         pytest.skip(error.message)
 
 
-def _remove(name: str) -> None:
+def remove_lab(name: str) -> None:
+    """Remove a lab with its files."""
     lab_down(name, False, Silent())
     shutil.rmtree(f"/var/lib/sms-lab/{name}", ignore_errors=True)

@@ -29,6 +29,8 @@ from appliance.tools import tcpdump
 OUTSIDE = GATEWAY[PUBLIC]
 CARRIER, OTHER = "host-a", "host-b"
 OVERLAY = "/var/lib/sms/overlays/lab.img"
+CURL = ("curl", "--silent", "--noproxy", "*")
+"""A proxy of this machine's environment is not the lab's."""
 BIG_BYTES = 50 << 20
 """Size of the file on the outside host (definitions/lab/setup.sh.j2)."""
 PATIENCE_S = 150
@@ -159,7 +161,7 @@ def moves(lab: Lab) -> str:
     controller, routing = by_role["controller"], by_role["routing"]
     job = as_alice(node, "sbatch", "--parsable", "--wrap=sleep 20")
     wait_for("the start of the job", lambda: "yes" if job_state(node, job) == "RUNNING" else "")
-    argv = ("curl", "--silent", "--limit-rate", "2M", "--output", "/dev/null", "--write-out", "%{size_download}")
+    argv = (*CURL, "--limit-rate", "2M", "--output", "/dev/null", "--write-out", "%{size_download}")
     with ThreadPoolExecutor(1) as pool:
         download = pool.submit(node.run, *argv, f"http://{OUTSIDE}/big", timeout=120)
         outages = []
@@ -257,7 +259,7 @@ def mail_arrives(outside: Host, job: str) -> str:
 
 def fetch_outside(node: Host) -> str:
     """Fetch a page from the outside host, which contains the client's address."""
-    page = node.run("curl", "--silent", "--fail", "--max-time", "10", f"http://{OUTSIDE}/").text
+    page = node.run(*CURL, "--fail", "--max-time", "10", f"http://{OUTSIDE}/").text
     if CONTAINER_ADDRESSES[PUBLIC] not in page:
         raise SmsError(f"the request did not come from the container's address: {page}")
     return page

@@ -348,7 +348,7 @@ def check_nat(lab: Lab) -> str:
     """
     plan = lab.layout.plan
     url = f"http://{plan.gateways[PUBLIC]}/"
-    page = lab.host(lab.nodes[0]).run("curl", "-sS", "--fail", "--max-time", "10", url).text
+    page = lab.host(lab.nodes[0]).run("curl", "-sS", "--fail", "--noproxy", "*", "--max-time", "10", url).text
     if plan.addresses[PUBLIC] not in page.split():
         raise SmsError(f"the request did not come from the container's address: {page[:200]}")
     return page
