@@ -90,7 +90,7 @@ class Reader:
         argv = ("env", "-C", folder, "-u", "SMS_SITE", "TERM=dumb", f"PATH={PATH}")
         if where == MACHINE:
             return Local().run(*argv, "bash", "-c", script, ok=None, timeout=timeout)
-        lab = Lab.open(self.lab)  # anew: a host that was powered off and on has another first process
+        lab = Lab.open(self.lab)  # each time: a host that was off has another first process
         with mirrors_for(lab) as variables:
             return lab.running_host(where).run(*argv, *variables, "bash", "-c", script, ok=None, timeout=timeout)
 
