@@ -429,7 +429,8 @@ def run_cell(world: World, cell: Cell) -> None:
     assert world.jobs.given_twice == []
     # What a controller had not saved when its host's power failed, or could not save, is unknown.
     unsaved = (began - SAVED_S, time.time() if restarted else began) if restarted or found == "none" else (0.0, 0.0)
-    assert world.jobs.not_completed(since - 1, forgiven=unsaved) == {}
+    lost = world.jobs.not_completed(since - 1, forgiven=unsaved)
+    assert not lost, (lost, world.jobs.states())
     assert world.power_lost or restarted or not world.jobs.resumed
     check_overlays(world, moved=row.again == "moved")
 
