@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-from appliance.errors import Refused
+from appliance.errors import Refused, SmsError
 from appliance.host.base import Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
@@ -22,18 +22,21 @@ def find_serving(cluster: Cluster) -> str | None:
     if socket.gethostname() in names:
         return None
 
+    problems: dict[str, str] = {}
+
     def query(name: str) -> View:
         try:
             return View(query_lease(cluster.host(name), cluster))
-        except Unreachable:
+        except SmsError as error:  # another host's lease may be whole
+            problems[name] = "cannot be reached" if isinstance(error, Unreachable) else error.message
             return View(None)
 
     with ThreadPoolExecutor(len(names)) as pool:
         views = dict(zip(names, pool.map(query, names), strict=True))
     if lease := find_holder(views):
         return lease.holder
-    silent = [name for name, view in views.items() if view.lease is None]
-    why = f"{' and '.join(silent)} cannot be reached" if silent else "no admin host holds the lease"
+    why = "; ".join(f"{name}: {problems[name]}" for name in names if name in problems)
+    why = why or "no admin host holds the lease"
     raise Refused(
         f"this machine ({socket.gethostname()}) is not an admin host of the site, and {why}",
         hint=f"name one: --host {', '.join(names)}",

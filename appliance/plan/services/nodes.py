@@ -213,7 +213,7 @@ def read_inside(output: str, user: str) -> Inside:
 
 
 def _read_refused(lines: Sequence[str]) -> set[str]:
-    """Return the nodes of batch jobs that could not start because slurmd did not accept the controller's user.
+    """Return the nodes of jobs that could not start because slurmd did not accept the controller's user.
 
     They stay in the state COMPLETING, as they refuse to end those jobs, too (_slurm_authorized_user in
     src/slurmd/slurmd/req.c).
@@ -223,7 +223,7 @@ def _read_refused(lines: Sequence[str]) -> set[str]:
         if found := ALLOCATED.search(line):
             nodes[found[1]] = found[2]
         elif found := REFUSED.search(line):
-            refused.add(nodes.get(found[1], ""))
+            refused.add(nodes.get(found["batch"] or found["step"], ""))
     names: set[str] = set()
     for text in refused - {""}:
         with suppress(HostListError):
@@ -231,9 +231,16 @@ def _read_refused(lines: Sequence[str]) -> set[str]:
     return names
 
 
-ALLOCATED = re.compile(r"sched: Allocate JobId=(\d{1,10})\S* NodeList=(\S{1,4096}) ")
-REFUSED = re.compile(r"Killing non-startable batch JobId=(\d{1,10})\S*: Invalid user id")
-"""Messages of slurmctld (src/slurmctld/job_scheduler.c, agent.c)."""
+ALLOCATED = re.compile(r"(?:sched: Allocate|_slurm_rpc_allocate_resources) JobId=(\d{1,10})\S* NodeList=(\S{1,4096}) ")
+REFUSED = re.compile(
+    r"Killing non-startable batch JobId=(?P<batch>\d{1,10})\S*: Invalid user id"
+    r"|_job_complete: JobId=(?P<step>\d{1,10})\S* WTERMSIG 36$"
+)
+"""Messages of slurmctld (src/slurmctld/job_scheduler.c, agent.c, proc_req.c).
+
+An allocation of srun or salloc whose step slurmd refused ends with signal 36: slurmd takes a credential of its own SlurmUser
+only, and srun reports `Invalid job credential`. Seen with Slurm 22.05.
+"""
 STAT = re.compile(r"^(\d{1,10}) \(((?s:.{0,64}?))\) ([A-Za-z]) (\d{1,10})((?: -?\d{1,20}){18,60})$", re.MULTILINE)
 """A line of /proc/PID/stat (proc(5)); the name may contain anything."""
 TICKS = 100

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from appliance.host.base import CommandError
 from appliance.operations.lab import demo
 from tests.real.conftest import Playground, give_image
 from tests.real.labs import build_image, fresh_lab
@@ -33,6 +34,12 @@ def test_an_upgrade_to_the_ids_of_the_nodes() -> None:
         give_image(play, other)
         node.run("groupmod", "--gid", str(SLURM["gid"]), "slurm")
         node.run("usermod", "--uid", str(SLURM["uid"]), "--gid", str(SLURM["gid"]), "slurm")
+        node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "slurmd")
+        demo.wait_idle(node, 1)
+        with pytest.raises(CommandError, match="Invalid job credential"):
+            demo.as_alice(node, "srun", "true")
+        found = json.loads(play.sms("status", "--json", ok=(4,)).stdout)
+        assert found["nodes"]["refusing"] == ["node1"]
         play.sms(
             "-q",
             "--site",

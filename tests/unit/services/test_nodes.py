@@ -172,17 +172,22 @@ def test_nodes_that_refuse_the_controllers_user() -> None:
         "sched: Allocate JobId=8_3(8) NodeList=n3 #CPUs=1 Partition=normal",
         "sched: Allocate JobId=9 NodeList=n4 #CPUs=1 Partition=normal",
         "sched: Allocate JobId=10 NodeList=n[5 #CPUs=1 Partition=normal",
+        "sched: _slurm_rpc_allocate_resources JobId=12 NodeList=n6 usec=669",
+        "sched: _slurm_rpc_allocate_resources JobId=13 NodeList=n7 usec=669",
+        "_job_complete: JobId=12 WTERMSIG 36",
+        "_job_complete: JobId=13 WTERMSIG 9",
         "Killing non-startable batch JobId=7: Invalid user id",
         "Killing non-startable batch JobId=8_3(8): Invalid user id",
         "Killing non-startable batch JobId=9: Requested node configuration is not available",
         "Killing non-startable batch JobId=10: Invalid user id",
         "Killing non-startable batch JobId=11: Invalid user id",
     )
-    states = {"n1": "IDLE+COMPLETING", "n2": "IDLE+COMPLETING", "n3": "IDLE", "n4": "IDLE+COMPLETING"}
+    completing = dict.fromkeys(("n1", "n2", "n4", "n6", "n7"), "IDLE+COMPLETING")
+    states = {**completing, "n3": "IDLE"}
     view = view_nodes(read_inside(output + "".join(line(*each) for each in states.items()), "slurm"))
-    assert view.refusing == ("n1",)
+    assert view.refusing == ("n1", "n6")
     (problem,) = view.warnings("slurmctld")[0]
-    assert problem.startswith("1 of 4 nodes refuse slurmctld") and "n1;" in problem and "slurm.user" in problem
+    assert problem.startswith("2 of 6 nodes refuse slurmctld") and "n[1,6];" in problem and "slurm.user" in problem
 
 
 def test_a_reason_cannot_hide_a_node_or_reach_the_terminal() -> None:
