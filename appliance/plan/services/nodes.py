@@ -238,8 +238,8 @@ REFUSED = re.compile(
 )
 """Messages of slurmctld (src/slurmctld/job_scheduler.c, agent.c, proc_req.c).
 
-An allocation of srun or salloc whose step slurmd refused ends with signal 36: it takes a credential of its own SlurmUser
-only, and srun reports `Invalid job credential`. Seen with Slurm 22.05.
+An allocation of srun or salloc whose step slurmd refused ends with signal 36; it takes those of its own SlurmUser
+alone, and srun reports `Invalid job credential`. Seen with Slurm 22.05.
 """
 STAT = re.compile(r"^(\d{1,10}) \(((?s:.{0,64}?))\) ([A-Za-z]) (\d{1,10})((?: -?\d{1,20}){18,60})$", re.MULTILINE)
 """A line of /proc/PID/stat (proc(5)); the name may contain anything."""
