@@ -23,10 +23,21 @@ def _clean(path: str) -> str:
     return path
 
 
+def _compiled(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiled)]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]*$"), AfterValidator(_clean)]
 Package = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]{0,99}$")]
 Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3,4}$")]
 AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
+Id = Annotated[int, Field(gt=0, lt=65534)]
+Argv = Annotated[tuple[str, ...], Field(min_length=1)]
 Role = Literal["controller", "accounting", "logging", "clock", "mail", "routing", "files"]
 PackageSet = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$")]
 Capability = Literal[
@@ -51,10 +62,10 @@ Sysctl = Annotated[str, StringConstraints(pattern=r"^net\.[a-z0-9_.]+$")]
 class Probe(Section):
     """Readiness probe of a service, in its own protocol. Exactly one kind."""
 
-    exec: tuple[tuple[str, ...], ...] | None = Field(
-        None, description="A pipeline of commands; each must exit with status 0."
+    exec: tuple[Argv, ...] | None = Field(
+        None, min_length=1, description="A pipeline of commands; each must exit with status 0."
     )
-    expect: str | None = Field(None, description="Regular expression that must match the output of `exec`.")
+    expect: Pattern | None = Field(None, description="Regular expression that must match the output of `exec`.")
     ntp: str | None = Field(None, description="Address queried for the time (RFC 5905, client mode).")
     smtp: str | None = Field(None, description="Address whose port 25 must greet with 220 (RFC 5321).")
     syslog: str | None = Field(None, description="Address that a line is sent to (UDP 514); it must appear in `file`.")
@@ -91,7 +102,7 @@ class SeedFile(Section):
     change: Literal["none", "reload", "restart"] = Field(
         "restart", description="What a changed file needs: nothing, the service's `reload`, or its restart."
     )
-    reloaded: str = Field(
+    reloaded: Pattern = Field(
         "", description="Regular expression: a reload applies changed lines that match; others need a restart."
     )
 
@@ -108,7 +119,7 @@ class SiteFiles(Section):
     """A folder for files of the site, those of ``slurm.files``."""
 
     path: AbsolutePath = Field(description="The folder.")
-    reloaded: str = Field(
+    reloaded: Pattern = Field(
         description="Regular expression: names of files that a reload applies; others need a restart."
     )
 
@@ -135,8 +146,8 @@ class Accounts(Section):
     packages allocate, and are created before any package is installed.
     """
 
-    users: dict[AccountName, int] = Field({}, description="Users, each with a group of the same name and id.")
-    groups: dict[AccountName, int] = Field({}, description="Groups without a user.")
+    users: dict[AccountName, Id] = Field({}, description="Users, each with a group of the same name and id.")
+    groups: dict[AccountName, Id] = Field({}, description="Groups without a user.")
 
 
 class Service(Section):
@@ -194,7 +205,7 @@ class Service(Section):
     sync: tuple[AbsolutePath, ...] = Field((), description="Files that it pulls from the provisioning node.")
     files: tuple[SeedFile, ...] = Field((), description="Files of a fresh overlay.")
     site_files: SiteFiles | None = Field(None, description="A folder for files of the site.")
-    reload: tuple[tuple[str, ...], ...] = Field(
+    reload: tuple[Argv, ...] = Field(
         (), description="Commands by which the running service reads its files again; also run after a restart."
     )
     probe: Probe | None = None

@@ -25,7 +25,9 @@ RESERVED = (
     "/var/lib/sms",
     "/var/run",
 )
-"""Folders of the container in which a service of the site has no files."""
+"""Folders of the container in which a service of the site has no files and no state."""
+LOGS = ("messages", "supervisor")
+"""Names of logs that are not of one service (`sms logs`)."""
 COMMON = ("/etc/passwd", "/etc/group", "/etc/shadow", "/etc/hosts", "/etc/logrotate.conf")
 """Files of every container."""
 
@@ -125,6 +127,10 @@ def _check(one: SiteService, found: Mapping[str, SiteService], shipped: Mapping[
         if name in names:
             hint = "choose another name; a service of the site does not replace one of the catalogue"
             yield document.problem((place,), f"{name} is already the service {names[name]}", hint)
+    if service.name in LOGS:
+        yield document.problem(("name",), f"{service.name} is the name of another log", "choose another name")
+    if service.site_files:
+        yield document.problem(("site_files",), "only slurmctld has a folder for slurm.files", "use files")
     if service.role:
         yield document.problem(("role",), f"{service.role} is a role of the catalogue", "remove it")
     for field in ("needs", "after"):
@@ -142,9 +148,34 @@ def _check(one: SiteService, found: Mapping[str, SiteService], shipped: Mapping[
         place_of: Place = ("files", index, "path")
         if file.path in taken:
             yield document.problem(place_of, f"{file.path} already belongs to {taken[file.path]}", "use another path")
-        if any(file.path == top or file.path.startswith(f"{top}/") for top in RESERVED):
-            yield document.problem(place_of, f"{file.path} is in a folder of sms or of the system", "use another path")
         taken[file.path] = service.name
+    yield from _reserved(one)
+    for name, value in service.sysctl.items():
+        for other in runnable.values():
+            if other.sysctl.get(name, value) != value:
+                words = f"{name} is {other.sysctl[name]!r} for {other.name}"
+                yield document.problem(("sysctl", name), words, "remove it; there is one value for the whole container")
+
+
+def _reserved(one: SiteService) -> Iterator[Problem]:
+    """Yield files and state in folders of sms or of the system, and state that contains such a folder."""
+    service = one.service
+    places: list[tuple[Place, str]] = [
+        (("files", index, "path"), file.path) for index, file in enumerate(service.files)
+    ]
+    places += [(("state", index), path) for index, path in enumerate(service.state)]
+    places += [(("tails", index), path) for index, path in enumerate(service.tails)]
+    if service.running:
+        places.append((("running",), service.running))
+    for place, path in places:
+        for top in RESERVED:
+            if path == top or path.startswith(f"{top}/"):
+                yield one.document.problem(place, f"{path} is in a folder of sms or of the system", "use another path")
+            elif top.startswith(f"{path.rstrip('/')}/"):
+                yield one.document.problem(
+                    place, f"{path} contains {top}, a folder of sms or of the system", "use a path below it"
+                )
+                break
 
 
 def _names(services: Mapping[str, Service]) -> dict[str, str]:

@@ -106,8 +106,10 @@ def check_own(loaded: Loaded) -> list[Problem]:
         texts: list[tuple[Place, str]] = [(("setup",), one.service.setup)]
         texts += [(("run", index), word) for index, word in enumerate(one.service.run)]
         texts += [(("files", index), file.content or "") for index, file in enumerate(one.service.files)]
-        for pipe in [one.service.probe.exec or ()] if one.service.probe else ():
-            texts += [(("probe", "exec"), word) for argv in pipe for word in argv]
+        if probe := one.service.probe:
+            texts += [(("probe", "exec"), word) for argv in probe.exec or () for word in argv]
+            for kind in ("ntp", "smtp", "syslog", "routed", "http"):
+                texts.append((("probe", kind), getattr(probe, kind) or ""))
         for place, text in texts:
             try:
                 templates.text(text)

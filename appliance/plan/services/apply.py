@@ -38,12 +38,11 @@ class FileChange:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Lines that are removed (-) and added (+), without comments and empty ones; empty if the file is secret."""
+        """Lines that are removed (-) and added (+), without empty ones; none if the file is secret."""
         if self.before is None or self.after is None:
             return ()
         diff = difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), lineterm="", n=0)
-        changed = [line for line in list(diff)[2:] if line[0] in "+-"]
-        return tuple(line for line in changed if line[1:].strip() and not line[1:].lstrip().startswith("#"))
+        return tuple(line for line in list(diff)[2:] if line[0] in "+-" and line[1:].strip())
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,9 @@ def _actions_of(services: Sequence[Service], change: FileChange) -> list[tuple[s
         if service.site_files and change.path.startswith(f"{service.site_files.path}/"):
             name = change.path.rpartition("/")[2]
             return [(service.name, "reload" if re.search(service.site_files.reloaded, name) else "restart")]
-    for service in services:
-        if any(change.path.startswith(f"{path}/") for path in service.state):
-            return [(service.name, "restart")]
+    states = [(path, service.name) for service in services for path in service.state]
+    if within := [one for one in states if change.path.startswith(f"{one[0]}/")]:
+        return [(max(within, key=lambda one: len(one[0]))[1], "restart")]
     if change.path.startswith(TLS):
         return [(service.name, "restart") for service in services if service.role == "files"]
     return []  # /etc/hosts and accounts: read at each use
@@ -103,9 +102,15 @@ def _kind(file: SeedFile, change: FileChange) -> Kind | None:
         return None
     if change.before is None or change.after is None:
         return "restart"
-    if not change.lines:
+    lines = change.lines
+    if file.template:  # of the catalogue: comments begin with #. Those of other files are unknown, as are empty lines
+        lines = tuple(line for line in lines if not line[1:].lstrip().startswith("#"))
+        if not lines:
+            return None
+    elif change.before == change.after:
         return None
-    if file.change == "reload" and all(re.search(file.reloaded, line[1:].strip()) for line in change.lines):
+    applied = all(re.search(file.reloaded, line[1:].strip()) for line in lines) if lines else not file.reloaded
+    if file.change == "reload" and applied:
         return "reload"
     return "restart"
 

@@ -53,6 +53,37 @@ def test_what_a_change_needs(
     assert [(one.service, one.kind) for one in actions] == ([(service, kind)] if service else [])
 
 
+def own(name: str, **given: object) -> Service:
+    """A service as a site has it: its templates are texts."""
+    probe, outage = {"exec": [["true"]]}, {"seconds": 1, "why": "x"}
+    fields = {"name": name, "summary": "x", "critical": False, "run": ["x"], "probe": probe, "outage": outage}
+    return Service.model_validate({**fields, **given})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ('#include "a"\n', '#include "b"\n', "restart"),
+        ("a\n\nb\n", "a\nb\n", "restart"),
+        ("a\n", "a\n", ""),
+        ("a=1\n", "a=2\n", "reload"),
+        ("a=1\n#b\n", "a=2\n#c\n", "restart"),
+    ],
+)
+def test_every_line_of_a_service_of_the_site_counts(before: str, after: str, kind: str) -> None:
+    """Whether a line is a comment in its file is not known."""
+    files = [{"path": "/etc/own", "content": "x", "change": "reload", "reloaded": "^(a=|$)"}]
+    actions = plan_actions([own("own", files=files, reload=[["true"]])], [FileChange("/etc/own", before, after)], {})
+    assert [one.kind for one in actions] == ([kind] if kind else [])
+
+
+def test_state_belongs_to_the_service_with_the_longest_path(services: list[Service]) -> None:
+    wide = own("wide", state=["/etc", "/etc/mun"])
+    for order in ([wide, *services], [*services, wide]):
+        actions = plan_actions(order, [FileChange("/etc/munge/munge.key", None, None)], {})
+        assert [one.service for one in actions] == ["munge"]
+
+
 def entry(**changes: object) -> dict[str, object]:
     return {"run": ["x"], "setup": "", "needs": [], "sync": [], "probe": {"kind": "exec"}, **changes}
 

@@ -13,6 +13,7 @@ from appliance.errors import ConfigError
 from appliance.operations.classify.signatures import make_signatures, open_catalogue
 from appliance.operations.context import open_cluster
 from appliance.operations.overlay.overlay import seeds_for
+from appliance.operations.services.inside import OTHER_LOGS
 from appliance.operations.site.config import check_config
 from appliance.operations.site.find import open_site, services_folder
 from appliance.progress import Silent
@@ -110,6 +111,41 @@ BAD: dict[str, tuple[Callable[[str], str], int, str]] = {
         11,
         "template",
     ),
+    "division by zero": (lambda text: text.replace("{{ site.cluster }}", "{{ 1 // 0 }}"), 11, "by zero"),
+    "type of an operand": (lambda text: text.replace("{{ site.cluster }}", "{{ site.cluster + 1 }}"), 11, "template"),
+    "large range": (lambda text: text.replace("{{ site.cluster }}", "{{ range(10**9) | list }}"), 11, "too big"),
+    "large text": (lambda text: text.replace("{{ site.cluster }}", "{{ 'x' * 9999999999 }}"), 11, "limit"),
+    "template of a probe": (
+        lambda text: text.replace('{exec: [[nc, -z, 127.0.0.1, "7007"]]}', '{ntp: "{{ 1 // 0 }}"}'),
+        12,
+        "by zero",
+    ),
+    "expression of a probe": (lambda text: text.replace('"7007"]]', '"7007"]], expect: "("'), 12, "regular expression"),
+    "expression of a file": (
+        lambda text: text.replace("cluster }}", 'cluster }}", change: reload, reloaded: "(') + "reload: [[x]]\n",
+        11,
+        "regular expression",
+    ),
+    "state of sms": (lambda text: text + "state: [/var/lib/echo, /var/lib/sms/x]\n", 14, "in a folder of sms"),
+    "state above munge's": (lambda text: text + "state: [/etc]\n", 14, "contains /etc/munge"),
+    "state is all": (lambda text: text + "state: [/]\n", 14, "contains /dev"),
+    "running": (lambda text: text + "running: /run/echo/x\n", 14, "in a folder of sms"),
+    "tails": (lambda text: text + "tails: [/opt/sms/log]\n", 14, "in a folder of sms"),
+    "folder of slurm.files": (
+        lambda text: text + "site_files: {path: /etc/slurm, reloaded: x}\n",
+        14,
+        "only slurmctld",
+    ),
+    "sysctl of another": (
+        lambda text: text + 'sysctl: {net.ipv4.ip_forward: "0"}\n',
+        14,
+        "net.ipv4.ip_forward is '1' for nat",
+    ),
+    "no commands": (lambda text: text.replace('[[nc, -z, 127.0.0.1, "7007"]]', "[]"), 12, "probe.exec"),
+    "no command": (lambda text: text.replace('[[nc, -z, 127.0.0.1, "7007"]]', "[[]]"), 12, "probe.exec"),
+    "reload without a command": (lambda text: text + "reload: [[]]\n", 14, "reload"),
+    "id of root": (lambda text: text + "accounts: {debian: {users: {echo: 0}}}\n", 14, "accounts"),
+    "negative id": (lambda text: text + "accounts: {debian: {groups: {echo: -5}}}\n", 14, "accounts"),
     "no package for the base": (lambda text: text.replace("{debian:", "{el:"), 0, "no packages for debian-12"),
     "id of another": (lambda text: text + "accounts: {debian: {users: {echo: 351}}}\n", 0, "already used by"),
 }
@@ -132,6 +168,18 @@ def test_a_shipped_service_is_not_replaced(folder: Path) -> None:
     (folder / "munge.yaml").write_text(ECHO.replace("name: echo", "name: munge").replace("7007", "7009"))
     with pytest.raises(ConfigError, match=r"munge\.yaml:1: name: munge is already the service munge"):
         open_site(folder.with_name("sms.yaml"))
+
+
+@pytest.mark.parametrize("name", OTHER_LOGS)
+def test_names_of_logs(folder: Path, name: str) -> None:
+    (folder / f"{name}.yaml").write_text(ECHO.replace("echo\n", f"{name}\n", 1).replace("7007", "7009"))
+    with pytest.raises(ConfigError, match=rf"{name}\.yaml:1: name: {name} is the name of another log"):
+        open_site(folder.with_name("sms.yaml"))
+
+
+def test_the_same_sysctl_as_another(folder: Path) -> None:
+    (folder / "echo.yaml").write_text(ECHO + 'sysctl: {net.ipv4.ip_forward: "1", net.core.somaxconn: "99"}\n')
+    check_config(folder.with_name("sms.yaml"))
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../sms.yaml", "/dev/zero", "loop.yaml", "/nowhere"])
