@@ -10,7 +10,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 from pydantic_core import PydanticCustomError
 
 from appliance.config.provisioning import BmcUser, Provisioning
@@ -32,6 +32,7 @@ from appliance.config.types import (
     SeenName,
     Text,
     Url,
+    check_url,
 )
 from appliance.units import LARGEST_OVERLAY
 
@@ -76,6 +77,7 @@ class Redfish(Section):
             "an https URL",
             "write it as https://bmc-1.example.org, optionally with the path of the system: /redfish/v1/Systems/1",
         ),
+        AfterValidator(check_url),
     ] = Field(description="Its URL; with the path of the system if it has more than one.")
     user: BmcUser = Field(description="User that may switch the power.")
     password_file: File = Field(description="File with the password, mode 0600.")
@@ -479,10 +481,14 @@ class Site(Section):
         return self.services
 
     @property
+    def user_settings(self) -> dict[str, SystemUser | None]:
+        """The system users whose ids the site can give, by name."""
+        return {"slurm": self.slurm.user, "munge": self.munge.user}
+
+    @property
     def system_users(self) -> dict[str, SystemUser]:
         """The system users whose ids the site gives, by name."""
-        given = {"slurm": self.slurm.user, "munge": self.munge.user}
-        return {name: user for name, user in given.items() if user}
+        return {name: user for name, user in self.user_settings.items() if user}
 
     @property
     def provisioning_network(self) -> IPv4Network:

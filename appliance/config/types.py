@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -122,6 +123,19 @@ Peer = Annotated[
 ]
 """A host name or address, with an optional port."""
 
+
+def check_url(value: str) -> str:
+    """Raise a custom error if the host or the port of a URL is none."""
+    try:
+        parts = urlsplit(value)
+        good = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise wrong("has no valid host and port", "write it as http://mirror.example.org:8080/debian")
+    return value
+
+
 Url = Annotated[
     str,
     Text(
@@ -129,6 +143,7 @@ Url = Annotated[
         "an http or https URL",
         "begin with http:// or https://, without spaces, quotes and backslashes",
     ),
+    AfterValidator(check_url),
 ]
 
 SafeUrl = Annotated[
@@ -138,6 +153,7 @@ SafeUrl = Annotated[
         "an https URL",
         "begin with https://, without spaces, quotes and backslashes: shadow must not be sent unencrypted",
     ),
+    AfterValidator(check_url),
 ]
 
 Line = Annotated[

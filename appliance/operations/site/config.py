@@ -16,7 +16,8 @@ from appliance.config.read import read_text
 from appliance.errors import ConfigError, Problem
 from appliance.operations.site.ca import ca_folder
 from appliance.operations.site.find import Loaded, open_site
-from appliance.plan.image.definition import fixed_accounts, has_credentials, packages_for
+from appliance.plan.image.accounts import check_accounts
+from appliance.plan.image.definition import has_credentials, packages_for, repository_urls
 from appliance.plan.image.openpgp import KeyProblem, read_keys
 from appliance.plan.image.repositories import check_repositories, credentials_for, read_credentials
 from appliance.plan.overlay.seed import template_values
@@ -73,13 +74,17 @@ def check_build(loaded: Loaded) -> list[Problem]:
             words = "contains a user or a token, which would be stored in the image"
             hint = "write them into a file of mode 0600, and name it under base.credentials"
             found.append(Finding(("base", "repositories", name, "url"), words, hint))
-    problems = [document.problem(one.place, one.message, one.hint) for one in found]
+    try:
+        repository_urls(base, site.base.mirrors)
+    except ConfigError as error:
+        found.append(Finding(("base", "mirrors"), error.message, error.hint))
     try:
         services = select(loaded.catalog, site.service_names)
         packages_for(base, services)
-        fixed_accounts(base, services, site.system_users)
+        found += check_accounts(site, base, services, _account_files(site))
     except ConfigError as error:
-        problems.append(document.problem(("services",), error.message, error.hint))
+        found.append(Finding(("services",), error.message, error.hint))
+    problems = [document.problem(one.place, one.message, one.hint) for one in found]
     path = site.base.credentials
     if path and not _wrong(path, True, needed=True):
         try:
@@ -88,6 +93,12 @@ def check_build(loaded: Loaded) -> list[Problem]:
             place = ("base", "credentials")
             problems += error.problems or [document.problem(place, error.message, error.hint)]
     return problems
+
+
+def _account_files(site: Site) -> dict[str, str]:
+    """Return the texts of the site's passwd and group, of those that can be read."""
+    given = {name: path for name, path in dict(site.accounts).items() if path and not _wrong(path, False, needed=True)}
+    return {name: path.read_text(errors="replace") for name, path in given.items()}
 
 
 def check_own(loaded: Loaded) -> list[Problem]:

@@ -56,6 +56,14 @@ def packages_for(base: Base, services: Sequence[Service], more: Iterable[str] = 
     return tuple(sorted(names))
 
 
+class IdTaken(ConfigError):
+    """Two accounts of an image have the same id."""
+
+    def __init__(self, number: int, name: str, other: str) -> None:
+        super().__init__(f"id {number} of {name} is already used by {other}", hint=IDS_HINT)
+        self.names = (name, other)
+
+
 def fixed_accounts(
     base: Base, services: Sequence[Service], users: Mapping[str, SystemUser]
 ) -> list[tuple[int, str, int | None]]:
@@ -65,7 +73,7 @@ def fixed_accounts(
         users: ids that the site gives; of others, the catalogue's.
 
     Raises:
-        ConfigError: two accounts have the same id.
+        IdTaken: two accounts have the same id.
     """
     given = {service.user for service in services} & users.keys()
     found: dict[str, tuple[int, str, int | None]] = {name: (users[name].gid, name, users[name].uid) for name in given}
@@ -81,7 +89,7 @@ def fixed_accounts(
         names: dict[int, str] = {}
         for number, name in ids:
             if (other := names.setdefault(number, name)) != name:
-                raise ConfigError(f"id {number} of {name} is already used by {other}", hint=IDS_HINT)
+                raise IdTaken(number, name, other)
     return chosen
 
 
