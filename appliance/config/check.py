@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from appliance.config.check_provisioning import check_provisioning
 from appliance.config.check_routes import check_routes
 from appliance.config.check_slurm import check_slurm
+from appliance.config.check_starter import documentation_problem, find_documentation
 from appliance.config.document import Document, Place, first_problems
 from appliance.config.finding import Finding, address_problem, mac_problem
 from appliance.config.model import EVEN_MINUTES, Network, PublicNetwork, ServicesFrom, Site
@@ -14,9 +15,6 @@ from appliance.config.slurm_files import check_slurm_files
 from appliance.config.types import INTERFACE_LENGTH
 from appliance.config.wording import nearest
 from appliance.errors import Problem
-
-DOCUMENTATION = ("192.0.2.", "198.51.100.", "203.0.113.")
-"""The networks for examples (RFC 5737)."""
 
 
 def check_site(
@@ -56,15 +54,15 @@ def check_site(
 
 
 def _documentation(site: Site) -> Iterator[Finding]:
-    """Yield addresses of starter files that were not replaced; nobody has them (RFC 5737)."""
+    """Yield addresses that nobody has, of those that verbs connect to or configure."""
     places: list[tuple[Place, str]] = [
         (("admin_hosts", index, "address"), host.address) for index, host in enumerate(site.admin_hosts)
     ]
     for name, network in (("provisioning", site.networks.provisioning), ("public", site.networks.public)):
         places.append((("networks", name, "address"), str(network.address.ip)))
     for place, text in places:
-        if text.startswith(DOCUMENTATION):
-            yield Finding(place, f"{text} is an address for documentation", "replace it by the site's own")
+        if address := find_documentation(text):
+            yield Finding(place, *documentation_problem(address))
 
 
 def _networks(site: Site) -> Iterator[Finding]:

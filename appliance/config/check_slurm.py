@@ -11,7 +11,7 @@ from ipaddress import IPv4Address
 from appliance.config.document import Place
 from appliance.config.finding import Finding
 from appliance.config.hostlist import MAX_HOSTS, HostListError, expand
-from appliance.config.model import Site, SlurmNode, SlurmPartition
+from appliance.config.model import TOPOLOGY, Site, SlurmNode, SlurmPartition, line_settings
 from appliance.config.wording import nearest
 
 OWNED: dict[str, str] = {
@@ -24,13 +24,11 @@ OWNED: dict[str, str] = {
 }
 """Settings of slurm.conf that sms sets itself, and why a site cannot set them."""
 
-_SETTING = re.compile(r"(?:^|\s)([A-Za-z]+)\s*=\s*(\S*)")
-
-
 SET_BY_KEY: dict[str, str] = {
     "nodename": "name",
     "nodeaddr": "address",
     "cpus": "cpus",
+    "procs": "cpus",
     "realmemory": "memory_mb",
     "partitionname": "name",
     "nodes": "nodes",
@@ -82,6 +80,7 @@ def _node(site: Site, entry: SlurmNode, place: Place, nodes: _Nodes) -> Iterator
         yield Finding((*place, "name"), f"{again} is listed twice", "list every node once")
     nodes.names.update(names)
     yield from _line(entry, place)
+    yield from _cpus(entry, place)
     if entry.address is None:
         return
     try:
@@ -107,10 +106,28 @@ def _line(entry: SlurmNode | SlurmPartition, place: Place) -> Iterator[Finding]:
     """Yield settings that an entry makes twice: Slurm would take the last, or refuse the line."""
     for key, count in Counter(entry.settings).items():
         own = SET_BY_KEY.get(key)
-        if own in type(entry).model_fields and not (own == "address" and getattr(entry, own) is None):
+        if own in type(entry).model_fields and not (key in ("nodeaddr", "procs") and getattr(entry, own) is None):
             yield Finding((*place, "extra"), f"{key} is set by `{own}`", f"remove it, and set `{own}:` instead")
         elif count > 1:
             yield Finding((*place, "extra"), f"{key} is set {count} times", "keep one of them")
+
+
+def _cpus(entry: SlurmNode, place: Place) -> Iterator[Finding]:
+    """Yield a finding if CPUs are not as many as sockets, cores or threads: slurmctld would not take them."""
+    given = {key: int(value) for key, value in line_settings(entry.extra or "") if value.isascii() and value.isdigit()}
+    boards, cores, threads = (given.get(key, 1) for key in ("boards", "corespersocket", "threadspercore"))
+    sockets = given.get("sockets", boards * given.get("socketsperboard", 1))
+    if entry.cpus is None or not given.keys() & {*TOPOLOGY}:
+        return
+    if "sockets" in given or "socketsperboard" in given:
+        good = {sockets, sockets * cores, sockets * cores * threads}
+    else:  # there are as many sockets as the CPUs fill
+        good = {entry.cpus} if entry.cpus % (cores * threads) == 0 else {cores * threads}
+    if entry.cpus not in good:
+        numbers = " or ".join(map(str, sorted(good)))
+        yield Finding(
+            (*place, "cpus"), f"{entry.cpus} does not fit the topology in `extra`", f"remove it, or use {numbers}"
+        )
 
 
 def _node_address_problem(site: Site, text: str) -> tuple[str, str] | None:
@@ -170,17 +187,36 @@ def _hint(name: str, nodes: _Nodes) -> str:
 
 def _extra(site: Site, nodes: _Nodes) -> Iterator[Finding]:
     owned = {key.lower(): (key, why) for key, why in OWNED.items()}
+    partitions = {partition.name for partition in site.slurm.partitions}
+    default = next((partition.name for partition in site.slurm.partitions if partition.default), "")
     for index, line in enumerate(site.slurm.extra):
-        for key, value in _SETTING.findall(line.partition("#")[0]):
-            if key.lower() in owned:
-                name, why = owned[key.lower()]
-                yield Finding(("slurm", "extra", index), f"{name} cannot be set by the site", f"remove it: {why}")
+        place: Place = ("slurm", "extra", index)
+        settings = line_settings(line)
+        for key, value in settings:
+            if key in owned:
+                name, why = owned[key]
+                yield Finding(place, f"{name} cannot be set by the site", f"remove it: {why}")
             # Partitions may refer to nodes that these lines define.
-            if key.lower() in ("nodename", "nodeset"):
+            if key in ("nodename", "nodeset"):
                 try:
-                    nodes.names.update(expand(value))
+                    names = expand(value)
                 except HostListError as error:
-                    yield Finding(("slurm", "extra", index), f"{value[:60]} {error}", "write it as node[001-450]")
+                    yield Finding(place, f"{value[:60]} {error}", "write it as node[001-450]")
+                    continue
+                if key == "nodename" and (again := next((name for name in names if name in nodes.names), "")):
+                    yield Finding(place, f"{again} is also among slurm.nodes", "set `extra` of that entry instead")
+                nodes.names.update(set(names) - {"DEFAULT"})
+            if key == "partitionname" and (
+                again := next((name for name in value.split(",") if name in partitions), "")
+            ):
+                yield Finding(place, f"{again} is also among slurm.partitions", "set `extra` of that entry instead")
+        if (
+            default
+            and settings[:1]
+            and settings[0][0] == "partitionname"
+            and ("default", "yes") in ((key, value.lower()) for key, value in settings)
+        ):
+            yield Finding(place, f"{default} is already the default", "only one partition can be the default")
 
 
 def _scheduler(site: Site, nodes: _Nodes) -> Iterator[Finding]:

@@ -41,6 +41,8 @@ class Document:
     file: str
     data: Any
     lines: Mapping[Place, int]
+    marked: Sequence[int] = ()
+    """Lines with the mark (CHANGE) of a starter file."""
 
     def line(self, place: Place) -> int:
         """Return the line of a place, or of the nearest enclosing place that the file has; 0 if there is none."""
@@ -92,7 +94,8 @@ def read_document(text: str, file: str) -> Document:
     data = reader.value(root, ()) if root else None
     if reader.problems:
         raise ConfigError(problems=first_problems(reader.problems))
-    return Document(file, data, reader.lines)
+    marked = [at for at, line in enumerate(text.split("\n"), 1) if re.search(r"#\s*\(CHANGE\)", line)]
+    return Document(file, data, reader.lines, marked)
 
 
 def _compose(text: str) -> yaml.Node | None:

@@ -250,6 +250,15 @@ class Base(Section):
     )
 
 
+_SETTING = re.compile(r'(?:^|\s)([A-Za-z]+)\s*=\s*((?:"[^"]*"|[^\s"])*)')
+"""A setting of slurm.conf; quoted text is part of its value."""
+
+
+def line_settings(line: str) -> list[tuple[str, str]]:
+    """Return the keys of a line of slurm.conf, in lower case, and their values."""
+    return [(key.lower(), value) for key, value in _SETTING.findall(line.partition("#")[0])]
+
+
 class _SlurmLine(Section):
     """A line of slurm.conf with settings of the site's own."""
 
@@ -258,11 +267,15 @@ class _SlurmLine(Section):
     @property
     def settings(self) -> tuple[str, ...]:
         """The keys that ``extra`` sets, in lower case."""
-        return tuple(key.lower() for key in re.findall(r"(?:^|\s)([A-Za-z]+)\s*=", self.extra or ""))
+        return tuple(key for key, _ in line_settings(self.extra or ""))
 
     def sets(self, key: str) -> bool:
         """Return whether ``extra`` sets a key."""
         return key.lower() in self.settings
+
+
+TOPOLOGY = ("boards", "sockets", "socketsperboard", "corespersocket", "threadspercore", "procs")
+"""Settings of a node that give its number of CPUs, in lower case."""
 
 
 class SlurmNode(_SlurmLine):
@@ -270,9 +283,16 @@ class SlurmNode(_SlurmLine):
 
     name: NodeList = Field(description="The nodes, as a Slurm host list: node[001-450].")
     address: NodeList | None = Field(None, description="NodeAddr, if the names do not resolve: 10.0.1.[1-450].")
-    cpus: int = Field(1, ge=1, description="CPUs per node.")
+    cpus: int | None = Field(
+        None, ge=1, description="CPUs per node (default: 1, or those of Sockets, CoresPerSocket ... in `extra`)."
+    )
     memory_mb: int = Field(1, ge=1, description="Memory per node, in MiB (RealMemory).")
     extra: Line | None = Field(None, description="Additional settings of the line: Feature=gpu Gres=gpu:4.")
+
+    @property
+    def shown_cpus(self) -> int | None:
+        """The value of CPUs= of the line; None if the topology in ``extra`` gives it."""
+        return self.cpus or (None if any(map(self.sets, TOPOLOGY)) else 1)
 
 
 class SlurmPartition(_SlurmLine):

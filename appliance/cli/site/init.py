@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     write_site(text, path, force=arguments.force, parents=arguments.parents)
     made = make_missing_ca(path)
     option = "" if path in (Path("sms.yaml"), Path("/etc/sms/sms.yaml")) else f" --site {path}"
-    edit = "  edit it: required changes are marked (CHANGE)\n" if "(CHANGE)" in text else ""
+    edit = "  edit it: change what is marked (CHANGE), and remove the marks\n" if "(CHANGE)" in text else ""
     folder = ca_folder(path)
     if made:
         out.print(

@@ -31,7 +31,7 @@ def check_config(path: Path, state: Path | None = None) -> Loaded:
     Raises:
         ConfigError: with every problem found.
     """
-    loaded = open_site(path, state)
+    loaded = open_site(path, state, edited=False)
     problems = [*check_files(loaded.site, loaded.document), *check_build(loaded), *check_own(loaded)]
     if str(path) != "-" and path.stat().st_mode & 0o022:
         message = f"others may write to it (mode {path.stat().st_mode & 0o777:04o}), and root follows it"

@@ -14,6 +14,7 @@ from analysis.classification import ClassificationError, Classified, Report, rea
 from appliance.catalog import Service, read_catalog
 from appliance.catalog.site import FOLDER, SiteService, read_site_services
 from appliance.config.check import check_site
+from appliance.config.check_starter import check_starter
 from appliance.config.document import Document, first_problems, read_document
 from appliance.config.filled import fill_provisioning
 from appliance.config.model import ServicesFrom, Site
@@ -68,19 +69,23 @@ def services_folder(option: Path | None) -> Path | None:
     return folder if any(folder.glob("*.yaml")) else None
 
 
-def open_site(path: Path, state: Path | None = None, classification: Path | None = None) -> Loaded:
+def open_site(
+    path: Path, state: Path | None = None, classification: Path | None = None, *, edited: bool = True
+) -> Loaded:
     """Read and validate a site file.
 
     Args:
         state: overrides the state folder of the file.
         classification: overrides the services of the file; - is standard input.
+        edited: False to report what is left of a starter file, too.
     """
     document, folder = read_document(read_text(path), str(path)), path.absolute().parent
+    left = [] if edited else check_starter(document)
     try:
         site = validate(document, Site, folder=folder)
     except ConfigError as error:
-        found = [*error.problems, *_check_rest(document, error, folder)]
-        raise ConfigError(problems=first_problems(found)) from None
+        found = [*error.problems, *_check_rest(document, error, folder), *left]
+        raise ConfigError(problems=first_problems(list(dict.fromkeys(found)))) from None
     if classification is not None:
         given = STDIN if str(classification) == "-" else classification
         chosen = ServicesFrom.model_validate({"from": given.absolute()})
@@ -92,7 +97,7 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
     usual = tuple(name for name in catalog if name in services and catalog[name].default)
     names = usual
     notices: tuple[str, ...] = ()
-    problems = []
+    problems = left
     if isinstance(site.services, ServicesFrom):
         try:
             names, notices = resolve(
@@ -106,7 +111,7 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
             problems.append(document.problem(("services", "from"), message, HINT))
     problems += _check(site, document, catalog, names)
     if problems:
-        raise ConfigError(problems=first_problems(problems))
+        raise ConfigError(problems=first_problems(list(dict.fromkeys(problems))))
     changes: dict[str, object] = {} if isinstance(site.services, tuple) else {"services": names}
     if state is not None:
         if state.exists() and not state.is_dir():

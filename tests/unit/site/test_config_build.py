@@ -89,6 +89,28 @@ def test_a_user_with_an_id_of_the_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("gateway: 10.78.0.254", "gateway: 10.78.0.254\n    probe: 192.0.2.53", "networks.public.probe"),
+        ("networks:", "networks:\n  dns: [10.78.0.1, 198.51.100.53]", "networks.dns[1]"),
+        ("slurm:\n", "ntp: [203.0.113.3]\nslurm:\n", "ntp[0]"),
+        ("slurm:\n", "syslog_forward: 192.0.2.4:514\nslurm:\n", "syslog_forward"),
+        ("slurm:\n", "mail: {relay: '192.0.2.25:25'}\nslurm:\n", "mail.relay"),
+        ("slurm:\n", "filesync: {server: 'https://192.0.2.25:8443'}\nslurm:\n", "filesync.server"),
+        ("slurm:\n", "base: {mirrors: {debian: 'http://192.0.2.25/debian'}}\nslurm:\n", "base.mirrors.debian"),
+        ("cluster: lab", "cluster: lab # (CHANGE)", ""),
+        ("10.78.0.11", "192.0.2.11", "admin_hosts[0].address"),
+        ("gateway: 10.78.0.254", "gateway: 10.78.0.254\n    probe: 10.192.0.2", None),
+        ("cluster: lab", "cluster: lab # change", None),
+    ],
+)
+def test_what_is_left_of_a_starter_file(tmp_path: Path, old: str, new: str, place: str | None) -> None:
+    assert old in GOOD
+    found = [where for where, _ in _problems(tmp_path, "", site=GOOD.replace(old, new, 1))]
+    assert found == ([] if place is None else [place])
+
+
+@pytest.mark.parametrize(
     ("base", "place"),
     [
         ("mirrors: {debian: 'http://m.example.org:8080/debian'}", ""),

@@ -10,6 +10,8 @@ from appliance.config.check import check_site
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError
 from appliance.operations.site.find import open_site
+from appliance.plan.render import Templates
+from appliance.share import share
 from tests.sites import BASES, GOOD, SERVICES
 
 Case = tuple[str, str, list[str]]
@@ -185,6 +187,50 @@ CASES: dict[str, Case] = {
             "22: slurm.partitions[1].default: batch is already the default",
         ],
     ),
+    "a topology for CPUs": ('address: "10.77.0.[101-104]"', "extra: Sockets=2 CoresPerSocket=8 ThreadsPerCore=2", []),
+    "Procs for CPUs": ('address: "10.77.0.[101-104]"', "extra: Procs=8", []),
+    "Procs and CPUs": (
+        'address: "10.77.0.[101-104]"',
+        "cpus: 8, extra: Procs=8",
+        ["19: slurm.nodes[0].extra: procs is set by `cpus`"],
+    ),
+    "CPUs that fit sockets": ('address: "10.77.0.[101-104]"', "cpus: 2, extra: Sockets=2 CoresPerSocket=8", []),
+    "CPUs that fit cores": ('address: "10.77.0.[101-104]"', "cpus: 16, extra: CoresPerSocket=8", []),
+    "CPUs that fit threads": (
+        'address: "10.77.0.[101-104]"',
+        "cpus: 64, extra: Boards=2 SocketsPerBoard=2 CoresPerSocket=8 ThreadsPerCore=2",
+        [],
+    ),
+    "CPUs that do not fit": (
+        'address: "10.77.0.[101-104]"',
+        "cpus: 31, extra: Sockets=2 CoresPerSocket=8 ThreadsPerCore=2",
+        ["19: slurm.nodes[0].cpus: 31 does not fit the topology in `extra`"],
+    ),
+    "CPUs that do not fit cores": (
+        'address: "10.77.0.[101-104]"',
+        "cpus: 17, extra: CoresPerSocket=8",
+        ["19: slurm.nodes[0].cpus: 17 does not fit the topology in `extra`"],
+    ),
+    "quoted text is not a setting": (
+        'address: "10.77.0.[101-104]"',
+        "extra: 'Reason=\"see CPUs=5 RealMemory=7\" Feature=a # Weight=1 Weight=2'",
+        [],
+    ),
+    "a node in extra lines, too": (
+        "slurm:\n",
+        "slurm:\n  extra: ['NodeName=DEFAULT Weight=2', 'NodeName=node[4-5] CPUs=3']\n",
+        ["18: slurm.extra[1]: node4 is also among slurm.nodes"],
+    ),
+    "a partition in extra lines, too": (
+        "slurm:\n",
+        "slurm:\n  extra: ['PartitionName=batch Nodes=ALL State=DOWN']\n",
+        ["18: slurm.extra[0]: batch is also among slurm.partitions"],
+    ),
+    "a default in extra lines, too": (
+        "slurm:\n",
+        "slurm:\n  extra: ['PartitionName=b Nodes=ALL Default=No', 'PartitionName=c Nodes=ALL Default=Yes']\n",
+        ["18: slurm.extra[1]: batch is already the default"],
+    ),
     "no default": ("default: true", "default: false", []),
     "no nodes, no partitions": (
         GOOD[GOOD.index("slurm:") :],
@@ -214,6 +260,23 @@ CASES: dict[str, Case] = {
         [],
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("extra", "shown"),
+    [
+        ("", " CPUs=1 "),
+        (", extra: Sockets=2 CoresPerSocket=8", " Sockets=2 "),
+        (", extra: Procs=8", " Procs=8"),
+        (", extra: 'Reason=\"Sockets=2\"'", " CPUs=1 "),
+        (", cpus: 16, extra: CoresPerSocket=8", " CPUs=16 "),
+    ],
+)
+def test_a_node_has_no_cpus_besides_its_topology(extra: str, shown: str) -> None:
+    site, _ = read_site_text(GOOD.replace('[101-104]"}', f'[101-104]"{extra}}}'), "sms.yaml")
+    text = Templates(share("overlays"), site=site, services=[]).file("slurm/slurm.conf.j2")
+    (line,) = (line for line in text.splitlines() if line.startswith("NodeName="))
+    assert shown in line and line.count("CPUs=") == shown.count("CPUs=")
 
 
 def _problems(text: str, selected: tuple[str, ...] = ()) -> list[str]:

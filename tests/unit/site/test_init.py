@@ -99,16 +99,25 @@ def test_an_unedited_starter_file_is_refused(
     with pytest.raises(ConfigError) as caught:
         _sms("config", "check")
     assert caught.value.problems
-    assert all("is an address for documentation" in problem.message for problem in caught.value.problems)
+    said = {(problem.line, problem.message.removeprefix("is ")) for problem in caught.value.problems}
+    assert len(said) == len(caught.value.problems)
+    marked = [at for at, line in enumerate(text.splitlines(), 1) if line.lstrip().startswith("# (CHANGE)")]
+    assert [line for line, message in sorted(said) if message == "still marked (CHANGE)"] == marked and len(marked) > 5
+    assert all("documentation" in message for line, message in said if line not in marked)
     edited = re.sub(r"^( *(?:address|gateway): )(?:192\.0\.2|198\.51\.100)\.", rf"\g<1>{own}", text, flags=re.MULTILINE)
     (folder / "sms.yaml").write_text(edited)
+    with pytest.raises(ConfigError) as caught:
+        _sms("config", "check")
+    assert [problem.line for problem in caught.value.problems] == marked
+    assert open_site(folder / "sms.yaml").site, "a mark stops no other verb"
+    (folder / "sms.yaml").write_text(edited.replace("# (CHANGE) ", "# "))
     assert _sms("config", "check") == 0
     assert "valid" in capsys.readouterr().out
 
 
 def test_the_starter_for_cray_ex_does_not_take_the_hosts_own_interfaces(folder: Path) -> None:
     """The admin hosts are at their NMN addresses, so no bridge may take the NMN's or the CAN's interface."""
-    text = read_profile("cray-ex").replace("198.51.100.", "172.30.3.")
+    text = read_profile("cray-ex").replace("198.51.100.", "172.30.3.").replace("(CHANGE) ", "")
     (folder / "sms.yaml").write_text(text)
     assert _sms("config", "check") == 0
     site = open_site(folder / "sms.yaml").site
