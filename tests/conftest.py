@@ -43,7 +43,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 TABLE_FROM_S = 60.0
-QEMU = ("test_provision", "test_vm", "test_node_image", "test_lab_metal")
+QEMU = ("test_provision", "test_vm", "test_node_image", "test_lab_metal", "test_docs_machines")
 """Files that run QEMU: one of them at a time."""
 FIRST = (
     *("qemu", "test_migrate_faults", "test_shared_faults", "test_migrate", "test_return", "test_upgrade"),

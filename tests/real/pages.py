@@ -2,7 +2,63 @@
 
 from __future__ import annotations
 
+from tests.places import ROOT
 from tests.real.blocks import MACHINE, Page
+
+ADMINS = {r"\badmin-1\b": "host-a", r"\badmin-2\b": "host-b"}
+STARTED = (("host-a", "sms -q start"),)
+STOPPED = (("host-a", "sms -q stop || test $? = 3"),)
+JOB = ("node1", "runuser -u alice -- srun hostname")
+CAPTURED = (
+    ("host-a", "setsid timeout 20 tcpdump -i br-prov -w /root/sms.pcap >/dev/null 2>&1 </dev/null & sleep 2"),
+    *(JOB, ("node2", "curl -s http://10.78.0.254/; logger one; logger two"), JOB, ("node3", "logger three"), JOB),
+    ("host-a", "while pgrep -x tcpdump; do sleep 0.5; done; cp sms.pcap /var/tmp; cp sms.pcap /etc/sms/day.pcap"),
+)
+DISKS = "for disk in /disk1 /disk2; do mkdir -p $disk; mount -t tmpfs -o size=24g tmpfs $disk; done"
+DUMMY = "ip link add bond0.nmn0 up type dummy; ip address add 10.252.1.4/17 dev bond0.nmn0"
+OWN_UUID = 'sed -E \'s/.*"cluster_uuid": "([^"]+)".*/\\1/\' /var/lib/sms/overlays/lab.lease'
+APPEND_ONLY = "borg config /srv/sms.borg append_only 1"
+PUSH = "sms overlay push --all-missing"
+TAKEN = (("host-a", "sms -q overlay snapshot; sms -q overlay snapshot"),)
+FENCE = """python3 - <<'END'
+import yaml
+site = yaml.safe_load(open("/etc/sms/sms.yaml"))
+for host in site["admin_hosts"]:
+    host["fence"] = {"command": ["/bin/true"]}  # the step before has powered it off
+open("/etc/sms/sms.yaml", "w").write(yaml.safe_dump(site))
+END"""
+ELSEWHERE = """python3 - <<'END'
+import yaml
+site = yaml.safe_load(open("/etc/sms/sms.yaml"))
+site["snapshots"] = {
+    "borg": {
+        "repository": "ssh://root@10.78.0.12/srv/sms.borg",
+        "passphrase": "keys/borg.pass",
+        "ssh_key": "keys/id_ed25519",
+        "known_hosts": "known_hosts",
+    },
+    "standby": ["host-b"],
+}
+open("/etc/sms/sms.yaml", "w").write(yaml.safe_dump(site))
+END
+(umask 077; echo "a passphrase" >/etc/sms/keys/borg.pass)"""
+
+
+def failing(host: str, other: str) -> tuple[tuple[str, str], ...]:
+    """A snapshot is on the other host, then this one fails."""
+    return (
+        (host, f"sms -q overlay snapshot; sms -q overlay push --to {other}"),
+        (MACHINE, f"sms lab power {host} off"),
+    )
+
+
+def returns(host: str, other: str) -> tuple[tuple[str, str], ...]:
+    """A host is back, and the services container migrates to it."""
+    return (
+        (MACHINE, f"sms lab power {host} on"),
+        (other, f"sms -q migrate --force {host}"),
+    )
+
 
 FIRST_DAY = Page(
     "admin",
@@ -24,3 +80,111 @@ ROUTED = {
     "provisioning: {": "provisioning: {routes: [{network: 10.100.0.0/17, gateway: 10.77.0.254}], ",
 }
 """What it says is different where nodes are behind a router."""
+CLUSTER = {
+    "build.md": Page("admin"),
+    "site-file.md": Page("admin", names={"/etc/sms/sms.yaml": "/root/new/sms.yaml"}),
+    "install.md": Page("admin", (("admin", "mkdir -p /usr/share/zsh/site-functions /etc/fish/completions"),)),
+    "running.md": Page(
+        "host-a", hooks={"sms status --watch": STARTED}, endless=("sms status --watch", "sms logs -f", "sms shell")
+    ),
+    "classify.md": Page("host-a", (*STARTED, JOB, *CAPTURED), endless=("tcpdump", "sms classify --live")),
+    "snapshots.md": Page(
+        "host-a",
+        (*STARTED, *TAKEN),
+        names={r"\b41\b": "1", r"\b42\b": "2", "of-2": "of-42"},
+    ),
+    "services.md": Page("host-a", names={"^pytest": f"cd {ROOT} && pytest"}),
+    "hosts.md": Page(
+        "admin",
+        hooks={"ip link add": (("host-b", DUMMY),)},
+        names={**ADMINS, "/opt/sms-venv/.*/_share/playbooks": f"{ROOT}/playbooks"},
+        places={"ip link add": "host-b", "printf": "host-b", "script=": "host-b"},
+    ),
+    "migrate.md": Page("admin", STARTED),
+    "upgrade.md": Page("host-a", (*STARTED, ("host-a", "cp /etc/sms/good.sif new.sif"), *TAKEN)),
+    "overlay.md": Page("host-a", (*STOPPED, ("host-a", DISKS))),
+    "snapshots-elsewhere.md": Page(
+        "host-a",
+        (
+            *STOPPED,
+            ("host-a", f"sms -q overlay mirror remove; {ELSEWHERE}"),
+            *STARTED,
+            ("host-a", f"{OWN_UUID} >/root/uuid"),
+        ),
+        hooks={
+            "sms overlay pull --from admin-2": STOPPED,
+            "sms overlay prune --at borg -n": (("host-b", APPEND_ONLY), *STARTED, *TAKEN, ("host-a", PUSH)),
+            "sms overlay drill  ": (("host-a", "rm -r /var/lib/sms/borg/lab"), ("host-a", PUSH)),
+            "sms overlay identity new": STOPPED,
+        },
+        names={
+            **ADMINS,
+            r"\b42\b": "2",
+            ">/etc/sms/keys/borg.pass": ">/root/borg.pass",  # the repository has been made with that of the lab
+            "backup.example.org": "10.78.0.12",
+            "/media/usb": "/root",
+            "5d6e71c0": "$(cat /root/uuid)",
+            '"2026-11-23 14:35:00 UTC"': "now",
+        },
+        places={"cd /srv/sms.borg": "host-b"},
+        statuses={"sms overlay prune --at borg --vm": 2},
+    ),
+    "failover.md": Page(
+        "admin",
+        (("admin", FENCE), *STARTED, *failing("host-a", "host-b")),
+        hooks={"sms failover host-b --i-have-fenced": (*returns("host-a", "host-b"), *failing("host-a", "host-b"))},
+        places={"sms guard": "host-b"},
+        endless=("sms guard  ",),
+    ),
+    "README.md": Page(
+        "admin",
+        ((MACHINE, "sms lab power host-a on"), ("host-b", "sms -q stop || test $? = 3")),
+        hooks={
+            "sms key create": (("admin", "rm /etc/sms/keys/sign.pem /etc/sms/keys/sign.pub"),),
+            "sms upgrade": (
+                ("admin", "cp /etc/sms/good-unsigned.sif new.sif; apptainer sign --key /etc/sms/keys/sign.pem new.sif"),
+            ),
+            "sms failover": failing("host-b", "host-a"),
+        },
+        names={
+            **ADMINS,
+            "day.pcap": "/etc/sms/day.pcap",
+            "-o /etc/sms/sms.yaml": "-o /root/first/sms.yaml",
+            "&& sms build": "&& sms build --force",  # the one that is there is signed with another key
+        },
+        skip=("sms vm",),
+    ),
+}
+"""Pages that are read in a lab of four nodes, in this order; each leaves to the next what it has done."""
+METAL = {
+    "node add node007 --mac 02:00:0a:4d:00:97 --address 10.0.1.7 --bmc https://10.0.9.7": "node add metal3"
+    " --mac 02:00:0a:4d:00:99 --address 10.77.0.153 --bmc https://10.77.0.193",
+    **ADMINS,
+    r"10\.0\.9\.0/24|10\.0\.9\.7\b": "10.77.0.191-10.77.0.192",
+    r"10\.1\.0\.\[1-450\]": "10.77.0.[191-192]",
+    r"node\[(001-450|449-450)\]": "metal[1-2]",
+    "node007": "metal1",
+    "@rack7": "@compute",
+    r"\+02:00:0a:4d:00:98": "+02:00:0a:4d:01:98",
+    # The answer to what they ask on a terminal.
+    "(node boot 'metal.*'|--replace)": r"\1 --yes",
+}
+IMAGES = {"sms vm": "admin", "sms image": "admin"}
+"""Images are on the machine that has the lab, and on admin."""
+MACHINES = {
+    "lab.md": Page(
+        MACHINE,
+        hooks={"sms lab capture --duration 60s": (("node1", "runuser -u alice -- sbatch --wrap 'sleep 5'"),)},
+        names={r"\bPID\b": "$(pgrep -f -o 'sms-lab/lab/host-a/init.sh')"},
+        endless=("sms lab capture --duration 10m", "sms lab capture --at"),
+    ),
+    "README.md": Page(
+        "host-a", (("admin", "sms build; sms start --host host-a"),), names=METAL, places=IMAGES, skip=("sms classify",)
+    ),
+    "node-images.md": Page("admin", (("admin", "sms vm start --host host-a"),)),
+    "nodes.md": Page("host-a", names=METAL),
+    "files.md": Page("host-a", names=METAL),
+    "provision-api.md": Page("host-a", names={r"--(cacert|cert|key) tls/": r"--\1 /etc/sms/tls/"}),
+    "vm.md": Page("admin"),
+}
+"""Pages about the lab itself, and with the diskless machines that the first one has made at its end."""
