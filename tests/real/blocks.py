@@ -87,7 +87,15 @@ class Reader:
         """Run a script on a host."""
         folder = "/run" if where == MACHINE else "/root"  # both end with the lab, or the machine of the tests
         # What the machine of the tests exports is not there on a reader's.
-        argv = ("env", "-C", folder, "-u", "SMS_SITE", "TERM=dumb", f"PATH={PATH}")
+        argv = (
+            "env",
+            "-C",
+            folder,
+            "-u",
+            "SMS_SITE",
+            "TERM=dumb",
+            *(() if where.startswith("node") else (f"PATH={PATH}",)),
+        )
         if where == MACHINE:
             return Local().run(*argv, "bash", "-c", script, ok=None, timeout=timeout)
         lab = Lab.open(self.lab)  # each time: a host that was off has another first process
@@ -119,7 +127,7 @@ class Reader:
         return wrong
 
     def _run_one(self, page: Page, where: str, command: str, kept: str) -> Result:
-        script = f"set -o pipefail\n{kept}{command}"
+        script = f"set -eo pipefail\n{kept}{command}"
         if command.startswith(tuple(page.endless)):
             script = f"timeout --signal INT --kill-after 20 {WATCH_S} bash -c {shlex.quote(script)}"
         return self.run(where, script)

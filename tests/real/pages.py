@@ -14,11 +14,16 @@ CAPTURED = (
     *(JOB, ("node2", "curl -s http://10.78.0.254/; logger one; logger two"), JOB, ("node3", "logger three"), JOB),
     ("host-a", "while pgrep -x tcpdump; do sleep 0.5; done; cp sms.pcap /var/tmp; cp sms.pcap /etc/sms/day.pcap"),
 )
+STORE = "cp -a /var/lib/sms/images/. /var/lib/sms-lab/lab/host-a/images"
+"""Host-a need not build again what has been built on the machine of the tests."""
 DISKS = "for disk in /disk1 /disk2; do mkdir -p $disk; mount -t tmpfs -o size=24g tmpfs $disk; done"
-DUMMY = "ip link add bond0.nmn0 up type dummy; ip address add 10.252.1.4/17 dev bond0.nmn0"
-OWN_UUID = 'sed -E \'s/.*"cluster_uuid": "([^"]+)".*/\\1/\' /var/lib/sms/overlays/lab.lease'
-APPEND_ONLY = "borg config /srv/sms.borg append_only 1"
-PUSH = "sms overlay push --all-missing"
+CARD = "ip link add bond0.nmn0 up type veth peer nmn-peer; ip address add 10.252.1.4/17 dev bond0.nmn0"
+FIELD = "python3 -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])'"
+APPENDED = (
+    ("host-b", "borg config /srv/sms.borg append_only 1"),
+    ("host-a", "sms -q start; sms -q overlay snapshot; sms overlay push --to borg"),
+    ("host-b", "borg config /srv/sms.borg append_only 0"),
+)
 TAKEN = (("host-a", "sms -q overlay snapshot; sms -q overlay snapshot"),)
 FENCE = """python3 - <<'END'
 import yaml
@@ -93,10 +98,10 @@ CLUSTER = {
         (*STARTED, *TAKEN),
         names={r"\b41\b": "1", r"\b42\b": "2", "of-2": "of-42"},
     ),
-    "services.md": Page("host-a", names={"^pytest": f"cd {ROOT} && pytest"}),
+    "services.md": Page("host-a", ((MACHINE, STORE),), names={"^pytest": f"cd {ROOT} && pytest"}),
     "hosts.md": Page(
         "admin",
-        hooks={"ip link add": (("host-b", DUMMY),)},
+        hooks={"ip link add": (("host-b", CARD),)},
         names={**ADMINS, "/opt/sms-venv/.*/_share/playbooks": f"{ROOT}/playbooks"},
         places={"ip link add": "host-b", "printf": "host-b", "script=": "host-b"},
     ),
@@ -109,21 +114,22 @@ CLUSTER = {
             *STOPPED,
             ("host-a", f"sms -q overlay mirror remove; {ELSEWHERE}"),
             *STARTED,
-            ("host-a", f"{OWN_UUID} >/root/uuid"),
+            ("host-a", f"{FIELD} cluster_uuid </var/lib/sms/overlays/lab.lease >uuid"),
+            ("host-a", f"sms -q overlay snapshot --json | {FIELD} number >number"),
         ),
         hooks={
             "sms overlay pull --from admin-2": STOPPED,
-            "sms overlay prune --at borg -n": (("host-b", APPEND_ONLY), *STARTED, *TAKEN, ("host-a", PUSH)),
-            "sms overlay drill  ": (("host-a", "rm -r /var/lib/sms/borg/lab"), ("host-a", PUSH)),
+            "sms overlay prune --at borg -n": APPENDED,
+            "sms overlay drill  ": (("host-a", "rm -r /var/lib/sms/borg/lab; sms overlay push --all-missing"),),
             "sms overlay identity new": STOPPED,
         },
         names={
             **ADMINS,
-            r"\b42\b": "2",
+            r"\b42\b": "$(cat number)",
             ">/etc/sms/keys/borg.pass": ">/root/borg.pass",  # the repository has been made with that of the lab
             "backup.example.org": "10.78.0.12",
             "/media/usb": "/root",
-            "5d6e71c0": "$(cat /root/uuid)",
+            "5d6e71c0": "$(cat uuid)",
             '"2026-11-23 14:35:00 UTC"': "now",
         },
         places={"cd /srv/sms.borg": "host-b"},
