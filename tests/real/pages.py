@@ -120,7 +120,8 @@ CLUSTER = {
         hooks={
             "sms overlay pull --from admin-2": STOPPED,
             "sms overlay prune --at borg -n": APPENDED,
-            "sms overlay drill  ": (("host-a", "rm -r /var/lib/sms/borg/lab; sms overlay push --all-missing"),),
+            # As the page says, when the repository is as it was before.
+            "sms overlay drill": (("host-a", "rm -rf /var/lib/sms/borg/lab; sms overlay push --all-missing"),),
             "sms overlay identity new": STOPPED,
         },
         names={
@@ -138,9 +139,12 @@ CLUSTER = {
     "failover.md": Page(
         "admin",
         (("admin", FENCE), *STARTED, *failing("host-a", "host-b")),
-        hooks={"sms failover host-b --i-have-fenced": (*returns("host-a", "host-b"), *failing("host-a", "host-b"))},
-        places={"sms guard": "host-b"},
-        endless=("sms guard  ",),
+        hooks={
+            "sms failover host-b --i-have-fenced": (*returns("host-a", "host-b"), *failing("host-a", "host-b")),
+            "sms guard": ((MACHINE, "sms lab power host-a on"),),  # where no guard runs: host-b serves
+        },
+        places={"sms guard": "host-a"},
+        endless=("sms guard",),
     ),
     "README.md": Page(
         "admin",
