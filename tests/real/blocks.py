@@ -42,7 +42,6 @@ class Page:
         names: the lab's names by the example's; the keys are regular expressions.
         endless: commands, by their beginning, that run until a reader ends them.
         places: other hosts for commands and blocks, by their beginning.
-        skip: blocks that run with another page's lab, by their beginning.
         statuses: other exit statuses than 0 that the page names, by the beginning of the command.
     """
 
@@ -53,12 +52,10 @@ class Page:
     endless: Sequence[str] = ()
     places: Mapping[str, str] = field(default_factory=dict)
     statuses: Mapping[str, int] = field(default_factory=dict)
-    skip: Sequence[str] = ()
 
     def blocks(self, name: str) -> list[Block]:
         """The blocks of a page of the documents that run here."""
-        blocks = [block for block in read_shell(PAGES[name]) if not block.reason]
-        return [block for block in blocks if not block.text.startswith(tuple(self.skip))]
+        return [block for block in read_shell(PAGES[name]) if not block.reason]
 
 
 def split_commands(text: str) -> Iterator[str]:

@@ -146,24 +146,6 @@ CLUSTER = {
         places={"sms guard": "host-a"},
         endless=("sms guard",),
     ),
-    "README.md": Page(
-        "admin",
-        ((MACHINE, "sms lab power host-a on"), ("host-b", "sms -q stop || test $? = 3")),
-        hooks={
-            "sms key create": (("admin", "rm /etc/sms/keys/sign.pem /etc/sms/keys/sign.pub"),),
-            "sms upgrade": (
-                ("admin", "cp /etc/sms/good-unsigned.sif new.sif; apptainer sign --key /etc/sms/keys/sign.pem new.sif"),
-            ),
-            "sms failover": failing("host-b", "host-a"),
-        },
-        names={
-            **ADMINS,
-            "day.pcap": "/etc/sms/day.pcap",
-            "-o /etc/sms/sms.yaml": "-o /root/first/sms.yaml",
-            "&& sms build": "&& sms build --force",  # the one that is there is signed with another key
-        },
-        skip=("sms vm",),
-    ),
 }
 """Pages that are read in a lab of four nodes, in this order; each leaves to the next what it has done."""
 METAL = {
@@ -171,16 +153,13 @@ METAL = {
     " --mac 02:00:0a:4d:00:99 --address 10.77.0.153 --bmc https://10.77.0.193",
     **ADMINS,
     r"10\.0\.9\.0/24|10\.0\.9\.7\b": "10.77.0.191-10.77.0.192",
-    r"10\.1\.0\.\[1-450\]": "10.77.0.[191-192]",
     r"node\[(001-450|449-450)\]": "metal[1-2]",
     "node007": "metal1",
     "@rack7": "@compute",
     r"\+02:00:0a:4d:00:98": "+02:00:0a:4d:01:98",
     # The answer to what they ask on a terminal.
-    "(node boot 'metal.*'|--replace)": r"\1 --yes",
+    "(--replace)": r"\1 --yes",
 }
-IMAGES = {"sms vm": "admin", "sms image": "admin"}
-"""Images are on the machine that has the lab, and on admin."""
 MACHINES = {
     "lab.md": Page(
         MACHINE,
@@ -188,10 +167,7 @@ MACHINES = {
         names={r"\bPID\b": "$(pgrep -f -o 'sms-lab/lab/host-a/init.sh')"},
         endless=("sms lab capture --duration 10m", "sms lab capture --at"),
     ),
-    "README.md": Page(
-        "host-a", (("admin", "sms build; sms start --host host-a"),), names=METAL, places=IMAGES, skip=("sms classify",)
-    ),
-    "node-images.md": Page("admin", (("admin", "sms vm start --host host-a"),)),
+    "node-images.md": Page("admin", (("admin", "sms start --host host-a; sms vm start --host host-a"),)),
     "nodes.md": Page("host-a", names=METAL),
     "files.md": Page("host-a", names=METAL),
     "provision-api.md": Page("host-a", names={r"--(cacert|cert|key) tls/": r"--\1 /etc/sms/tls/"}),

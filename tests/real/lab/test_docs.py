@@ -23,7 +23,6 @@ def reader() -> Iterator[Reader]:
         play, built = Playground(lab), build_image(lab)
         give_image(play, built)
         make_variant(built, lab, "good")
-        make_variant(built, lab, "good", signed=False)
         play.sms("-q", "start")
         demo.wait_idle(lab.host("node1"), 4)
         demo.mail_arrives(lab.host("outside"), demo.run_job(lab.host("node1")).split()[1])
