@@ -163,6 +163,7 @@ METAL = {
 MACHINES = {
     "lab.md": Page(
         MACHINE,
+        ((MACHINE, "rm -f lab.pcap"),),  # of an earlier run on the same machine
         hooks={"sms lab capture --duration 60s": (("node1", "runuser -u alice -- sbatch --wrap 'sleep 5'"),)},
         names={r"\bPID\b": "$(pgrep -f -o 'sms-lab/lab/host-a/init.sh')"},
         endless=("sms lab capture --duration 10m", "sms lab capture --at"),
