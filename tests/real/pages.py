@@ -148,18 +148,6 @@ CLUSTER = {
     ),
 }
 """Pages that are read in a lab of four nodes, in this order; each leaves to the next what it has done."""
-METAL = {
-    "node add node007 --mac 02:00:0a:4d:00:97 --address 10.0.1.7 --bmc https://10.0.9.7": "node add metal3"
-    " --mac 02:00:0a:4d:00:99 --address 10.77.0.153 --bmc https://10.77.0.193",
-    **ADMINS,
-    r"10\.0\.9\.0/24|10\.0\.9\.7\b": "10.77.0.191-10.77.0.192",
-    r"node\[(001-450|449-450)\]": "metal[1-2]",
-    "node007": "metal1",
-    "@rack7": "@compute",
-    r"\+02:00:0a:4d:00:98": "+02:00:0a:4d:01:98",
-    # The answer to what they ask on a terminal.
-    "(--replace)": r"\1 --yes",
-}
 MACHINES = {
     "lab.md": Page(
         MACHINE,
@@ -168,10 +156,5 @@ MACHINES = {
         names={r"\bPID\b": "$(pgrep -f -o 'sms-lab/lab/host-a/init.sh')"},
         endless=("sms lab capture --duration 10m", "sms lab capture --at"),
     ),
-    "node-images.md": Page("admin", (("admin", "sms start --host host-a; sms vm start --host host-a"),)),
-    "nodes.md": Page("host-a", names=METAL),
-    "files.md": Page("host-a", names=METAL),
-    "provision-api.md": Page("host-a", names={r"--(cacert|cert|key) tls/": r"--\1 /etc/sms/tls/"}),
-    "vm.md": Page("admin"),
 }
-"""Pages about the lab itself, and with the diskless machines that the first one has made at its end."""
+"""Pages about the lab itself; at its end it has the provisioning VM and diskless machines."""

@@ -1,4 +1,4 @@
-"""The commands of the documents about the lab, and about what the provisioning VM does for diskless machines."""
+"""The commands of the documents about the lab, the one with diskless machines included."""
 
 from __future__ import annotations
 
