@@ -12,7 +12,7 @@ JOB = ("node1", "runuser -u alice -- srun hostname")
 CAPTURED = (
     ("host-a", "setsid timeout 20 tcpdump -i br-prov -w /root/sms.pcap >/dev/null 2>&1 </dev/null & sleep 2"),
     *(JOB, ("node2", "curl -s http://10.78.0.254/; logger one; logger two"), JOB, ("node3", "logger three"), JOB),
-    ("host-a", "while pgrep -x tcpdump; do sleep 0.5; done; cp sms.pcap /var/tmp; cp sms.pcap /etc/sms/day.pcap"),
+    ("host-a", "while pgrep -x tcpdump; do sleep 0.5; done; cp sms.pcap /var/tmp"),
 )
 STORE = "cp -a /var/lib/sms/images/. /var/lib/sms-lab/lab/host-a/images"
 """Host-a need not build again what has been built on the machine of the tests."""
