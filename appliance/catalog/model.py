@@ -213,6 +213,12 @@ class Service(Section):
     advice: str = Field("", description="What to do if nodes need it and the container cannot run it.")
     stop_signal: Literal["TERM", "INT", "QUIT"] = "TERM"
     stop_wait_s: int = Field(30, ge=1, le=600, description="Timeout of its shutdown, in seconds.")
+    restart_s: float | None = Field(
+        None,
+        gt=0,
+        le=600,
+        description="Predicted outage of a restart, in seconds, until a host has measured one (default: stop_wait_s).",
+    )
 
     @model_validator(mode="after")
     def _runnable(self) -> Service:

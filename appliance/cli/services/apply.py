@@ -51,14 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
         switching = plan_switch(cluster, host, plan.image) if plan.switch else None
         outages = [f"    {line}" for line in shown_outages(switching.away)] if switching else []
         shown_plan = {**asdict(plan), "switching": asdict(switching) if switching else None}
-        print_result(arguments, shown_plan, [*_plan_lines(plan), *outages, *_notes((), [plan.newer])])
+        lines = [*_plan_lines(plan), *outages, *_notes((), [plan.newer, _rebuild_note(plan.rebuild)])]
+        print_result(arguments, shown_plan, lines)
         return 0
     done, switched = apply(cluster, host, shown, wait_s=arguments.wait)
     if switched:
         lines = [*shown_outages(switched.away, switched.outage), *_notes(switched.exceeded, switched.notes)]
         lines += [
             f"{host.name} serves with a new instance, generation {switched.generation}",
-            *_notes((), [done.newer]),
+            *_notes((), [done.newer, _rebuild_note(done.rebuild)]),
         ]
         print_result(arguments, {**asdict(done), "switched": asdict(switched)}, lines)
         return 0
@@ -71,10 +72,16 @@ def _applied_lines(done: Applied) -> list[str]:
     lines += [f"wrote {path}" for path in done.changed if not path.startswith("/etc/sms/seed")]
     lines += [f"a file was changed inside the container; the changed text is kept as {path}" for path in done.kept]
     for step in done.steps:
-        predicted = "" if step.predicted_s is None else f"; predicted at most {step.predicted_s:g} s"
-        took = f"restarted, outage {done.seconds[step.service]:.2f} s{predicted}"
+        predicted = f"predicted at most {step.predicted_s:g} s"
+        took = f"restarted, outage {done.seconds[step.service]:.2f} s; {predicted}"
         lines.append(f"{step.service}: {took if step.kind == 'restart' else 'reloaded, outage 0 s'}")
-    return [*lines, *_notes(done.exceeded, [done.newer])]
+    return [*lines, *_notes(done.exceeded, [done.newer, _rebuild_note(done.rebuild)])]
+
+
+def _rebuild_note(settings: Sequence[str]) -> str:
+    if not settings:
+        return ""
+    return f"the running image was built of other settings: {', '.join(settings)}; `sms build`, then `sms upgrade`"
 
 
 def _notes(exceeded: Sequence[str], others: Sequence[str] = ()) -> list[str]:
@@ -101,5 +108,5 @@ def _plan_lines(plan: ApplyPlan) -> list[str]:
 def _step_line(step: Step) -> str:
     if step.kind == "reload":
         return f"would reload {step.service}: predicted outage 0 s"
-    predicted = "not measured yet" if step.predicted_s is None else f"at most {step.predicted_s:g} s"
-    return f"would restart {step.service}: predicted outage {predicted}; tolerated: {step.tolerated_s:g} s"
+    predicted = f"predicted outage at most {step.predicted_s:g} s"
+    return f"would restart {step.service}: {predicted}; tolerated: {step.tolerated_s:g} s"

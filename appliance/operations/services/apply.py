@@ -26,6 +26,7 @@ from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.inside import need_running, refuse_superseded
 from appliance.operations.services.restart import read_answer, restart_service, wait_for_answer
 from appliance.operations.start_note import read_note
+from appliance.plan.image.built import DESCRIPTION, find_other_settings, read_inputs
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv
 from appliance.plan.overlay.seed import Seed, seed_archive
@@ -84,14 +85,14 @@ class Written(TypedDict):
 class Step:
     """A service's part of an apply.
 
-    ``predicted_s``: its outage at most: 0 for a reload, for a restart by earlier ones, None if there was none.
+    ``predicted_s``: its outage at most: 0 for a reload, for a restart by earlier ones, or by the catalogue.
     ``tolerated_s``: the outage that its users tolerate.
     """
 
     service: str
     kind: Kind
     why: tuple[str, ...]
-    predicted_s: float | None
+    predicted_s: float
     tolerated_s: float
 
 
@@ -101,6 +102,7 @@ class ApplyPlan:
 
     ``current``: nothing is to be done. ``switch``: why a new instance is needed, which is started from ``image``; the
     steps are not done then. ``newer``: a note if another image than the running one is current; an apply keeps it.
+    ``rebuild``: settings of which the running image was not built; an apply cannot change them.
     """
 
     host: str
@@ -110,13 +112,15 @@ class ApplyPlan:
     switch: tuple[str, ...]
     image: Image
     newer: str = ""
+    rebuild: tuple[str, ...] = ()
 
 
 @dataclass
 class Applied:
     """Result of an apply; ``seconds``: how long each service did not answer, as measured. ``kept``: files that somebody
     had changed in the container, under the names that they are kept as. ``switch``: nothing was done, a new instance is
-    needed for these reasons. ``exceeded``: outages that were longer than predicted. ``newer``: as of the plan.
+    needed for these reasons. ``exceeded``: outages that were longer than predicted. ``newer``, ``rebuild``: those
+    of the plan.
     """
 
     host: str
@@ -128,6 +132,7 @@ class Applied:
     switch: tuple[str, ...] = ()
     exceeded: list[str] = field(default_factory=list)
     newer: str = ""
+    rebuild: tuple[str, ...] = ()
 
 
 def plan_apply(cluster: Cluster, host: Host, progress: Progress) -> ApplyPlan:
@@ -161,9 +166,10 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
             step.detail(f"{len(work.plan.changes)} differ")
         plan = work.plan
         done = Applied(host.name, plan.current, steps=list(plan.steps), switch=plan.switch, newer=plan.newer)
-        if work.left == "complete" or (work.left and work.plan.current):
+        done.rebuild = plan.rebuild
+        if work.left == "complete" or (work.left and work.applied):
             work.inside(dict, "finish")
-        if work.plan.current or work.plan.switch:
+        if work.applied or work.plan.switch:
             return done, work.plan.image
         actions = {one.service: one.kind for one in work.plan.steps}
         note(cluster, host, "apply", "begun", files=[one.path for one in work.plan.changes], actions=actions)
@@ -178,7 +184,7 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
             work.inside(dict, "finish")
         except SmsError as error:
             _roll_back(work, begun, progress, wait_s, error)
-        bounds = {one.service: one.predicted_s for one in work.plan.steps if one.predicted_s is not None}
+        bounds = {one.service: one.predicted_s for one in work.plan.steps}
         done.exceeded = find_exceeded(bounds, done.seconds)
         note(cluster, host, "apply", "applied", seconds=done.seconds, exceeded=done.exceeded)
     return done, work.plan.image
@@ -230,9 +236,11 @@ class _Apply:
         history = read_history(cluster, host)
         actions = () if switch else plan_actions(cluster.services, changes, self.pending)
         steps = tuple(self._step(action, history) for action in actions)
-        current = found["mark"] == self.mark and not (changes or steps or switch)
-        newer = "" if image and image.path != running.image else self._find_newer()
-        self.plan = ApplyPlan(host.name, current, changes, steps, tuple(switch), image, newer)
+        self.applied = found["mark"] == self.mark and not (changes or steps or switch)
+        kept = not image or image.path == running.image
+        newer, rebuild = (self._find_newer(), self._find_rebuild()) if kept else ("", ())
+        current = self.applied and not rebuild
+        self.plan = ApplyPlan(host.name, current, changes, steps, tuple(switch), image, newer, rebuild)
 
     def _find_image(self, progress: Progress) -> tuple[Image, list[str]]:
         """Return the running image; if it lacks a service of the site file, the current one, and why.
@@ -258,6 +266,19 @@ class _Apply:
             return ""
         return f"{path} is the current image, and another one runs: `sms upgrade --image {path}` switches to it"
 
+    def _find_rebuild(self) -> tuple[str, ...]:
+        """Return the settings of which the running image was not built.
+
+        Raises:
+            SmsError: the container's description of its image is invalid.
+        """
+        cluster = self.cluster
+        text = self.host.run(*inside_argv(cluster.site, cluster.services, "cat", *DESCRIPTION), timeout=TIMEOUT_S).text
+        try:
+            return find_other_settings(cluster.site, cluster.base, cluster.services, read_inputs(text))
+        except ValueError as error:
+            raise SmsError(f"the running image's manifest is invalid: {one_line(str(error), 200)}") from error
+
     def _find_started_with(self, changes: tuple[FileChange, ...]) -> list[str]:
         """Return what the running instance was started with that is different now."""
         site = self.cluster.site
@@ -282,7 +303,7 @@ class _Apply:
 
     def _step(self, action: Action, history: Iterable[Event]) -> Step:
         service = next(one for one in self.cluster.services if one.name == action.service)
-        predicted = 0.0 if action.kind == "reload" else predict_restart(history, service.name)
+        predicted = 0.0 if action.kind == "reload" else predict_restart(history, service)
         return Step(service.name, action.kind, action.why, predicted, service.outage.budget_s)
 
     def inside(self, kind: Any, *words: str, input: bytes | None = None) -> Any:

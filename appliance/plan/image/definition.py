@@ -168,6 +168,11 @@ class BuildInputs:
     credentials: Collection[str] = ()
 
 
+def own_repositories(repositories: Mapping[str, Repository]) -> dict[str, object]:
+    """Return the site's repositories as the manifest has them."""
+    return {name: each.model_dump(mode="json", exclude={"key"}) for name, each in repositories.items()}
+
+
 def plan_build(base: Base, services: Sequence[Service], inputs: BuildInputs, *, definitions: Path) -> BuildPlan:
     """Plan an image. ``definitions``: folder of the template."""
     mirrors, versions, runtime, keys = inputs.mirrors, inputs.versions, inputs.runtime, inputs.keys
@@ -204,8 +209,7 @@ def plan_build(base: Base, services: Sequence[Service], inputs: BuildInputs, *, 
         hashed["keys"] = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(keys.items())}
 
     if inputs.repositories:
-        own = {name: each.model_dump(mode="json", exclude={"key"}) for name, each in inputs.repositories.items()}
-        hashed["repositories"] = own
+        hashed["repositories"] = own_repositories(inputs.repositories)
 
     accounts = fixed_accounts(base, services, inputs.users)
     given = {name: inputs.users[name] for _, name, _ in accounts if name in inputs.users}

@@ -137,15 +137,15 @@ def _entries(text: str | None) -> dict[str, dict[str, object]]:
         return {}
 
 
-def predict_restart(history: Iterable[Mapping[str, object]], service: str) -> float | None:
-    """Return how many seconds a restart of a service takes at most, by the last ones; None if there was none."""
+def predict_restart(history: Iterable[Mapping[str, object]], service: Service) -> float:
+    """Return how many seconds a restart of a service takes at most: by the last ones, without any by the catalogue."""
     seconds = [
         line["seconds"]
         for line in history
-        if line.get("event") == "restarted" and line.get("service") == service and line.get("ok") is True
+        if line.get("event") == "restarted" and line.get("service") == service.name and line.get("ok") is True
     ]
     measured = [value for value in seconds if isinstance(value, int | float)][-MEASURED:]
-    return bound(measured) if measured else None
+    return bound(measured) if measured else service.restart_s or float(service.stop_wait_s)
 
 
 def bound(measured: Sequence[float]) -> float:

@@ -56,6 +56,21 @@ def test_a_partition_reaches_the_cluster_without_a_restart(running: Playground) 
     assert running.status()["healthy"]
 
 
+def test_settings_that_only_another_image_brings(running: Playground) -> None:
+    """Reported; no switch, and no service is touched. The prediction of a first restart is the catalogue's."""
+
+    def change(document: dict[str, Any]) -> None:
+        document["base"] = {**document.get("base", {}), "packages": ["socat"]}
+        document["munge"] = {"user": {"uid": 973, "gid": 974}}
+        document["syslog_forward"] = "10.78.0.254:5141"
+
+    assert applied(running, "/etc/sms/sms.yaml", "-n")["rebuild"] == []
+    planned = applied(running, running.variant("rebuilt.yaml", change), "-n")
+    assert not planned["current"] and planned["rebuild"] == ["packages (+socat)", "munge.user"]
+    assert planned["switch"] == [] and planned["switching"] is None
+    assert [one["service"] for one in planned["steps"] if one["predicted_s"] > 0] == ["rsyslog"]
+
+
 def test_a_service_that_fails_gets_its_old_file_back(running: Playground) -> None:
     """slurmctld refuses the line: it answers with the file of before, and nothing is left to do."""
     before = running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text

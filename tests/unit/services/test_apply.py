@@ -28,6 +28,9 @@ CATALOG = {one.name: one for one in read_catalog(share("definitions", "services"
 FILES = {"rsyslog": "/etc/rsyslog.conf", "chrony": "/etc/chrony/sms.conf"}
 
 
+FIND_REBUILD = module._Apply._find_rebuild
+
+
 class Killed(BaseException):
     """The run ends here."""
 
@@ -92,6 +95,7 @@ def world(root: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(module._Apply, "_find_image", lambda *_: (None, []))
     monkeypatch.setattr(module._Apply, "_find_started_with", lambda *_: [])
     monkeypatch.setattr(module._Apply, "_find_newer", lambda *_: "")
+    monkeypatch.setattr(module._Apply, "_find_rebuild", lambda *_: ())
     monkeypatch.setattr(module._Apply, "_is_of_this_version", lambda *_: True)
     monkeypatch.setattr(module, "inside_argv", lambda site, services, *words: words)
     monkeypatch.setattr(module, "seeds_for", lambda _: made.seeds)
@@ -152,6 +156,27 @@ def test_the_site_file_of_before_after_a_rollback_that_was_killed(world: World, 
     assert not world.apply(b"1\n", b"1\n").current
     assert world.files() == world.used == {"rsyslog": b"1\n", "chrony": b"1\n"} and left(world) == []
     assert world.apply(b"1\n", b"1\n").current
+
+
+@needs_root
+def test_settings_that_need_another_image(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are reported; everything else is applied, once."""
+    settings = ("packages (+socat)", "slurm.user")
+    monkeypatch.setattr(module._Apply, "_find_rebuild", lambda *_: settings)
+    done = world.apply(b"1\n", b"1\n")
+    assert (done.current, done.rebuild, done.steps, done.switch, left(world)) == (False, settings, [], (), [])
+    done = world.apply(b"2\n", b"1\n")
+    assert done.rebuild == settings and world.used == {"rsyslog": b"2\n", "chrony": b"1\n"} and left(world) == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}"])
+def test_an_invalid_description_of_the_image(text: str) -> None:
+    host: Any = SimpleNamespace(run=lambda *_, **__: SimpleNamespace(text=text, status=0))
+    work = object.__new__(module._Apply)
+    cluster: Any = SimpleNamespace(site=SimpleNamespace(cluster="lab"), services=(), base=None)
+    work.cluster, work.host = cluster, host
+    with pytest.raises(SmsError, match="manifest is invalid"):
+        FIND_REBUILD(work)
 
 
 STEPS: dict[str, Callable[[World], tuple[str, ...]]] = {

@@ -123,5 +123,13 @@ def test_a_prediction_is_above_the_last_five() -> None:
     line = {"event": "restarted", "service": "x", "ok": True}
     history = [{**line, "seconds": value} for value in (90, 1, 5, 2, 3, 4)]
     noise = [{**line, "seconds": 99, "ok": False}, {**line, "seconds": "a"}, {**line, "service": "y", "seconds": 70}]
-    assert predict_restart([*history, *noise[:1], *noise[2:]], "x") == 7.5
-    assert predict_restart([], "x") is None
+    service = own("x", stop_wait_s=20)
+    assert predict_restart([*history, *noise[:1], *noise[2:]], service) == 7.5
+
+
+def test_a_restart_that_was_never_measured_has_a_bound(services: list[Service]) -> None:
+    """The catalogue's; a service without one ends within its time to stop, or is killed."""
+    assert predict_restart([], own("x", stop_wait_s=20)) == 20
+    assert predict_restart([], own("x", stop_wait_s=20, restart_s=2)) == 2
+    for service in services:
+        assert service.restart_s and predict_restart([], service) == service.restart_s <= service.stop_wait_s
