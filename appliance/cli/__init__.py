@@ -107,8 +107,10 @@ class Parser(argparse.ArgumentParser):
         if given := re.search(r"argument (--group|--mac): expected one argument", message):
             return f"{self.prog} --help; a value that begins with a dash is written {given[1]}=-VALUE"
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-        near = difflib.get_close_matches(found[1], re.findall(r"'([^']+)'", found[2]), 1) if found else []
-        return f"did you mean {near[0]}?" if near else ""
+        known = re.findall(r"'([^']+)'", found[2]) if found else []
+        begun = [one for one in known if found and found[1] and one.startswith(found[1])]
+        near = begun or (difflib.get_close_matches(found[1], known, 1) if found else [])
+        return f"did you mean {' or '.join(near[:3])}?" if near else ""
 
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:

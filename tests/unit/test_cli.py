@@ -19,6 +19,8 @@ from tests.places import ROOT
 
 NEAR = {
     "staus": "status",
+    "stat": "status",
+    "overlay s": "snapshot or show or schedule",
     "config chek": "check",
     "help config chek": "check",
     "overlay snapshot --method reflnk": "reflink",

@@ -5,7 +5,6 @@ It has a copy of the overlay with the site's files of now, and may have other ad
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -52,7 +51,7 @@ from appliance.plan.migration.here import SWITCHED, bound_outages, bound_parts, 
 from appliance.plan.migration.lease import find_newer
 from appliance.plan.migration.move import ServiceOutage
 from appliance.plan.migration.plan import RESERVE, Plan
-from appliance.plan.services.apply import find_exceeded
+from appliance.plan.services.apply import SERVICES, find_exceeded
 from appliance.plan.services.network import INTERFACES, conflists
 from appliance.progress import Progress
 from appliance.share import share
@@ -63,7 +62,6 @@ from appliance.tools.apptainer import Instance
 from appliance.tools.programs import find_missing
 from appliance.tools.space import need_space, query_used
 
-SERVICES = "/etc/sms/services.json"
 RESTART = "sms stop --host {0}, then sms start --host {0}"
 
 
@@ -332,9 +330,8 @@ def _check_networks(cluster: Cluster, host: Host, now: Running) -> None:
         if user and user not in now.macs.values():
             problems.append(f"{address} is already used by {user} on {network.bridge}")
     public = cluster.site.networks.public
-    gateway, own = str(public.gateway), ipaddress.ip_address(now.addresses[INTERFACES[1]])
-    moved = public.bridge != now.bridges[INTERFACES[1]] or own not in public.address.network
-    if moved and not bridge.taken(host, {gateway: public.bridge}):
+    gateway = str(public.gateway)
+    if not bridge.taken(host, {gateway: public.bridge}):
         problems.append(f"no machine has the gateway's address {gateway} on {public.bridge}")
     if problems:
         raise Refused("; ".join(problems), hint="correct the site file: nothing was changed")

@@ -24,6 +24,9 @@ from appliance.plan.overlay.seed import template_values
 from appliance.plan.render import Templates
 from appliance.share import share
 
+SHORTEST_KEY = 32
+"""Bytes of a munge key, at least (MUNGE_MINIMUM_SECRET_KEY_LEN of munged)."""
+
 
 def check_config(path: Path, state: Path | None = None) -> Loaded:
     """Read a site file and check the files that it names.
@@ -54,6 +57,9 @@ def check_files(site: Site, document: Document) -> list[Problem]:
         # A path that the file does not set is a default and need not exist yet.
         if place in document.lines and (words := _wrong(path, private, needed=place[0] != "signing")):
             problems.append(document.problem(place, *words))
+        elif place == ("secrets", "munge_key") and path.is_file() and path.stat().st_size < SHORTEST_KEY:
+            short = f"{path} has {path.stat().st_size} bytes: munged refuses keys of fewer than {SHORTEST_KEY}"
+            problems.append(document.problem(place, short, "copy /etc/munge/munge.key of a node as it is"))
     return sorted(problems, key=lambda problem: problem.line)
 
 

@@ -15,7 +15,8 @@ from appliance.operations.overlay.overlay import is_on_closed_mirror, keep_stopp
 from appliance.operations.preflight import check_programs, find_instance
 from appliance.operations.snapshots.list import Snapshot, check_request, store
 from appliance.operations.start_note import StartNote, read_note
-from appliance.plan.machine import dump_argv
+from appliance.plan.machine import dump_argv, inside_argv
+from appliance.plan.services.apply import SERVICES
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import agent, ext3
@@ -133,9 +134,20 @@ def inspect_overlay(cluster: Cluster, host: Host) -> OverlayUse:
 def dump_all(cluster: Cluster, host: Host, progress: Progress) -> list[str]:
     """Dump every service that defines a dump; return those that failed, each with the reason.
 
-    A failure does not prevent the snapshot: a database recovers from it as after a power failure.
+    A failure does not prevent the snapshot: a database recovers from it as after a power failure. A service that the
+    site file has and the running container does not, before it is upgraded, has nothing to dump.
     """
-    return [why for service in cluster.services if service.dump and (why := _dump(cluster, host, progress, service))]
+    return [
+        why
+        for service in cluster.services
+        if service.dump and _is_started(cluster, host, service) and (why := _dump(cluster, host, progress, service))
+    ]
+
+
+def _is_started(cluster: Cluster, host: Host, service: Service) -> bool:
+    """Return whether the running container has the service; if that is not known, its dump shows it."""
+    argv = inside_argv(cluster.site, cluster.services, "grep", "-q", f'^  "{service.name}": ', SERVICES)
+    return host.run(*argv, ok=None, timeout=30).status != 1
 
 
 def _dump(cluster: Cluster, host: Host, progress: Progress, service: Service) -> str:

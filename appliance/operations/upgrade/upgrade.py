@@ -16,7 +16,7 @@ from appliance.host.local import Local
 from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster
 from appliance.operations.history import read_history
-from appliance.operations.image.deliver import trust
+from appliance.operations.image.deliver import LacksService, trust
 from appliance.operations.lease import query_lease
 from appliance.operations.migration.here import record_interrupted, shown_outages
 from appliance.operations.preflight import check_networks, check_programs, find_instance, only_one
@@ -186,7 +186,12 @@ def _upgrade(
     before, target = _preflight(cluster, host, options, last)
     source, after = _find_image(cluster, host, progress, options, target)
     with progress.step("verify the image") as step:
-        step.detail(trust(cluster, host, after.path).signer)
+        try:
+            step.detail(trust(cluster, host, after.path).signer)
+        except LacksService as error:
+            if options.undo:
+                error.hint = "take these services out of the site file first; the overlay keeps their state"
+            raise
     done = UpgradeResult(host.name, before, after, same=before.sha256 == after.sha256)
     if done.same:
         return done

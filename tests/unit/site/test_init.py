@@ -253,6 +253,19 @@ provisioning:
     ]
 
 
+@pytest.mark.parametrize(("length", "valid"), [(0, False), (5, False), (31, False), (32, True), (1024, True)])
+def test_a_munge_key_that_munged_refuses(folder: Path, length: int, valid: bool) -> None:
+    (folder / "munge.key").write_bytes(bytes(length))
+    (folder / "munge.key").chmod(0o600)
+    path = _site(folder, "secrets: {munge_key: munge.key}")
+    if valid:
+        check_config(path)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_config(path)
+    assert [problem.path for problem in caught.value.problems] == ["secrets.munge_key"]
+
+
 def test_a_site_file_that_others_may_change(folder: Path) -> None:
     """Root runs its commands: a user who may write to it is root."""
     path = _site(folder, "")
