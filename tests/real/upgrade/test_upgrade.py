@@ -205,6 +205,19 @@ def test_the_plan_is_printed(old: Stage) -> None:
     assert "second instance" in steps and "predicted outage at most 0." in steps and "1 running" in steps
 
 
+def test_apply_notes_a_current_image_that_does_not_run(old: Stage) -> None:
+    """As after `sms build`; it goes on with the running one."""
+    host, images = old.play.host("host-a"), "/var/lib/sms/images"
+    assert json.loads(old.sms("-q", "apply", "-n", "--json").stdout)["newer"] == ""
+    host.run("cp", old.good, f"{images}/built.sif")
+    host.run("ln", "-sfn", "built.sif", f"{images}/lab.sif")
+    for words in (("-n",), ()):
+        newer = json.loads(old.sms("-q", "apply", *words, "--json").stdout)["newer"]
+        assert f"`sms upgrade --image {images}/built.sif`" in newer and old.key() == old.built.key
+    host.run("ln", "-sfn", f"{old.built.key}.sif", f"{images}/lab.sif")
+    host.run("rm", f"{images}/built.sif")
+
+
 SWITCH_STEPS = (
     "copy the overlay",
     "stop stateful services",
