@@ -357,7 +357,7 @@ def test_a_killed_stop_and_start_resumes(shared: Stage, step: str, image: str, v
         shared.sms("-q", "start")
         assert shared.status()["healthy"] and running(shared.jobs()) == jobs
     shared.sms("-q", "upgrade", "--image", shared.good, *QUICK)
-    assert shared.play.instances() == ["sms-lab"] and len(shared.play.loops()) == 1
+    assert shared.play.instances() == ["sms-lab"]
     assert shared.status()["healthy"] and shared.key() != shared.built.key and shared.phase() == "done"
     assert running(shared.jobs()) == jobs
 
