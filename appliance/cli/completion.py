@@ -27,6 +27,7 @@ WORDS_OF = {
     ("before", "A"): "snapshots",
     ("after", "B"): "snapshots",
     ("profile", "PROFILE"): "profiles",
+    ("profile", "NAME"): "starters",
 }
 """What completes an argument, by its destination and metavar."""
 PREAMBLE = {
@@ -109,10 +110,17 @@ def _profiles(arguments: argparse.Namespace) -> Iterable[str]:
     return [each.profile for each in list_profiles(open_site(arguments)[0])]
 
 
+def _starters(arguments: argparse.Namespace) -> Iterable[str]:
+    from appliance.operations.site.init import list_profiles
+
+    return list_profiles()
+
+
 LISTS: dict[str, Callable[[argparse.Namespace], Iterable[str]]] = {
     "hosts": _hosts,
     "services": _services,
     "snapshots": _snapshots,
     "profiles": _profiles,
+    "starters": _starters,
 }
-"""Words of the site, by what they are."""
+"""Words of the site, and starter files of `sms init`, by what they are."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Collection, Iterator
+from itertools import permutations
+from pathlib import PurePath
 
 from appliance.config.check_provisioning import check_provisioning
 from appliance.config.check_routes import check_routes
@@ -130,6 +133,18 @@ def _port(site: Site, place: Place, network: Network) -> Iterator[Finding]:
         )
 
 
+def check_ports(site: Site) -> Iterator[Finding]:
+    """Yield a finding for each port that cannot be one: the host's own loopback, or a bridge of the site."""
+    both = {"provisioning": site.networks.provisioning, "public": site.networks.public}
+    bridges = {network.bridge for network in both.values() if network.bridge}
+    for name, network in both.items():
+        ports = network.port.values() if isinstance(network.port, dict) else [network.port]
+        for port in {*ports} & {"lo", *bridges}:
+            what = "a bridge of the site" if port in bridges else "the loopback interface"
+            hint = "use the interface of the network card, such as eth1"
+            yield Finding(("networks", name, "port"), f"{port} is {what}", hint)
+
+
 def _gateway(public: PublicNetwork) -> Iterator[Finding]:
     place: Place = ("networks", "public", "gateway")
     gateway, network = public.gateway, public.address.network
@@ -185,7 +200,8 @@ def _admin_hosts(site: Site) -> Iterator[Finding]:
                 f"{host.address} is the container's address",
                 "the container moves between hosts: its address must not be a host's",
             )
-        if host.mirror and len({*host.mirror}) != 2:
+        folders = [PurePath(posixpath.normpath(folder)) for folder in host.mirror]
+        if folders and (len(folders) != 2 or any(one.is_relative_to(other) for one, other in permutations(folders, 2))):
             yield Finding((*place, "mirror"), "must name two folders", "on two disks: mirror: [/disk1/sms, /disk2/sms]")
         names.add(host.name)
         endpoints.add((host.address, host.port))

@@ -26,6 +26,11 @@ def check_routes(site: Site) -> Iterator[Finding]:
             yield Finding((*place, "gateway"), *problem)
         if problem := _network_problem(route.network, known):
             yield Finding((*place, "network"), *problem)
+        elif (probe := site.networks.public.probe) and probe in route.network:
+            words = f"{route.network} contains networks.public.probe, {probe}"
+            yield Finding(
+                (*place, "network"), words, "only a reply from outside, over the gateway, shows that NAT works"
+            )
         known.setdefault(route.network, "another route")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from appliance.config.finding import Finding
-from appliance.config.model import Site
+from appliance.config.model import Site, line_settings
 from appliance.config.wording import nearest
 
 FOLDER = "/etc/slurm"
@@ -36,6 +36,22 @@ def check_slurm_files(site: Site, *, scheduled: bool) -> Iterator[Finding]:
             yield Finding(("slurm", "files", name), f"{name} is not a file of the site", f"remove it: {RENDERED[name]}")
         elif name not in known and name.endswith((".conf", ".lua", ".yaml", ".key", ".sms-old")):
             yield Finding(("slurm", "files", name), f"{name} is not a file that Slurm reads", nearest(name, known))
+    masters = {file.path for file in site.provisioning.files} if site.provisioning else set()
+    for index, name in called_programs(site):
+        if name not in site.slurm.files and f"{FOLDER}/{name}" not in masters:
+            hint = (
+                f"add it: slurm: {{files: {{{name}: FILE}}}}; if nodes have one of their own, keep it in another folder"
+            )
+            yield Finding(("slurm", "extra", index), f"there is no {name} in slurm.files", hint)
+
+
+def called_programs(site: Site) -> Iterator[tuple[int, str]]:
+    """Yield line (in ``slurm.extra``) and name of each prolog or epilog that is in /etc/slurm."""
+    for index, line in enumerate(site.slurm.extra):
+        for key, value in line_settings(line):
+            folder, _, name = value.strip('"').rpartition("/")
+            if ("prolog" in key or "epilog" in key) and folder == FOLDER and "*" not in name:
+                yield index, name
 
 
 def files_for_nodes(names: Iterable[str]) -> list[str]:

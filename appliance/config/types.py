@@ -23,12 +23,18 @@ def wrong(what: str, hint: str) -> PydanticCustomError:
 
 
 def refuse_ipv6(value: Any) -> None:
-    """Raise a custom error if the value is an IPv6 address, with or without a prefix."""
-    try:
-        IPv6Address(value.partition("/")[0].strip("[]") if isinstance(value, str) else "")
-    except ValueError:
-        return
-    raise wrong("is an IPv6 address: IPv6 is not supported yet", "write the IPv4 address, such as 10.0.0.1")
+    """Raise a custom error if the value is an IPv6 address: also with a prefix, with a port, or as a host list."""
+    text = value if isinstance(value, str) else ""
+    for form in (
+        re.sub(r"/.*", "", text),
+        re.sub(r"^\[(.*)\](:[0-9]+)?$", r"\1", text),
+        re.sub(r"\[[0-9a-f,-]+\]", "1", text),
+    ):
+        try:
+            IPv6Address(form.strip("[]"))
+        except ValueError:
+            continue
+        raise wrong("is an IPv6 address: IPv6 is not supported yet", "write the IPv4 address, such as 10.0.0.1")
 
 
 @dataclass(frozen=True)

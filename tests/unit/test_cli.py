@@ -57,13 +57,21 @@ def test_needs_root(
     assert "sms: this needs root\n  hint: run it with sudo\n" in capsys.readouterr().err
 
 
-def parsers(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every parser's words and its help."""
-    yield words, parser.format_help()
+Words = tuple[str, ...]
+
+
+def each_parser(parser: argparse.ArgumentParser, words: Words = ()) -> Iterator[tuple[Words, argparse.ArgumentParser]]:
+    """Every parser with its words."""
+    yield words, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, part in action.choices.items():
-                yield from parsers(part, (*words, name))
+                yield from each_parser(part, (*words, name))
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[Words, str]]:
+    """Every parser's words and its help."""
+    return ((words, part.format_help()) for words, part in each_parser(parser))
 
 
 def test_every_verb_shows_an_example() -> None:
@@ -116,13 +124,16 @@ COMPLETIONS = {
 
 
 def test_help_fits_80_columns_and_describes_every_action(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command of an example may be longer: it must stay one line to be copied."""
     monkeypatch.setenv("COLUMNS", "80")
     for words, text in parsers(make_parser()):
         assert not text.split("\n\n")[1].startswith(("options:", "positional")), f"no description: {words}"
         long = [line for line in text.splitlines() if len(line) > 80]
-        assert not [line for line in long if not line.startswith("  sms ")], words
-        assert not [line for line in long if re.search(r"\S {2,}\S", line)], "its comment belongs on the next line"
+        assert not long, words
+    assert [words for words, parser in each_parser(make_parser()) if not all(map(described, parser._actions))] == []
+
+
+def described(action: argparse.Action) -> bool:
+    return bool(action.help) or isinstance(action, argparse._SubParsersAction)
 
 
 @pytest.mark.parametrize("line", ["-q status", "status -q", "config -q check", "config check --quiet"])
@@ -157,7 +168,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_completion_asks_for_the_words_of_the_site(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     text = capsys.readouterr().out
-    for what in ("hosts", "services", "snapshots", "profiles"):
+    for what in ("hosts", "services", "snapshots", "profiles", "starters"):
         assert f"sms completion {what} 2>/dev/null" in text
 
 

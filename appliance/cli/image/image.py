@@ -10,7 +10,7 @@ from appliance.cli.image import nodes as image_nodes
 
 EXAMPLES = """\
   sms image list                 built images, newest first
-  sms image sbom >image.cdx.json the current image's bill of materials (CycloneDX)
+  sms image sbom >image.cdx.json its bill of materials (CycloneDX)
   sms image manifest 3f9a        the inputs of the image with that key
   sms image prune --keep 3 -n    show what would be removed
 

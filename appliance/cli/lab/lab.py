@@ -118,7 +118,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _add_exec(parts: Any) -> None:
     parser = _part(parts, "exec", "run a command on a host; without one, a shell")
-    parser.add_argument("host", metavar="HOST")
+    parser.add_argument("host", metavar="HOST", help="a host of the lab, as `sms lab status` names it")
     command = parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- CMD", help="a command, its arguments"
     )
@@ -135,7 +135,7 @@ def _exec(arguments: argparse.Namespace) -> int:
 
 def _add_power(parts: Any) -> None:
     parser = _part(parts, "power", "power a host off, as a failed power supply does, or on; its disk is kept")
-    parser.add_argument("host", metavar="HOST")
+    parser.add_argument("host", metavar="HOST", help="a host of the lab, as `sms lab status` names it")
     parser.add_argument("state", metavar="STATE", choices=("off", "on"), help="off or on")
     add_json(parser)
     parser.set_defaults(run=_power)

@@ -8,7 +8,7 @@ from typing import Any
 from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, verb
 
 EXAMPLES = """\
-  sms node add node007 --mac 02:00:0a:4d:00:97 --address 10.0.1.7 --group compute
+  sms node add node007 --mac 02:00:0a:4d:00:97 --address 10.0.1.7 --group cpu
   sms node add node008 --mac 02:00:0a:4d:00:98 --bmc https://10.0.9.8"""
 
 

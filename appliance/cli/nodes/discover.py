@@ -17,7 +17,7 @@ EXAMPLES = """\
   sms node discover 10.0.9.[1-50] -n              read them, change nothing
   sms node discover x1000c0s[0-63]b0              by name, as on HPE Cray EX: nodes get their xnames
   sms node discover 10.0.9.7 --update             replace what differs in the inventory
-  sms node discover 10.0.9.0/24 --name-pattern nid%06d --first 10.0.1.1 --group compute"""
+  sms node discover 10.0.9.0/24 --name-pattern nid%06d --first 10.0.1.1"""
 
 
 def add(actions: Verbs) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from appliance.catalog import read_bases, select
+from appliance.config.check import check_ports
 from appliance.config.document import Document, Place
 from appliance.config.finding import Finding
 from appliance.config.model import Site
 from appliance.config.read import read_text
+from appliance.config.slurm_files import called_programs
 from appliance.errors import ConfigError, Problem
 from appliance.operations.site.ca import ca_folder
 from appliance.operations.site.find import Loaded, open_site
@@ -60,14 +62,19 @@ def check_files(site: Site, document: Document) -> list[Problem]:
         elif place == ("secrets", "munge_key") and path.is_file() and path.stat().st_size < SHORTEST_KEY:
             short = f"{path} has {path.stat().st_size} bytes: munged refuses keys of fewer than {SHORTEST_KEY}"
             problems.append(document.problem(place, short, "copy /etc/munge/munge.key of a node as it is"))
+    for name in sorted({name for _, name in called_programs(site)} & site.slurm.files.keys()):
+        path = site.slurm.files[name]
+        if not _wrong(path, False, needed=True) and not path.read_bytes().startswith((b"#!", b"\x7fELF")):
+            text = f"{path} is not a program: it does not begin with #!"
+            problems.append(document.problem(("slurm", "files", name), text, "add a first line such as #!/bin/sh"))
     return sorted(problems, key=lambda problem: problem.line)
 
 
 def check_build(loaded: Loaded) -> list[Problem]:
-    """Return the problems of the image's repositories, packages and accounts."""
+    """Return the problems of the image's repositories, packages and accounts, and of ports that hosts refuse."""
     site, document = loaded.site, loaded.document
     base = read_bases(share("definitions", "bases"))[site.base.os]
-    found = list(check_repositories(site, base))
+    found = [*check_ports(site), *check_repositories(site, base)]
     for name, repository in site.base.repositories.items():
         try:
             read_keys(repository.key.read_bytes())

@@ -111,6 +111,29 @@ def test_what_is_left_of_a_starter_file(tmp_path: Path, old: str, new: str, plac
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("bridge: br-prov", "bridge: br-prov\n    port: lo", "networks.provisioning.port"),
+        ("bridge: br-prov", "bridge: br-prov\n    port: br-prov", "networks.provisioning.port"),
+        ("bridge: br-prov", "bridge: br-prov\n    port: {host-a: eth1, host-b: br-pub}", "networks.provisioning.port"),
+        ("bridge: br-prov", "bridge: br-prov\n    port: eth1", ""),
+        ("slurm:\n", "slurm:\n  extra: [Prolog=/etc/slurm/p.sh]\n", "slurm.extra[0]"),
+        ("slurm:\n", "slurm:\n  extra: [Prolog=/usr/local/sbin/p.sh]\n", ""),
+        (
+            "slurm:\n",
+            "slurm:\n  extra: [EpilogSlurmctld=/etc/slurm/p.sh]\n  files: {p.sh: passwd}\n",
+            "slurm.files.p.sh",
+        ),
+        ("slurm:\n", "slurm:\n  extra: [Epilog=/etc/slurm/p.sh]\n  files: {p.sh: script}\n", ""),
+        ("slurm:\n", "slurm:\n  files: {p.env: passwd}\n", ""),
+    ],
+)
+def test_ports_and_programs(tmp_path: Path, old: str, new: str, place: str) -> None:
+    (tmp_path / "script").write_text("#!/bin/sh\n")
+    assert [where for where, _ in _problems(tmp_path, "", site=GOOD.replace(old, new, 1))] == ([place] if place else [])
+
+
+@pytest.mark.parametrize(
     ("base", "place"),
     [
         ("mirrors: {debian: 'http://m.example.org:8080/debian'}", ""),

@@ -305,7 +305,7 @@ ROUTES: dict[str, tuple[str, list[str]]] = {
     ),
     "a node as gateway": (
         "[{network: 10.100.0.0/17, gateway: 10.77.0.102}]",
-        ["20: slurm.nodes[0].address: 10.77.0.102 is the address of a router"],
+        ["21: slurm.nodes[0].address: 10.77.0.102 is the address of a router"],
     ),
     "overlap with its own network": (
         "[{network: 10.77.0.128/25, gateway: 10.77.0.254}]",
@@ -334,6 +334,10 @@ ROUTES: dict[str, tuple[str, list[str]]] = {
         "[{network: 0.0.0.0/0, gateway: 10.77.0.254}]",
         [f"11: {AT}[0].network: 0.0.0.0/0 is a second default route"],
     ),
+    "the probe behind it": (
+        "[{network: 10.9.0.0/24, gateway: 10.77.0.254}]",
+        [f"11: {AT}[0].network: 10.9.0.0/24 contains networks.public.probe, 10.9.0.9"],
+    ),
     "multicast": (
         "[{network: 224.0.0.0/4, gateway: 10.77.0.254}]",
         [f"11: {AT}[0].network: 224.0.0.0/4 is not a network of hosts"],
@@ -343,7 +347,8 @@ ROUTES: dict[str, tuple[str, list[str]]] = {
 
 @pytest.mark.parametrize(("routes", "expected"), ROUTES.values(), ids=ROUTES)
 def test_routes(routes: str, expected: list[str]) -> None:
-    assert _problems(GOOD.replace(ROUTED, f"{ROUTED}    routes: {routes}\n")) == expected
+    text = GOOD.replace("gateway: 10.78.0.254", "gateway: 10.78.0.254\n    probe: 10.9.0.9")
+    assert _problems(text.replace(ROUTED, f"{ROUTED}    routes: {routes}\n")) == expected
 
 
 def test_nodes_behind_a_router() -> None:
@@ -463,7 +468,18 @@ def test_a_host_is_fenced_in_one_way(fence: str, good: bool) -> None:
     assert [line.split("\n")[0] for line in _problems(text)] == ([] if good else words)
 
 
-@pytest.mark.parametrize(("folders", "good"), [("[/a, /b]", True), ("[]", True), ("[/a]", False), ("[/a, /a]", False)])
+@pytest.mark.parametrize(
+    ("folders", "good"),
+    [
+        ("[/a, /b]", True),
+        ("[]", True),
+        ("[/a]", False),
+        ("[/a, /a]", False),
+        ("[/a, /b/../a]", False),
+        ("[/a, /a/b]", False),
+        ("[/a/b, /a]", False),
+    ],
+)
 def test_a_mirror_has_two_folders(folders: str, good: bool) -> None:
     text = GOOD.replace("address: 10.78.0.11}", f"address: 10.78.0.11, mirror: {folders}}}")
     words = ["4: admin_hosts[0].mirror: must name two folders"]

@@ -170,6 +170,20 @@ def test_wrong_route(network: str, words: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("networks:", "syslog_forward: '[fd00::1]:514'\nnetworks:"),
+        ("networks:", "mail: {relay: '[fd00::1]'}\nnetworks:"),
+        ("networks:", "ntp: ['fd00::1']\nnetworks:"),
+        ("networks:", "slurm: {nodes: [{name: 'n[1-4]', address: 'fd00::[1-4]'}]}\nnetworks:"),
+    ],
+)
+def test_ipv6_with_ports_and_in_host_lists(old: str, new: str) -> None:
+    (problem,) = _problems(GOOD.replace(old, new, 1))
+    assert "IPv6 is not supported yet" in problem
+
+
 DOCUMENTS: dict[str, tuple[str, list[str]]] = {
     "empty": ("", ["f: the file is empty\n  hint: write `key: value` lines"]),
     "comments only": ("# nothing\n", ["f: the file is empty\n  hint: write `key: value` lines"]),
