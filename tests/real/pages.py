@@ -10,7 +10,7 @@ STARTED = (("host-a", "sms -q start"),)
 STOPPED = (("host-a", "sms -q stop || test $? = 3"),)
 JOB = ("node1", "runuser -u alice -- srun hostname")
 CAPTURED = (
-    ("host-a", "setsid timeout 20 tcpdump -i br-prov -w /root/sms.pcap >/dev/null 2>&1 </dev/null & sleep 2"),
+    ("host-a", "setsid timeout 20 tcpdump -i br-prov -w sms.pcap >/dev/null 2>&1 </dev/null & sleep 2"),
     *(JOB, ("node2", "curl -s http://10.78.0.254/; logger one; logger two"), JOB, ("node3", "logger three"), JOB),
     ("host-a", "while pgrep -x tcpdump; do sleep 0.5; done; cp sms.pcap /var/tmp"),
 )
