@@ -126,9 +126,17 @@ def test_a_database_is_dumped_before() -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"}, more={INSIDE: (0, "")})
     snapshot(cluster(), fake, Silent(), SnapshotOptions())
     order = [argv for argv in fake.asked if argv[0] in ("apptainer", "python3") and argv[1] != "instance"]
-    assert order[0][: len(INSIDE) + 4] == (*INSIDE, "timeout", "--kill-after=10", "300", "sh")
-    assert "mariadb-dump" in order[0][len(INSIDE) + 5] and order[1][3] == "take"
+    assert order[0][: len(INSIDE) + 1] == (*INSIDE, "grep")
+    assert order[1][: len(INSIDE) + 4] == (*INSIDE, "timeout", "--kill-after=10", "300", "sh")
+    assert "mariadb-dump" in order[1][len(INSIDE) + 5] and order[2][3] == "take"
     assert "/var/lib/mysql-dump" in requests(fake, "take")[0]["state"]
+
+
+def test_a_database_that_does_not_run_yet_is_not_dumped() -> None:
+    """The site file has it, the running container does not: grep ends with 1."""
+    fake = host({"take": echo}, running=True, lease={"holder": "host-a"}, more={(*INSIDE, "grep"): (1, "")})
+    assert snapshot(cluster(), fake, Silent(), SnapshotOptions()).not_dumped == ()
+    assert not any("timeout" in argv[: len(INSIDE) + 1] for argv in fake.asked if argv[: len(INSIDE)] == INSIDE)
 
 
 @pytest.mark.parametrize(

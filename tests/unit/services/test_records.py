@@ -148,7 +148,7 @@ def test_upgrade_record_of_version_519381b() -> None:
     text = (json.dumps(written, indent=1) + "\n").encode()
     found = read_upgrade(text, "c")
     assert found and (found.phase, found.after.key, found.kept, found.jobs) == ("starting", "n", 4, {"7": "RUNNING"})
-    assert to_json(found) == text
+    assert json.loads(to_json(found)) == {**written, "inode": 0}
 
 
 def test_holder_record_of_version_519381b() -> None:
