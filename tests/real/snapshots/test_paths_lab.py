@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.real.conftest import Playground
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -89,7 +90,8 @@ def test_single_files_come_back(running: Playground) -> None:
         "one\ne\nmunge 644\na\nb\nc\nlink"
     )
     assert inside(running, "cat /etc/debian_version")
-    assert running.status()["healthy"]
+    # Right after a start under load, nodes may not have answered the new controller yet.
+    wait_until(lambda: running.status()["healthy"], "healthy", 30)
     assert changes(running, str(done["kept"]), "--path", "/srv")["/srv/t/new"]["change"] == "gone"
     refused = running.sms("overlay", "diff", number, "--path", "/srv/t/link/shadow", ok=(3,))
     assert b"/srv/t/link was a symbolic link" in refused.stderr
