@@ -105,6 +105,12 @@ class Reader:
             done = self.run(where, f"set -eu\n{script}")
             assert done.status == 0, f"{where}: {script}: {describe(done)}"
 
+    def check(self, page: Page, name: str) -> None:
+        """Run the commands of a page after what it needs; fail with all that went wrong."""
+        self.do(page.before)
+        wrong = [each for block in page.blocks(name) for each in self.follow(page, block)]
+        assert not wrong, "\n".join(wrong)
+
     def follow(self, page: Page, block: Block) -> list[str]:
         """Run the commands of a block; return what went wrong, with the output."""
         text, wrong, kept = block.text, [], ""

@@ -456,7 +456,9 @@ def tell_history(world: World, source: str, target: str, before: dict[str, int])
 
 def restart_unwritable(world: World, host: str) -> bool:
     """A disk that is full below the overlay may stop writes for good; status says so, a stop and a start repair it."""
-    if not world.hosts.sms("-q", "exec", "--", "touch", WRITTEN, on=host, ok=None).status:
+    # Flushed: until then, the kernel has not met the full disk.
+    write = f"echo x >{WRITTEN} && sync {WRITTEN}"
+    if not world.hosts.sms("-q", "exec", "--", "sh", "-c", write, on=host, ok=None).status:
         return False
     assert any("cannot be written" in line for line in world.hosts.status(host)["warnings"])
     world.hosts.sms("-q", "stop", on=host)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from appliance.catalog import Service
 from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, runtime_files
@@ -94,6 +95,10 @@ class Started:
     parts: dict[str, float] = field(default_factory=dict)
     services: dict[str, float] = field(default_factory=dict)
     failover: FailoverLoss | None = None
+
+    def missing(self, services: Sequence[Service]) -> list[str]:
+        """Return the names of those services that did not answer."""
+        return [service.name for service in services if service.name not in self.services]
 
 
 class Stopwatch:

@@ -110,7 +110,7 @@ def resume_switch(
             hint=f"{error.hint}; if that does not help, {back}" if error.hint else back,
         ) from error
     assert started
-    missing = [service.name for service in cluster.services if service.name not in started.services]
+    missing = started.missing(cluster.services)
     failures = f"no answer from {', '.join(missing)}" if missing else ""
     return _finish(cluster, host, progress, last, done, failures)
 

@@ -354,7 +354,7 @@ def _stop(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, done: 
 
 
 def _check_services(cluster: Cluster, started: Started) -> None:
-    missing = [service.name for service in cluster.services if service.name not in started.services]
+    missing = started.missing(cluster.services)
     if missing:
         raise SmsError(f"no answer from {', '.join(missing)}", hint=f"sms logs {missing[0]}")
 

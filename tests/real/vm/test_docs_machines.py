@@ -25,7 +25,4 @@ def reader() -> Iterator[Reader]:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_page_is_true(reader: Reader, name: str) -> None:
-    page = MACHINES[name]
-    reader.do(page.before)
-    wrong = [each for block in page.blocks(name) for each in reader.follow(page, block)]
-    assert not wrong, "\n".join(wrong)
+    reader.check(MACHINES[name], name)
