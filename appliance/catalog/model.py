@@ -105,6 +105,9 @@ class SeedFile(Section):
     reloaded: Pattern = Field(
         "", description="Regular expression: a reload applies changed lines that match; others need a restart."
     )
+    check: tuple[str, ...] = Field(
+        (), description="Command of the container that fails if the file is invalid; `{file}` in it is its path."
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> SeedFile:

@@ -44,6 +44,7 @@ def check_site(
         *_networks(site),
         *_gateway(site.networks.public),
         *check_routes(site),
+        *_peers(site),
         *_macs(site),
         *_admin_hosts(site),
         *_snapshots(site),
@@ -166,6 +167,16 @@ def _gateway(public: PublicNetwork) -> Iterator[Finding]:
             f"{public.probe} is the container's own address",
             "use an address outside; only a reply from there shows that NAT works",
         )
+
+
+def _peers(site: Site) -> Iterator[Finding]:
+    """Yield the servers that the container would use and that are the container itself."""
+    own = {site.hostname, *(str(one.address.ip) for one in (site.networks.provisioning, site.networks.public))}
+    peers: list[tuple[Place, str]] = [(("ntp", index), peer) for index, peer in enumerate(site.ntp)]
+    peers += [(("syslog_forward",), site.syslog_forward or ""), (("mail", "relay"), site.mail.relay or "")]
+    for place, peer in peers:
+        if peer.partition(":")[0] in own:
+            yield Finding(place, f"{peer} is the container itself", "name a server outside of it, or none")
 
 
 def _macs(site: Site) -> Iterator[Finding]:

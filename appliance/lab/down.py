@@ -96,7 +96,9 @@ def empty_folder(folder: Path, lock: str) -> None:
 
 
 def _remove_cache() -> None:
-    if not any(RUNNING.glob("*/journal.json")):
+    # Who uses the folder from another mount namespace, whose labs are not below this /run, has a lock on it.
+    used = CACHE.is_dir() and not Local().works("flock", "--nonblock", str(CACHE), "true")
+    if not used and not any(RUNNING.glob("*/journal.json")):
         lock = str(LOCKS / "sms-lab-root.lock")  # not during a build
         empty_folder(CACHE, lock)
         Local().run("rmdir", "--ignore-fail-on-non-empty", str(DISK), ok=(0, 1))

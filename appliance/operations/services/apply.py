@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 from appliance.catalog import Service
 from appliance.config.slurm_files import FOLDER
-from appliance.errors import Refused, RolledBack, SmsError
+from appliance.errors import ConfigError, Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, runtime_files
@@ -50,6 +50,8 @@ from appliance.tools.sha256 import find_digest
 APPLY = "/opt/sms/bin/sms-apply"
 TIMEOUT_S = 60
 REMOVED = re.compile(rf"{FOLDER}/[A-Za-z0-9._-]+")
+CHECKED = re.compile(r"/run/sms/check\.\w+")
+"""The folder in which ``check-file`` has a file."""
 
 
 class Changed(TypedDict):
@@ -140,6 +142,7 @@ def plan_apply(cluster: Cluster, host: Host, progress: Progress) -> ApplyPlan:
 
     Raises:
         Refused: the services container does not run there, or no image has the services of the site file.
+        ConfigError: a program of the container finds its file invalid.
     """
     need_running(cluster, host)
     return _Apply(cluster, host, progress).plan
@@ -156,6 +159,7 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
 
     Raises:
         Refused: as for ``plan_apply``, or another sms is at work there; nothing was changed.
+        ConfigError: as for ``plan_apply``; nothing was changed.
         RolledBack: a service failed; the files of before are back, and the services run with them.
         SmsError: the services do not answer with the files of before either.
     """
@@ -231,6 +235,7 @@ class _Apply:
         found: Compared = self.inside(Compared, "compare", input=self.archive)
         self.left = found["left"]
         changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}))
+        self._check(changes)
         switch += self._find_started_with(changes)
         self.pending = _read_kinds(found)
         history = read_history(cluster, host)
@@ -253,6 +258,28 @@ class _Apply:
         except LacksService as error:
             image = trust(self.cluster, self.host, *deliver(self.cluster, self.host, None, progress))
             return image, [error.message]
+
+    def _check(self, changes: tuple[FileChange, ...]) -> None:
+        """Let programs of the container check the changed files for which the catalogue has a command.
+
+        Raises:
+            ConfigError: one is invalid.
+        """
+        changed = {change.path for change in changes if change.after is not None}
+        for service in self.cluster.services:
+            for file in service.files:
+                if not file.check or file.path not in changed:
+                    continue
+                script = script_argv("check-file", file.path, *file.check)
+                argv = inside_argv(self.cluster.site, self.cluster.services, *script)
+                result = self.host.run(*argv, input=self.archive, ok=None, timeout=TIMEOUT_S)
+                if result.status:
+                    output = CHECKED.sub("", (result.stderr or result.stdout).decode(errors="replace")).strip()
+                    why = "; ".join(output.split("\n")[:3]) or f"its check ended with status {result.status}"
+                    raise ConfigError(
+                        f"{service.name} would not take {file.path}: {one_line(why, 400)}",
+                        hint="the site file has the text; nothing was changed",
+                    )
 
     def _find_newer(self) -> str:
         """Return a note about the image that is current on this machine, or on the host, if another one runs."""

@@ -177,7 +177,7 @@ def restore_paths(
     chosen = _check_restore(cluster, host, selector)
     number = chosen["number"]
     with keep_stopped(cluster, host) as lease:
-        before = _query_diff(cluster, host, Comparison(None, number, paths, limit=0), Silent())
+        before = _query_diff(cluster, host, Comparison(None, number, paths, limit=0), progress)
         if not before.lines:
             same = tuple(PathResult(path=path) for path in paths)
             return RestoredPaths(host.name, number, same, (), 0.0, changed=False)

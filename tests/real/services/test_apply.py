@@ -74,12 +74,33 @@ def test_settings_that_only_another_image_brings(running: Playground) -> None:
 def test_a_service_that_fails_gets_its_old_file_back(running: Playground) -> None:
     """slurmctld refuses the line: it answers with the file of before, and nothing is left to do."""
     before = running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text
-    site = use(running, extra=["SelectType=select/no_such_plugin"])
+    site = use(running, extra=["SchedulerType=sched/no_such_plugin"])
     failed = running.sms("--site", site, "-q", "apply", "--wait", "10", ok=(5,)).stderr.decode()
     assert "slurmctld does not answer" in failed and "files of before" in failed
     assert running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text == before
     assert applied(running, "/etc/sms/sms.yaml")["current"] is True
     wait_until(lambda: running.status()["healthy"], "health")
+
+
+@pytest.mark.parametrize(
+    ("extra", "partition", "named"),
+    [
+        (["SlurmctldTimout=300"], {}, "SlurmctldTimout"),
+        (["SlurmctldTimeout=soon"], {}, "soon"),
+        ([], {"extra": "Staet=UP"}, "Staet"),
+    ],
+)
+def test_what_slurm_cannot_parse_is_refused_before(
+    running: Playground, extra: list[str], partition: dict[str, str], named: str
+) -> None:
+    """Slurm's own parser finds it, in the plan, too: slurmctld keeps running."""
+    before = pids(running)
+    site = use(running, extra=extra, partitions=[{"name": "normal", "default": True, **partition}])
+    for words in (("-n",), ()):
+        failed = running.sms("--site", site, "-q", "apply", *words, ok=(2,)).stderr.decode()
+        assert named in failed and "/etc/slurm/slurm.conf" in failed and "/run/sms" not in failed
+    assert pids(running) == before
+    assert running.sms("exec", "--", "sh", "-c", "ls -d /run/sms/check.* || true").text == ""
 
 
 def test_the_next_run_goes_on_after_a_killed_one(running: Playground) -> None:

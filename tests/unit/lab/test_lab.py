@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import subprocess
 import tarfile
 from dataclasses import asdict
 from pathlib import Path
@@ -18,12 +19,13 @@ from appliance.config.model import Site
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError
 from appliance.lab import render
-from appliance.lab.down import empty_folder
+from appliance.lab.down import _remove_cache, empty_folder
 from appliance.lab.journal import Journal
 from appliance.lab.layout import SHAPES, LabHost, Layout, mac
 from appliance.lab.root import source_lines
 from appliance.operations.lab.lab import is_build
 from tests.sites import BASES, SERVICES
+from tests.waiting import wait_until
 
 LAYOUT = Layout("t-lab", 2)
 HOSTS = {host.name: host for host in LAYOUT.hosts}
@@ -292,3 +294,22 @@ def test_the_cache_is_emptied_and_removed(tmp_path: Path) -> None:
     for _ in range(2):
         empty_folder(cache, str(tmp_path / "lock"))
         assert not cache.exists()
+
+
+def test_a_cache_that_others_use_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labs in another mount namespace, with a /run of their own, hold a lock on it."""
+    for name in ("CACHE", "RUNNING", "DISK", "LOCKS"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setitem(_remove_cache.__globals__, name, tmp_path / name)
+    (tmp_path / "CACHE/root-1").mkdir()
+    with subprocess.Popen(["flock", "--shared", str(tmp_path / "CACHE"), "cat"], stdin=subprocess.PIPE) as other:
+        assert other.stdin
+        wait_until(lambda: f" {(tmp_path / 'CACHE').stat().st_ino} " in held_locks(), "the lock")
+        _remove_cache()
+        assert (tmp_path / "CACHE/root-1").is_dir()
+    _remove_cache()
+    assert not (tmp_path / "CACHE").exists()
+
+
+def held_locks() -> str:
+    return Path("/proc/locks").read_text().replace(":", " ")

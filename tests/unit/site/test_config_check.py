@@ -375,6 +375,14 @@ def test_probe_of_the_container_itself() -> None:
     assert _problems(text) == ["16: networks.public.probe: 10.78.0.2 is the container's own address"]
 
 
+@pytest.mark.parametrize(
+    "more", ["ntp: [pool.example.net, 10.77.0.1]", "syslog_forward: 10.78.0.2:514", "mail: {relay: sms-services}"]
+)
+def test_a_server_that_is_the_container_itself(more: str) -> None:
+    (found,) = _problems(f"{GOOD}{more}\n")
+    assert "is the container itself" in found
+
+
 MACVLAN = ("    bridge: br-prov", "    attach: macvlan\n    port: eno1")
 
 
