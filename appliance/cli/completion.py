@@ -30,9 +30,36 @@ WORDS_OF = {
     ("profile", "NAME"): "starters",
 }
 """What completes an argument, by its destination and metavar."""
+# The words are those of the site that the command line names.
+SITE = {
+    "bash": """\
+_sms_words() {
+  local i=1 site=()
+  while ((i < COMP_CWORD)); do
+    if [[ ${COMP_WORDS[i++]} == --site ]]; then
+      [[ ${COMP_WORDS[i]} != = ]] || ((i++))
+      site=(--site "${COMP_WORDS[i]/#\\~/$HOME}")
+    fi
+  done
+  sms "${site[@]}" completion "$1" 2>/dev/null
+}
+""",
+    "zsh": """\
+_sms_words() {
+  local i=1 site=()
+  while ((i++ < CURRENT - 1)); do
+    case $words[i] in
+      (--site) site=(--site ${words[i+1]/#\\~/$HOME}) ;;
+      (--site=*) site=(${words[i]}) ;;
+    esac
+  done
+  sms $site completion $1 2>/dev/null
+}
+""",
+}
 PREAMBLE = {
-    "bash": '_sms_{what}() {{ compgen -W "$(sms completion {what} 2>/dev/null)" -- "$1"; }}\n',
-    "zsh": '_sms_{what}() {{ compadd -- ${{(f)"$(sms completion {what} 2>/dev/null)"}} }}\n',
+    "bash": '_sms_{what}() {{ compgen -W "$(_sms_words {what})" -- "$1"; }}\n',
+    "zsh": '_sms_{what}() {{ compadd -- ${{(f)"$(_sms_words {what})"}} }}\n',
 }
 CALL = {"bash": "_sms_{what}", "zsh": "_sms_{what}", "fish": "(sms completion {what} 2>/dev/null)"}
 
@@ -61,7 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     parser = make_parser()
     _mark(parser)
-    preamble = "".join(PREAMBLE.get(arguments.shell, "").format(what=what) for what in LISTS)
+    preamble = SITE.get(arguments.shell, "") + "".join(
+        PREAMBLE.get(arguments.shell, "").format(what=what) for what in LISTS
+    )
     sys.stdout.write(shtab.complete(parser, shell=arguments.shell, preamble=preamble))
     return 0
 

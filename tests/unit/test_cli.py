@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -169,7 +168,37 @@ def test_completion_asks_for_the_words_of_the_site(shell: str, capsys: pytest.Ca
     assert main(["completion", shell]) == 0
     text = capsys.readouterr().out
     for what in ("hosts", "services", "snapshots", "profiles", "starters"):
-        assert f"sms completion {what} 2>/dev/null" in text
+        assert (f"sms completion {what} 2>/dev/null" if shell == "fish" else f"_sms_words {what})") in text
+
+
+@pytest.mark.parametrize(
+    ("shell", "line"),
+    [("bash", "COMP_WORDS=({}) COMP_CWORD={}"), ("zsh", "words=({}) CURRENT=$(({} + 1))")],
+)
+@pytest.mark.parametrize(
+    ("typed", "asked"),
+    [
+        ("sms --site /tmp/a.yaml status --host ''", "--site /tmp/a.yaml completion hosts"),
+        ("sms status --site '~/a.yaml' --host ''", "--site /home/al/a.yaml completion hosts"),
+        ("sms status --host ''", "completion hosts"),
+    ],
+)
+def test_completion_is_of_the_site_on_the_command_line(
+    shell: str,
+    line: str,
+    typed: str,
+    asked: str,
+    need: Callable[[str], str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["completion", shell]) == 0
+    functions = re.search(r"^_sms_words\(\).*?^_sms_starters[^\n]*", capsys.readouterr().out, re.M | re.S)
+    assert functions
+    asks = f'sms() {{ echo "$@" >"{tmp_path}/asked"; }}\ncompadd() {{ :; }}\nHOME=/home/al\n'
+    script = f"{asks}{functions[0]}\n{line.format(typed, len(typed.split()) - 1)}\n_sms_hosts ''"
+    subprocess.run([need(shell), "-c", script], check=False, timeout=60)
+    assert (tmp_path / "asked").read_text().strip() == asked
 
 
 @pytest.mark.parametrize("line", COMPLETIONS)
@@ -194,12 +223,11 @@ def test_bash_completes(
     assert sorted(done.stdout.split()) == COMPLETIONS[line], done.stderr
 
 
-def test_zsh_completion_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_completion_is_one(need: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "zsh"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("#compdef sms")
-    if shutil.which("zsh"):
-        subprocess.run(["zsh", "-n"], input=text, text=True, check=True)
+    subprocess.run([need("zsh"), "-n"], input=text, text=True, check=True)
 
 
 def test_man_page_is_up_to_date(tmp_path: Path) -> None:
