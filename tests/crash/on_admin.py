@@ -46,7 +46,7 @@ from tests.crash.workload import HERE, Mark, Marks, Workload, cluster_in, nothin
 def run_site(root: Path, mark: Mark) -> None:
     folder = root / "etc" / "sms"
     for number in (1, 2):
-        write_site(f"version {number}\n", folder / "sms.yaml", force=True)
+        write_site(f"version {number}\n", folder / "sms.yaml", force=True, parents=True)
         mark(str(number))
 
 

@@ -149,6 +149,7 @@ def unguarded(playground: Playground, site: str) -> bool:
     return any("no guard runs" in words for words in status["warnings"])
 
 
+@pytest.mark.full
 def test_a_host_that_returns_after_a_reboot_starts_nothing(both: Playground) -> None:
     """Its own lease still says that it holds."""
     site = both.variant("small.yaml", small)
@@ -246,6 +247,7 @@ def test_a_rollback_of_an_upgrade_that_was_interrupted_before_the_failover_is_no
     both.sms("--site", site, "exec", "--", "test", "-e", f"{MARK}-since", on=HERE)
 
 
+@pytest.mark.full
 def test_a_start_without_an_overlay_is_refused_where_another_host_has_one(both: Playground) -> None:
     """It would begin with an empty one: job ids begin at 1 again."""
     site = both.variant("small.yaml", small)
@@ -340,6 +342,7 @@ def test_a_start_after_a_failover_that_was_killed_does_not_hide_what_is_lost(bot
         both.sms("--site", site, "exec", "--", "test", "!", "-e", MARK, on=HERE)
 
 
+@pytest.mark.full
 def test_a_start_reports_what_a_failover_lost_that_was_killed(both: Playground) -> None:
     """This host released the lease last, so its overlay counts as the newest one whatever was restored."""
     site = both.variant("small.yaml", small)

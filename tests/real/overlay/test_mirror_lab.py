@@ -132,6 +132,7 @@ def test_noise_over_a_member_while_jobs_run(disks: Playground) -> None:
     assert lines(disks) == written and disks.status()["mirror"] is None
 
 
+@pytest.mark.full
 def test_a_reboot_and_verbs_on_a_mirrored_overlay(disks: Playground) -> None:
     host = disks.host("host-a")
     disks.sms("-q", "overlay", "mirror", "create", "--on", "/mnt/disk1", "--on", "/mnt/disk2")

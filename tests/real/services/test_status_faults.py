@@ -98,7 +98,7 @@ def test_slurmd_logs_nothing_about_a_status(served: Playground) -> None:
     assert [served.host(name).run(*log).text for name in ("node1", "node2")] == before
 
 
-@pytest.mark.parametrize("network", [0, 1])
+@pytest.mark.parametrize("network", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_the_port_off_the_bridge(served: Playground, network: int) -> None:
     state = served.status()["networks"][network]
     host = served.host(HOST)

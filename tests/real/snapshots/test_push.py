@@ -412,6 +412,7 @@ def repository_bytes(place: Place) -> int:
     return total
 
 
+@pytest.mark.full
 def test_over_ssh_the_connection_is_cut(with_one: Place, server: Server) -> None:
     far = behind_ssh(with_one, server)
     keep_image(

@@ -156,6 +156,7 @@ def test_a_dry_run_makes_nothing(stage: Playground) -> None:
     assert_nothing_left(stage)
 
 
+@pytest.mark.full
 def test_two_at_once_and_one_of_them_is_kept(stage: Playground) -> None:
     other = begin(stage, "-q", "rehearse", "--json", "--nodes", "1", "--user", "alice")
     kept = rehearse(stage, "--keep")

@@ -171,6 +171,7 @@ def test_a_broken_image_is_stopped_by_the_rehearsal(old: Stage) -> None:
     assert old.key() == old.built.key
 
 
+@pytest.mark.full
 def test_a_broken_image_goes_by_itself_and_what_was_is_back(old: Stage) -> None:
     """slurmctld fails in the second instance: for a node, the first one's NAT does not stop meanwhile."""
     jobs, first = running(old.jobs()), first_process(old.play)

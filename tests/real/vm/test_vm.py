@@ -487,6 +487,7 @@ def test_it_is_switched_off_and_leaves_nothing_running(world: World) -> None:
     assert not status["running"] and not status["healthy"] and status["host"] == "host-a"
 
 
+@pytest.mark.full
 def test_unchanged_state_is_not_copied_again_and_lost_state_is_restored_from_elsewhere(world: World) -> None:
     """Off, one more run has what the stop wrote; then nothing is new. Without disks and store, Borg has all of it."""
     host = world.host("host-a")
