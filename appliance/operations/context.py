@@ -107,7 +107,23 @@ def open_cluster(path: Path, state: Path | None, progress: Progress, *, classifi
         progress.report(f"note: {notice}")
     site = loaded.site
     bases = read_bases(share("definitions", "bases"))
-    return Cluster(site, select(loaded.catalog, site.service_names), bases[site.base.os], path.absolute())
+    cluster = Cluster(site, select(loaded.catalog, site.service_names), bases[site.base.os], path.absolute())
+    if classification is not None and (left := _left_out(cluster, path)):
+        progress.report(
+            f"note: the site file also enables {', '.join(left)}: `sms start` and `sms upgrade` refuse an image without"
+            " them; `services: {from: FILE}` in the site file selects those of the classification"
+        )
+    return cluster
+
+
+def _left_out(cluster: Cluster, path: Path) -> list[str]:
+    """Return the services that the site file enables and the cluster, which has those of a classification, lacks."""
+    try:
+        enabled = open_site(path)
+    except ConfigError:  # of the classification that the site file names, instead of which another one was given
+        return []
+    here = {service.name for service in cluster.services}
+    return [service.name for service in select(enabled.catalog, enabled.site.service_names) if service.name not in here]
 
 
 def _over_ssh(site: Site, host: AdminHost) -> Host:

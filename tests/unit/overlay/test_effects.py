@@ -164,14 +164,27 @@ def test_pruning_keeps_the_current_image_of_every_cluster(tmp_path: Path) -> Non
     assert not (images / "c.json").exists()
 
 
+class Notes(Silent):
+    """Collects the lines that stay."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def report(self, text: str) -> None:
+        self.lines.append(text)
+
+
 def test_a_classification_overrides_the_services_of_the_site_file(tmp_path: Path) -> None:
     """The input of `sms build --from FILE`."""
     file = tmp_path / "classification.yaml"
     seen = [("munge", "time-critical"), ("slurmctld", "time-critical"), ("cron", "deferrable")]
     services = [{"name": name, "verdict": verdict} for name, verdict in seen]
     file.write_text(json.dumps({"services": services}))
-    cluster = open_cluster(DEBIAN_SITE, None, Silent(), classification=file)
+    said = Notes()
+    cluster = open_cluster(DEBIAN_SITE, None, said, classification=file)
     assert [service.name for service in cluster.services] == ["munge", "slurmctld"]
+    refused = [each for each in open_cluster(DEBIAN_SITE, None, Silent()).services if each not in cluster.services]
+    assert f"the site file also enables {', '.join(each.name for each in refused)}: `sms start`" in said.lines[-1]
 
 
 TAKEN = "FATAL: mount /proc/self/fd/6: error: while mounting image /proc/self/fd/6: device or resource busy"
