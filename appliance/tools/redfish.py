@@ -35,6 +35,8 @@ MAX_BYTES = 1 << 20
 ADDRESS_HINT = "is it the controller's address?"
 MAX_REQUESTS = 400
 """Maximum number of requests of one session: links may form cycles."""
+_OTHER_NAME = (62, 64)
+"""OpenSSL's codes for a certificate of another host name or address: its CA is the right one."""
 _PATH = re.compile(r"/(?!/)[!$%&'()*+,\-./0-9:;=@A-Z_a-z~?]{0,1000}")
 
 
@@ -207,7 +209,9 @@ class RedfishClient:
         except ssl.SSLCertVerificationError as error:
             raise Untrusted(
                 f"{name}: certificate verification failed: {error.verify_message}",
-                hint=f"set {self.controller.section}.ca to the CA that signed it",
+                hint="use a name or an address that its certificate has"
+                if error.verify_code in _OTHER_NAME
+                else f"set {self.controller.section}.ca to the CA that signed it",
             ) from error
         except TimeoutError as error:
             raise Silent(f"{name} does not answer in time", hint=ADDRESS_HINT) from error

@@ -190,8 +190,13 @@ def test_a_silent_tls_handshake_times_out(tls: Path) -> None:
 def test_no_password_is_sent_to_an_untrusted_controller(tls: Path, tmp_path: Path) -> None:
     context, port, seen = server_context(tls, tmp_path, [OTHER]), free_port([ADDRESS]), Machine(tree({"1": [MAC]}))
     with serve(ADDRESS, port, context, seen):
-        with pytest.raises(Untrusted):
+        with pytest.raises(Untrusted) as caught:
             read(Controller(f"https://{ADDRESS}:{port}", USER, PASSWORD, tls / "ca.pem"))
+        assert "that its certificate has" in caught.value.hint
+        make_ca(tmp_path / "other")
+        with pytest.raises(Untrusted) as caught:
+            read(Controller(f"https://{ADDRESS}:{port}", USER, PASSWORD, tmp_path / "other" / "ca.pem"))
+        assert ".ca to the CA" in caught.value.hint
         assert seen.asked == []
         assert read(Controller(f"https://{ADDRESS}:{port}", USER, PASSWORD, None, insecure=True)).systems
 
