@@ -131,8 +131,14 @@ def compare(cluster: Cluster, converted: Converted, *, replace: bool) -> ImportC
     has = open_inventory(cluster).export()
     changes = ImportChanges(notes=list(converted.notes))
     for name, key in LISTS.items():
-        before = {key(one): one for one in has.get(name) or []}
-        given = {key(one): one for one in converted.document.get(name) or []}
+        before: dict[str, Mapping[str, Any]] = {key(one): one for one in has.get(name) or []}
+        given: dict[str, Mapping[str, Any]] = {key(one): one for one in converted.document.get(name) or []}
+        if name == "nodes" and not replace:
+            # A State Manager's nodes without a NID are named by their xnames.
+            known = {one["xname"]: one for one in before.values() if one.get("xname")}
+            renamed = {at: known[at] for at in given if at not in before and at in known}
+            changes.notes += [f"{one['name']} is renamed {at}" for at, one in renamed.items()]
+            before |= renamed
         kinds = Counter(_kind(name, one, before.get(at), replace=replace) for at, one in given.items())
         if kinds:
             changes.counts[name] = dict(kinds)

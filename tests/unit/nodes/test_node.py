@@ -560,6 +560,12 @@ def test_export_and_import(cluster: Cluster) -> None:
     file.write_text(yaml.safe_dump({"nodes": [{"name": "n7", "mac": mac(7)}]}))
     cluster.sms("import", str(file), "-n", status=2)
     assert "n7: a node has no 'mac'; did you mean macs?" in cluster.stderr
+    cluster.sms("edit", "n1", "--xname", "x1000c0s0b0n0")
+    file.write_text(yaml.safe_dump({"nodes": [{"name": "x1000c0s0b0n0"}]}))
+    lines = cluster.sms("import", str(file)).splitlines()
+    assert "nodes: 1 changed" in lines and "note: n1 is renamed x1000c0s0b0n0" in lines
+    names = [node["name"] for node in json.loads(cluster.sms("list", "--json"))]
+    assert "x1000c0s0b0n0" in names and "n1" not in names
 
 
 SMD: dict[str, Any] = {
