@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from appliance.errors import Refused
 from appliance.host.base import Host
@@ -55,6 +55,13 @@ def deliver_vm(cluster: Cluster, host: Host, progress: Progress, *, chosen: str 
     if not _is_this_folder(host, here, folder):
         _send(cluster, host, here, folder, progress)
     return verify_image(cluster, host, folder, progress)
+
+
+def make_current(cluster: Cluster, host: Host, path: str) -> None:
+    """Make the image with the disk ``path`` the current one of the host: its next start must not use an older one."""
+    where, folder = VmPlaces(cluster.site), PurePosixPath(path).parent
+    if folder.parent == where.images and host.run("readlink", "--", str(where.current), ok=None).text != folder.name:
+        files.link(host, str(where.current), folder.name)
 
 
 def find_vm_image(cluster: Cluster, source: Host, target: Host, key: str) -> tuple[Host, str]:

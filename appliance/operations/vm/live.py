@@ -17,7 +17,7 @@ from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.host.stream import Stream
 from appliance.operations.context import Cluster
-from appliance.operations.vm.image import deliver_vm
+from appliance.operations.vm.image import deliver_vm, make_current
 from appliance.operations.vm.start import VmNote, boot, issuer_end, make_note, read_note, stop_and_clean
 from appliance.operations.vm.vm import find_running, tidy_run
 from appliance.plan.vm.holder import Holder
@@ -128,6 +128,7 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
                 undo.pop_all()
                 _end_source(cluster, source, handover)
     set_clock(target, where)
+    make_current(cluster, target, image.path)
     if handover.problems:
         raise SmsError(f"the VM has moved to {target.name}, but {'; '.join(handover.problems)}", hint="`sms vm status`")
     return paused

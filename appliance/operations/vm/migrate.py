@@ -16,7 +16,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.image.copy import DIGEST_S, HostFile, copy_file, remove_partial
-from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
+from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image, make_current
 from appliance.operations.vm.live import check_same_image, move_live
 from appliance.operations.vm.snapshots import NOTE, VmSnapshot, list_folder
 from appliance.operations.vm.start import StartOptions, VmNote, check_target, read_note, shares_disks, start_vm
@@ -148,7 +148,7 @@ def _transfer_disks(
 ) -> None:
     """Copy the disks to the target, write the holder record, then keep the source's disks as a snapshot."""
     where = VmPlaces(cluster.site)
-    deliver_vm(cluster, target, progress, chosen=plan.image)
+    image = deliver_vm(cluster, target, progress, chosen=plan.image)
     files.make_folders(target, str(where.disks), str(where.snapshots))
     if not plan.shared:
         with ExitStack() as undo:
@@ -168,6 +168,7 @@ def _transfer_disks(
             undo.pop_all()
     # From here on the target's disks are the current ones.
     target.write(str(where.holder), to_json(holder), mode=0o600)
+    make_current(cluster, target, image.path)
     if plan.shared:
         return
     source.write(str(where.holder), to_json(holder), mode=0o600)

@@ -17,7 +17,7 @@ from appliance.operations.lease import query_lease
 from appliance.operations.site import ca
 from appliance.operations.site.issued import revoked_map
 from appliance.operations.vm.client import tls_folder
-from appliance.operations.vm.image import VmImage, deliver_vm
+from appliance.operations.vm.image import VmImage, deliver_vm, make_current
 from appliance.operations.vm.interrupted import continue_paused
 from appliance.operations.vm.revoked import merge_revoked
 from appliance.operations.vm.snapshots import list_snapshots
@@ -162,6 +162,7 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOpt
             undo.callback(keep_console, cluster, host)
             started.parts["boot"] = round(time.monotonic() - clock, 1)
             started.services = _wait_for_services(cluster, host, progress, options, started.accel)
+            make_current(cluster, host, image.path)
             started.parts["serves"] = round(time.monotonic() - clock, 1)
             facts = {"accel": started.accel, "digest": image.digest, "generation": holder.generation}
             note(cluster, host, "vm start", "started", **facts)

@@ -574,6 +574,8 @@ def test_it_moves_to_another_host_and_has_what_it_had(world: World) -> None:
     moved = json.loads(world.vm("migrate", "host-b", "--json").stdout)
     assert moved["target"] == "host-b" and not moved["live"] and moved["copied_bytes"]
     assert b"disks are on host-b" in world.vm("start", "--host", "host-a", ok=(3,)).stderr
+    # It could start it without the machine that has built the image.
+    assert world.host("host-b").run("readlink", f"{IMAGES}/current").text == Path(IMAGES, "current").resolve().name
     # From here on its disks lie where both hosts see them.
     share = 'mkdir -m 0700 "$2" && cp -a --sparse=always "$1" "$2"'
     world.host("host-b").run("sh", "-c", share, "share", DISKS, SHARED)

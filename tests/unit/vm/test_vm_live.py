@@ -24,7 +24,7 @@ from appliance.host.stream import Stream
 from appliance.operations.context import Cluster
 from appliance.operations.site.keys import create_pair
 from appliance.operations.vm import interrupted, live
-from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
+from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image, make_current
 from appliance.operations.vm.interrupted import continue_paused
 from appliance.operations.vm.live import Handover, continue_there, move_memory, resolve_interrupted
 from appliance.plan.vm.holder import Holder, HostView, read_holder
@@ -461,3 +461,6 @@ def test_a_migration_fetches_the_image_of_the_source(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="not signed"):
         fetch_vm(cluster, source, key, Silent())
     assert [path.name for path in images.iterdir()] == [key]
+    for _ in range(2):
+        make_current(cluster, Local("target"), f"{images}/{key}/disk.qcow2")
+        assert (images / "current").readlink() == Path(key)
