@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # On both ends of a connection: copied with the agent.
     "shared": set(),
     "plan": {"config", "catalog", "shared"},
-    "export": {"plan", "config", "catalog"},
+    "engines": {"plan", "config", "catalog"},
     "host": {"shared"},
     # Copied to admin hosts: nothing of the rest is copied with it.
     "agent": {"shared"},
@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab": {"host", "tools", "plan"},
     # Copied into the VM, where it runs on Debian's own packages.
     "provision": {"shared"},
-    "operations": {"config", "catalog", "plan", "shared", "export", "host", "tools", "lab", "provision", "analysis"},
+    "operations": {"config", "catalog", "plan", "shared", "engines", "host", "tools", "lab", "provision", "analysis"},
     "cli": {"operations", "config"},
     # Reads captures wherever they are: it imports nothing of `appliance`, not even its errors.
     "analysis": set(),
@@ -75,6 +75,7 @@ SUBJECTS = {
     "site": set(),
     "classify": {"site"},
     "image": {"site"},
+    "engines": {"image"},
     "hosts": {"image", "site"},
     "vm": {"hosts", "image", "site"},
     "nodes": {"image", "vm"},
@@ -89,7 +90,7 @@ SUBJECTS = {
 
 What several of them need is in modules beside their folders: context, preflight, history, lease, start_note."""
 
-PURE = {"shared", "config", "catalog", "plan", "export", "errors", "progress", "share", "text", "units"}
+PURE = {"shared", "config", "catalog", "plan", "engines", "errors", "progress", "share", "text", "units"}
 """Packages without effects: text and values in, text and values out."""
 
 EFFECTS = {"subprocess", "socket", "paramiko", "spython", "ansible_runner", "rich"}

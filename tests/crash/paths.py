@@ -49,6 +49,8 @@ DIRECT = {
     "appliance/cli/__init__.py:_open_standard_streams": PIPE,
     "appliance/host/local.py:stream": PIPE,
     "appliance/operations/classify/classify.py:write_output": USER,
+    "appliance/operations/engines/image.py:_write": BUILD,
+    "appliance/operations/engines/image.py:make_oci": BUILD,
     "appliance/operations/image/build.py:_build_image": BUILD,
     "appliance/operations/image/build.py:logging": "not state: the log of a build",
     "appliance/operations/image/build.py:make_current": "current image",
@@ -79,11 +81,12 @@ DIRECT = {
     "appliance/shared/files.py:create_file": "restore",
     "appliance/shared/files.py:replace_file": "lease",
     "appliance/shared/history.py:perform": "history",
+    "appliance/tools/oci.py:_write_output": BUILD,
     "definitions/runtime/sms-run:note_start": RUN,
     "definitions/runtime/sms-slurm-ids:raise_id": "job ids",
     "definitions/runtime/smsenroll.py:enroll": "certificate of a node",
-    "definitions/runtime/smsfiles.py:rename": "files of the site",
     "definitions/runtime/smsfiles.py:_replace": "files of the site",
+    "definitions/runtime/smsfiles.py:rename": "files of the site",
 }
 """Calls that create, rename or truncate a file by themselves, as ``FILE:FUNCTION``."""
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from appliance.cli.common import Verbs, add_json, open_site, positive, print_result, verb
 from appliance.cli.image import nodes as image_nodes
+from appliance.cli.image import oci as image_oci
 
 EXAMPLES = """\
   sms image list                 built images, newest first
   sms image sbom >image.cdx.json its bill of materials (CycloneDX)
   sms image manifest 3f9a        the inputs of the image with that key
+  sms image oci -o lab.oci       the current image as an OCI layout, for containerd and Podman
   sms image prune --keep 3 -n    show what would be removed
 
   sms image build compute        build and seal an image for diskless nodes, unless it is up to date
@@ -37,6 +39,7 @@ def add(verbs: Verbs) -> None:
         action = actions.add_parser(name, help=f"print {what} of an image")
         action.add_argument("key", nargs="?", help="start of its key (default: the current image)")
         action.set_defaults(run=run_print, suffix=suffix)
+    image_oci.add(actions)
     prune = actions.add_parser("prune", help="remove old images, never the current one")
     prune.add_argument("--keep", type=positive, default=3, metavar="N", help="number of newest images to keep (3)")
     prune.add_argument("--nodes", action="store_true", help="prune node images of this host, per profile")

@@ -9,7 +9,8 @@ from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 
 EXAMPLES = """\
   sms verify                the current image
-  sms verify other.sif      any image; exit status 3 if it is not trusted"""
+  sms verify other.sif      any image; exit status 3 if it is not trusted
+  sms verify lab.oci        the folder of `sms image oci`"""
 
 
 def add(verbs: Verbs) -> None:
@@ -17,7 +18,13 @@ def add(verbs: Verbs) -> None:
     parser = verb(
         verbs, "verify", "verify an image's signature", "Verify an image's signature with the site's keys.", EXAMPLES
     )
-    parser.add_argument("image", nargs="?", type=Path, metavar="IMAGE", help="an image file (default: the current one)")
+    parser.add_argument(
+        "image",
+        nargs="?",
+        type=Path,
+        metavar="IMAGE",
+        help="a file, or an OCI folder (default: the current image)",
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -17,6 +17,7 @@ from appliance.operations.site.keys import fingerprint
 from appliance.progress import Progress
 from appliance.text import one_line
 from appliance.tools import apptainer, files
+from appliance.tools.sealed import check_seal
 from appliance.tools.sha256 import find_digest
 
 
@@ -162,11 +163,14 @@ def check_signature(cluster: Cluster, host: Host, image: str) -> str:
 
 
 def verify_here(cluster: Cluster, image: Path) -> str:
-    """Verify an image of this machine with the site's keys; return the signer.
+    """Verify an image of this machine with the site's keys, a SIF or the folder of its OCI form; return the signer.
 
     Raises:
         Refused: none of the keys has signed it, or it was changed.
     """
+    if image.is_dir():
+        key = check_seal(image, cluster.site.signing.public_keys).signer
+        return f"{key.name} sha256:{fingerprint(key)[:16]}"
     if not image.is_file():
         raise Refused(f"there is no image {image}", hint="`sms build` creates one")
     return check_signature(cluster, Local(), str(image))

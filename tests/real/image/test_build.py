@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,63 @@ def test_manifest_and_bill_of_materials_tell_what_is_inside(adopted: Site) -> No
         ["apptainer", "sif", "list", result["image"]], capture_output=True, text=True, check=True
     ).stdout
     assert "SBOM (cyclonedx-json)" in listed
+
+
+def read_tree(root: Path) -> dict[str, tuple[object, ...]]:
+    """Type, owner, mode, size or target, extended attributes and digest of everything below a folder."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(root.rglob("*")):
+        state = path.lstat()
+        attributes = {
+            name: os.getxattr(path, name, follow_symlinks=False) for name in os.listxattr(path, follow_symlinks=False)
+        }
+        regular = stat.S_ISREG(state.st_mode)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if regular else ""
+        target = str(path.readlink()) if path.is_symlink() else ""
+        found[str(path.relative_to(root))] = (state.st_mode, state.st_uid, state.st_gid, digest, target, attributes)
+    return found
+
+
+def test_the_oci_form_is_the_sif(adopted: Site, tmp_path: Path, need: Callable[[str], str]) -> None:
+    need("sqfs2tar")
+    need("skopeo")
+    folder = tmp_path / "lab.oci"
+    made = json.loads(adopted.sms("image", "oci", "-o", str(folder), "--json").stdout)
+    index = json.loads((folder / "index.json").read_text())
+    assert [entry["digest"] for entry in index["manifests"]] == [made["digest"]]
+    again = json.loads(adopted.sms("image", "oci", "-o", str(tmp_path / "again"), "--json").stdout)
+    assert (again["digest"], again["fresh"]) == (made["digest"], True)
+    shutil.rmtree(tmp_path / "again")
+    assert json.loads(adopted.sms("image", "oci", "-o", str(folder), "--json").stdout) == {**made, "fresh": False}
+    inspected = subprocess.run(["skopeo", "inspect", f"oci:{folder}"], capture_output=True, check=True).stdout
+    found = json.loads(inspected)
+    assert found["Digest"] == made["digest"] and found["Labels"]["sms.sif"] == f"sha256:{made['sif']}"
+
+    layer = folder / "blobs" / found["Layers"][0].replace(":", "/")
+    tree, original = tmp_path / "tree", tmp_path / "original"
+    tree.mkdir()
+    subprocess.run(["tar", "-C", tree, "--xattrs", "--xattrs-include=*", "-xpf", layer], check=True)
+    squashfs = tmp_path / "root.squashfs"
+    with squashfs.open("wb") as file:
+        subprocess.run(["apptainer", "sif", "dump", "3", adopted.first["image"]], stdout=file, check=True)
+    subprocess.run(["unsquashfs", "-q", "-n", "-d", original, squashfs], check=True)
+    assert read_tree(tree) == read_tree(original)
+    shutil.rmtree(tree)
+    shutil.rmtree(original)
+
+    assert json.loads(adopted.sms("verify", str(folder), "--json").stdout)["signer"].startswith("sign.pub ")
+    with layer.open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"changed")
+    assert adopted.sms("verify", str(folder), ok=3).returncode == 3
+    assert adopted.sms("image", "oci", "-o", str(folder), ok=3).returncode == 3
+
+
+def test_an_unsigned_image_has_no_oci_form(site: Site, built: Built) -> None:
+    site.adopt(Path(built.image))
+    folder = site.folder / "lab.oci"
+    assert site.sms("image", "oci", built.key, "-o", str(folder), ok=3).returncode == 3
+    assert not folder.exists() and not list(site.folder.glob(".*.new"))
 
 
 def test_a_pgp_key_signs_in_place_of_pem(site: Site, built: Built) -> None:

@@ -1,0 +1,35 @@
+"""``sms image oci``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from appliance.cli.common import add_json, open_site, print_result
+
+
+def add(actions: Any) -> None:
+    """Add the action's parser."""
+    parser = actions.add_parser("oci", help="write the OCI form of an image, for containerd, Podman and registries")
+    parser.add_argument("key", nargs="?", help="start of its key (default: the current image)")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="new folder for the OCI layout")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write an OCI layout."""
+    from appliance.operations.engines.image import make_oci
+    from appliance.operations.image.list import find_image
+
+    cluster, shown = open_site(arguments)
+    image = find_image(cluster, arguments.key)
+    done = make_oci(cluster, Path(image.path), arguments.output, shown)
+    lines = [
+        f"{done.path}: {done.name}, {done.bytes >> 20} MiB" + ("" if done.fresh else ", unchanged"),
+        f"  {done.digest}",
+        f"  of the SIF sha256:{done.sif}",
+    ]
+    print_result(arguments, done, lines)
+    return 0

@@ -1,0 +1,1 @@
+"""Operations of the subject ``engines``: what other engines run, and how it gets there."""
