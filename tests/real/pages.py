@@ -19,6 +19,7 @@ STORE = "cp -a /var/lib/sms/images/. /var/lib/sms-lab/lab/host-a/images"
 DISKS = "for disk in /disk1 /disk2; do mkdir -p $disk; mount -t tmpfs -o size=24g tmpfs $disk; done"
 CARD = "ip link add bond0.nmn0 up type veth peer nmn-peer; ip address add 10.252.1.4/17 dev bond0.nmn0"
 FIELD = "python3 -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])'"
+NEWEST = """python3 -c 'import json, sys; print(json.load(sys.stdin)["snapshots"][-1]["number"])'"""
 APPENDED = (
     ("host-b", "borg config /srv/sms.borg append_only 1"),
     ("host-a", "sms -q start; sms -q overlay snapshot; sms overlay push --to borg"),
@@ -149,6 +150,61 @@ CLUSTER = {
     ),
 }
 """Pages that are read in a lab of four nodes, in this order; each leaves to the next what it has done."""
+VM_UP = (("admin", "sms -q start --host host-a; sms -q vm start --host host-a --wait 20m"),)
+METAL = {
+    **ADMINS,
+    r"10\.0\.9\.0/24": "10.77.0.128/25",
+    r"10\.0\.9\.7\b": "10.77.0.191",
+    r"node\[(001-450|449-450)\]": "metal[1-2]",
+    # One that is added by hand has no machine.
+    r"node007 --mac 02\S+ --address \S+ --bmc \S+": "metal3 --mac 02:00:0a:4d:00:99 --address 10.77.0.153"
+    " --bmc https://10.77.0.193",
+    r"node007 --(mac \+\S+98|profile=)": r"metal3 --\1",
+    r"\+02:00:0a:4d:00:98": "+02:00:0a:4d:00:9a",
+    "node007": "metal1",
+    "@rack7": "@compute",
+    # Without KVM, beside other tests.
+    "--wait 5m": "--wait 20m",
+    # The answer to what it asks on a terminal.
+    "--replace": "--replace --yes",
+    "--token-file token": "--token-file token --ca /etc/sms/tls/ca.pem --name-pattern metal%d",
+}
+"""The nodes of the documents' examples are machines of the lab."""
+XNAME = "x1000c0s0b0"
+"""The name that the certificate of the lab's controllers has here."""
+GATEWAY = """python - <<'END'
+from appliance.lab import Layout
+from appliance.operations.site.ca import ca_folder, issue_server
+etc = Layout("lab", 0).etc
+pair = issue_server(ca_folder(etc / "sms.yaml"), hostname="api-gw", addresses=["127.0.0.3"])
+(etc / "gateway.pem").write_bytes(pair.certificate)
+(etc / "keys/gateway.key").write_bytes(pair.key)
+END"""
+"""The certificate of an API gateway, made where the lab's files are."""
+IDS = """python3 -c 'print({"nodes": [
+    {"name": f"metal{one}", "nid": one, "xname": f"x1000c0s{one - 1}b0n0"} for one in range(1, 4)]})' >ids.yaml
+sms node import ids.yaml"""
+"""In a State Manager's inventory nodes have an xname and a NID."""
+STATE_MANAGER = """echo 127.0.0.3 api-gw >>/etc/hosts
+(umask 077; head -c 16 /dev/urandom | base64 >token)
+cat >gateway.conf <<END
+error_log stderr; pid /run/gateway.pid; events {}
+http { access_log off; server {
+  listen 127.0.0.3:443 ssl;
+  ssl_certificate /etc/sms/gateway.pem; ssl_certificate_key /etc/sms/keys/gateway.key;
+  location /apis/smd/ {
+    if (\\$http_authorization != "Bearer $(cat token)") { return 401; }
+    proxy_pass https://10.77.0.2:8443/;
+    proxy_ssl_certificate /etc/sms/tls/admin.pem; proxy_ssl_certificate_key /etc/sms/tls/admin.key;
+  }
+} }
+END
+nginx -c /root/gateway.conf >/dev/null 2>&1"""
+"""The VM's State Manager behind that gateway, which asks for a token as those of CSM and OpenCHAMI do."""
+OTHER_IMAGE = (
+    "sed -i 's/arguments: mitigations=off/& sms.patience=301/' /etc/sms/sms.yaml"
+    "; sms -q image build compute; sms -q image push compute"
+)
 MACHINES = {
     "lab.md": Page(
         MACHINE,
@@ -157,5 +213,42 @@ MACHINES = {
         names={r"\bPID\b": "$(pgrep -f -o 'sms-lab/lab/host-a/init.sh')"},
         endless=("sms lab capture --duration 10m", "sms lab capture --at"),
     ),
+    "node-images.md": Page("admin", VM_UP, hooks={"sms image rollback": (("admin", OTHER_IMAGE),)}),
+    "nodes.md": Page(
+        "host-a",
+        # They are in the inventory since the page about the lab.
+        (("host-a", f"sms node remove metal[1-2] --yes; echo 10.77.0.191 {XNAME} >>/etc/hosts"),),
+        hooks={
+            "sms node list @compute": (
+                ("host-a", "for node in metal1 metal2; do sms node edit $node --group compute; done; sms files push"),
+            ),
+            "sms node import --from-smd": ((MACHINE, GATEWAY), ("host-a", f"{IDS}\n{STATE_MANAGER}")),
+        },
+        names=METAL,
+    ),
+    "files.md": Page(
+        "host-a",
+        # One has booted from a disk that it does not have, and would be waited for as long as it counts as online.
+        (("host-a", "sms node boot metal1 --wait 20m"),),
+        names={**METAL, "sms files push  ": "sms files push --wait 10m  "},
+    ),
+    "provision-api.md": Page("host-a"),
+    "vm.md": Page(
+        "admin",
+        hooks={
+            "sms vm snapshot before-upgrade": (("host-b", "sms -q vm start --wait 20m"),),
+            "sms overlay snapshot --vm": (("host-b", ELSEWHERE),),
+            "sms vm restore latest --from borg": (("host-b", "sms overlay push --vm; sms -q vm stop"),),
+            "sms vm restore $(cat number)": (
+                ("host-b", "sms -q vm migrate host-a"),
+                ("host-a", "sms -q overlay snapshot --vm; sms overlay push --vm --to host-b"),
+                ("host-b", f"sms -q overlay list --vm --json | {NEWEST} >number"),
+                (MACHINE, "sms lab power host-a off"),
+            ),
+        },
+        names={r"\b42\b": "$(cat number)"},
+        # Without --host: on the host that has the VM.
+        places={"sms vm snapshot before-upgrade": "host-b", "sms overlay snapshot --vm": "host-b"},
+    ),
 }
-"""Pages about the lab itself; at its end it has the provisioning VM and diskless machines."""
+"""Pages about the lab itself, and with the VM and the diskless machines that it has at the end of the first."""
