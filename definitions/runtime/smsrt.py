@@ -18,9 +18,9 @@ PROBE_ADDRESS = "169.254.77.2"  # of a node that is not there: nat.yaml
 NTP_DELTA = 2208988800  # seconds from 1900 to 1970 (RFC 5905, figure 4)
 
 
-def load():
-    """The services of this container by name, in starting order."""
-    with open(smsfiles.at(SERVICES)) as stream:
+def load(path=None):
+    """The services of this container, or of the file at ``path``, by name in starting order."""
+    with open(path or smsfiles.at(SERVICES)) as stream:
         return json.load(stream)["services"]
 
 

@@ -1,0 +1,103 @@
+"""How a service is prepared and becomes the process of its daemon. Python 3.6 and later."""
+
+import ctypes
+import grp
+import os
+import pwd
+import subprocess
+
+import smsfiles
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+# linux/prctl.h, linux/capability.h
+PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 8, 23, 24
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
+CAPABILITY_VERSION_3 = 0x20080522
+
+
+def prepare(service, **options):
+    """Begin the preparation of a service; None where it has none. It knows whether the last run ended in order."""
+    mark = service.get("running")
+    if mark and os.path.exists(smsfiles.at(mark)):
+        os.environ["SMS_UNCLEAN"] = "1"
+    if not service["setup"]:
+        return None
+    return subprocess.Popen(["sh", "-euc", service["setup"]], stdin=subprocess.DEVNULL, **options)
+
+
+def set_mark(service):
+    """Mark a service that is about to run; a stop in order removes the mark."""
+    mark = service.get("running")
+    if mark:
+        try:
+            smsfiles.replace(mark, b"", 0o600, os.geteuid(), os.getegid())
+        except OSError as error:  # it runs on a full overlay, too
+            print("sms-run: %s" % error, flush=True)
+
+
+def become(service, argv=(), tie=None):
+    """Drop to the service's user and capabilities, and become its command.
+
+    ``argv``: another program to become, with all rights of this one. ``tie``: a signal, and the parent that it comes
+    from when that ends: what outlives its parent would run without anybody who can stop it.
+    """
+    if not argv:
+        drop(service)
+    if tie:
+        call("prctl", PR_SET_PDEATHSIG, tie[0], 0, 0, 0)  # after the change of user, which clears it
+        if os.getppid() != tie[1]:
+            os._exit(1)
+    os.chdir("/")
+    words = list(argv) or service["run"]
+    os.execvp(words[0], words)
+
+
+def drop(service):
+    """Drop to the service's user and capabilities. An engine that starts it as that user has done so before."""
+    if os.geteuid():
+        own = pwd.getpwuid(os.geteuid()).pw_name
+        if own != service["user"]:
+            raise PermissionError("runs as %s, but it is a service of %s" % (own, service["user"]))
+        return
+    drop_bounds(service["capabilities"])
+    if service["user"] != "root":
+        user = pwd.getpwnam(service["user"])
+        names = service["groups"]
+        groups = [group.gr_gid for group in grp.getgrall() if user.pw_name in group.gr_mem or group.gr_name in names]
+        call("prctl", PR_SET_KEEPCAPS, 1, 0, 0, 0)
+        os.setgroups(groups + [user.pw_gid])
+        os.setgid(user.pw_gid)
+        os.setuid(user.pw_uid)
+        os.environ["HOME"] = user.pw_dir
+        os.environ["USER"] = user.pw_name
+    keep_only(service["capabilities"], ambient=service["user"] != "root")
+
+
+def call(name, *arguments):
+    """Call a function of the C library."""
+    result = getattr(LIBC, name)(*arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "%s: %s" % (name, os.strerror(ctypes.get_errno())))
+    return result
+
+
+def drop_bounds(capabilities):
+    """Remove all other capabilities from the bounding set: no program can gain them again."""
+    number = 0
+    while LIBC.prctl(PR_CAPBSET_READ, number, 0, 0, 0) >= 0:  # it fails beyond the last one that the kernel has
+        if number not in capabilities and call("prctl", PR_CAPBSET_READ, number, 0, 0, 0):
+            call("prctl", PR_CAPBSET_DROP, number, 0, 0, 0)
+        number += 1
+
+
+def keep_only(capabilities, ambient):
+    """Drop all other capabilities of this process; ``ambient``: let a program that is not root's have them, too."""
+    bits = sum(1 << number for number in capabilities)
+    sets = [bits, bits, bits if ambient else 0]  # effective, permitted, inheritable
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    low, high = [part & 0xFFFFFFFF for part in sets], [part >> 32 for part in sets]
+    call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    call("capset", header, (ctypes.c_uint32 * 6)(*(low + high)))
+    for number in capabilities if ambient else ():
+        call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, number, 0, 0)
