@@ -54,24 +54,30 @@ def become(service, argv=(), tie=None):
 
 
 def drop(service):
-    """Drop to the service's user and capabilities. An engine that starts it as that user has done so before."""
+    """Drop to the service's user and capabilities (None: those of its user).
+
+    An engine that starts this program as the service's user has dropped them before.
+    """
     if os.geteuid():
         own = pwd.getpwuid(os.geteuid()).pw_name
         if own != service["user"]:
             raise PermissionError("runs as %s, but it is a service of %s" % (own, service["user"]))
         return
-    drop_bounds(service["capabilities"])
+    capabilities = service["capabilities"]
+    if capabilities is not None:
+        drop_bounds(capabilities)
     if service["user"] != "root":
         user = pwd.getpwnam(service["user"])
         names = service["groups"]
         groups = [group.gr_gid for group in grp.getgrall() if user.pw_name in group.gr_mem or group.gr_name in names]
-        call("prctl", PR_SET_KEEPCAPS, 1, 0, 0, 0)
+        call("prctl", PR_SET_KEEPCAPS, capabilities is not None, 0, 0, 0)
         os.setgroups(groups + [user.pw_gid])
         os.setgid(user.pw_gid)
         os.setuid(user.pw_uid)
         os.environ["HOME"] = user.pw_dir
         os.environ["USER"] = user.pw_name
-    keep_only(service["capabilities"], ambient=service["user"] != "root")
+    if capabilities is not None:
+        keep_only(capabilities, ambient=service["user"] != "root")
 
 
 def call(name, *arguments):

@@ -172,11 +172,14 @@ def namespace():
 
 
 class Record:
-    """The record of the service that this process runs; each change is written at once."""
+    """The record of the service that this process runs; each change is written at once.
+
+    ``left`` and ``held`` are the process of the run before, and the services that it uses if it still runs.
+    """
 
     def __init__(self, name):
         before = read(name) or {}
-        self.left = before.get("process")
+        self.left, self.held = before.get("process"), before.get("holds")
         self.fields = {
             "service": name,
             "node": socket.gethostname(),

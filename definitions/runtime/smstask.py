@@ -48,8 +48,8 @@ class Task:
 
     ``options``: ``wait``, the limit in seconds of all that is waited for before the start; ``release``, that of the
     wait for the services that use this one, None: as in the file of services; ``wrapper``, words before a command that
-    run it where the service belongs, such as `apptainer exec IMAGE`; ``services``, path of the file of services, None:
-    the usual one. ``parent``: pid of the process that started this one.
+    run it where the service belongs, such as `apptainer exec IMAGE`; ``prepared``, whether `sms-run --prepare` has run
+    before; ``services``, path of the file of services, None: the usual one. ``parent``: pid of the process that started this one.
     """
 
     def __init__(self, name, services, options, parent):
@@ -95,17 +95,20 @@ class Task:
             self.expect(deadline, "another sms-run of %s has not ended" % self.name, began)
         self.record = smssync.Record(self.name)
         left = self.record.left
-        if not smssync.is_alive(left):
-            return self.record.write("deploy")
-        # Its sms-run was killed; the kernel has sent it the signal to stop.
-        kill_at = min(time.monotonic() + self.sync["stop_s"], deadline)
-        self.record.write("deploy", process=left)
+        if smssync.is_alive(left):
+            self.record.write("deploy", process=left, holds=self.record.held)
+            self.outlive(left, deadline)
+        self.record.write("deploy", process=None, holds=[])
+
+    def outlive(self, left, deadline):
+        """Wait until the service of a killed sms-run has ended; the kernel has sent it the signal to stop."""
+        began = time.time()
+        kill_at = time.monotonic() + self.sync["stop_s"]
         while smssync.is_alive(left):
             self.report("waits for process %d of the run before to end" % left["pid"], began)
             if time.monotonic() > kill_at:
                 kill_group(left["pid"], signal.SIGKILL)
             self.expect(deadline, "process %d of the run before has not ended" % left["pid"], began)
-        self.record.write(process=None)
 
     def deploy(self, deadline):
         """Wait for the services that this one needs, prepare it and start it.
@@ -116,11 +119,13 @@ class Task:
         while True:
             self.await_needs(deadline)
             self.record.write(waits_for=[], detail="prepares", holds=self.sync["holds"])
-            if not self.wrapper:
+            if not (self.wrapper or self.options.prepared):
                 self.prepare_here()
-            if not self.find_missing(self.sync["holds"], 0):
+            missing = self.find_missing(self.sync["holds"], 0)
+            if not missing:
                 break
             self.record.write(holds=[])
+            self.expect(deadline, "no answer of %s" % ", ".join(missing), time.time())
         self.record.write(detail="starts")
         self.start()
 
@@ -186,13 +191,13 @@ class Task:
                 raise Failed("the preparation of %s ended with status %d" % (self.name, process.returncode))
 
     def attend(self, process):
-        """Wait for a program beside the service; one that ends with this process is killed on a stop.
+        """Wait for a program beside the service; it is killed when the service has ended, or is to be stopped.
 
         Raises Stopped: a stop was requested before the service ran, or before it answered.
         """
-        self.helper = process.pid
+        self.helper, runs = process.pid, self.child
         try:
-            while process.poll() is None and not self.stopping:
+            while process.poll() is None and self.child == runs and not self.stopping:
                 self.pause(1)
         finally:
             if process.poll() is None:
@@ -247,7 +252,8 @@ class Task:
                 answer = self.probe([self.name], PROBE_S)[self.name]
                 if answer["ok"] and self.child:
                     self.record.write("ready", detail=answer["detail"])
-                    return self.say("%s is ready: %s" % (self.name, answer["detail"]))
+                    self.say("%s is ready: %s" % (self.name, answer["detail"]))
+                    break
                 self.record.write(detail="does not answer yet: " + answer["detail"])
 
     def remove(self):
@@ -255,8 +261,10 @@ class Task:
         began = time.time()
         self.record.write("removal", detail=self.stopping)
         limit = time.monotonic() + self.release_s
-        while self.child and smssync.users_of(self.name):
+        while self.child:
             users = ", ".join(smssync.users_of(self.name))
+            if not users:
+                break
             if time.monotonic() >= limit:
                 self.say("%s stops although %s still uses it, after %g s" % (self.name, users, self.release_s))
                 break

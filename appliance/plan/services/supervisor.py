@@ -79,7 +79,8 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
                 "run": [templates.text(word) for word in service.run],
                 "user": service.user,
                 "groups": list(service.groups),
-                "capabilities": sorted(NUMBERS[name] for name in service.capabilities),
+                # What runs on a node itself, such as slurmd, is not confined.
+                "capabilities": sorted(NUMBERS[name] for name in service.capabilities) if service.container else None,
                 "setup": templates.text(service.setup),
                 "running": service.running,
                 "needs": [need for need in (*service.needs, *service.after) if need in names],

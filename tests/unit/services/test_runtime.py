@@ -40,12 +40,14 @@ PROGRAMS = [path for path in sorted(RUNTIME.iterdir()) if path.is_file() and b"p
 MODULES = sorted(RUNTIME.glob("*.py"))
 
 SUPERVISE = {"sms-supervise", "smsrt.py", "smsfiles.py"}
+ON_NODES = {"sms-run", "sms-probe", "smsserve.py", "smsstart.py", "smssync.py", "smstask.py"}
+"""Of an engine that starts slurmd and munged on compute nodes."""
 
 
 @pytest.mark.parametrize("path", [*PROGRAMS, *MODULES], ids=lambda path: path.name)
 def test_runs_on_the_oldest_python_of_a_base(path: Path) -> None:
-    """Leap and SLE 15 have python311; their supervisor uses Python 3.6, and sms-supervise with what it imports."""
-    ast.parse(path.read_text(), feature_version=(3, 6) if path.name in SUPERVISE else OLDEST)
+    """Leap and SLE 15 have python311; their supervisor uses Python 3.6, and so do their nodes."""
+    ast.parse(path.read_text(), feature_version=(3, 6) if path.name in SUPERVISE | ON_NODES else OLDEST)
 
 
 def test_all_programs_are_checked() -> None:

@@ -1,0 +1,544 @@
+"""`sms-run --jobsync`: order of starts and stops of services on one node, whatever happens to its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from appliance.catalog import read_catalog, select
+from appliance.operations.site.find import open_site
+from appliance.plan.render import Templates
+from appliance.plan.services.jobsync import stop_limits, task_json
+from appliance.share import share
+from tests.places import DEBIAN_SITE
+from tests.unit.services.conftest import RUNTIME, load, needs_root, run_program
+from tests.unit.services.tasks import Node, end, gone, later, node_in
+from tests.waiting import alive
+
+
+@pytest.fixture
+def smssync(smsfiles: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load("smssync.py", monkeypatch)
+
+
+@pytest.fixture
+def node(root: Path) -> Iterator[Node]:
+    with node_in(root) as node:
+        yield node
+
+
+# What the catalogue gives
+
+SITE = open_site(DEBIAN_SITE).site
+CATALOG = read_catalog(share("definitions", "services"))
+SERVICES = select(CATALOG, ("slurmctld", "slurmdbd", "slurmrestd", "munge", "mariadb"))
+
+
+def test_limits_of_stops() -> None:
+    """A service has its own time after that of the slowest chain of its users."""
+    waits = {service.name: service.stop_wait_s for service in SERVICES}
+    limits = stop_limits(SERVICES)
+    assert limits["slurmrestd"] == waits["slurmrestd"]
+    assert limits["slurmctld"] == waits["slurmctld"] + waits["slurmrestd"], "slurmrestd needs it"
+    assert limits["slurmdbd"] == waits["slurmdbd"], "slurmctld only starts after it"
+    assert limits["mariadb"] == waits["mariadb"] + waits["slurmdbd"]
+    assert limits["munge"] == waits["munge"] + max(limits["slurmctld"], limits["slurmdbd"])
+
+
+def test_file_of_services() -> None:
+    tasks: Any = task_json(SERVICES, Templates(share("overlays"), site=SITE, services=SITE.service_names))["services"]
+    found = {name: each["jobsync"] for name, each in tasks.items()}
+    limits = stop_limits(SERVICES)
+    assert list(found) == [service.name for service in SERVICES]
+    assert {name: each["holds"] for name, each in found.items()} == {
+        "mariadb": [],
+        "munge": [],
+        "slurmdbd": ["munge", "mariadb"],
+        "slurmctld": ["munge"],
+        "slurmrestd": ["munge", "slurmctld"],
+    }
+    assert "slurmdbd" in tasks["slurmctld"]["needs"], "it waits for that, too"
+    for service in SERVICES:
+        each = found[service.name]
+        assert each["release_s"] + each["stop_s"] == limits[service.name]
+        assert each["signal"] == service.stop_signal
+    assert (found["slurmctld"]["ports"], found["slurmdbd"]["ports"], found["munge"]["ports"]) == ([6817], [6819], [])
+
+
+def test_what_runs_on_nodes_keeps_the_rights_of_its_user() -> None:
+    """slurmd starts jobs as any user."""
+    services = (CATALOG["munge"], CATALOG["munge"].model_copy(update={"name": "other", "container": False}))
+    tasks: Any = task_json(services, Templates(share("overlays"), site=SITE))["services"]
+    assert (tasks["munge"]["capabilities"], tasks["other"]["capabilities"]) == ([], None)
+
+
+# Records
+
+GOOD: dict[str, Any] = {
+    "service": "it",
+    "state": "ready",
+    "detail": "",
+    "since": 1.5,
+    "holds": ["munge"],
+    "process": None,
+}
+RECORDS: list[tuple[str, Any, bool]] = [
+    ("whole", GOOD, True),
+    ("another name", {**GOOD, "service": "other"}, False),
+    ("unknown state", {**GOOD, "state": "gone"}, False),
+    ("no detail", {**GOOD, "detail": None}, False),
+    ("holds is a text", {**GOOD, "holds": "munge"}, False),
+    ("holds has a number", {**GOOD, "holds": [1]}, False),
+    ("no time", {**GOOD, "since": None}, False),
+    ("process is a number", {**GOOD, "process": 1}, False),
+    ("a list", [GOOD], False),
+    ("half a file", json.dumps(GOOD)[:-9], False),
+    ("empty", "", False),
+    ("too long", json.dumps({**GOOD, "detail": "x" * 70000}), False),
+    ("deep", "[" * 60000, False),
+    ("no text", b"\xff\xfe", False),
+]
+
+
+@pytest.mark.parametrize(("value", "readable"), [row[1:] for row in RECORDS], ids=[row[0] for row in RECORDS])
+def test_unreadable_records_are_none(smssync: ModuleType, root: Path, value: Any, readable: bool) -> None:
+    path = root / "run/sms/jobsync/it.json"
+    path.parent.mkdir()
+    path.write_bytes(
+        value if isinstance(value, bytes) else (value if isinstance(value, str) else json.dumps(value)).encode()
+    )
+    assert (smssync.read("it") is not None) == readable
+    assert list(smssync.read_all()) == (["it"] if readable else [])
+
+
+def test_names_of_other_files(smssync: ModuleType, root: Path) -> None:
+    folder = root / "run/sms/jobsync"
+    (folder / "x.json").mkdir(parents=True)
+    (folder / "..json").write_text("{}")
+    (folder / "it.json.sms-new").write_text(json.dumps(GOOD))
+    assert smssync.read_all() == {}
+
+
+USERS: list[tuple[str, dict[str, Any], bool, bool]] = [
+    ("its task lives", {}, True, True),
+    ("its task was killed and so was it", {}, False, False),
+    ("its task was killed and it still runs", {"process": "this"}, False, True),
+    ("another process has its number now", {"process": {"began": 1}}, False, False),
+    ("of an earlier boot", {"process": {"boot": "x"}}, False, False),
+    ("of a container with other numbers", {"process": {"namespace": "pid:[1]"}}, False, False),
+    ("it waits", {"holds": []}, True, False),
+    ("it does not need it", {"holds": ["slurmctld"]}, True, False),
+    ("it is being stopped", {"state": "removal"}, True, True),
+]
+
+
+@pytest.mark.parametrize(("changes", "locked", "uses"), [row[1:] for row in USERS], ids=[row[0] for row in USERS])
+def test_users(smssync: ModuleType, root: Path, changes: dict[str, Any], locked: bool, uses: bool) -> None:
+    own = smssync.describe(os.getpid())
+    process = changes.get("process")
+    changes = {**changes, "process": own if process == "this" else {**own, **process} if process else None}
+    lock = smssync.Lock("it")
+    if locked:
+        assert lock.take()
+    folder = root / "run/sms/jobsync"
+    folder.mkdir(exist_ok=True)
+    (folder / "it.json").write_text(json.dumps({**GOOD, **changes}))
+    assert smssync.users_of("munge") == (["it"] if uses else [])
+    assert smssync.is_leaving("it") == (locked and changes.get("state") == "removal")
+    lock.release()
+
+
+def test_one_has_the_lock(smssync: ModuleType, root: Path) -> None:
+    first, second = smssync.Lock("it"), smssync.Lock("it")
+    assert first.take() and smssync.is_locked("it")
+    assert not second.take() and first.is_there() and not second.is_there()
+    (root / "run/sms/jobsync/it.lock").unlink()
+    assert not smssync.is_locked("it") and not first.is_there()
+    assert second.take() and not first.take()
+    second.release()
+    assert not smssync.is_locked("it")
+
+
+LIVE: list[tuple[str, dict[str, Any] | None, bool, list[int], bool]] = [
+    ("never started", None, False, [], False),
+    ("runs", {}, True, [], True),
+    ("waits for another", {"state": "deploy", "detail": "waits for munge"}, True, [1], True),
+    ("stops", {"state": "removal"}, True, [1], True),
+    ("was killed", {}, False, [], False),
+    ("has ended", {"state": "removal"}, False, [], False),
+    ("does not listen", {}, True, [1], False),
+]
+
+
+@pytest.mark.parametrize(("changes", "locked", "ports", "ok"), [row[1:] for row in LIVE], ids=[row[0] for row in LIVE])
+def test_liveness(
+    smssync: ModuleType,
+    root: Path,
+    changes: dict[str, Any] | None,
+    locked: bool,
+    ports: list[int],
+    ok: bool,
+) -> None:
+    """Nothing is asked: a service that waits for another one is alive."""
+    lock = smssync.Lock("it")
+    if locked:
+        assert lock.take()
+    folder = root / "run/sms/jobsync"
+    folder.mkdir(exist_ok=True)
+    if changes is not None:
+        (folder / "it.json").write_text(json.dumps({**GOOD, **changes}))
+    answer = smssync.check_live("it", {"jobsync": {"ports": ports}, "probe": {"kind": "no such kind"}})
+    assert answer["ok"] == ok, answer
+    assert answer["detail"] and (answer["state"] is None) == (changes is None)
+    lock.release()
+
+
+# Tasks
+
+
+def test_starts_in_order(node: Node) -> None:
+    """Each waits for what it needs, in whatever order they are started; the record says for what."""
+    node.add("munge", ready_s=0.5)
+    node.add("slurmctld", needs=["munge"])
+    node.add("slurmrestd", needs=["munge", "slurmctld"])
+    for name in ("slurmrestd", "slurmctld"):
+        node.start(name)
+    later(lambda: node.record("slurmrestd").get("waits_for") == ["munge", "slurmctld"])
+    waiting = node.record("slurmrestd")
+    assert (waiting["state"], waiting["holds"], waiting["process"]) == ("deploy", [], None)
+    assert "munge: " in waiting["detail"]
+    assert node.log == []
+    node.start("munge")
+    for name in ("munge", "slurmctld", "slurmrestd"):
+        record = node.await_state(name, "ready")
+        assert alive(record["process"]["pid"])
+        assert record["holds"] == node.services[name]["jobsync"]["holds"]
+        assert list(record["times"]) == ["deploy", "ready"] and record["times"]["deploy"] <= record["times"]["ready"]
+    assert node.log == ["munge starts", "slurmctld starts", "slurmrestd starts"]
+
+
+def test_stops_in_order(node: Node) -> None:
+    """munge is to stop first, and ends last."""
+    node.add("munge")
+    node.add("slurmctld", needs=["munge"], stop_s=0.5)
+    node.add("slurmrestd", needs=["slurmctld"], stop_s=0.5)
+    tasks = {name: node.start(name) for name in ("munge", "slurmctld", "slurmrestd")}
+    node.await_state("slurmrestd", "ready")
+    for name in ("munge", "slurmctld", "slurmrestd"):
+        tasks[name].terminate()
+        time.sleep(0.3)
+    assert node.record("munge")["detail"] == "is needed by slurmctld"
+    assert [tasks[name].wait(60) for name in tasks] == [0, 0, 0]
+    ends = [line for line in node.log if "end" in line]
+    assert ends == [
+        *("slurmrestd ends", "slurmrestd ended"),
+        *("slurmctld ends", "slurmctld ended"),
+        *("munge ends", "munge ended"),
+    ]
+    for name in tasks:
+        record = node.record(name)
+        assert (record["state"], record["status"], record["process"], record["holds"]) == ("removal", 0, None, [])
+
+
+def test_wait_for_users_is_bounded(node: Node) -> None:
+    node.add("munge", release_s=30)
+    node.add("slurmctld", needs=["munge"])
+    munge, other = node.start("munge", "--release", "1"), node.start("slurmctld")
+    node.await_state("slurmctld", "ready")
+    began = time.monotonic()
+    assert end(munge) == 0
+    assert time.monotonic() - began >= 1
+    assert "munge stops although slurmctld still uses it, after 1 s" in node.output("munge")
+    assert other.poll() is None, "it runs on: a dead munge is not a reason to restart it"
+
+
+def test_no_start_on_what_is_being_stopped(node: Node) -> None:
+    """munge still answers while it waits for slurmctld: slurmrestd waits for the next one."""
+    node.add("munge")
+    node.add("slurmctld", needs=["munge"])
+    node.add("slurmrestd", needs=["munge"])
+    munge, user = node.start("munge"), node.start("slurmctld")
+    node.await_state("slurmctld", "ready")
+    munge.terminate()
+    node.await_state("munge", "removal")
+    node.start("slurmrestd")
+    later(lambda: "it is being stopped" in node.record("slurmrestd").get("detail", ""))
+    assert end(user) == 0
+    assert munge.wait(60) == 0
+    assert "slurmrestd starts" not in node.log
+    node.start("munge")
+    node.await_state("slurmrestd", "ready")
+    assert not [line for line in node.log if "BEFORE" in line]
+
+
+def test_killed_task_takes_its_service_along(node: Node) -> None:
+    """SIGKILL of sms-run: the service is stopped in order, and the next one starts when it has ended."""
+    node.add("munge", stop_s=1)
+    first = node.start("munge")
+    before = node.await_state("munge", "ready")["process"]["pid"]
+    first.kill()
+    first.wait()
+    node.start("munge")
+    later(
+        lambda: (
+            node.record("munge")["state"] == "ready" and (node.record("munge")["process"] or {}).get("pid") != before
+        )
+    )
+    assert node.pid("munge") != before and not alive(before)
+    assert node.log == ["munge starts", "munge ends", "munge ended", "munge starts"]
+
+
+def test_service_of_a_killed_task_counts_as_a_user(node: Node) -> None:
+    node.add("munge")
+    node.add("slurmctld", needs=["munge"], stop_s=1.5)
+    munge, user = node.start("munge"), node.start("slurmctld")
+    node.await_state("slurmctld", "ready")
+    user.kill()
+    user.wait()
+    assert end(munge) == 0
+    assert [line for line in node.log if "ended" in line] == ["slurmctld ended", "munge ended"]
+
+
+def test_service_that_does_not_stop_is_killed(node: Node) -> None:
+    node.add("munge", stop_s=60)
+    task = node.start("munge")
+    pid = node.await_state("munge", "ready")["process"]["pid"]
+    began = time.monotonic()
+    assert end(task) == 137
+    assert time.monotonic() - began >= 3
+    gone(pid)
+    assert "munge has not stopped within 3 s: killed" in node.output("munge")
+
+
+def test_waits_for_another_task_of_the_same_service(node: Node) -> None:
+    node.add("munge", stop_s=0.5)
+    first = node.start("munge")
+    node.await_state("munge", "ready")
+    second = node.start("munge")
+    time.sleep(0.5)
+    assert node.log == ["munge starts"]
+    assert end(first) == 0
+    later(lambda: node.record("munge")["state"] == "ready" and node.record("munge")["status"] is None)
+    assert node.log == ["munge starts", "munge ends", "munge ended", "munge starts"]
+    third = node.start("munge", "--wait", "1")
+    assert third.wait(60) == 1
+    assert "another sms-run of munge has not ended" in node.output("munge")
+    assert second.poll() is None and node.record("munge")["state"] == "ready", "the record stays that of the other"
+
+
+def test_wait_for_needs_is_bounded(node: Node) -> None:
+    node.add("munge")
+    node.add("slurmctld", needs=["munge"])
+    assert node.start("slurmctld", "--wait", "1").wait(60) == 1
+    words = node.output("slurmctld")
+    assert "slurmctld gives up after" in words and "no answer of munge" in words and "since 20" in words
+    record = node.record("slurmctld")
+    assert (record["state"], record["status"], record["holds"]) == ("removal", 1, [])
+    assert node.log == []
+
+
+def test_what_is_only_waited_for_is_left_out_at_the_limit(node: Node) -> None:
+    """slurmctld starts after slurmdbd, and works without it."""
+    node.add("munge")
+    node.add("slurmdbd", needs=["munge"])
+    node.add("slurmctld", needs=["munge"], after=["slurmdbd"])
+    node.start("munge")
+    node.start("slurmctld", "--wait", "1")
+    node.await_state("slurmctld", "ready")
+    assert "slurmctld starts without slurmdbd" in node.output("slurmctld")
+
+
+def test_stop_while_it_waits(node: Node) -> None:
+    node.add("munge")
+    node.add("slurmctld", needs=["munge"])
+    task = node.start("slurmctld")
+    later(lambda: node.record("slurmctld").get("waits_for"))
+    assert end(task) == 0
+    assert node.record("slurmctld")["detail"] == "stopped before it ran"
+
+
+def test_emptied_folder_of_a_running_node(node: Node) -> None:
+    """The record and the lock come back; there is no second process."""
+    node.add("munge")
+    node.start("munge")
+    pid = node.await_state("munge", "ready")["process"]["pid"]
+    shutil.rmtree(node.root / "run/sms/jobsync")
+    later(lambda: node.record("munge").get("state") == "ready")
+    second = node.start("munge", "--wait", "1")
+    assert second.wait(60) == 1
+    assert node.pid("munge") == pid and node.log == ["munge starts"]
+
+
+def test_reboot(node: Node) -> None:
+    """All processes killed, /run empty: the order holds again, in whatever order they are started."""
+    node.add("munge", ready_s=0.3)
+    node.add("slurmctld", needs=["munge"])
+    for _ in range(2):
+        tasks = [node.start("slurmctld"), node.start("munge")]
+        node.await_state("slurmctld", "ready")
+        for name in node.services:
+            os.killpg(node.pid(name), signal.SIGKILL)
+        for task in tasks:
+            task.kill()
+            task.wait()
+        shutil.rmtree(node.root / "run/sms/jobsync")
+        for name in node.services:
+            (node.root / f"{name}.up").unlink(missing_ok=True)
+    assert node.log == ["munge starts", "slurmctld starts"] * 2
+
+
+def test_ends_with_the_engine_that_started_it(node: Node) -> None:
+    """Its executor was killed: nobody could stop it any more."""
+    node.add("munge")
+    starter = subprocess.Popen(
+        ["sh", "-c", '"$@" & wait', "starter", sys.executable, str(RUNTIME / "sms-run"), "--jobsync", "munge"],
+        env={**os.environ, "SMS_ROOT": str(node.root), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    node.await_state("munge", "ready")
+    starter.kill()
+    starter.wait()
+    later(lambda: node.record("munge")["state"] == "removal" and node.record("munge")["status"] == 0)
+    assert node.log == ["munge starts", "munge ends", "munge ended"]
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137), ("exec /no/such/program", 127)],
+)
+def test_exit_status_of_a_service_that_ends(node: Node, script: str, status: int) -> None:
+    node.add("it")
+    node.services["it"]["run"] = ["sh", "-c", script]
+    node.add("other")
+    assert node.start("it").wait(60) == status
+    record = node.record("it")
+    assert (record["state"], record["status"], record["detail"]) == ("removal", status, f"ended with status {status}")
+
+
+def test_exit_status_of_a_stop_by_signal(node: Node) -> None:
+    """A daemon without a handler ends by the signal that it was sent: that is a stop in order."""
+    node.add("it")
+    node.services["it"]["run"] = ["sleep", "60"]
+    node.add("other")
+    task = node.start("it")
+    later(lambda: node.record("it").get("process"))
+    assert end(task) == 0
+
+
+def test_signals_are_passed_on(node: Node) -> None:
+    node.add("munge")
+    task = node.start("munge")
+    node.await_state("munge", "ready")
+    task.send_signal(signal.SIGHUP)
+    later(lambda: "munge HUP" in node.log)
+    assert task.poll() is None and node.record("munge")["state"] == "ready"
+
+
+def test_failed_preparation(node: Node) -> None:
+    node.add("it")
+    node.services["it"]["setup"] = "echo no room; false"
+    node.add("other")
+    assert node.start("it").wait(60) == 1
+    assert "the preparation of it ended with status 1" in node.output("it")
+    assert node.log == []
+
+
+def test_preparation_beforehand(node: Node) -> None:
+    """An init container prepares as root; the task itself runs as the service's user."""
+    node.add("it")
+    node.services["it"]["setup"] = f"echo prepares >>{node.root}/log"
+    node.add("other")
+    assert run_program("sms-run", node.root, "--prepare", "it").returncode == 0
+    node.start("it", "--prepared")
+    node.await_state("it", "ready")
+    assert node.log == ["prepares", "it starts"]
+
+
+def test_mark_of_an_unclean_end(node: Node) -> None:
+    """Removed by an end with status 0 only."""
+    mark = node.root / "var/lib/sms/.running"
+    node.add("it")
+    node.services["it"].update(running="/var/lib/sms/.running", setup=f"echo ${{SMS_UNCLEAN:-clean}} >>{node.root}/log")
+    node.add("other")
+    for killed in (True, False, False):
+        task = node.start("it")
+        later(lambda: node.record("it").get("state") == "ready")
+        assert mark.exists()
+        if killed:
+            os.killpg(node.pid("it"), signal.SIGKILL)
+            assert task.wait(60) == 137
+        else:
+            assert end(task) == 0
+        assert mark.exists() == killed
+    assert [line for line in node.log if "it" not in line] == ["clean", "1", "clean"]
+
+
+def test_around_another_program(node: Node) -> None:
+    """Probes, preparation and service run where the wrapper puts them; nothing of them outlives it."""
+    wrapper = node.root / "wrapper"
+    wrapper.write_text(
+        f'#!/bin/sh\necho "$@" >>{node.root}/wrapped\ncase $1 in /opt/sms/bin/*) program={RUNTIME}/${{1##*/}}; shift\n'
+        f'{sys.executable} $program "$@" ;; *) "$@" ;; esac &\n'
+        "trap 'kill -TERM $!' TERM\nwhile kill -0 $!; do wait $!; status=$?; done 2>/dev/null\nexit $status\n"
+    )
+    wrapper.chmod(0o755)
+    mark = node.root / "var/lib/sms/.running"
+    node.add("munge")
+    node.add("slurmctld", needs=["munge"])
+    node.services["slurmctld"]["running"] = "/var/lib/sms/.running"
+    node.add("other")
+    node.start("munge")
+    task = node.start("slurmctld", wrapper=[str(wrapper)])
+    node.await_state("slurmctld", "ready")
+    words = (node.root / "wrapped").read_text().split("\n")
+    assert "/opt/sms/bin/sms-probe --wait 0 munge" in words
+    assert "/opt/sms/bin/sms-run --with-parent slurmctld" in words
+    assert mark.exists()
+    os.kill(node.pid("slurmctld"), signal.SIGKILL)
+    assert task.wait(60) == 137
+    later(lambda: subprocess.run(["pgrep", "-f", f"touch {node.root}/slurmctld.up"], capture_output=True).returncode)
+
+
+def test_that_of_the_container_is_refused(node: Node) -> None:
+    node.add("munge")
+    del node.services["munge"]["jobsync"]
+    node.add("other")
+    assert node.start("munge").wait(60) == 2
+    assert node.start("nosuch").wait(60) == 2
+    assert run_program("sms-run", node.root, "--release", "1", "other").returncode == 2
+
+
+@needs_root
+@pytest.mark.parametrize(("user", "status"), [("nobody", 0), ("daemon", 127)])
+def test_as_the_user_of_the_service(user: str, status: int) -> None:
+    """Kubernetes starts the task as that user; as another one it is refused."""
+    with TemporaryDirectory() as folder, node_in(Path(folder)) as node:
+        node.root.chmod(0o777)
+        for path in ("etc/sms", "run/sms/jobsync"):
+            (node.root / path).mkdir(parents=True)
+        (node.root / "run/sms/jobsync").chmod(0o777)
+        shutil.copytree(RUNTIME, node.root / "bin", ignore=shutil.ignore_patterns("__pycache__"))
+        node.add("it")
+        node.services["it"]["user"] = "nobody"
+        node.add("other")
+        argv = ["setpriv", "--reuid", user, "--regid", "65534", "--clear-groups", "/usr/bin/python3"]
+        process = subprocess.Popen(
+            [*argv, str(node.root / "bin/sms-run"), "--jobsync", "--prepared", "it"],
+            env={"PATH": os.environ["PATH"], "SMS_ROOT": str(node.root), "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        node.started.append(process)
+        if not status:
+            node.await_state("it", "ready")
+            process.terminate()
+        assert process.wait(60) == status
