@@ -144,7 +144,7 @@ class Task:
                 self.say("%s starts without %s" % (self.name, ", ".join(missing)))
                 return
             self.expect(deadline, "no answer of %s" % reason, began)
-            wait_s = PROBE_S
+            wait_s = max(0, min(PROBE_S, deadline - time.monotonic()))
 
     def find_missing(self, names, wait_s):
         """Why services cannot be used yet, by name. The reasons are those of one run of sms-probe."""
@@ -303,7 +303,9 @@ class Task:
         """Record the end, let others have the place, and return the status."""
         if self.record:
             detail = detail or ("stopped before it ran" if self.status is None else "ended with status %d" % status)
-            self.record.write("removal", detail=detail, waits_for=[], holds=[], process=None, status=status)
+            ended = {"waits_for": [], "holds": [], "process": None, "status": status}
+            self.record.fields["times"]["ended"] = time.time()
+            self.record.write("removal", detail=detail, **ended)
         self.lock.release()
         return status
 

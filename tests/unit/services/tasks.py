@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.services.conftest import RUNTIME
-from tests.waiting import wait_until
+from tests.waiting import alive, wait_until
 
 SERVICE = """
 stop() {{
@@ -136,6 +136,4 @@ def later(ask: Callable[[], object]) -> None:
 
 def gone(pid: int) -> None:
     """Wait until a process has ended."""
-    soon(
-        lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2], "its end"
-    )
+    later(lambda: not alive(pid))
