@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -43,7 +45,8 @@ def running(engine: Engine) -> Engine:
 
 
 def run_job(engine: Engine) -> str:
-    """Run a job on the node; its output."""
+    """Run a job on the node; its output. One that was running at a reboot is the controller's until it is cancelled."""
+    engine.inside("scancel", "--user", "root")
     try:
         wait_until(lambda: engine.inside("sinfo", "-h", "-o", "%T").stdout.strip() == "idle", "an idle node", 60)
     except AssertionError as error:
@@ -99,6 +102,23 @@ def test_munge_does_not_wait_for_ever_and_slurmctld_is_not_restarted_for_it(runn
     running.await_ready(*SERVICES)
     assert running.record("slurmctld")["process"]["pid"] == before
     assert run_job(running) == "it ran\n"
+
+
+def test_no_daemon_outlives_what_runs_it(running: Engine) -> None:
+    """SIGKILL of `apptainer exec` alone, then of sms-run alone."""
+    pid = running.record("slurmctld")["process"]["pid"]
+    assert pid not in running.processes("slurmctld"), "it is the program around slurmctld"
+    os.kill(pid, signal.SIGKILL)
+    assert running.tasks["slurmctld"].wait(60) == 137
+    wait_until(lambda: not running.processes("slurmctld"), "its end")
+    running.await_ready(*SERVICES)
+    running.kill_task("slurmctld")
+    running.start("slurmctld")
+    running.await_ready(*SERVICES)
+    running.kill_task("slurmd")
+    wait_until(lambda: not running.processes("slurmd"), "its end")
+    running.await_ready(*SERVICES)
+    assert len(running.processes("slurmctld")) == len(running.processes("slurmd")) == 1
 
 
 @pytest.mark.parametrize(
