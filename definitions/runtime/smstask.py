@@ -49,7 +49,8 @@ class Task:
     ``options``: ``wait``, the limit in seconds of all that is waited for before the start; ``release``, that of the
     wait for the services that use this one, None: as in the file of services; ``wrapper``, words before a command that
     run it where the service belongs, such as `apptainer exec IMAGE`; ``prepared``, whether `sms-run --prepare` has run
-    before; ``services``, path of the file of services, None: the usual one. ``parent``: pid of the process that started this one.
+    before; ``services``, path of the file of services, None: the usual one. ``parent``: pid of the process that started
+    this one.
     """
 
     def __init__(self, name, services, options, parent):
@@ -63,6 +64,7 @@ class Task:
         self.child = None  # pid of the service, or of the wrapper around it
         self.status = None  # how it ended; negative: by that signal
         self.helper = None  # pid of a probe or preparation
+        self.life = None  # one end of a pipe, open while this process lives
         self.stopping = ""  # why, once a stop was requested
         self.printed = ("", 0.0)
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
@@ -101,9 +103,11 @@ class Task:
         self.record.write("deploy", process=None, holds=[])
 
     def outlive(self, left, deadline):
-        """Wait until the service of a killed sms-run has ended; the kernel has sent it the signal to stop."""
+        """Wait until the service of a killed sms-run has ended; it has been sent the signal to stop."""
         began = time.time()
         kill_at = time.monotonic() + self.sync["stop_s"]
+        if self.wrapper:  # by the keeper, unless that was killed, too
+            send(left["pid"], signal.SIGTERM)
         while smssync.is_alive(left):
             self.report("waits for process %d of the run before to end" % left["pid"], began)
             if time.monotonic() > kill_at:
@@ -229,7 +233,10 @@ class Task:
             os._exit(127)
         os.close(reader)
         self.child = pid
-        self.record.write(process=smssync.describe(pid))
+        process = smssync.describe(pid)
+        self.record.write(process=process)
+        if self.wrapper:
+            self.begin_keeper(process, writer)
         smsstart.set_mark({} if self.wrapper else self.service)
         with suppress(BrokenPipeError):
             os.write(writer, b".")
@@ -241,9 +248,32 @@ class Task:
         try:
             os.setsid()
             unblock()
-            smsstart.become(self.service, argv, (signal.SIGTERM, parent))
+            smsstart.become(self.service, argv, None if argv else (signal.SIGTERM, parent))
         except (OSError, KeyError) as error:
             print("sms-run: %s cannot be started: %s" % (self.name, error), flush=True)
+
+    def begin_keeper(self, process, writer):
+        """Start a process that stops the service if this one is killed.
+
+        A wrapper that changes its privileges, as Apptainer does, gets no signal from the kernel at the end of its
+        parent (PR_SET_PDEATHSIG).
+        """
+        reader, self.life = os.pipe()
+        if os.fork():
+            os.close(reader)
+            return
+        for end in (writer, self.life, self.lock.descriptor):
+            os.close(end)
+        os.setsid()
+        os.read(reader, 1)  # until this process has ended, however it does
+        if smssync.is_alive(process):
+            send(process["pid"], signal.SIGTERM)
+            until = time.monotonic() + self.sync["stop_s"]
+            while smssync.is_alive(process) and time.monotonic() < until:
+                time.sleep(0.1)
+            if smssync.is_alive(process):
+                kill_group(process["pid"], signal.SIGKILL)
+        os._exit(0)
 
     def follow(self):
         """Return once the service answers, has ended, or is to be stopped."""
@@ -273,8 +303,7 @@ class Task:
             self.pause(0.2)
         self.record.write(detail="stops")
         if self.child:
-            with suppress(ProcessLookupError):
-                os.kill(self.child, self.stop_signal)
+            send(self.child, self.stop_signal)
         limit = time.monotonic() + self.sync["stop_s"]
         while self.child:
             self.pause(min(1, max(0.05, limit - time.monotonic())))
@@ -328,8 +357,7 @@ class Task:
         if got.si_signo in STOPS and not self.stopping:
             self.stopping = "got the signal %s" % signal.Signals(got.si_signo).name
         elif got.si_signo in PASSED and self.child:
-            with suppress(ProcessLookupError):
-                os.kill(self.child, got.si_signo)
+            send(self.child, got.si_signo)
 
     def reap(self):
         """Collect the service if it has ended, and the orphans that the first process of a container inherits."""
@@ -354,6 +382,12 @@ class Task:
 
     def say(self, text):
         print("sms-run: " + text, flush=True)
+
+
+def send(pid, number):
+    """Send a signal to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def kill_group(pid, number):

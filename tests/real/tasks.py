@@ -1,7 +1,7 @@
 """A node of an engine: munged and slurmd of its own root file system, slurmctld in the signed image.
 
-``Engine`` starts `sms-run --jobsync` as Nomad's raw_exec does: a command of the host, started again when it ends. It has
-no other part in their order.
+``Engine`` starts `sms-run --jobsync` as Nomad's raw_exec does: a command of the host, started again when it ends. It
+has no other part in their order.
 """
 
 from __future__ import annotations
