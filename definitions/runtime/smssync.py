@@ -85,7 +85,7 @@ class Lock:
         self.descriptor = None
 
     def take(self):
-        """Try to lock; says whether it is locked. A file that was removed meanwhile is no lock."""
+        """Try to lock; says whether it is locked. One whose file was removed meanwhile is worth nothing."""
         smsfiles.make_folder(os.path.dirname(self.path))
         self.release()
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

@@ -66,12 +66,14 @@ class Node:
         }
         (self.root / "etc/sms/services.json").write_text(json.dumps({"services": self.services}))
 
-    def start(self, name: str, *options: str, wrapper: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        """Begin a task; its output is NAME.out."""
+    def start(
+        self, name: str, *options: str, wrapper: Sequence[str] = (), prefix: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Begin a task; its output is NAME.out. ``prefix``: words before its whole command."""
         words = ["--", *wrapper] if wrapper else []
         with (self.root / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
-                [sys.executable, str(RUNTIME / "sms-run"), "--jobsync", *options, name, *words],
+                [*prefix, sys.executable, str(RUNTIME / "sms-run"), "--jobsync", *options, name, *words],
                 env={**os.environ, "SMS_ROOT": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"},
                 stdout=out,
                 stderr=out,

@@ -521,6 +521,35 @@ def test_that_of_the_container_is_refused(node: Node) -> None:
 
 
 @needs_root
+def test_in_containers_of_one_pod(node: Node) -> None:
+    """Each is the first process of a pid namespace, and sees no process of the others: locks tell who lives."""
+    container = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
+    node.add("munge")
+    node.services["munge"]["run"][2] = "(sleep 0.1 &)\n(sleep 0.1 &)\n" + node.services["munge"]["run"][2]
+    node.add("slurmctld", needs=["munge"], stop_s=0.5)
+    node.add("slurmrestd", needs=["munge"])
+    tasks = {name: node.start(name, prefix=container) for name in ("slurmrestd", "slurmctld", "munge")}
+    for name in tasks:
+        node.await_state(name, "ready")
+    first = {name: int(Path(f"/proc/{task.pid}/task/{task.pid}/children").read_text()) for name, task in tasks.items()}
+
+    def zombies() -> list[str]:
+        children = Path(f"/proc/{first['munge']}/task/{first['munge']}/children").read_text().split()
+        return [pid for pid in children if not alive(int(pid))]
+
+    time.sleep(0.3)
+    os.kill(first["munge"], signal.SIGHUP)  # each signal makes it look
+    later(lambda: "munge HUP" in node.log and not zombies())
+    os.kill(first["munge"], signal.SIGTERM)
+    later(lambda: node.record("munge")["detail"] == "is needed by slurmctld, slurmrestd")
+    os.kill(first["slurmrestd"], signal.SIGKILL)  # its container is gone at once
+    later(lambda: node.record("munge")["detail"] == "is needed by slurmctld")
+    os.kill(first["slurmctld"], signal.SIGTERM)
+    assert [tasks[name].wait(60) for name in ("slurmctld", "munge")] == [0, 0]
+    assert [line for line in node.log if "ended" in line] == ["slurmctld ended", "munge ended"]
+
+
+@needs_root
 @pytest.mark.parametrize(("user", "status"), [("nobody", 0), ("daemon", 127)])
 def test_as_the_user_of_the_service(user: str, status: int) -> None:
     """Kubernetes starts the task as that user; as another one it is refused."""
