@@ -8,6 +8,11 @@ from appliance.catalog import Service
 from appliance.plan.render import Templates
 from appliance.plan.services.supervisor import services_json
 
+PROGRAMS = (
+    *("sms-run", "sms-probe", "smsfiles.py", "smsrt.py", "smsserve.py", "smsstart.py", "smssync.py", "smstask.py"),
+)
+"""Files of definitions/runtime that a task outside of the image needs, in one folder anywhere."""
+
 
 def task_json(services: Sequence[Service], templates: Templates) -> dict[str, object]:
     """Return the file of services of an engine: that of the services container, and of each service `jobsync`.

@@ -136,7 +136,6 @@ def test_random_orders(engine: Engine, seed: int) -> None:
 
     engine.reboot()
     seen = len(engine.starts())
-    engine.killed.clear()
     thread = threading.Thread(target=watch)
     thread.start()
     try:

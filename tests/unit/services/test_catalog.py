@@ -282,7 +282,8 @@ def test_services_outside_the_container_are_off_and_have_advice() -> None:
     assert {"provisioning", "warewulf", "nfs", "ganglia", "ssh", "dns", "ldap", "http"} <= {
         each.name for each in others
     }
-    assert [each.name for each in others if each.default or each.run or each.packages or not each.advice] == []
+    assert [each.name for each in others if each.default or each.packages or not each.advice] == []
+    assert [each.name for each in others if each.run] == ["slurmd"], "an engine starts it on compute nodes"
 
 
 def test_table_1_of_the_publication() -> None:

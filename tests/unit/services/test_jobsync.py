@@ -20,7 +20,7 @@ import pytest
 from appliance.catalog import read_catalog, select
 from appliance.operations.site.find import open_site
 from appliance.plan.render import Templates
-from appliance.plan.services.jobsync import stop_limits, task_json
+from appliance.plan.services.jobsync import PROGRAMS, stop_limits, task_json
 from appliance.share import share
 from tests.places import DEBIAN_SITE
 from tests.unit.services.conftest import RUNTIME, load, needs_root, run_program
@@ -79,9 +79,9 @@ def test_file_of_services() -> None:
 
 def test_what_runs_on_nodes_keeps_the_rights_of_its_user() -> None:
     """slurmd starts jobs as any user."""
-    services = (CATALOG["munge"], CATALOG["munge"].model_copy(update={"name": "other", "container": False}))
-    tasks: Any = task_json(services, Templates(share("overlays"), site=SITE))["services"]
-    assert (tasks["munge"]["capabilities"], tasks["other"]["capabilities"]) == ([], None)
+    tasks: Any = task_json((CATALOG["munge"], CATALOG["slurmd"]), Templates(share("overlays"), site=SITE))["services"]
+    assert (tasks["munge"]["capabilities"], tasks["slurmd"]["capabilities"]) == ([], None)
+    assert (tasks["slurmd"]["needs"], tasks["slurmd"]["jobsync"]["holds"]) == (["munge"], ["munge"])
 
 
 # Records
@@ -509,6 +509,21 @@ def test_around_another_program(node: Node) -> None:
     task.kill()
     task.wait()
     later(lambda: node.log.count("slurmctld ended") == before + 1)
+
+
+def test_programs_outside_of_the_image(node: Node, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Those files in one folder are all that a node needs."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name in PROGRAMS:
+        shutil.copy(RUNTIME / name, folder)
+    node.add("munge")
+    environment = {"PATH": os.environ["PATH"], "SMS_ROOT": str(node.root)}
+    run = ["/usr/bin/python3", str(folder / "sms-run"), "--jobsync", "munge"]
+    node.started.append(subprocess.Popen(run, env=environment))
+    node.await_state("munge", "ready")
+    for words, status in ((["munge"], 0), (["--live", "munge"], 0), (["--serve", "not an address"], 2)):
+        probe = ["/usr/bin/python3", str(folder / "sms-probe"), *words]
+        assert subprocess.run(probe, env=environment, capture_output=True, timeout=60).returncode == status
 
 
 def test_that_of_the_container_is_refused(node: Node) -> None:

@@ -87,7 +87,7 @@ BAD: dict[str, tuple[Callable[[str], str], int, str]] = {
     "a tag": (lambda text: text + "advice: !!python/object/apply:os.system [id]\n", 14, "unsupported tag"),
     "no probe": (lambda text: text.replace("probe:", "#probe:"), 0, "needs run and probe"),
     "other name": (lambda text: text.replace("name: echo", "name: ecco"), 1, "does not match the file's name"),
-    "alias of another": (lambda text: text + "known_as: [slurmd]\n", 14, "already the service slurmctld"),
+    "alias of another": (lambda text: text + "known_as: [slurm]\n", 14, "already the service slurmctld"),
     "role": (lambda text: text + "role: controller\n", 14, "is a role of the catalogue"),
     "need": (lambda text: text + "needs: [nothing]\n", 14, "nothing is not a service"),
     "port": (lambda text: text.replace("[tcp/7007]", "[tcp/6817]"), 7, "already belongs to slurmctld"),
