@@ -153,6 +153,28 @@ class Accounts(Section):
     groups: dict[AccountName, Id] = Field({}, description="Groups without a user.")
 
 
+class Engines(Section):
+    """How other engines than the services container run it: Kubernetes, Nomad, Podman."""
+
+    place: Literal["one", "gateway", "none"] = Field(
+        "one",
+        description="one: once in the cluster. gateway: it stays in the services container on an admin host. "
+        "none: the engine has its own way.",
+    )
+    why: str = Field("", description="Why it is not `one`.")
+    reads: tuple[Name, ...] = Field((), description="Services whose files it reads, too.")
+    scratch: tuple[AbsolutePath, ...] = Field(
+        (), description="Folders that it writes to and that may be lost; those of `state` may be among them."
+    )
+    memory_mb: int = Field(128, ge=16, description="Memory that it is given, in MiB.")
+
+    @model_validator(mode="after")
+    def _reasoned(self) -> Engines:
+        if (self.place == "one") != (not self.why):
+            raise ValueError("give `why` for every place but one")
+        return self
+
+
 class Service(Section):
     """A service of the management node."""
 
@@ -213,6 +235,7 @@ class Service(Section):
     )
     probe: Probe | None = None
     outage: Outage
+    engines: Engines = Field(Engines(), description="How other engines run it.")
     advice: str = Field("", description="What to do if nodes need it and the container cannot run it.")
     stop_signal: Literal["TERM", "INT", "QUIT"] = "TERM"
     stop_wait_s: int = Field(30, ge=1, le=600, description="Timeout of its shutdown, in seconds.")

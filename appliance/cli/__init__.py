@@ -34,6 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("migration.migrate", "migration.failover", "services.guard"),
         *("upgrade.rehearse", "upgrade.upgrade", "services.journal"),
     ),
+    "other engines": ("engines.export",),
     "provisioning VM and nodes": ("vm.vm", "nodes.node", "nodes.files", "nodes.user"),
     "lab and tools": ("lab.lab", "completion", "help", "version"),
 }

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 from pydantic_core import PydanticCustomError
 
+from appliance.config.engines import Engines
 from appliance.config.provisioning import BmcUser, Provisioning
 from appliance.config.section import Section
 from appliance.config.types import (
@@ -491,6 +492,7 @@ class Site(Section):
     overlay: Overlay = Field(Overlay(), description="The writable layer of the container.")
     snapshots: Snapshots = Field(Snapshots(), description="How snapshots are taken, and where they are pushed.")
     retention: Retention = Field(Retention(), description="How many snapshots are kept.")
+    engines: Engines = Field(Engines(), description="Other engines that can run the services; `sms export` uses it.")
     state: File = Field(Path("/var/lib/sms"), description="State folder: images, overlays, snapshots, leases, journal.")
 
     @property

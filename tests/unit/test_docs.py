@@ -56,6 +56,10 @@ def test_documents_name_verbs_that_exist() -> None:
 SUBJECTS = {
     "site": ("site-file", ("init", "config check", "config show", "config schema", "key create", "key show")),
     "hosts": ("hosts", ("doctor", "host prepare", "host list")),
+    "engines": (
+        "engines",
+        ("export kubernetes", "export nomad", "export terraform", "export quadlet", "export compose"),
+    ),
     "image": ("build", ("build", "verify", "image list", "image sbom", "image manifest", "image prune")),
     "services": (
         "running",

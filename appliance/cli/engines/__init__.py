@@ -1,0 +1,1 @@
+"""Verbs of the subject ``engines``: other engines that run the services."""

@@ -1,0 +1,87 @@
+"""The section ``engines`` of the site file: settings of the engine that `sms export` renders for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from appliance.config.section import Section
+from appliance.config.types import Address, File, HostName, Name, Text
+
+ImageName = Annotated[
+    str,
+    Text(
+        r"[a-z0-9][a-z0-9._-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*){0,8}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?"
+        r"(@sha256:[0-9a-f]{64})?",
+        "the name of an OCI image",
+        "write it as registry.example.org/sms/cluster@sha256:DIGEST",
+    ),
+]
+
+Label = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
+        "a name that an engine can use",
+        "use 1 to 63 letters, digits, dots, dashes and underscores",
+    ),
+]
+
+
+class Kubernetes(Section):
+    """A Kubernetes cluster for the services, from version 1.29."""
+
+    namespace: Name | None = Field(None, description="Namespace of the objects (default: the cluster's name).")
+    image: ImageName | None = Field(
+        None, description="The image in a registry, with its digest (default: the imported one of `sms image oci`)."
+    )
+    network: Literal["service", "host"] = Field(
+        "service", description="How nodes reach the pods: by services, or in the network of a cluster node."
+    )
+    address: Address | None = Field(
+        None,
+        description="Address at which nodes reach the services: of a cluster node, or of the load balancer.",
+    )
+    service: Literal["NodePort", "LoadBalancer"] = Field(
+        "NodePort", description="Type of the services that nodes use; NodePort gives them ports from 30000."
+    )
+    node: Label | None = Field(None, description="Cluster node that runs the pods; needed with `network: host`.")
+    storage_class: Label | None = Field(None, description="Class of the volumes (default: the cluster's).")
+    storage_gb: int = Field(4, ge=1, le=65536, description="Size of each volume, in GiB.")
+    munge_secret: Name = Field("munge-key", description="The existing Secret with the Munge key, under `munge.key`.")
+
+
+class Nomad(Section):
+    """A Nomad cluster for the services, from version 1.8."""
+
+    namespace: Label = Field("default", description="Namespace of the jobs.")
+    datacenters: tuple[Label, ...] = Field(("dc1",), min_length=1, max_length=100, description="Datacenters.")
+    host: HostName | None = Field(
+        None, description="Client that runs the services and has their state (default: the first admin host)."
+    )
+    address: Address | None = Field(
+        None, description="Its address in the provisioning network, at which nodes reach the services."
+    )
+    pool: Label = Field("default", description="Node pool of that client.")
+    compute_pool: Label = Field("compute", description="Node pool of the compute nodes.")
+    image: File | None = Field(None, description="The SIF on that client (default: that of `sms build`).")
+    state: File | None = Field(None, description="Folder of the state on that client (default: nomad/ in `state`).")
+
+
+class Podman(Section):
+    """A host on which Podman runs the services, by quadlets (Podman 5) or Compose."""
+
+    host: HostName | None = Field(None, description="Its host name (default: the first admin host).")
+    address: Address | None = Field(
+        None, description="Its address in the provisioning network, at which nodes reach the services."
+    )
+    image: ImageName | None = Field(None, description="The image (default: the imported one of `sms image oci`).")
+
+
+class Engines(Section):
+    """Other engines that can run the services."""
+
+    kubernetes: Kubernetes = Field(Kubernetes(), description="A Kubernetes cluster.")
+    nomad: Nomad = Field(Nomad(), description="A Nomad cluster.")
+    podman: Podman = Field(Podman(), description="A host with Podman.")

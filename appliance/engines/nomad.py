@@ -1,0 +1,365 @@
+"""Jobs of Nomad for a deployment: services once, on the client that has their state; munge and slurmd on each node.
+
+Every task of a service runs a program of the signed image with ``apptainer exec`` (raw_exec), after its signature was
+verified. One task of each group assembles /etc; ``sms-run`` then waits for what each service needs, at every start.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from appliance.config.model import Site
+from appliance.engines.config import Network, placed_files, unit_argv
+from appliance.engines.hcl import Block, Raw, Value
+from appliance.engines.model import Deployment, Unit, Workload
+from appliance.errors import ConfigError
+from appliance.plan.machine import Places
+from appliance.plan.services.confinement import capabilities_for, privilege_options
+
+PRIORITY = 95
+"""Of document 000: before all that is not needed to run jobs."""
+FIRST_PROBE_PORT = 6880
+ALLOC, TASK, SECRETS = "${NOMAD_ALLOC_DIR}/data", "${NOMAD_TASK_DIR}", "${NOMAD_SECRETS_DIR}"
+KEY = "munge_key"
+"""Name in a job's variable of the Munge key, in base64."""
+VERIFIED = """\
+# STATE IMAGE FOLDER... -- ARGUMENT...: run a program of the image, if one of the keys has signed it.
+state=$1 image=$2
+shift 2
+[ -z "$state" ] || cd "$state"
+while [ "$1" != -- ]; do
+  mkdir -p "$1"
+  shift
+done
+shift
+for key in "$NOMAD_TASK_DIR"/keys/*.pub; do
+  if apptainer verify --all --key "$key" "$image" >/dev/null 2>&1; then
+    exec apptainer exec "$@"
+  fi
+done
+echo "$image is not signed with a key of the site: it is not started" >&2
+exit 1
+"""
+"""Shell, for /bin/sh -eu. The folder of the state has to exist: an empty one would be a cluster without jobs."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What of the site's settings the jobs depend on.
+
+    Attributes:
+        host: client that has the state.
+        address: of that client, which nodes use.
+        keys: public keys, one of which has signed the image.
+        image: path of the SIF on that client.
+        state: folder of the state there.
+        dns: name servers; one that refuses at once is better than one that does not answer, as unmunge asks for names.
+    """
+
+    namespace: str
+    datacenters: tuple[str, ...]
+    host: str
+    address: str
+    pool: str
+    compute_pool: str
+    image: str
+    state: str
+    keys: tuple[str, ...]
+    dns: tuple[str, ...]
+
+
+def read_options(site: Site, keys: Sequence[str]) -> Options:
+    """Return the options of a site.
+
+    Raises:
+        ConfigError: they are contradictory, or a path is one that Nomad or Apptainer would change.
+    """
+    given = site.engines.nomad
+    if site.signing.pgp_fingerprint:
+        raise ConfigError("tasks verify the image with PEM keys only", hint="remove `signing.pgp_fingerprint`")
+    if given.address is None:
+        raise ConfigError(
+            "`engines.nomad.address` is missing: the address at which nodes reach that client",
+            hint="it cannot be the container's, which keeps its address for what stays in it",
+        )
+    options = Options(
+        given.namespace,
+        given.datacenters,
+        given.host or site.admin_hosts[0].name,
+        str(given.address),
+        given.pool,
+        given.compute_pool,
+        str(given.image or Places(site).current),
+        str(given.state or f"{site.state}/nomad/{site.cluster}"),
+        tuple(keys),
+        tuple(str(server) for server in site.networks.dns) or ("127.0.0.1",),
+    )
+    for path in (options.image, options.state):
+        _check_path(path)
+    return options
+
+
+def _check_path(path: str) -> None:
+    if any(letter in path for letter in ",:$%"):
+        raise ConfigError(f"{path} has a character with a meaning to Nomad or Apptainer", hint="use another path")
+
+
+def network_of(deployment: Deployment, options: Options) -> Network:
+    """Return how the tasks are reached: they have the network of their client."""
+    hosts = {one.name: options.host for one in deployment.workloads}
+    return Network(options.address, hosts, {}, shared=True)
+
+
+def job_name(one: Workload) -> str:
+    """Return the name of a workload's job; document 000 calls the controller's slurm-ctl."""
+    return "slurm-ctl" if one.main.service.role == "controller" else one.name
+
+
+def service_jobs(deployment: Deployment, options: Options) -> dict[str, Block]:
+    """Return the jobs of the services, by name."""
+    jobs = {}
+    for path in (path for one in deployment.workloads for path in (*one.state, *one.scratch)):
+        _check_path(path)
+    for number, one in enumerate(deployment.workloads):
+        group = _group(deployment, one, options, FIRST_PROBE_PORT + number)
+        jobs[job_name(one)] = _job(job_name(one), "service", options.pool, options, group)
+    return jobs
+
+
+def _job(name: str, kind: str, pool: str, options: Options, group: Block) -> Block:
+    fields: dict[str, Value] = {
+        "type": kind,
+        "namespace": options.namespace,
+        "datacenters": list(options.datacenters),
+        "node_pool": pool,
+        "priority": PRIORITY,
+    }
+    return Block("job", (name,), fields, (group,))
+
+
+def _group(deployment: Deployment, one: Workload, options: Options, probe_port: int) -> Block:
+    blocks = [
+        _constraint("${attr.unique.hostname}", options.host),
+        _constraint("${attr.kernel.name}", "linux"),
+        # A client that lost the servers stops the tasks, and no second writer is started elsewhere.
+        Block("disconnect", (), {"replace": False, "stop_on_client_after": "30s"}),
+        Block(
+            "update",
+            (),
+            {
+                "max_parallel": 1,
+                "health_check": "checks",
+                "min_healthy_time": "10s",
+                "healthy_deadline": "5m",
+                "progress_deadline": "10m",
+                "auto_revert": True,
+            },
+        ),
+        Block("restart", (), {"attempts": 3, "interval": "5m", "delay": "5s", "mode": "delay"}),
+        Block("reschedule", (), {"attempts": 0, "unlimited": False}),
+        _network(one, probe_port),
+    ]
+    if one.state:
+        # Only a client that declares this volume is chosen; raw_exec gets the path itself.
+        source = f"sms-{deployment.cluster}"
+        blocks.append(Block("volume", ("state",), {"type": "host", "source": source}))
+    blocks.append(_place(one, options))
+    blocks += [_unit(one, unit, options) for unit in one.units]
+    blocks.append(_probe(one, options))
+    return Block("group", (one.name,), {"count": 1}, tuple(blocks))
+
+
+def _constraint(attribute: str, value: str) -> Block:
+    return Block("constraint", (), {"attribute": Raw(attribute), "operator": "=", "value": value})
+
+
+def _network(one: Workload, probe_port: int) -> Block:
+    numbers = sorted({port.number for port in one.ports})  # a port is reserved for all protocols
+    ports = [Block("port", (port_label(number),), {"static": number}) for number in numbers]
+    return Block("network", (), {"mode": "host"}, (*ports, Block("port", ("probe",), {"static": probe_port})))
+
+
+def port_label(number: int) -> str:
+    """Return the label of a port."""
+    return f"port_{number}"
+
+
+def _place(one: Workload, options: Options) -> Block:
+    """Return the task that assembles /etc before the others start."""
+    sources = {secret.name: "/sms/secrets/munge.key" for secret in one.secrets}
+    templates = [_template(f"local/config/{file.key}", file.text) for file in one.files]
+    templates.append(_template("local/config/files.json", placed_files(one, "/sms/config", sources)))
+    binds = [
+        (f"{TASK}/config", "/sms/config"),
+        (f"{ALLOC}/etc", "/sms/etc"),
+        (f"{ALLOC}/run", "/run"),
+        *((source, target) for source, target in _binds(one, options) if target == "/var/log"),
+    ]
+    if one.secrets:
+        text = f'{{{{ with nomadVar "nomad/jobs/{job_name(one)}" }}}}{{{{ .{KEY}.Value | base64Decode }}}}{{{{ end }}}}'
+        templates.append(_template("secrets/munge.key", text, literal=False, perms="0400"))
+        binds.append((SECRETS, "/sms/secrets"))
+    argv = ["/opt/sms/bin/sms-place", "/sms/config/files.json", "/sms/etc"]
+    logs = [path.lstrip("/") for path in one.state if path == "/var/log"]
+    command = _exec(options, options.state if logs else "", logs, binds, capabilities_for([]), argv)
+    return Block(
+        "task",
+        ("place",),
+        {"driver": "raw_exec", "user": "root"},
+        (
+            Block("lifecycle", (), {"hook": "prestart", "sidecar": False}),
+            command,
+            *templates,
+            *_verified(options),
+            _small(),
+        ),
+    )
+
+
+def _unit(one: Workload, unit: Unit, options: Options) -> Block:
+    fields: dict[str, Value] = {
+        "driver": "raw_exec",
+        "user": "root",
+        "kill_signal": "SIGTERM",
+        "kill_timeout": f"{one.stop_s}s",
+    }
+    if unit.name == one.name:
+        fields["leader"] = True  # it stops before its helpers
+    command = _exec(
+        options,
+        *_state(one, options),
+        _binds(one, options),
+        capabilities_for([unit.service]),
+        unit_argv(unit, "--jobsync"),
+    )
+    blocks = [command, *_verified(options), _service(one, unit), _small(unit.service.engines.memory_mb)]
+    return Block("task", (unit.name,), fields, tuple(blocks))
+
+
+def _service(one: Workload, unit: Unit) -> Block:
+    """Return the registration of a unit with its checks: readiness, and liveness, which restarts it."""
+    number = next((port.number for port in one.ports if port.service == unit.name), None)
+    wait = f"{int(unit.service.probe.timeout_s) + 2 if unit.service.probe else 7}s"
+    checks = [
+        Block("check", (), {**_http(f"/ready/{unit.name}", wait), "name": f"{unit.name} is ready"}),
+        Block(
+            "check",
+            (),
+            {**_http(f"/live/{unit.name}", wait), "name": f"{unit.name} is alive"},
+            (Block("check_restart", (), {"limit": 6, "grace": "120s"}),),
+        ),
+    ]
+    fields: dict[str, Value] = {"name": f"{one.name}-{unit.name}" if unit.helper else unit.name, "provider": "nomad"}
+    fields["port"] = port_label(number) if number else "probe"
+    return Block("service", (), fields, tuple(checks))
+
+
+def _http(path: str, timeout: str) -> dict[str, Value]:
+    return {"type": "http", "port": "probe", "path": path, "interval": "10s", "timeout": timeout}
+
+
+def _probe(one: Workload, options: Options) -> Block:
+    """Return the task that answers the checks."""
+    argv = ["/opt/sms/bin/sms-probe", "--serve", "${NOMAD_IP_probe}:${NOMAD_PORT_probe}"]
+    command = _exec(options, *_state(one, options), _binds(one, options), capabilities_for([]), argv)
+    fields: dict[str, Value] = {"driver": "raw_exec", "user": "root"}
+    return Block("task", ("probe",), fields, (command, *_verified(options), _small()))
+
+
+def _binds(one: Workload, options: Options) -> list[tuple[str, str]]:
+    binds = [(f"{ALLOC}/etc", "/etc"), (f"{ALLOC}/run", "/run")]
+    if "/var/log" not in one.state:
+        binds.append((f"{ALLOC}/log", "/var/log"))
+    binds += [(posixpath.join(options.state, path.lstrip("/")), path) for path in one.state]
+    return [*binds, *((f"{ALLOC}{path}", path) for path in one.scratch)]
+
+
+def _state(one: Workload, options: Options) -> tuple[str, list[str]]:
+    """Return the folder of the state, and those below it that a task needs."""
+    return options.state if one.state else "", [path.lstrip("/") for path in one.state]
+
+
+def _exec(
+    options: Options,
+    state: str,
+    folders: Sequence[str],
+    binds: Sequence[tuple[str, str]],
+    capabilities: Sequence[str],
+    argv: Sequence[str],
+) -> Block:
+    """Return the ``config`` of a task that runs a program of the verified image with these binds."""
+    made = [source for source, _ in binds if source.startswith(ALLOC)]
+    confined = ["--no-home", "--contain", "--cleanenv", "--no-mount", "sys", "--dns", ",".join(options.dns)]
+    confined += privilege_options(capabilities)
+    words = [*confined, *(word for source, target in binds for word in ("--bind", f"{source}:{target}"))]
+    args = ["-eu", "local/verified.sh", state, options.image, *folders, *made, "--", *words, options.image, *argv]
+    return Block("config", (), {"command": "/bin/sh", "args": [_with_references(word) for word in args]})
+
+
+def _with_references(word: str) -> str:
+    """Return a word whose references Nomad resolves; of all others none has any (``read_options``)."""
+    return Raw(word) if "${NOMAD_" in word else word
+
+
+def _verified(options: Options) -> Iterator[Block]:
+    """Yield the files that a task needs to verify the image."""
+    yield _template("local/verified.sh", VERIFIED)
+    for number, key in enumerate(options.keys):
+        yield _template(f"local/keys/{number}.pub", key)
+
+
+def _template(destination: str, text: str, *, literal: bool = True, perms: str = "0444") -> Block:
+    """Return a file of a task. Braces of a literal text are not a template's."""
+    data = text.replace("{{", '{{ "{{" }}') if literal else text
+    fields: dict[str, Value] = {"destination": destination, "perms": perms, "change_mode": "noop", "data": data}
+    return Block("template", (), fields)
+
+
+def _small(memory_mb: int = 64) -> Block:
+    return Block("resources", (), {"cpu": 50, "memory": memory_mb})
+
+
+def node_jobs(deployment: Deployment, options: Options) -> dict[str, Block]:
+    """Return the jobs that run munge and slurmd on every compute node, by name; none without a controller.
+
+    They are programs of the node image, as in document 000: a container would be in the way of a job's processes.
+    """
+    controller = deployment.find("controller")
+    if controller is None:
+        return {}
+    number, helper = controller.ports[0].number, controller.units[0].service
+    slurmd = ["-D", "-Z", "--conf-server", f"{options.address}:{number}", "--conf", "Feature=compute"]
+    jobs = {}
+    for name, program, args, port in (
+        (helper.name, f"/usr/sbin/{helper.run[0]}", [*helper.run[1:], "--syslog"], 0),
+        ("slurm-cn", "/usr/sbin/slurmd", slurmd, 6818),
+    ):
+        fields: dict[str, Value] = {"driver": "raw_exec", "user": "root" if port else helper.user}
+        config = Block("config", (), {"command": program, "args": list(args)})
+        blocks = [Block("restart", (), {"attempts": 3, "interval": "5m", "delay": "5s", "mode": "delay"})]
+        if port:
+            ports = (Block("port", (port_label(port),), {"static": port}),)
+            blocks.append(Block("network", (), {"mode": "host"}, ports))
+        blocks.append(Block("task", (name,), fields, (config, _small())))
+        # distinct_hosts of document 000 has no effect in a system job: it runs once on each client.
+        jobs[name] = _job(name, "system", options.compute_pool, options, Block("group", (name,), {}, tuple(blocks)))
+    return jobs
+
+
+def notes(deployment: Deployment, options: Options) -> tuple[str, ...]:
+    """Return what is to be done once besides: the client's settings, and the variables with the Munge key."""
+    longest = max((one.stop_s for one in deployment.workloads), default=30)
+    client = f"in the configuration of the client {options.host}"
+    found = [f'{client}: max_kill_timeout = "{longest}s"; it is 30 s by default']
+    if any(one.state for one in deployment.workloads):
+        # Each job that writes there needs it.
+        found.append(f'{client}: host_volume "sms-{deployment.cluster}" {{ path = "{options.state}" }}')
+    found += [
+        f"the Munge key, once: base64 -w0 KEY >FILE; nomad var put -namespace {options.namespace} "
+        f"nomad/jobs/{job_name(one)} {KEY}=@FILE"
+        for one in deployment.workloads
+        if one.secrets
+    ]
+    return tuple(found)

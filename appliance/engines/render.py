@@ -1,0 +1,166 @@
+"""What `sms export` writes for each target, as texts by path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from appliance.catalog import Base, Service
+from appliance.config.model import Site
+from appliance.engines import hcl, kubernetes, kustomize, nomad, podman, terraform
+from appliance.engines.config import Network, Sources, make_deployment, with_files
+from appliance.engines.model import Deployment, Placement
+from appliance.engines.nomad_json import job_json
+from appliance.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Input:
+    """All that an export is rendered from.
+
+    Attributes:
+        image: name of the image where none is set.
+        keys: public keys of the site, of which one signs images.
+    """
+
+    site: Site
+    services: Sequence[Service]
+    base: Base
+    sources: Sources
+    image: str
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Export:
+    """An export: texts by path, where each service runs, and what is to be done besides."""
+
+    files: Mapping[str, str]
+    placements: tuple[Placement, ...]
+    notes: tuple[str, ...] = ()
+
+
+def _kubernetes(given: Input) -> Export:
+    deployment, options, image = _for_kubernetes(given)
+    files = kustomize.kubernetes_files(given.site, deployment, options, image)
+    return Export(files, deployment.placements, _kubernetes_notes(given, deployment, options))
+
+
+def _for_kubernetes(given: Input) -> tuple[Deployment, kubernetes.Options, str]:
+    options = kubernetes.read_options(given.site)
+    bare = kubernetes.refused(make_deployment(given.site, given.services, given.base), options)
+    deployment = _filled(given, bare, kubernetes.network_of(bare, options))
+    return deployment, options, given.site.engines.kubernetes.image or given.image
+
+
+def _filled(given: Input, bare: Deployment, network: Network) -> Deployment:
+    return with_files(bare, given.site, given.services, given.sources, network)
+
+
+def _kubernetes_notes(given: Input, deployment: Deployment, options: kubernetes.Options) -> tuple[str, ...]:
+    if not kustomize.needs_secret(deployment):
+        return ()
+    return (f"the Munge key, once: {kustomize.secret_command(given.site, options)}",)
+
+
+def _nomad(given: Input) -> Export:
+    deployment, options = _for_nomad(given)
+    jobs = {**nomad.service_jobs(deployment, options), **nomad.node_jobs(deployment, options)}
+    header = "# Written by `sms export nomad`. Changes belong into the site file.\n"
+    files = {f"{name}.nomad.hcl": header + hcl.write([job]) for name, job in jobs.items()}
+    files |= {f"json/{name}.json": job_json(job) for name, job in jobs.items()}
+    return Export(files, deployment.placements, nomad.notes(deployment, options))
+
+
+def _for_nomad(given: Input) -> tuple[Deployment, nomad.Options]:
+    options = nomad.read_options(given.site, given.keys)
+    bare = make_deployment(given.site, given.services, given.base)
+    return _filled(given, bare, nomad.network_of(bare, options)), options
+
+
+def _terraform(given: Input) -> Export:
+    """Render modules for each engine whose address the site file has."""
+    engines = given.site.engines
+    chosen = [name for name, each in (("kubernetes", engines.kubernetes), ("nomad", engines.nomad)) if each.address]
+    if not chosen:
+        raise ConfigError(
+            "neither `engines.kubernetes.address` nor `engines.nomad.address` is set",
+            hint="set that of each engine that Terraform is to use",
+        )
+    files: dict[str, str] = {}
+    notes: list[str] = []
+    placements: tuple[Placement, ...] = ()
+    for name in chosen:
+        made = _terraform_kubernetes(given) if name == "kubernetes" else _terraform_nomad(given)
+        files |= {f"{name}/{path}": text for path, text in made.files.items()}
+        notes += [f"{name}: {note}" for note in made.notes]
+        placements = placements or made.placements
+    return Export(files, placements, tuple(notes))
+
+
+def _terraform_kubernetes(given: Input) -> Export:
+    deployment, options, image = _for_kubernetes(given)
+    objects = kustomize.whole_objects(given.site, deployment, options, image)
+    files = {f"files/{name}.yaml": kustomize.text_of(documents) for name, documents in objects.items()}
+    after = terraform.order(deployment, {one.name: one.name for one in deployment.workloads})
+    after = {name: ["namespace", *others] for name, others in after.items()}
+    files |= terraform.terraform_files("kubernetes", {name: [f"files/{name}.yaml"] for name in objects}, after)
+    return Export(files, deployment.placements, _kubernetes_notes(given, deployment, options))
+
+
+def _terraform_nomad(given: Input) -> Export:
+    deployment, options = _for_nomad(given)
+    own, nodes = nomad.service_jobs(deployment, options), nomad.node_jobs(deployment, options)
+    files = {f"files/{name}.nomad.hcl": hcl.write([job]) for name, job in {**own, **nodes}.items()}
+    after = terraform.order(deployment, {one.name: nomad.job_name(one) for one in deployment.workloads})
+    started: list[str] = [nomad.job_name(one) for one in deployment.workloads if one.main.service.role == "controller"]
+    for name in nodes:  # munge first, then slurmd, once there is a controller
+        after[name] = list(started)
+        started.append(name)
+    files |= terraform.terraform_files("nomad", {name: [f"files/{name}.nomad.hcl"] for name in (*own, *nodes)}, after)
+    return Export(files, deployment.placements, nomad.notes(deployment, options))
+
+
+def _quadlet(given: Input) -> Export:
+    deployment, options = _for_podman(given)
+    folder = podman.config_folder(deployment)
+    units = "cp *.container *.volume /etc/containers/systemd/"
+    note = f"on {options.host}: {units}; mkdir -p {folder}; cp -r config {folder}/"
+    files = podman.quadlet_files(deployment, options)
+    return Export(files, deployment.placements, (note, *_podman_notes(deployment)))
+
+
+def _compose(given: Input) -> Export:
+    deployment, options = _for_podman(given)
+    return Export(podman.compose_files(deployment, options), deployment.placements, _podman_notes(deployment))
+
+
+def _for_podman(given: Input) -> tuple[Deployment, podman.Options]:
+    options = podman.read_options(given.site, given.image)
+    bare = make_deployment(given.site, given.services, given.base)
+    return _filled(given, bare, podman.network_of(bare, options)), options
+
+
+def _podman_notes(deployment: Deployment) -> tuple[str, ...]:
+    if not any(one.secrets for one in deployment.workloads):
+        return ()
+    return ("the Munge key, once: podman secret create munge-key munge.key",)
+
+
+TARGETS: Mapping[str, Callable[[Input], Export]] = {
+    "kubernetes": _kubernetes,
+    "nomad": _nomad,
+    "terraform": _terraform,
+    "quadlet": _quadlet,
+    "compose": _compose,
+}
+"""Renderer by target."""
+
+
+def render(target: str, given: Input) -> Export:
+    """Return the export of a site for a target. The same input gives the same bytes.
+
+    Raises:
+        ConfigError: the site cannot be rendered.
+    """
+    return TARGETS[target](given)

@@ -1,0 +1,176 @@
+"""``sms export``: files with which another engine runs the services."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from appliance.engines.config import Sources
+from appliance.engines.model import Placement
+from appliance.engines.oci import image_name
+from appliance.engines.render import Input, render
+from appliance.errors import Refused
+from appliance.operations.context import Cluster, read_given
+from appliance.operations.image.list import list_images
+from appliance.plan.overlay.seed import slurm_sources
+from appliance.share import share
+from appliance.shared.files import replace_file
+
+RECORD = ".sms-export.json"
+"""In the folder: its target, and the digest of each file as it was written."""
+MODE = 0o644
+SIGNED = ("nomad", "terraform")
+"""Targets that contain the public keys of the site."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Result of an export: what differed, and was written unless it was only checked.
+
+    Attributes:
+        placements: where each service of the site runs.
+        notes: what is to be done besides.
+    """
+
+    path: str
+    target: str
+    cluster: str
+    files: int
+    written: list[str]
+    removed: list[str]
+    placements: tuple[Placement, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether the folder had the same files already."""
+        return not self.written and not self.removed
+
+
+@dataclass(frozen=True)
+class Record:
+    """What an export wrote: digest by path. ``previous``: digests of those before, while files are replaced."""
+
+    target: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    previous: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def known(self, name: str) -> set[str]:
+        """Return the digests that a file has if nobody else changed it."""
+        return {*self.previous.get(name, ()), *([self.files[name]] if name in self.files else ())}
+
+
+def export(cluster: Cluster, target: str, folder: Path, *, check: bool = False) -> Exported:
+    """Write the files for a target into a folder; with ``check``, only compare.
+
+    Files of others in the folder stay as they are.
+
+    Raises:
+        ConfigError: the site cannot be rendered for the target.
+        Refused: a file of the folder is not of an export, or was changed since.
+    """
+    made = render(target, read_input(cluster, target))
+    digests = {name: _digest(text.encode()) for name, text in made.files.items()}
+    record = read_record(folder)
+    if record.target and record.target != target:
+        raise Refused(f"{folder} has an export for {record.target}", hint="name another folder: -o DIR")
+    written = [name for name in digests if _current(folder, name) != digests[name]]
+    stale = {**record.files, **record.previous}.keys() - digests.keys()
+    removed = sorted(name for name in stale if _current(folder, name))
+    if not check and (written or removed or record.previous):
+        for name in (*written, *removed):
+            _refuse_foreign(folder, name, record)
+        left = {name: sorted(record.known(name)) for name in {*record.files, *record.previous}}
+        _write_record(folder, Record(target, digests, left))
+        for name in written:
+            replace_file(str(folder / name), made.files[name].encode(), MODE)
+        for name in removed:
+            (folder / name).unlink()
+        _write_record(folder, Record(target, digests))
+    return Exported(
+        str(folder),
+        target,
+        cluster.site.cluster,
+        len(digests),
+        written,
+        removed,
+        made.placements,
+        made.notes,
+    )
+
+
+def read_input(cluster: Cluster, target: str) -> Input:
+    """Return what an export is rendered from. Secrets of the site are not read."""
+    site = cluster.site
+    given = read_given([("passwd", site.accounts.passwd), ("group", site.accounts.group), *slurm_sources(site)])
+    current = next((image for image in list_images(cluster) if image.current), None)
+    image = f"{image_name(site.cluster)}:{current.key[:12] if current else 'current'}"
+    keys = tuple(_read_key(path) for path in site.signing.public_keys) if target in SIGNED else ()
+    return Input(site, cluster.services, cluster.base, Sources(share("overlays"), given), image, keys)
+
+
+def _read_key(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise Refused(f"cannot read {path}: {reason}", hint="`sms key create` creates the keys of the site") from error
+
+
+def read_record(folder: Path) -> Record:
+    """Return the record of a folder; an empty one if there is none.
+
+    Raises:
+        Refused: it is unreadable.
+    """
+    path = folder / RECORD
+    if folder.exists() and not folder.is_dir():
+        raise Refused(f"{folder} is not a folder", hint="name another one: -o DIR")
+    try:
+        found = json.loads(path.read_text())
+        files = {str(name): str(digest) for name, digest in found["files"].items()}
+        previous = {str(name): [str(digest) for digest in each] for name, each in found.get("previous", {}).items()}
+        return Record(str(found["target"]), files, previous)
+    except FileNotFoundError:
+        return Record()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise Refused(f"{path} cannot be read", hint="name another folder: -o DIR") from None
+
+
+def _write_record(folder: Path, record: Record) -> None:
+    content: dict[str, object] = {"target": record.target, "files": dict(sorted(record.files.items()))}
+    if record.previous:
+        content["previous"] = dict(sorted(record.previous.items()))
+    replace_file(str(folder / RECORD), (json.dumps(content, indent=1) + "\n").encode(), MODE)
+
+
+def _refuse_foreign(folder: Path, name: str, record: Record) -> None:
+    path = folder / name
+    links = [
+        each for each in (path, *path.parents) if each != folder and each.is_relative_to(folder) and each.is_symlink()
+    ]
+    if links:
+        raise Refused(f"{links[0]} is a link", hint="name another folder: -o DIR")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise Refused(f"{path} is not a file", hint="name another folder: -o DIR")
+    known = record.known(name)
+    if _current(folder, name) not in known:
+        what = "was changed since it was written" if known else "is not of an export"
+        raise Refused(f"{path} {what}", hint="move it elsewhere, or name another folder: -o DIR")
+
+
+def _current(folder: Path, name: str) -> str:
+    """Return the digest of a file; empty if there is none."""
+    try:
+        return _digest((folder / name).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return ""
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

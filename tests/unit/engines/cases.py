@@ -1,0 +1,87 @@
+"""Sites for exports: the golden ones, with an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from appliance.catalog import read_bases, read_catalog, select
+from appliance.config.read import read_site
+from appliance.engines.config import Sources
+from appliance.engines.render import Input
+from appliance.operations.context import read_given
+from appliance.plan.overlay.seed import slurm_sources
+from appliance.share import share
+from tests.places import GOLDEN
+
+SITES = GOLDEN / "sites"
+IMAGE = "localhost/sms/sample:0123456789ab"
+KEY = "-----BEGIN PUBLIC KEY-----\nnot a key\n-----END PUBLIC KEY-----\n"
+KUBERNETES = {"address": "10.20.0.9"}
+NOMAD = {"address": "10.20.0.8"}
+PODMAN = {"address": "10.20.0.7"}
+SMALL = ("slurmctld", "munge")
+ONE = {"services": ["slurmctld", "munge", "slurmdbd", "mariadb", "nat"]}
+
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "kubernetes": ("kubernetes", "debian-12", {"engines": {"kubernetes": KUBERNETES}}),
+    "kubernetes-host": (
+        "kubernetes",
+        "debian-12",
+        {"engines": {"kubernetes": {**KUBERNETES, "network": "host", "node": "control-1"}}},
+    ),
+    "kubernetes-balanced": (
+        "kubernetes",
+        "openhpc-rocky9",
+        {
+            "services": [*SMALL, "slurmdbd"],
+            "slurm": {"user": {"uid": 450, "gid": 450}, "nodes": [{"name": "node[1-3]"}]},
+            "engines": {
+                "kubernetes": {
+                    **KUBERNETES,
+                    "service": "LoadBalancer",
+                    "namespace": "slurm",
+                    "storage_class": "fast",
+                    "image": f"registry.example.org:5000/sms/sample@sha256:{'a' * 64}",
+                }
+            },
+        },
+    ),
+    "nomad": ("nomad", "debian-12", {"engines": {"nomad": NOMAD}}),
+    "nomad-small": (
+        "nomad",
+        "sles-15",
+        {
+            "services": list(SMALL),
+            "slurm": {"user": {"uid": 450, "gid": 450}, "nodes": [{"name": "node[1-3]"}]},
+            "engines": {"nomad": {**NOMAD, "host": "control-1", "datacenters": ["a", "b"], "pool": "services"}},
+        },
+    ),
+    "terraform": ("terraform", "debian-12", {**ONE, "engines": {"kubernetes": KUBERNETES, "nomad": NOMAD}}),
+    "quadlet": ("quadlet", "debian-12", {**ONE, "engines": {"podman": PODMAN}}),
+    "compose": ("compose", "debian-12", {**ONE, "engines": {"podman": PODMAN}}),
+}
+"""Name, and target, golden site and changes of it."""
+
+
+def make_input(folder: Path, site: str, changes: dict[str, Any]) -> Input:
+    """What an export of a changed golden site is rendered from."""
+    document = yaml.safe_load((SITES / f"{site}.yaml").read_text())
+    document.update(changes)
+    for section in ("accounts", "secrets"):
+        document[section] = {key: str(SITES / value) for key, value in document[section].items()}
+    path = folder / "sms.yaml"
+    path.write_text(yaml.safe_dump(document))
+    found, _ = read_site(path)
+    services = select(read_catalog(share("definitions", "services")), found.service_names)
+    given = read_given([("passwd", found.accounts.passwd), ("group", found.accounts.group), *slurm_sources(found)])
+    base = read_bases(share("definitions", "bases"))[found.base.os]
+    return Input(found, services, base, Sources(share("overlays"), given), IMAGE, (KEY,))
+
+
+def case_input(folder: Path, name: str) -> tuple[str, Input]:
+    """Target and input of a case."""
+    target, site, changes = CASES[name]
+    return target, make_input(folder, site, changes)

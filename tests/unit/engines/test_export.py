@@ -1,0 +1,279 @@
+"""Exports: golden folders, every service placed, no secret, valid for the schemas of engines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hcl2
+import kubernetes_validate
+import pytest
+import yaml
+
+from appliance.engines.config import set_lines
+from appliance.engines.kubernetes import node_port
+from appliance.engines.model import Port
+from appliance.engines.render import Export, render
+from appliance.errors import ConfigError
+from tests.places import GOLDEN
+from tests.unit.engines.cases import CASES, KUBERNETES, NOMAD, SITES, SMALL, case_input, make_input
+
+VERSIONS = ("1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
+"""Of which kubernetes-validate has the schemas."""
+
+
+@pytest.fixture(params=sorted(CASES))
+def case(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def made(case: str, tmp_path: Path) -> Export:
+    return render(*case_input(tmp_path, case))
+
+
+def test_what_is_rendered(case: str, made: Export, golden: Callable[[Path, dict[str, str]], None]) -> None:
+    """The JSON of jobs is compared with what Nomad makes of their HCL (tests/real/engines)."""
+    texts = {name: text for name, text in made.files.items() if not name.startswith("json/")}
+    placed = "".join(f"{each.service}: {each.place} {each.workload or each.why}\n" for each in made.placements)
+    golden(GOLDEN / "engines" / case, {**texts, "placements": placed})
+
+
+def test_the_same_input_gives_the_same_bytes(case: str, made: Export, tmp_path: Path) -> None:
+    assert dict(render(*case_input(tmp_path, case)).files) == dict(made.files)
+
+
+def test_every_service_is_placed(case: str, made: Export, tmp_path: Path) -> None:
+    """In a workload, or elsewhere with the reason."""
+    _, given = case_input(tmp_path, case)
+    assert [each.service for each in made.placements] == [service.name for service in given.services]
+    assert [each for each in made.placements if not (each.workload if each.place == "engine" else each.why)] == []
+
+
+def test_no_file_contains_a_secret(case: str, made: Export) -> None:
+    text = "\n".join(made.files.values())
+    for path in (SITES / "files").iterdir():
+        if path.name not in ("passwd", "group"):
+            for line in path.read_text().splitlines():
+                assert len(line) < 8 or line not in text, path.name
+
+
+def objects(made: Export) -> Iterator[dict[str, Any]]:
+    for name, text in made.files.items():
+        if not name.endswith("kustomization.yaml"):
+            yield from yaml.safe_load_all(text)
+
+
+KUBERNETES_CASES = [name for name in CASES if CASES[name][0] == "kubernetes"]
+NOMAD_CASES = [name for name in CASES if CASES[name][0] == "nomad"]
+
+
+@pytest.mark.parametrize("name", KUBERNETES_CASES)
+def test_objects_are_valid(name: str, tmp_path: Path) -> None:
+    for each in objects(render(*case_input(tmp_path, name))):
+        # One case with all versions: each takes seconds.
+        for version in VERSIONS if name == "kubernetes" else VERSIONS[-1:]:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+def containers(made: Export) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Pod and container of all services, without what runs before them."""
+    for each in objects(made):
+        if each["kind"] == "StatefulSet":
+            pod = each["spec"]["template"]["spec"]
+            listed = [*pod["containers"], *(one for one in pod["initContainers"] if "restartPolicy" in one)]
+            yield from ((pod, one) for one in listed)
+
+
+@pytest.mark.parametrize("name", KUBERNETES_CASES)
+def test_pods_are_confined(name: str, tmp_path: Path) -> None:
+    made = render(*case_input(tmp_path, name))
+    for pod, container in containers(made):
+        assert pod["enableServiceLinks"] is False
+        assert pod["automountServiceAccountToken"] is False
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"]["drop"] == ["ALL"]
+        # Postfix's master process is root's.
+        assert security.get("runAsNonRoot") is True or container["name"] == "postfix"
+        mounted = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        assert mounted["/etc"]["readOnly"] is True
+        configs = {volume["name"] for volume in pod["volumes"] if "configMap" in volume or "secret" in volume}
+        assert not [mount for mount in container["volumeMounts"] if mount["name"] in configs]
+
+
+@pytest.mark.parametrize("name", KUBERNETES_CASES)
+def test_only_readiness_depends_on_others(name: str, tmp_path: Path) -> None:
+    for _, container in containers(render(*case_input(tmp_path, name))):
+        assert container["livenessProbe"]["exec"]["command"][1] == "--live"
+        assert container["readinessProbe"]["exec"]["command"] == ["/opt/sms/bin/sms-probe", container["name"]]
+        sidecar = "restartPolicy" in container
+        assert (container["startupProbe"]["exec"]["command"][1] == "--live") is not sidecar
+
+
+def test_another_configuration_is_another_pod(tmp_path: Path) -> None:
+    def digests(**changes: Any) -> dict[str, str]:
+        engines = {"engines": {"kubernetes": KUBERNETES}}
+        made = render("kubernetes", make_input(tmp_path, "debian-12", {**engines, **changes}))
+        found = [each for each in objects(made) if each["kind"] == "StatefulSet"]
+        return {
+            each["metadata"]["name"]: each["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+            for each in found
+        }
+
+    before, after = digests(), digests(mail={"relay": "other.example.org"})
+    assert {name for name in before if before[name] != after[name]} == {"postfix"}
+
+
+@pytest.mark.parametrize("name", NOMAD_CASES)
+def test_jobs_can_be_read(name: str, tmp_path: Path) -> None:
+    made = render(*case_input(tmp_path, name))
+    hcl = [name for name in made.files if name.endswith(".hcl")]
+    assert hcl
+    for file in hcl:
+        assert hcl2.loads(made.files[file])["job"]
+    assert {f"json/{file.removesuffix('.nomad.hcl')}.json" for file in hcl} == {
+        file for file in made.files if file.startswith("json/")
+    }
+
+
+def jobs(made: Export) -> dict[str, dict[str, Any]]:
+    return {
+        document["Job"]["ID"]: document["Job"]
+        for document in (json.loads(text) for name, text in made.files.items() if name.startswith("json/"))
+    }
+
+
+@pytest.mark.parametrize("name", NOMAD_CASES)
+def test_the_jobs_of_document_000(name: str, tmp_path: Path) -> None:
+    """A service job of the controller, system jobs of munge and slurmd; a second writer is never started."""
+    found = jobs(render(*case_input(tmp_path, name)))
+    kinds = {job: found[job]["Type"] for job in ("slurm-ctl", "munge", "slurm-cn")}
+    assert kinds == {"slurm-ctl": "service", "munge": "system", "slurm-cn": "system"}
+    for job in found.values():
+        (group,) = job["TaskGroups"]
+        assert [task["Driver"] for task in group["Tasks"]] == ["raw_exec"] * len(group["Tasks"])
+        if job["Type"] == "service":
+            assert group["Disconnect"]["Replace"] is False
+            assert group["Update"]["AutoRevert"] is True
+            assert group["Constraints"][0]["LTarget"] == "${attr.unique.hostname}"
+            ports = [port["Value"] for network in group["Networks"] for port in network["ReservedPorts"]]
+            assert len(ports) == len(set(ports))
+
+
+@pytest.mark.parametrize("name", NOMAD_CASES)
+def test_nothing_unsigned_runs(name: str, tmp_path: Path) -> None:
+    for job in jobs(render(*case_input(tmp_path, name))).values():
+        for task in job["TaskGroups"][0]["Tasks"] if job["Type"] == "service" else ():
+            assert task["Config"]["command"] == "/bin/sh"
+            assert task["Config"]["args"][:2] == ["-eu", "local/verified.sh"]
+            names = {template["DestPath"] for template in task["Templates"]}
+            assert {"local/verified.sh", "local/keys/0.pub"} <= names
+
+
+def test_modules_are_read_and_have_an_order(tmp_path: Path) -> None:
+    made = render(*case_input(tmp_path, "terraform"))
+    for engine, role in (("kubernetes", "slurmctld"), ("nomad", "slurm-ctl")):
+        root = hcl2.loads(made.files[f"{engine}/main.tf"])
+        modules = {name.strip('"'): each for part in root["module"] for name, each in part.items()}
+        for name, module in modules.items():
+            assert hcl2.loads(made.files[f"{engine}/modules/{name}/main.tf"])["resource"]
+            files = re.findall(r"path\.root\}/([^\"]+)", str(module["files"]))
+            assert files
+            assert [file for file in files if f"{engine}/{file}" not in made.files] == []
+        assert "module.slurmdbd" in str(modules[role]["depends_on"])
+
+
+@pytest.mark.parametrize("name", ["quadlet", "compose"])
+def test_containers_wait_for_what_is_ready(name: str, tmp_path: Path) -> None:
+    """Not only started: munge answers, and the files are in place."""
+    made = render(*case_input(tmp_path, name))
+    if name == "compose":
+        compose = yaml.safe_load(made.files["compose.yaml"])
+        for container in compose["services"].values():
+            for other, how in container.get("depends_on", {}).items():
+                ended = other.endswith("-place")
+                assert how["condition"] == ("service_completed_successfully" if ended else "service_healthy")
+                assert ended or "healthcheck" in compose["services"][other]
+        assert "sms-sample-slurmctld-munge" in compose["services"]["sms-sample-slurmctld-slurmctld"]["depends_on"]
+        return
+    unit = made.files["sms-sample-slurmctld-slurmctld.container"]
+    needs = "sms-sample-slurmctld-place.service sms-sample-slurmctld-munge.service"
+    assert f"Requires={needs}\nAfter={needs}\n" in unit
+    assert "Notify=healthy" in made.files["sms-sample-slurmctld-munge.container"]
+    assert "Type=oneshot" in made.files["sms-sample-slurmctld-place.container"]
+
+
+SLURM = {"nodes": [{"name": "node1"}]}
+
+
+@pytest.mark.parametrize(
+    ("target", "site", "changes", "word"),
+    [
+        ("kubernetes", "debian-12", {}, "engines.kubernetes.address"),
+        ("nomad", "debian-12", {}, "engines.nomad.address"),
+        ("quadlet", "debian-12", {}, "engines.podman.address"),
+        ("terraform", "debian-12", {}, "engines.nomad.address"),
+        ("kubernetes", "debian-12", {"engines": {"kubernetes": {**KUBERNETES, "network": "host"}}}, "cluster node"),
+        ("kubernetes", "openhpc-rocky9", {"engines": {"kubernetes": KUBERNETES}, "slurm": SLURM}, "ids of slurm"),
+        ("nomad", "debian-12", {"engines": {"nomad": {**NOMAD, "state": "/srv/a:b"}}}, "/srv/a:b"),
+        ("nomad", "debian-12", {"engines": {"nomad": NOMAD}, "signing": {"pgp_fingerprint": "A" * 40}}, "PEM"),
+    ],
+)
+def test_what_cannot_be_rendered(target: str, site: str, changes: dict[str, Any], word: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=word) as caught:
+        render(target, make_input(tmp_path, site, changes))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [(b"\xff\xfe", "is not text"), (b"-----BEGIN PRIVATE KEY-----\n", "private key"), (b"x" * 10**6, "bytes")],
+)
+def test_files_that_are_refused(data: bytes, word: str, tmp_path: Path) -> None:
+    (tmp_path / "prolog.sh").write_bytes(data)
+    changes = {
+        "services": list(SMALL),
+        "slurm": {**SLURM, "files": {"prolog.sh": str(tmp_path / "prolog.sh")}},
+        "engines": {"kubernetes": KUBERNETES},
+    }
+    with pytest.raises(ConfigError, match=word):
+        render("kubernetes", make_input(tmp_path, "debian-12", changes))
+
+
+def test_passwords_of_accounts_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("alice:$6$salt$hash:2001:2001::/home/alice:/bin/sh\n")
+    given = make_input(tmp_path, "debian-12", {"engines": {"kubernetes": KUBERNETES}})
+    sources = type(given.sources)(given.sources.overlays, {"passwd": (tmp_path / "passwd").read_bytes()})
+    made = render("kubernetes", type(given)(given.site, given.services, given.base, sources, given.image))
+    text = "\n".join(made.files.values())
+    assert "alice:x:2001" in text
+    assert "$6$" not in text
+
+
+@pytest.mark.parametrize(("port", "expected"), [(25, 30025), (514, 30514), (2514, 32514), (6817, 30817), (8735, 32735)])
+def test_node_ports(port: int, expected: int) -> None:
+    assert node_port(Port("x", "tcp", port)) == expected
+
+
+def test_a_port_that_nodes_cannot_have() -> None:
+    with pytest.raises(ConfigError):
+        node_port(Port("x", "tcp", 20000))
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "expected"),
+    [
+        ("A=1\nB=2\n", {"A": "3"}, "A=3\nB=2\n"),
+        ("A=1\nA=2\n", {"A": "3"}, "A=3\n"),
+        ("B=2\n", {"A": "3"}, "B=2\nA=3\n"),
+        ("# A=1\n", {}, "# A=1\n"),
+    ],
+)
+def test_lines_are_set(text: str, values: dict[str, str], expected: str) -> None:
+    assert set_lines(text, values) == expected

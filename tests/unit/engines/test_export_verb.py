@@ -1,0 +1,149 @@
+"""`sms export` in a folder: what is there stays, a second run changes nothing, an interrupted one is resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from appliance.cli import main
+from appliance.errors import Refused
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.engines import export as module
+from appliance.operations.engines.export import RECORD, export
+from appliance.progress import Silent
+from appliance.shared.files import replace_file
+from tests.sites import GOOD
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    path = tmp_path / "sms.yaml"
+    path.write_text(GOOD + f"state: {tmp_path}/state\nengines:\n  kubernetes: {{address: 10.77.0.9}}\n")
+    return path
+
+
+@pytest.fixture
+def cluster(site: Path) -> Cluster:
+    return open_cluster(site, None, Silent())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_second_export_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    first = export(cluster, "kubernetes", tmp_path / "out")
+    before = content(tmp_path / "out")
+    assert len(first.written) == first.files == len(before) - 1
+    again = export(cluster, "kubernetes", tmp_path / "out")
+    assert again.same
+    assert content(tmp_path / "out") == before
+
+
+def test_check_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    assert not export(cluster, "kubernetes", tmp_path / "out", check=True).same
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_changed_site_changes_its_files_alone(cluster: Cluster, site: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export(cluster, "kubernetes", out)
+    (out / "mine.yaml").write_text("kept\n")
+    site.write_text(site.read_text().replace("default: true", "default: false"))
+    done = export(open_cluster(site, None, Silent()), "kubernetes", out)
+    assert done.written == ["base/slurmctld.yaml"]
+    assert (out / "mine.yaml").read_text() == "kept\n"
+
+
+def test_what_is_not_needed_any_more_is_removed(cluster: Cluster, site: Path, tmp_path: Path) -> None:
+    site.write_text(site.read_text().replace("[slurmctld, munge]", "[slurmctld, munge, postfix]"))
+    out = tmp_path / "out"
+    export(open_cluster(site, None, Silent()), "kubernetes", out)
+    assert export(cluster, "kubernetes", out).removed == ["base/postfix.yaml"]
+    assert not (out / "base/postfix.yaml").exists()
+
+
+@pytest.mark.parametrize("foreign", ["edited", "other", "link", "folder", "record", "target"])
+def test_files_of_others_are_not_overwritten(foreign: str, cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    if foreign in ("edited", "record", "target"):
+        export(cluster, "kubernetes", out)
+    out.mkdir(exist_ok=True)
+    if foreign == "edited":
+        (out / "base/slurmctld.yaml").write_text("mine\n")
+    elif foreign == "other":
+        (out / "base").mkdir()
+        (out / "base/slurmctld.yaml").write_text("mine\n")
+    elif foreign == "link":
+        (tmp_path / "elsewhere").mkdir()
+        (out / "base").symlink_to(tmp_path / "elsewhere")
+    elif foreign == "folder":
+        (out / "base/slurmctld.yaml").mkdir(parents=True)
+    elif foreign == "record":
+        (out / RECORD).write_text("[]")
+    elif foreign == "target":
+        (out / RECORD).write_text(json.dumps({"target": "nomad", "files": {}}))
+    before = content(tmp_path)
+    with pytest.raises(Refused) as caught:
+        export(cluster, "kubernetes", out)
+    assert caught.value.hint
+    assert content(tmp_path) == before
+
+
+def test_an_interrupted_export_is_resumed(
+    cluster: Cluster, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After any write: the next run finds no file of others, and ends as one that was not interrupted."""
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    export(cluster, "kubernetes", out)
+    site.write_text(site.read_text().replace("10.77.0.9", "10.77.0.8"))
+    changed = open_cluster(site, None, Silent())
+    export(changed, "kubernetes", whole)
+    changes = export(changed, "kubernetes", out, check=True).written
+    shutil.copytree(out, tmp_path / "before")
+    for kept in range(len(changes) + 2):
+        shutil.rmtree(out)
+        shutil.copytree(tmp_path / "before", out)
+        left = kept
+
+        def write(path: str, data: bytes, mode: int) -> bool:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return replace_file(path, data, mode)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "replace_file", write)
+            with pytest.raises(KeyboardInterrupt):
+                export(changed, "kubernetes", out)
+        if kept % 2:  # another export is interrupted, too
+            left = 2
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "replace_file", write)
+                with suppress(KeyboardInterrupt):
+                    export(cluster, "kubernetes", out)
+        export(changed, "kubernetes", out)
+        assert content(out) == content(whole)
+
+
+def test_statuses(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--site", str(site), "-q", "export", "kubernetes", "-o", str(tmp_path / "out")]
+    assert main([*words, "--check"]) == 1
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["target"] == "kubernetes"
+    assert {each["service"]: each["place"] for each in shown["placements"]} == {
+        "munge": "engine",
+        "slurmctld": "engine",
+    }
+    assert main([*words, "--check"]) == 0
+    (tmp_path / "out" / "base" / "slurmctld.yaml").write_text("mine\n")
+    assert main([*words, "--check"]) == 1
+    assert main(words) == 3
+    assert main(["--site", str(site), "export", "nomad", "-o", str(tmp_path / "other")]) in (2, 3)

@@ -1,0 +1,78 @@
+"""sms-place: a copy of the image's /etc with the files of the site."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.places import ROOT
+
+PROGRAM = ROOT / "definitions" / "runtime" / "sms-place"
+USER, GROUP = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """The root of an image, and a folder of an engine with files."""
+    for folder in ("etc/slurm", "opt/sms/accounts", "run", "var/log", "sms/config"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "run").chmod(0o777)
+    for name, text in (("passwd", "root:x:0:0::/root:/bin/sh\n"), ("group", "root:x:0:\n")):
+        (tmp_path / "etc" / name).write_text(text)
+        (tmp_path / "opt/sms/accounts" / name).write_text(text)
+    (tmp_path / "etc" / "os-release").write_text("image\n")
+    return tmp_path
+
+
+def place(image: Path, files: dict[str, str], **changes: Any) -> subprocess.CompletedProcess[str]:
+    rows = []
+    for number, (path, text) in enumerate(files.items()):
+        (image / "sms/config" / str(number)).write_text(text)
+        row = {"path": path, "source": f"/sms/config/{number}", "owner": USER, "group": GROUP, "mode": "0600"}
+        rows.append({**row, **changes})
+    (image / "sms/config/files.json").write_text(json.dumps(rows))
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), "/sms/config/files.json", "/sms/etc"],
+        env={**os.environ, "SMS_ROOT": str(image)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_files_are_placed_and_accounts_merged(image: Path) -> None:
+    files = {
+        "/etc/slurm/slurm.conf": "ClusterName=x\n",
+        "/etc/passwd": "root:x:7:7::/:/bin/sh\nalice:x:2001:2001::/home/alice:/bin/sh\n",
+    }
+    for _ in range(2):  # an engine may run it again
+        assert place(image, files).returncode == 0
+        etc = image / "sms/etc"
+        assert (etc / "slurm/slurm.conf").read_text() == "ClusterName=x\n"
+        assert (etc / "slurm/slurm.conf").stat().st_mode & 0o777 == 0o600
+        assert (etc / "os-release").read_text() == "image\n"
+        names = [line.split(":")[0] for line in (etc / "passwd").read_text().splitlines()]
+        assert names == ["root", "alice"]
+        assert "root:x:0:0" in (etc / "passwd").read_text()
+    assert (image / "run").stat().st_mode & 0o777 == 0o755
+    assert (image / "run/sms/jobsync").stat().st_mode & 0o7777 == 0o1777
+    assert (image / "etc/passwd").read_text() == "root:x:0:0::/root:/bin/sh\n"
+
+
+@pytest.mark.parametrize("path", ["/var/lib/x", "/etc/../root/x", "/etcetera"])
+def test_nothing_is_placed_elsewhere(path: str, image: Path) -> None:
+    assert place(image, {path: "x"}).returncode != 0
+    assert not (image / "root").exists()
+
+
+def test_an_unknown_owner_is_an_error(image: Path) -> None:
+    assert "does not know" in place(image, {"/etc/x": "x"}, owner="nobody-at-all").stderr
