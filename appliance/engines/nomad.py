@@ -6,22 +6,28 @@ verified. One task of each group assembles /etc; ``sms-run`` then waits for what
 
 from __future__ import annotations
 
+import json
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from appliance.catalog import Service
 from appliance.config.model import Site
 from appliance.engines.config import Network, placed_files, unit_argv
 from appliance.engines.hcl import Block, Raw, Value
 from appliance.engines.model import Deployment, Unit, Workload
 from appliance.errors import ConfigError
 from appliance.plan.machine import Places
+from appliance.plan.render import Templates
 from appliance.plan.services.confinement import capabilities_for, privilege_options
+from appliance.plan.services.jobsync import stop_limits, task_json
 
 PRIORITY = 95
 """Of document 000: before all that is not needed to run jobs."""
 FIRST_PROBE_PORT = 6880
 ALLOC, TASK, SECRETS = "${NOMAD_ALLOC_DIR}/data", "${NOMAD_TASK_DIR}", "${NOMAD_SECRETS_DIR}"
+NODE_JOB, SLURMD_PORT = "slurm-cn", 6818
+"""Job of document 000 on compute nodes, and its port (SlurmdPort of slurm.conf)."""
 KEY = "munge_key"
 """Name in a job's variable of the Munge key, in base64."""
 VERIFIED = """\
@@ -321,29 +327,54 @@ def _small(memory_mb: int = 64) -> Block:
     return Block("resources", (), {"cpu": 50, "memory": memory_mb})
 
 
-def node_jobs(deployment: Deployment, options: Options) -> dict[str, Block]:
+@dataclass(frozen=True)
+class Nodes:
+    """What runs on compute nodes: services that only an engine starts, and the programs that start them, by name."""
+
+    services: Sequence[Service]
+    programs: Mapping[str, str]
+    templates: Templates
+
+
+def node_jobs(deployment: Deployment, options: Options, nodes: Nodes) -> dict[str, Block]:
     """Return the jobs that run munge and slurmd on every compute node, by name; none without a controller.
 
-    They are programs of the node image, as in document 000: a container would be in the way of a job's processes.
+    They are programs of the node image, as in document 000: a container would be in the way of a job's processes. They
+    start by ``sms-run``, so that slurmd waits for munge at each start.
     """
     controller = deployment.find("controller")
     if controller is None:
         return {}
-    number, helper = controller.ports[0].number, controller.units[0].service
-    slurmd = ["-D", "-Z", "--conf-server", f"{options.address}:{number}", "--conf", "Feature=compute"]
+    # Not with -Z: a node that slurm.conf names cannot be a dynamic one (fatal: Duplicated NodeName).
+    server = ("--conf-server", f"{options.address}:{controller.ports[0].number}")
+    helpers = [unit.service for unit in controller.units if unit.helper]
+    own = [
+        one.model_copy(update={"run": (*one.run, *server)})
+        for one in nodes.services
+        if {*one.needs} <= {helper.name for helper in helpers}
+    ]
+    services = [*helpers, *own]
+    text = json.dumps(task_json(services, nodes.templates), indent=1) + "\n"
+    limits = stop_limits(services)
     jobs = {}
-    for name, program, args, port in (
-        (helper.name, f"/usr/sbin/{helper.run[0]}", [*helper.run[1:], "--syslog"], 0),
-        ("slurm-cn", "/usr/sbin/slurmd", slurmd, 6818),
-    ):
-        fields: dict[str, Value] = {"driver": "raw_exec", "user": "root" if port else helper.user}
-        config = Block("config", (), {"command": program, "args": list(args)})
-        blocks = [Block("restart", (), {"attempts": 3, "interval": "5m", "delay": "5s", "mode": "delay"})]
-        if port:
-            ports = (Block("port", (port_label(port),), {"static": port}),)
-            blocks.append(Block("network", (), {"mode": "host"}, ports))
-        blocks.append(Block("task", (name,), fields, (config, _small())))
+    for one in services:
         # distinct_hosts of document 000 has no effect in a system job: it runs once on each client.
+        name = NODE_JOB if one in own else one.name
+        blocks = [Block("restart", (), {"attempts": 3, "interval": "5m", "delay": "5s", "mode": "delay"})]
+        if one in own:
+            port = Block("port", (port_label(SLURMD_PORT),), {"static": SLURMD_PORT})
+            blocks.append(Block("network", (), {"mode": "host"}, (port,)))
+        fields: dict[str, Value] = {
+            "driver": "raw_exec",
+            "user": "root",
+            "kill_signal": "SIGTERM",
+            "kill_timeout": f"{limits[one.name] + 10}s",
+        }
+        args: list[Value] = ["local/sms/sms-run", "--services", "local/sms/services.json", "--jobsync", one.name]
+        files = [_template(f"local/sms/{file}", program) for file, program in sorted(nodes.programs.items())]
+        config = Block("config", (), {"command": "/usr/bin/python3", "args": args})
+        task = (config, *files, _template("local/sms/services.json", text), _small())
+        blocks.append(Block("task", (name,), fields, task))
         jobs[name] = _job(name, "system", options.compute_pool, options, Block("group", (name,), {}, tuple(blocks)))
     return jobs
 

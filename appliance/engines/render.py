@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from appliance.catalog import Base, Service
 from appliance.config.model import Site
@@ -12,6 +12,8 @@ from appliance.engines.config import Network, Sources, make_deployment, with_fil
 from appliance.engines.model import Deployment, Placement
 from appliance.engines.nomad_json import job_json
 from appliance.errors import ConfigError
+from appliance.plan.overlay.seed import template_values
+from appliance.plan.render import Templates
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Input:
     Attributes:
         image: name of the image where none is set.
         keys: public keys of the site, of which one signs images.
+        nodes: services of compute nodes, which only engines start.
+        programs: those of definitions/runtime that start them, by name.
     """
 
     site: Site
@@ -29,6 +33,8 @@ class Input:
     sources: Sources
     image: str
     keys: tuple[str, ...] = ()
+    nodes: Sequence[Service] = ()
+    programs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def _kubernetes_notes(given: Input, deployment: Deployment, options: kubernetes.
 
 def _nomad(given: Input) -> Export:
     deployment, options = _for_nomad(given)
-    jobs = {**nomad.service_jobs(deployment, options), **nomad.node_jobs(deployment, options)}
+    jobs = {**nomad.service_jobs(deployment, options), **_node_jobs(given, deployment, options)}
     header = "# Written by `sms export nomad`. Changes belong into the site file.\n"
     files = {f"{name}.nomad.hcl": header + hcl.write([job]) for name, job in jobs.items()}
     files |= {f"json/{name}.json": job_json(job) for name, job in jobs.items()}
@@ -76,6 +82,11 @@ def _for_nomad(given: Input) -> tuple[Deployment, nomad.Options]:
     options = nomad.read_options(given.site, given.keys)
     bare = make_deployment(given.site, given.services, given.base)
     return _filled(given, bare, nomad.network_of(bare, options)), options
+
+
+def _node_jobs(given: Input, deployment: Deployment, options: nomad.Options) -> dict[str, hcl.Block]:
+    templates = Templates(given.sources.overlays, **template_values(given.site, given.services))
+    return nomad.node_jobs(deployment, options, nomad.Nodes(given.nodes, given.programs, templates))
 
 
 def _terraform(given: Input) -> Export:
@@ -110,7 +121,7 @@ def _terraform_kubernetes(given: Input) -> Export:
 
 def _terraform_nomad(given: Input) -> Export:
     deployment, options = _for_nomad(given)
-    own, nodes = nomad.service_jobs(deployment, options), nomad.node_jobs(deployment, options)
+    own, nodes = nomad.service_jobs(deployment, options), _node_jobs(given, deployment, options)
     files = {f"files/{name}.nomad.hcl": hcl.write([job]) for name, job in {**own, **nodes}.items()}
     after = terraform.order(deployment, {one.name: nomad.job_name(one) for one in deployment.workloads})
     started: list[str] = [nomad.job_name(one) for one in deployment.workloads if one.main.service.role == "controller"]

@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from appliance.catalog import read_catalog
 from appliance.engines.config import Sources
 from appliance.engines.model import Placement
 from appliance.engines.oci import image_name
 from appliance.engines.render import Input, render
 from appliance.errors import Refused
-from appliance.operations.context import Cluster, read_given
+from appliance.operations.context import Cluster, read_given, runtime_files
 from appliance.operations.image.list import list_images
 from appliance.plan.overlay.seed import slurm_sources
+from appliance.plan.services.jobsync import PROGRAMS
 from appliance.share import share
 from appliance.shared.files import replace_file
 
@@ -109,7 +111,18 @@ def read_input(cluster: Cluster, target: str) -> Input:
     current = next((image for image in list_images(cluster) if image.current), None)
     image = f"{image_name(site.cluster)}:{current.key[:12] if current else 'current'}"
     keys = tuple(_read_key(path) for path in site.signing.public_keys) if target in SIGNED else ()
-    return Input(site, cluster.services, cluster.base, Sources(share("overlays"), given), image, keys)
+    catalog = read_catalog(share("definitions", "services"))
+    runtime = runtime_files()
+    return Input(
+        site,
+        cluster.services,
+        cluster.base,
+        Sources(share("overlays"), given),
+        image,
+        keys,
+        nodes=[one for one in catalog.values() if one.run and not one.container],
+        programs={name: runtime[name].decode() for name in PROGRAMS},
+    )
 
 
 def _read_key(path: Path) -> str:

@@ -13,6 +13,7 @@ from appliance.engines.config import Sources
 from appliance.engines.render import Input
 from appliance.operations.context import read_given
 from appliance.plan.overlay.seed import slurm_sources
+from appliance.plan.services.jobsync import PROGRAMS
 from appliance.share import share
 from tests.places import GOLDEN
 
@@ -75,10 +76,14 @@ def make_input(folder: Path, site: str, changes: dict[str, Any]) -> Input:
     path = folder / "sms.yaml"
     path.write_text(yaml.safe_dump(document))
     found, _ = read_site(path)
-    services = select(read_catalog(share("definitions", "services")), found.service_names)
+    catalog = read_catalog(share("definitions", "services"))
+    services = select(catalog, found.service_names)
     given = read_given([("passwd", found.accounts.passwd), ("group", found.accounts.group), *slurm_sources(found)])
     base = read_bases(share("definitions", "bases"))[found.base.os]
-    return Input(found, services, base, Sources(share("overlays"), given), IMAGE, (KEY,))
+    nodes = [one for one in catalog.values() if one.run and not one.container]
+    # Their names only: a change of a program should change no golden file.
+    programs = dict.fromkeys(PROGRAMS, "a program\n")
+    return Input(found, services, base, Sources(share("overlays"), given), IMAGE, (KEY,), nodes, programs)
 
 
 def case_input(folder: Path, name: str) -> tuple[str, Input]:

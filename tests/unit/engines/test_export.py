@@ -18,6 +18,7 @@ from appliance.engines.kubernetes import node_port
 from appliance.engines.model import Port
 from appliance.engines.render import Export, render
 from appliance.errors import ConfigError
+from appliance.plan.services.jobsync import PROGRAMS
 from tests.places import GOLDEN
 from tests.unit.engines.cases import CASES, KUBERNETES, NOMAD, SITES, SMALL, case_input, make_input
 
@@ -164,6 +165,19 @@ def test_the_jobs_of_document_000(name: str, tmp_path: Path) -> None:
             assert group["Constraints"][0]["LTarget"] == "${attr.unique.hostname}"
             ports = [port["Value"] for network in group["Networks"] for port in network["ReservedPorts"]]
             assert len(ports) == len(set(ports))
+
+
+@pytest.mark.parametrize("name", NOMAD_CASES)
+def test_slurmd_waits_for_munge(name: str, tmp_path: Path) -> None:
+    """At each start, by the same program as everywhere."""
+    found = jobs(render(*case_input(tmp_path, name)))
+    for job, service in (("munge", "munge"), ("slurm-cn", "slurmd")):
+        (task,) = found[job]["TaskGroups"][0]["Tasks"]
+        assert task["Config"]["args"][-2:] == ["--jobsync", service]
+        files = {template["DestPath"]: template["EmbeddedTmpl"] for template in task["Templates"]}
+        listed = json.loads(files["local/sms/services.json"])["services"]
+        assert listed["slurmd"]["jobsync"]["holds"] == ["munge"]
+        assert {f"local/sms/{program}" for program in PROGRAMS} <= files.keys()
 
 
 @pytest.mark.parametrize("name", NOMAD_CASES)

@@ -23,19 +23,160 @@ job "slurm-cn" {
     }
 
     task "slurm-cn" {
-      driver = "raw_exec"
-      user   = "root"
+      driver       = "raw_exec"
+      user         = "root"
+      kill_signal  = "SIGTERM"
+      kill_timeout = "40s"
 
       config {
-        command = "/usr/sbin/slurmd"
+        command = "/usr/bin/python3"
         args    = [
-          "-D",
-          "-Z",
-          "--conf-server",
-          "10.20.0.8:6817",
-          "--conf",
-          "Feature=compute",
+          "local/sms/sms-run",
+          "--services",
+          "local/sms/services.json",
+          "--jobsync",
+          "slurmd",
         ]
+      }
+
+      template {
+        destination = "local/sms/sms-probe"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/sms-run"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smsfiles.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smsrt.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smsserve.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smsstart.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smssync.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smstask.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/services.json"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+{
+ "services": {
+  "munge": {
+   "run": [
+    "munged",
+    "--foreground"
+   ],
+   "user": "munge",
+   "groups": [],
+   "capabilities": [],
+   "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
+   "running": null,
+   "needs": [],
+   "sync": [],
+   "probe": {
+    "kind": "exec",
+    "exec": [
+     [
+      "munge",
+      "--no-input"
+     ],
+     [
+      "unmunge"
+     ]
+    ],
+    "expect": "STATUS: +Success",
+    "timeout_s": 5
+   },
+   "jobsync": {
+    "holds": [],
+    "signal": "TERM",
+    "stop_s": 30,
+    "release_s": 30,
+    "ports": []
+   }
+  },
+  "slurmd": {
+   "run": [
+    "slurmd",
+    "-D",
+    "--conf-server",
+    "10.20.0.8:6817"
+   ],
+   "user": "root",
+   "groups": [],
+   "capabilities": null,
+   "setup": "mkdir -p /run/slurm /var/spool/slurmd",
+   "running": null,
+   "needs": [
+    "munge"
+   ],
+   "sync": [],
+   "probe": {
+    "kind": "exec",
+    "exec": [
+     [
+      "scontrol",
+      "show",
+      "slurmd"
+     ]
+    ],
+    "expect": "Slurmd PID",
+    "timeout_s": 5
+   },
+   "jobsync": {
+    "holds": [
+     "munge"
+    ],
+    "signal": "TERM",
+    "stop_s": 30,
+    "release_s": 0,
+    "ports": []
+   }
+  }
+ }
+}
+END
       }
 
       resources {
