@@ -70,8 +70,8 @@ OTHER_MEANINGS = {
 """Names of services that mean something else in the code."""
 LITERALS = {
     "appliance/config/model.py": {"munge"},
-    "appliance/lab/render.py": {"munge", "postfix"},
-    "appliance/lab/root.py": {"chrony", "munge", "postfix", "rsyslog"},
+    "appliance/lab/render.py": {"munge", "postfix", "slurmd"},
+    "appliance/lab/root.py": {"chrony", "munge", "postfix", "rsyslog", "slurmd"},
     "appliance/plan/hosts/distro.py": {"chrony"},
     "appliance/plan/hosts/doctor.py": {"chrony"},
     "appliance/plan/overlay/seed.py": {"munge"},
