@@ -64,6 +64,7 @@ class Engine:
     namespace: str
     tasks: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     began: dict[str, float] = field(default_factory=dict)
+    superseded: list[subprocess.Popen[bytes]] = field(default_factory=list)
     killed: list[float] = field(default_factory=list)
 
     @property
@@ -161,13 +162,22 @@ class Engine:
         self._note(name)
         self.tasks[name].terminate()
 
+    def supersede(self, name: str) -> None:
+        """Start a second task before the first is stopped, as for an allocation that was lost and is not."""
+        old = self.tasks[name]
+        self.start(name)
+        time.sleep(1)
+        self._note(name)
+        old.terminate()
+        self.superseded.append(old)
+
     def reboot(self) -> None:
         """Kill everything at once, and empty /run; nothing is started."""
         self._note("munge")
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for task in self.tasks.values():
+        for task in (*self.tasks.values(), *self.superseded):
             task.wait()
         wait_until(lambda: not self.processes(), "the end of all")
         shutil.rmtree(RECORDS, ignore_errors=True)
@@ -176,7 +186,7 @@ class Engine:
                 shutil.rmtree(path, ignore_errors=True)
         for path in (self.root / "run/munge").iterdir():  # it is mounted in the image
             path.unlink()
-        self.tasks = {}
+        self.tasks, self.superseded = {}, []
 
     def _note(self, name: str) -> None:
         if name == "munge":
@@ -192,6 +202,11 @@ class Engine:
                     found.append(int(path.name))
         return found
 
+    def daemons(self, name: str) -> list[int]:
+        """Processes of a program that none of them has forked: such a one has its name until it gets another."""
+        found = self.processes(name)
+        return [pid for pid in found if _parent_of(pid) not in found]
+
     def starts(self) -> list[tuple[str, str, float]]:
         """Service, what it saw of munge, and time of each start."""
         path = self.folder / "log/starts"
@@ -202,6 +217,14 @@ class Engine:
         """Starts of users of munge while it did not answer, but those within 2 s after the test had ended it."""
         silent = [row for row in self.starts() if row[1] != "answers"]
         return [row for row in silent if not any(0 <= row[2] - at < 2 for at in self.killed)]
+
+
+def _parent_of(pid: int) -> int:
+    """The parent of a process; 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def make_services(folder: Path) -> None:

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -55,14 +54,6 @@ def run_job(engine: Engine) -> str:
     done = engine.inside("srun", "-n", "1", "echo", "it ran")
     assert done.returncode == 0, done.stderr + engine.output()
     return done.stdout
-
-
-def parent_of(pid: int) -> int:
-    """The parent of a process; 0 if it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def test_starts_in_order(engine: Engine) -> None:
@@ -113,6 +104,20 @@ def test_munge_does_not_wait_for_ever_and_slurmctld_is_not_restarted_for_it(runn
     assert run_job(running) == "it ran\n"
 
 
+def test_a_second_task_waits_for_the_first(running: Engine) -> None:
+    """As when an allocation that was taken for lost is restarted where it still runs."""
+    first = running.tasks["slurmctld"]
+    daemons = running.daemons("slurmctld")
+    running.start("slurmctld")
+    time.sleep(3)
+    assert running.daemons("slurmctld") == daemons and len(daemons) == 1
+    assert running.record("slurmctld")["state"] == "ready"
+    first.terminate()
+    assert first.wait(120) == 0
+    running.await_ready(*SERVICES)
+    assert running.daemons("slurmctld") != daemons and len(running.daemons("slurmctld")) == 1
+
+
 def test_no_daemon_outlives_what_runs_it(running: Engine) -> None:
     """SIGKILL of `apptainer exec` alone, then of sms-run alone."""
     pid = running.record("slurmctld")["process"]["pid"]
@@ -132,18 +137,16 @@ def test_no_daemon_outlives_what_runs_it(running: Engine) -> None:
     "seed", [pytest.param(number, marks=[pytest.mark.full] if number >= USUAL else []) for number in range(ALL)]
 )
 def test_random_orders(engine: Engine, seed: int) -> None:
-    """Starts, kills of daemons and of sms-run, restarts, a reboot at random points: never before munge, never two."""
+    """Starts, kills of daemons and of sms-run, restarts, second tasks, a reboot: never before munge, never two."""
     chance = random.Random(seed)
     twice: list[list[int]] = []
     watching = threading.Event()
 
     def watch() -> None:
         while not watching.wait(0.1):
-            found = engine.processes("slurmctld")
-            # One that it has just forked has its name until it becomes slurmscriptd.
-            first = [pid for pid in found if parent_of(pid) not in found]
-            if len(first) > 1:
-                twice.append(first)
+            found = engine.daemons("slurmctld")
+            if len(found) > 1:
+                twice.append(found)
 
     engine.reboot()
     seen = len(engine.starts())
@@ -153,7 +156,7 @@ def test_random_orders(engine: Engine, seed: int) -> None:
         for name in chance.sample(SERVICES, len(SERVICES)):
             engine.start(name)
             time.sleep(chance.uniform(0, 1))
-        for action in [*chance.choices(("task", "service", "restart"), k=4), "reboot", "task"]:
+        for action in [*chance.choices(("task", "service", "restart", "second"), k=4), "reboot", "task"]:
             name = chance.choice(SERVICES)
             if action == "task":
                 engine.kill_task(name)
@@ -161,6 +164,8 @@ def test_random_orders(engine: Engine, seed: int) -> None:
                 engine.kill_service(name)
             elif action == "restart":
                 engine.restart(name)
+            elif action == "second":
+                engine.supersede(name)
             else:
                 engine.reboot()
                 for other in chance.sample(SERVICES, len(SERVICES)):
