@@ -185,7 +185,7 @@ END
     10,
     18
    ],
-   "setup": "postalias /etc/aliases\npostfix -c /etc/postfix check\n",
+   "setup": "# A fresh folder on other engines.\ninstall -d -o postfix -m 0700 \"$(postconf -h data_directory)\"\npostalias /etc/aliases\npostfix -c /etc/postfix check\n",
    "running": null,
    "needs": [],
    "sync": [],
