@@ -1,8 +1,9 @@
 """Runs the tests on this machine: `python -m tests.run`, as root; more words go to pytest.
 
 Unit tests run while the images of the real ones are built; then, one after the other, those that measure or inspect
-the whole machine; then real tests, each worker on a machine of its own (`tests/machine`). `--full` runs every
-case; a part that has passed at this commit is not run again.
+the whole machine; then real tests, each worker on a machine of its own (`tests/machine`); then those of the engines,
+which are built in the background meanwhile. `--core` leaves the engines out. `--full` runs every case; a part that has
+passed at this commit is not run again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +33,9 @@ NO_TESTS = 5
 UNITS = ("tests/unit", "tests/test_layers.py")
 USUAL = "not full and not alone"
 ALONE = "alone and not full"
+ENGINES = "tests/real/engines"
+"""One session runs all of it: there is one control plane."""
+BUILD = [sys.executable, "-m", "tests.engines.build"]
 
 
 def pytest_argv(*words: str, workers: int = 0) -> list[str]:
@@ -72,12 +78,45 @@ def git(*words: str) -> str:
     ).stdout.strip()
 
 
-def run_usual(more: list[str]) -> list[Stage]:
-    """What `make test` runs."""
+@contextmanager
+def engines_built_beside() -> Iterator[None]:
+    """Build the engines in the background, at low priority; that build ends with the context, or with this process."""
+    log = STATE / "engines.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    low = ["nice", "-n", "19", "ionice", "-c", "3", "setpriv", "--pdeathsig", "TERM"]
+    with log.open("wb") as output:
+        process = subprocess.Popen([*low, *BUILD], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def run_engines(more: list[str]) -> list[Stage]:
+    """Tests of the engines, once these are built."""
+    built = Stage("engines built", BUILD)
+    real = Stage("engines", pytest_argv("-m", "not full", ENGINES, *more))
+    if built.run() == 0:
+        real.run()
+    return [built, real]
+
+
+def run_usual(more: list[str], *, core: bool) -> list[Stage]:
+    """What `make test` runs; `core`: without the engines."""
+    if core:
+        return run_core(more)
+    with engines_built_beside():
+        return [*run_core(more), *run_engines(more)]
+
+
+def run_core(more: list[str]) -> list[Stage]:
+    """All but the engines."""
     images = Stage("images", [str(MACHINE), "--fill", sys.executable, "-m", "tests.images"])
+    without = (f"--ignore={ENGINES}",)
     units = Stage("unit", pytest_argv("-m", USUAL, *UNITS, *more, workers=2), {"SMS_MACHINE_BARE": "1"})
-    real = Stage("real", pytest_argv("-m", USUAL, "tests/real", *more, workers=WORKERS))
-    alone = Stage("alone", pytest_argv("-m", ALONE, "tests", *more))
+    real = Stage("real", pytest_argv("-m", USUAL, "tests/real", *without, *more, workers=WORKERS))
+    alone = Stage("alone", pytest_argv("-m", ALONE, "tests", *without, *more))
     building = threading.Thread(target=images.run, kwargs={"quiet": True})
     building.start()
     units.run()
@@ -93,6 +132,8 @@ def find_tasks() -> list[list[str]]:
     groups: dict[str, list[str]] = {name: [] for name in FIRST}
     for path in sorted((ROOT / "tests/real").rglob("test_*.py")):
         part = str(path.relative_to(ROOT))
+        if part.startswith(f"{ENGINES}/"):
+            continue
         groups.setdefault(find_group(part), []).append(part)
     return [*groups.values(), *([part] for part in UNITS)]
 
@@ -127,8 +168,12 @@ def run_full(more: list[str]) -> list[Stage]:
 
     if stages[0].run(quiet=True) == 0:
         run_part("alone", "-m", "alone", "tests")
-        with ThreadPoolExecutor(WORKERS) as pool:
-            list(pool.map(run_task, find_tasks()))
+        with engines_built_beside():
+            with ThreadPoolExecutor(WORKERS) as pool:
+                list(pool.map(run_task, find_tasks()))
+            stages.append(built := Stage("engines built", BUILD))
+            if built.run() == 0:
+                run_task([ENGINES])
     return stages
 
 
@@ -136,6 +181,7 @@ def main() -> int:
     """Run the stages; 1 where one has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
     parser.add_argument("--full", action="store_true", help="every case: matrices, soaks, 450 nodes, fuzzing")
+    parser.add_argument("--core", action="store_true", help="without the engines: Nomad, Kubernetes")
     known, more = parser.parse_known_args()
     for before, word in zip(["", *more], more, strict=False):
         if not (word.startswith("-") or before.startswith("-") or Path(word.partition("::")[0]).exists()):
@@ -144,7 +190,7 @@ def main() -> int:
         print("tests: this needs root\n  hint: sudo make test; `make fast` needs none", file=sys.stderr)
         return 2
     try:
-        stages = run_full(more) if known.full else run_usual(more)
+        stages = run_full(more) if known.full else run_usual(more, core=known.core)
     finally:
         subprocess.run([str(MACHINE), "true"], check=False)  # removes what the others have left
     for stage in stages:

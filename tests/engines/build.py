@@ -129,13 +129,22 @@ def ensure(names: Iterable[str] = PROGRAMS) -> None:
         return
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report("waiting for another build")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        _wait_for(lock.fileno())
         if missing := find_missing(missing):
             _build(missing, lock.fileno())
+
+
+def _wait_for(lock: int) -> None:
+    """Take the lock; another build that has it is reported from time to time."""
+    began = said = time.monotonic()
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if said == began or time.monotonic() - said >= LOG_S:
+                said = time.monotonic()
+                report(f"waiting for another build, {said - began:.0f} s")
+            time.sleep(0.5)
 
 
 def find_missing(names: Iterable[str]) -> list[str]:

@@ -1,0 +1,138 @@
+"""A Nomad cluster of real agents: servers, and clients that run tasks by raw_exec."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from appliance.host.base import Result
+from tests.engines.build import find_program
+from tests.engines.hosts import EngineHost
+from tests.waiting import wait_until
+
+FIRST_SERVER, FIRST_CLIENT = 11, 21
+"""Last numbers of addresses."""
+
+
+class NomadCluster:
+    """Servers and clients by name, ``s1``, ``s2`` ... and ``c1`` ...; agents run on all of them."""
+
+    def __init__(self, servers: int, clients: int) -> None:
+        self.servers = [EngineHost(f"s{number}", FIRST_SERVER + number - 1) for number in range(1, servers + 1)]
+        self.clients = [EngineHost(f"c{number}", FIRST_CLIENT + number - 1) for number in range(1, clients + 1)]
+        self.program = str(find_program("nomad"))
+        for host in self.hosts:
+            self.start_agent(host)
+        wait_until(lambda: self.leader(), "Nomad has a leader", 90)
+        wait_until(lambda: len(self.ready_nodes()) == clients, "Nomad's clients are ready", 120)
+
+    @property
+    def hosts(self) -> list[EngineHost]:
+        """All of them."""
+        return [*self.servers, *self.clients]
+
+    def start_agent(self, host: EngineHost) -> None:
+        """Start the agent of a host, whose data are on its disk."""
+        path = host.disk / "nomad.json"
+        path.write_text(json.dumps(self._settings(host), indent=1))
+        # A client asks the metadata addresses of clouds, and libraries for theirs, where the environment says so.
+        host.start("nomad", "env", "-u", "AWS_CA_BUNDLE", self.program, "agent", "-config", str(path))
+
+    def _settings(self, host: EngineHost) -> dict[str, Any]:
+        addresses = [server.address for server in self.servers]
+        own: dict[str, Any] = {
+            "name": host.name,
+            "data_dir": str(host.disk / "nomad"),
+            "bind_addr": "0.0.0.0",
+            "advertise": dict.fromkeys(("http", "rpc", "serf"), host.address),
+            "disable_update_check": True,
+            "leave_on_terminate": False,
+        }
+        if host in self.servers:
+            own["server"] = {
+                "enabled": True,
+                "bootstrap_expect": len(addresses),
+                "raft_multiplier": 1,
+                "heartbeat_grace": "5s",
+                "min_heartbeat_ttl": "5s",
+                "server_join": {"retry_join": addresses, "retry_interval": "1s"},
+            }
+        else:
+            own["client"] = {
+                "enabled": True,
+                "servers": addresses,
+                "options": {"fingerprint.denylist": "env_aws,env_azure,env_gce,env_digitalocean"},
+            }
+            own["plugin"] = [{"raw_exec": [{"config": [{"enabled": True}]}]}]
+        return own
+
+    def nomad(self, *words: str, ok: tuple[int, ...] | None = (0,), input: bytes | None = None) -> Result:
+        """Run the command on the first server that is on."""
+        server = self.servers[0]
+        address = f"NOMAD_ADDR=http://{server.address}:4646"
+        return server.run("env", address, self.program, *words, ok=ok, input=input)
+
+    def get(self, path: str) -> Any:
+        """What the HTTP API returns for a path below ``/v1/``."""
+        return json.loads(self.nomad("operator", "api", f"/v1/{path}").stdout)
+
+    def leader(self) -> str:
+        """Address of the leader; empty where there is none."""
+        done = self.nomad("operator", "api", "/v1/status/leader", ok=None)
+        return str(json.loads(done.stdout)) if done.status == 0 and done.stdout.startswith(b'"') else ""
+
+    def ready_nodes(self) -> list[str]:
+        """Names of clients that are ready."""
+        return sorted(node["Name"] for node in self.get("nodes") if node["Status"] == "ready")
+
+    def validate(self, job: Path) -> Result:
+        """`nomad job validate`, by the servers; whatever its status."""
+        return self.nomad("job", "validate", "-", ok=None, input=job.read_bytes())
+
+    def submit(self, text: str) -> None:
+        """Run a job and return at once."""
+        self.nomad("job", "run", "-detach", "-", input=text.encode())
+
+    def allocations(self, job: str) -> list[dict[str, Any]]:
+        """Allocations of a job."""
+        found: list[dict[str, Any]] = self.get(f"job/{job}/allocations")
+        return found
+
+    def running(self, job: str) -> list[dict[str, Any]]:
+        """Allocations of a job whose tasks run."""
+        return [each for each in self.allocations(job) if each["ClientStatus"] == "running"]
+
+    def logs(self, allocation: str, task: str, *words: str) -> str:
+        """What a task has printed."""
+        return self.nomad("alloc", "logs", *words, allocation, task).stdout.decode()
+
+    def purge(self, job: str) -> None:
+        """Stop and forget a job."""
+        self.nomad("job", "stop", "-purge", "-detach", job)
+        wait_until(lambda: not self.running(job), f"{job} is gone", 60)
+
+    def remove(self) -> None:
+        """Take all hosts down."""
+        for host in self.hosts:
+            host.remove()
+
+
+@contextmanager
+def nomad_cluster(servers: int = 3, clients: int = 2) -> Iterator[NomadCluster]:
+    """A cluster for as long as the context lasts."""
+    cluster = NomadCluster(servers, clients)
+    try:
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+def version() -> str:
+    """The version that the program reports."""
+    return subprocess.run(
+        [find_program("nomad"), "version"], capture_output=True, text=True, check=True
+    ).stdout.split()[1]

@@ -1,0 +1,69 @@
+"""Real engines, one of each for all tests of a run; each test has a job or a namespace of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.engines.image import OciFolder, make_oci
+from appliance.operations.image.build import build
+from appliance.progress import Silent
+from tests.engines.build import find_missing
+from tests.engines.hosts import DISK
+from tests.engines.kubernetes import CONTROL_PLANE, NODE, Kubernetes, kubernetes_cluster
+from tests.engines.nomad import NomadCluster, nomad_cluster
+from tests.images import make_site
+
+
+def need_engines(*programs: str) -> None:
+    """Skip where they are not built; in CI that is a failure."""
+    if missing := find_missing(programs):
+        stop = pytest.fail if os.environ.get("CI") else pytest.skip
+        stop(f"not built: {', '.join(missing)}; `make engines` does that")
+
+
+@pytest.fixture(scope="session")
+def nomad() -> Iterator[NomadCluster]:
+    """Three servers and two clients."""
+    need_engines("nomad")
+    with nomad_cluster(servers=3, clients=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[Kubernetes]:
+    """A Kubernetes cluster, which has a node once a test has requested ``kubernetes``."""
+    need_engines(*CONTROL_PLANE)
+    with kubernetes_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kubernetes(control_plane: Kubernetes) -> Kubernetes:
+    """The same cluster with its node, which runs pods."""
+    need_engines(*NODE)
+    control_plane.start_node()
+    return control_plane
+
+
+@pytest.fixture(scope="session")
+def site() -> Cluster:
+    """The site file of a lab, with its keys, without the lab."""
+    return open_cluster(make_site(), None, Silent())
+
+
+@pytest.fixture(scope="session")
+def signed_image(site: Cluster) -> Path:
+    """The signed SIF of that site."""
+    assert site.path
+    return Path(build(site, Silent(), lock=site.path.with_name("sms.lock")).image)
+
+
+@pytest.fixture(scope="session")
+def oci(site: Cluster, signed_image: Path) -> OciFolder:
+    """The OCI form of the signed SIF."""
+    return make_oci(site, signed_image, DISK / "image.oci", Silent())
