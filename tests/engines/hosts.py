@@ -133,6 +133,11 @@ class EngineHost:
         self.daemons.append(daemon)
         return daemon
 
+    def check(self) -> None:
+        """Fail where a program has ended that was started here, with the end of its log."""
+        for daemon in self.daemons:
+            assert daemon.process.poll() is None, f"{daemon.log} ended:\n{daemon.last_lines()}"
+
     def remove(self) -> None:
         """Off, and without a network; its logs stay until the machine ends."""
         self.off()

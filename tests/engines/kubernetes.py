@@ -147,6 +147,7 @@ class Kubernetes:
 
     def is_ready(self) -> bool:
         """Whether the API server is."""
+        self.host.check()
         return self.kubectl("get", "--raw", "/readyz", ok=None).text == "ok"
 
     def kubectl(self, *words: str, ok: tuple[int, ...] | None = (0,), input: bytes | None = None) -> Result:
@@ -244,6 +245,7 @@ class Kubernetes:
         )
 
     def _node_is_ready(self) -> bool:
+        self.host.check()
         return any(
             condition["type"] == "Ready" and condition["status"] == "True"
             for node in self.get("nodes")["items"]

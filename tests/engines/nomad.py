@@ -27,7 +27,7 @@ class NomadCluster:
         self.program = str(find_program("nomad"))
         for host in self.hosts:
             self.start_agent(host)
-        wait_until(lambda: self.leader(), "Nomad has a leader", 90)
+        wait_until(self.leader, "Nomad has a leader", 90)
         wait_until(lambda: len(self.ready_nodes()) == clients, "Nomad's clients are ready", 120)
 
     @property
@@ -39,7 +39,6 @@ class NomadCluster:
         """Start the agent of a host, whose data are on its disk."""
         path = host.disk / "nomad.json"
         path.write_text(json.dumps(self._settings(host), indent=1))
-        # A client asks the metadata addresses of clouds, and libraries for theirs, where the environment says so.
         host.start("nomad", "env", "-u", "AWS_CA_BUNDLE", self.program, "agent", "-config", str(path))
 
     def _settings(self, host: EngineHost) -> dict[str, Any]:
@@ -65,7 +64,9 @@ class NomadCluster:
             own["client"] = {
                 "enabled": True,
                 "servers": addresses,
-                "options": {"fingerprint.denylist": "env_aws,env_azure,env_gce,env_digitalocean"},
+                "network_interface": "eth0",
+                # It would ask the metadata addresses of clouds, and programs that are not there.
+                "options": {"fingerprint.denylist": "env_aws,env_azure,env_gce,env_digitalocean,consul,vault"},
             }
             own["plugin"] = [{"raw_exec": [{"config": [{"enabled": True}]}]}]
         return own
@@ -87,6 +88,8 @@ class NomadCluster:
 
     def ready_nodes(self) -> list[str]:
         """Names of clients that are ready."""
+        for host in self.hosts:
+            host.check()
         return sorted(node["Name"] for node in self.get("nodes") if node["Status"] == "ready")
 
     def validate(self, job: Path) -> Result:

@@ -1,4 +1,4 @@
-"""What a failed test leaves to read: logs and state of lab hosts, logs of containers, consoles of machines and VMs."""
+"""What a failed test leaves to read: logs and state of lab hosts, logs of containers and engines, consoles."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from appliance.lab.layout import DISK, RUNNING
+from tests.engines import hosts
 
 LAST_BYTES = 1 << 20
 """Of each file, at most."""
@@ -43,6 +44,7 @@ def find_logs() -> Iterator[tuple[str, Path]]:
         yield from below(f"{lab['name']}/state", DISK / lab["name"], "host-*/journal/*")
         for host, pid in lab["pids"].items():
             yield from below(f"{lab['name']}/{host}", Path(f"/proc/{pid}/root/var/log/lab"), "*")
+    yield from below("engines", hosts.FOLDER, "*/*.log")
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if b"/sms/supervisord.conf" in (process / "cmdline").read_bytes():
