@@ -9,12 +9,13 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from appliance.host.base import Result
 from appliance.host.netns import Netns
+from appliance.lab import Lab
+from appliance.lab.layout import PROVISIONING
 from tests.waiting import wait_until
 
 FOLDER = Path("/run/sms-engines")
@@ -64,8 +65,88 @@ class Daemon:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
 
 
-class EngineHost:
-    """A host. ``prepare``: shell commands at each boot, such as mounts; ``disk`` stays while it is off."""
+class Runner:
+    """A host on which engines run: programs are started on it, and log into ``folder``, which is on this machine.
+
+    ``address``: other hosts reach it there. ``disk``: a folder for what stays, as the host sees it.
+    """
+
+    name: str
+    address: str
+    disk: Path
+    folder: Path
+
+    def __init__(self) -> None:
+        self.folder = FOLDER / self.name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.daemons: list[Daemon] = []
+
+    @property
+    def host(self) -> Netns:
+        """To run commands on it."""
+        raise NotImplementedError
+
+    def install(self, program: Path) -> str:
+        """Return the path of a program of this machine there."""
+        return str(program)
+
+    def run(self, *argv: str, ok: tuple[int, ...] | None = (0,), input: bytes | None = None) -> Result:
+        """Run a command on it to its end."""
+        return self.host.run(*argv, ok=ok, input=input, timeout=120)
+
+    def start(self, name: str, *argv: str) -> Daemon:
+        """Start a program on it."""
+        log = self.folder / f"{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [*self.host.prefix, *argv], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        daemon = Daemon(process, log)
+        self.daemons.append(daemon)
+        return daemon
+
+    def check(self) -> None:
+        """Fail where a program has ended that was started here, with the end of its log."""
+        for daemon in self.daemons:
+            assert daemon.process.poll() is None, f"{daemon.log} ended:\n{daemon.last_lines()}"
+
+    def remove(self) -> None:
+        """End what was started here."""
+        for daemon in self.daemons:
+            daemon.end()
+        self.daemons.clear()
+
+
+class LabRunner(Runner):
+    """A host of a lab. Its address is that in the provisioning network."""
+
+    disk = Path("/var/lib/engines")
+
+    def __init__(self, lab: Lab, name: str) -> None:
+        self.name = name
+        self.lab = lab
+        (own,) = (host for host in lab.layout.hosts if host.name == name)
+        self.address = own.addresses[PROVISIONING]
+        self._own_root = own.own_root
+        super().__init__()
+
+    @property
+    def host(self) -> Netns:
+        """To run commands on it."""
+        return self.lab.host(self.name)
+
+    def install(self, program: Path) -> str:
+        """Admin hosts see the files of this machine; compute nodes get a copy."""
+        if not self._own_root:
+            return str(program)
+        path = f"/usr/local/bin/{program.name}"
+        if not self.host.works("test", "-x", path):
+            self.host.write(path, program.read_bytes(), mode=0o755)
+        return path
+
+
+class EngineHost(Runner):
+    """A host of its own. ``prepare``: shell commands at each boot, such as mounts; ``disk`` stays while it is off."""
 
     def __init__(self, name: str, number: int, prepare: str = "") -> None:
         self.name = name
@@ -73,12 +154,10 @@ class EngineHost:
         self.prepare = prepare
         self.space = f"sms-engines-{name}"
         self.disk = DISK / name
-        self.folder = FOLDER / name
-        self.daemons: list[Daemon] = []
         self._init: subprocess.Popen[bytes] | None = None
         self._pid = 0
+        super().__init__()
         self.disk.mkdir(parents=True, exist_ok=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
         _make_switch()
         _ip(f"netns add {self.space}")
         port = f"p-{number}"
@@ -116,27 +195,6 @@ class EngineHost:
     def host(self) -> Netns:
         """To run commands on it."""
         return Netns(self.name, self._pid)
-
-    def run(self, *argv: str, ok: tuple[int, ...] | None = (0,), input: bytes | None = None) -> Result:
-        """Run a command on it to its end."""
-        return self.host.run(*argv, ok=ok, input=input, timeout=120)
-
-    def start(self, name: str, *argv: str, environment: Mapping[str, str] | None = None) -> Daemon:
-        """Start a program on it, which logs to the host's folder."""
-        log = self.folder / f"{name}.log"
-        words = ["env", *(f"{key}={value}" for key, value in (environment or {}).items()), *argv]
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                [*self.host.prefix, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
-        daemon = Daemon(process, log)
-        self.daemons.append(daemon)
-        return daemon
-
-    def check(self) -> None:
-        """Fail where a program has ended that was started here, with the end of its log."""
-        for daemon in self.daemons:
-            assert daemon.process.poll() is None, f"{daemon.log} ended:\n{daemon.last_lines()}"
 
     def remove(self) -> None:
         """Off, and without a network; its logs stay until the machine ends."""

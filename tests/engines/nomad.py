@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from appliance.host.base import Result
 from tests.engines.build import find_program
-from tests.engines.hosts import EngineHost
+from tests.engines.hosts import EngineHost, Runner
 from tests.waiting import wait_until
 
 FIRST_SERVER, FIRST_CLIENT = 11, 21
-"""Last numbers of addresses."""
+"""Last numbers of addresses of hosts of their own."""
 
 
 class NomadCluster:
-    """Servers and clients by name, ``s1``, ``s2`` ... and ``c1`` ...; agents run on all of them."""
+    """Servers, and clients; a host can be both.
 
-    def __init__(self, servers: int, clients: int) -> None:
-        self.servers = [EngineHost(f"s{number}", FIRST_SERVER + number - 1) for number in range(1, servers + 1)]
-        self.clients = [EngineHost(f"c{number}", FIRST_CLIENT + number - 1) for number in range(1, clients + 1)]
-        self.program = str(find_program("nomad"))
+    ``settings``: further settings of the client by name of its host, such as ``{"node_pool": "compute"}``.
+    """
+
+    def __init__(
+        self, servers: Sequence[Runner], clients: Sequence[Runner], settings: Mapping[str, dict[str, Any]] | None = None
+    ) -> None:
+        self.servers, self.clients, self.settings = list(servers), list(clients), settings or {}
         for host in self.hosts:
             self.start_agent(host)
         wait_until(self.leader, "Nomad has a leader", 90)
-        wait_until(lambda: len(self.ready_nodes()) == clients, "Nomad's clients are ready", 120)
+        wait_until(lambda: len(self.ready_nodes()) == len(clients), "Nomad's clients are ready", 120)
 
     @property
-    def hosts(self) -> list[EngineHost]:
+    def hosts(self) -> list[Runner]:
         """All of them."""
-        return [*self.servers, *self.clients]
+        return list({host.name: host for host in (*self.servers, *self.clients)}.values())
 
-    def start_agent(self, host: EngineHost) -> None:
+    def start_agent(self, host: Runner) -> None:
         """Start the agent of a host, whose data are on its disk."""
-        path = host.disk / "nomad.json"
-        path.write_text(json.dumps(self._settings(host), indent=1))
-        host.start("nomad", "env", "-u", "AWS_CA_BUNDLE", self.program, "agent", "-config", str(path))
+        path = f"{host.disk}/nomad.json"
+        program = host.install(find_program("nomad"))
+        host.host.write(path, json.dumps(self._settings(host), indent=1).encode(), mode=0o600)
+        host.start("nomad", "env", "-u", "AWS_CA_BUNDLE", program, "agent", "-config", path)
 
-    def _settings(self, host: EngineHost) -> dict[str, Any]:
+    def _settings(self, host: Runner) -> dict[str, Any]:
         addresses = [server.address for server in self.servers]
         own: dict[str, Any] = {
             "name": host.name,
@@ -60,13 +63,14 @@ class NomadCluster:
                 "min_heartbeat_ttl": "5s",
                 "server_join": {"retry_join": addresses, "retry_interval": "1s"},
             }
-        else:
+        if host in self.clients:
             own["client"] = {
                 "enabled": True,
                 "servers": addresses,
-                "network_interface": "eth0",
+                "network_interface": host.run("ip", "-o", "-4", "addr", "show", "to", host.address).text.split()[1],
                 # It would ask the metadata addresses of clouds, and programs that are not there.
                 "options": {"fingerprint.denylist": "env_aws,env_azure,env_gce,env_digitalocean,consul,vault"},
+                **self.settings.get(host.name, {}),
             }
             own["plugin"] = [{"raw_exec": [{"config": [{"enabled": True}]}]}]
         return own
@@ -75,7 +79,7 @@ class NomadCluster:
         """Run the command on the first server that is on."""
         server = self.servers[0]
         address = f"NOMAD_ADDR=http://{server.address}:4646"
-        return server.run("env", address, self.program, *words, ok=ok, input=input)
+        return server.run("env", address, server.install(find_program("nomad")), *words, ok=ok, input=input)
 
     def get(self, path: str) -> Any:
         """What the HTTP API returns for a path below ``/v1/``."""
@@ -118,24 +122,14 @@ class NomadCluster:
         self.nomad("job", "stop", "-purge", "-detach", job)
         wait_until(lambda: not self.running(job), f"{job} is gone", 60)
 
-    def remove(self) -> None:
-        """Take all hosts down."""
-        for host in self.hosts:
-            host.remove()
-
 
 @contextmanager
 def nomad_cluster(servers: int = 3, clients: int = 2) -> Iterator[NomadCluster]:
-    """A cluster for as long as the context lasts."""
-    cluster = NomadCluster(servers, clients)
+    """A cluster of hosts of their own, ``s1``, ``s2`` ... and ``c1`` ..., for as long as the context lasts."""
+    first = [EngineHost(f"s{number}", FIRST_SERVER + number - 1) for number in range(1, servers + 1)]
+    others = [EngineHost(f"c{number}", FIRST_CLIENT + number - 1) for number in range(1, clients + 1)]
     try:
-        yield cluster
+        yield NomadCluster(first, others)
     finally:
-        cluster.remove()
-
-
-def version() -> str:
-    """The version that the program reports."""
-    return subprocess.run(
-        [find_program("nomad"), "version"], capture_output=True, text=True, check=True
-    ).stdout.split()[1]
+        for host in (*first, *others):
+            host.remove()

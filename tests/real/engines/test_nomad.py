@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.hosts import EngineHost
 from tests.engines.nomad import NomadCluster
 from tests.waiting import wait_until
 
@@ -82,6 +83,7 @@ def test_distinct_hosts_does_nothing_in_a_system_job(nomad: NomadCluster) -> Non
 def test_a_prestart_task_is_not_run_again_after_a_reboot(nomad: NomadCluster) -> None:
     """X3: after a power failure of the client the main task runs without the prestart task before it."""
     client = nomad.clients[1]
+    assert isinstance(client, EngineHost)
     began = client.disk / "began"
     record = f"echo $NOMAD_TASK_NAME >>{began}"
     hook = 'lifecycle {\n  hook = "prestart"\n}\n'
@@ -104,6 +106,7 @@ def test_another_server_leads_when_the_leader_fails(nomad: NomadCluster) -> None
     leader = nomad.leader().partition(":")[0]
     first = nomad.servers[0]
     failed = next(server for server in nomad.servers if server.address == leader)
+    assert isinstance(failed, EngineHost)
     nomad.submit(job("kept", "service", group("g", task("t", "sleep 600"))))
     wait_until(lambda: nomad.running("kept"), "it runs", 60)
     failed.off()
