@@ -27,6 +27,13 @@ build.PROGRAMS = {"tiny": build.Tool("tiny", "example.org/none", {"tiny": "."})}
 del sys.argv[1:]
 sys.exit(build.main())
 """
+BESIDE_A_RUN = """
+import sys, time
+from tests import run
+run.BUILD = sys.argv[1:]
+with run.engines_built_beside():
+    time.sleep(600)
+"""
 GO_MOD = "module tiny\ngo 1.25\nrequire example.org/none v1.2.3\nreplace example.org/none => ../none\n"
 
 
@@ -46,8 +53,13 @@ class Builder:
     def write(self, program: str) -> None:
         (self.pins / "tiny/main.go").write_text(program)
 
+    def argv(self, needed_gb: float = 0) -> list[str]:
+        return [sys.executable, "-c", DRIVER, str(self.pins), str(needed_gb)]
+
     def begin(self, needed_gb: float = 0) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", DRIVER, str(self.pins), str(needed_gb)]
+        return self.start(self.argv(needed_gb))
+
+    def start(self, argv: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
             argv, cwd=ROOT, env=self.environment, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -57,9 +69,9 @@ class Builder:
         said = process.communicate(timeout=300)[1]
         return process.returncode, said
 
-    def begin_and_wait(self) -> subprocess.Popen[str]:
-        """A build whose compiler runs."""
-        process = self.begin()
+    def begin_and_wait(self, *before: str) -> subprocess.Popen[str]:
+        """A build whose compiler runs; ``before``: what runs its command."""
+        process = self.start([*before, *self.argv()])
         wait_until(lambda: list(self.cache.glob(f"{BESIDE}*/compiled/*")), "it compiles", 60)
         return process
 
@@ -134,6 +146,17 @@ def test_the_next_build_removes_what_a_killed_one_left(builder: Builder) -> None
     assert builder.left
     assert builder.run()[0] == 0
     assert builder.built and not builder.left
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_the_build_beside_a_run_ends_with_it(builder: Builder, number: signal.Signals, tmp_path: Path) -> None:
+    builder.environment["SMS_TESTS"] = str(tmp_path / "state")
+    run = builder.begin_and_wait(sys.executable, "-c", BESIDE_A_RUN)
+    os.kill(run.pid, number)
+    run.communicate(timeout=60)
+    wait_until(lambda: not builder.left, "nothing is left", 30)
+    assert not builder.built
 
 
 @pytest.mark.full
