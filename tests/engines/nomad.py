@@ -41,6 +41,8 @@ class NomadCluster:
         """Start the agent of a host, whose data are on its disk."""
         path = f"{host.disk}/nomad.json"
         program = host.install(find_program("nomad"))
+        # Nomad makes it with mode 0700: tasks of other users than root do not reach their own folders then.
+        host.run("install", "-d", "-m", "0711", str(host.disk), f"{host.disk}/nomad")
         host.host.write(path, json.dumps(self._settings(host), indent=1).encode(), mode=0o600)
         host.start("nomad", "env", "-u", "AWS_CA_BUNDLE", program, "agent", "-config", path)
 

@@ -61,6 +61,10 @@ class Authority:
         certificate = builder.sign(self._key, hashes.SHA256())
         pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         pair.key.touch(mode=0o600)
-        kinds = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        kinds = (
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
         pair.key.write_bytes(key.private_bytes(*kinds))
         return pair

@@ -16,6 +16,8 @@ from tests.engines import hosts
 
 LAST_BYTES = 1 << 20
 """Of each file, at most."""
+TASKS = "*/nomad/alloc/*/alloc/logs/*"
+"""What tasks of Nomad have printed, below the disks of engine hosts."""
 KEPT = 20
 """Folders of earlier failures that stay."""
 
@@ -44,7 +46,11 @@ def find_logs() -> Iterator[tuple[str, Path]]:
         yield from below(f"{lab['name']}/state", DISK / lab["name"], "host-*/journal/*")
         for host, pid in lab["pids"].items():
             yield from below(f"{lab['name']}/{host}", Path(f"/proc/{pid}/root/var/log/lab"), "*")
+            yield from below(
+                f"{lab['name']}/{host}", Path(f"/proc/{pid}/root/var/lib/engines"), TASKS.removeprefix("*/")
+            )
     yield from below("engines", hosts.FOLDER, "*/*.log")
+    yield from below("engines", hosts.DISK, TASKS)
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if b"/sms/supervisord.conf" in (process / "cmdline").read_bytes():

@@ -101,6 +101,18 @@ def test_a_prestart_task_is_not_run_again_after_a_reboot(nomad: NomadCluster) ->
     nomad.purge("order")
 
 
+def test_a_task_of_another_user_needs_a_data_folder_that_it_may_enter(nomad: NomadCluster) -> None:
+    """Nomad makes its data folder with mode 0700: such a task fails there, and runs where others may enter it."""
+    client = nomad.clients[0]
+    tasks = on_client(client.name) + task("t", "exec sleep 600", 'user = "nobody"')
+    stop = 'restart {\n  attempts = 0\n  mode = "fail"\n}\nreschedule {\n  attempts = 0\n  unlimited = false\n}\n'
+    for mode, state in (("0700", "failed"), ("0711", "running")):
+        client.run("chmod", mode, f"{client.disk}/nomad")
+        nomad.submit(job(f"user-{mode}", "service", group("g", stop + tasks)))
+        wait_until(lambda: [each["ClientStatus"] for each in nomad.allocations(f"user-{mode}")] == [state], state, 60)  # noqa: B023
+        nomad.purge(f"user-{mode}")
+
+
 @pytest.mark.full
 def test_another_server_leads_when_the_leader_fails(nomad: NomadCluster) -> None:
     leader = nomad.leader().partition(":")[0]
