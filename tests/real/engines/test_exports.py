@@ -1,0 +1,45 @@
+"""The engines themselves accept every export (`sms export`), of a usual site and of one with accounting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.engines.export import export
+from appliance.progress import Silent
+from tests.engines.kubernetes import Kubernetes
+from tests.engines.nomad import NomadCluster
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(params=["sms", "full"])
+def exported_site(site: Cluster, request: pytest.FixtureRequest) -> Cluster:
+    """A site, with what only engines need to know of it."""
+    assert site.path
+    path = site.path.with_name(f"{request.param}.yaml")
+    document = yaml.safe_load(path.read_text())
+    document["engines"] = {"nomad": {"address": "10.77.0.11"}, "kubernetes": {"address": "10.77.0.11"}}
+    changed = path.with_name(f"{request.param}-engines.yaml")
+    changed.write_text(yaml.safe_dump(document))
+    return open_cluster(changed, None, Silent())
+
+
+def test_nomad_accepts_every_job(nomad: NomadCluster, exported_site: Cluster, tmp_path: Path) -> None:
+    export(exported_site, "nomad", tmp_path / "jobs")
+    nomad.nomad("node", "pool", "apply", "-", input=b'node_pool "compute" {\n}\n')
+    jobs = sorted((tmp_path / "jobs").rglob("*.hcl"))
+    assert len(jobs) >= 3
+    found = {path.name: nomad.validate(path) for path in jobs}
+    assert {name: done.stdout + done.stderr for name, done in found.items() if done.status} == {}
+
+
+def test_the_api_server_accepts_every_object(control_plane: Kubernetes, exported_site: Cluster, tmp_path: Path) -> None:
+    export(exported_site, "kubernetes", tmp_path / "k8s")
+    # The server checks an object of a namespace only where that is there.
+    control_plane.kubectl("apply", "-f", str(tmp_path / "k8s/site/namespace.yaml"))
+    done = control_plane.kubectl("apply", "--dry-run=server", "-k", str(tmp_path / "k8s/site"), ok=None)
+    assert done.status == 0, done.stderr
