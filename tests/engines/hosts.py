@@ -196,6 +196,14 @@ class EngineHost(Runner):
         """To run commands on it."""
         return Netns(self.name, self._pid)
 
+    def join(self, lab: Lab, address: str) -> None:
+        """Connect it to the provisioning network of a lab, until that is removed."""
+        port, switch = f"k-{self.name}", lab.layout.namespace("switch")
+        _ip(f"-n {switch} link add {port} type veth peer name prov0 netns {self.space}")
+        _ip(f"-n {switch} link set {port} master {lab.layout.plan.bridges[PROVISIONING]} up")
+        _ip(f"-n {self.space} addr add {address}/{lab.layout.plan.prefixes[PROVISIONING]} dev prov0")
+        _ip(f"-n {self.space} link set prov0 up")
+
     def remove(self) -> None:
         """Off, and without a network; its logs stay until the machine ends."""
         self.off()

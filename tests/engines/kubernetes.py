@@ -156,8 +156,8 @@ class Kubernetes:
         return self.host.run(str(find_program("kubectl")), *options, *words, ok=ok, input=input)
 
     def get(self, *words: str) -> dict[str, Any]:
-        """Objects, as `kubectl get -o json` has them."""
-        found: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json").stdout)
+        """Objects, as `kubectl get -o json` has them; empty where it prints nothing (`--ignore-not-found`)."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json").stdout or b"{}")
         return found
 
     def dry_run(self, manifests: bytes, *words: str) -> Result:
@@ -190,6 +190,7 @@ class Kubernetes:
                     "type": "bridge",
                     "bridge": "cni0",
                     "isGateway": True,
+                    "ipMasq": True,
                     "ipam": {"type": "host-local", "ranges": [[{"subnet": PODS}]], "routes": [{"dst": "0.0.0.0/0"}]},
                 },
                 {"type": "portmap", "capabilities": {"portMappings": True}},
@@ -251,6 +252,23 @@ class Kubernetes:
             for node in self.get("nodes")["items"]
             for condition in node["status"].get("conditions", ())
         )
+
+    def provide_volumes(self, space: str) -> None:
+        """Give each claim of a namespace a folder of the host as its volume, as a storage class would."""
+        for claim in self.get("-n", space, "pvc")["items"]:
+            name = claim["metadata"]["name"]
+            volume = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": f"{space}-{name}"},
+                "spec": {
+                    "accessModes": claim["spec"]["accessModes"],
+                    "capacity": claim["spec"]["resources"]["requests"],
+                    "claimRef": {"namespace": space, "name": name},
+                    "hostPath": {"path": f"{self.host.disk}/volumes/{space}/{name}", "type": "DirectoryOrCreate"},
+                },
+            }
+            self.kubectl("apply", "-f", "-", input=json.dumps(volume).encode())
 
     def load_image(self, archive: bytes | Path) -> None:
         """Put an image of an OCI layout (a folder) or of an archive into the node's containerd."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -51,7 +52,7 @@ def cluster(lab: Lab, built: Built) -> Iterator[NomadCluster]:
     give(host, built.image, f"/var/lib/sms/images/{built.key}.sif")
     host.run("ln", "-sfn", f"{built.key}.sif", "/var/lib/sms/images/lab.sif")
     runners = {name: LabRunner(lab, name) for name in ("host-a", "host-b", *NODES)}
-    settings = {name: {"node_pool": "compute"} for name in NODES}
+    settings: dict[str, dict[str, Any]] = {name: {"node_pool": "compute"} for name in NODES}
     settings["host-a"] = {"host_volume": {"sms-lab": {"path": STATE, "read_only": False}}}
     clients = [runners["host-a"], *(runners[name] for name in NODES)]
     try:
@@ -76,9 +77,14 @@ def test_a_job_completes(lab: Lab, cluster: NomadCluster, tmp_path: Path) -> Non
         # 1: it would create allocations; 0 would be that there is nothing to do.
         assert cluster.nomad("job", "plan", "-", ok=None, input=text.encode()).status == 1
         cluster.submit(text)
+    node = lab.host("node1")
+    # X8: document 000 starts it with -Z.
+    wait_until(lambda: node.run("munge", "-n", ok=None).status == 0, "munge answers", 60)
+    dynamic = ("slurmd", "-D", "-Z", "--conf-server", "10.77.0.11:6817", "--conf", "Feature=compute")
+    wait_until(lambda: cluster.running("slurm-ctl"), "the controller runs", 60)
+    wait_until(lambda: b"Duplicated NodeName" in node.run(*dynamic, ok=(1,), timeout=60).stderr, "slurmd refuses", 60)
     for name, count in (("munge", 2), ("slurm-ctl", 1), ("slurm-cn", 2)):
         wait_until(lambda: len(cluster.running(name)) == count, f"{name} runs", 120)  # noqa: B023
-    node = lab.host("node1")
     idle = ("sinfo", "-h", "-t", "idle", "-o", "%D")
     wait_until(lambda: node.run(*idle, ok=None).text == "2", "both nodes are idle", 120, 0.5)
     done = node.run("runuser", "-u", "alice", "--", "srun", "-N2", "hostname", timeout=60)
