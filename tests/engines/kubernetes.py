@@ -160,21 +160,6 @@ class Kubernetes:
         found: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json").stdout or b"{}")
         return found
 
-    def dry_run(self, manifests: bytes, *words: str) -> Result:
-        """Let the API server check objects, without creating them; whatever the status."""
-        return self.kubectl("apply", "--dry-run=server", "-f", "-", *words, ok=None, input=manifests)
-
-    @contextmanager
-    def namespace(self, name: str) -> Iterator[str]:
-        """A namespace for a test; nothing of it is waited for at the end."""
-        self.kubectl("create", "namespace", name)
-        try:
-            accounts = ("-n", name, "get", "serviceaccount", "default")
-            wait_until(lambda: self.kubectl(*accounts, ok=None).status == 0, f"namespace {name} is ready", 60, 0.5)
-            yield name
-        finally:
-            self.kubectl("delete", "namespace", name, "--wait=false", "--grace-period=0", "--force", ok=None)
-
     # The node
 
     def start_node(self) -> None:

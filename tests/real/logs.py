@@ -51,6 +51,7 @@ def find_logs() -> Iterator[tuple[str, Path]]:
             )
     yield from below("engines", hosts.FOLDER, "*/*.log")
     yield from below("engines", hosts.DISK, TASKS)
+    yield from below("engines", hosts.DISK, "*/log/pods/*/*/*.log")
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if b"/sms/supervisord.conf" in (process / "cmdline").read_bytes():

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.engines.image import OciFolder, make_oci
 from appliance.operations.image.build import build
 from appliance.progress import Silent
 from tests.engines.build import find_missing
-from tests.engines.hosts import DISK
 from tests.engines.kubernetes import CONTROL_PLANE, NODE, Kubernetes, kubernetes_cluster
 from tests.engines.nomad import NomadCluster, nomad_cluster
 from tests.images import make_site
@@ -61,9 +59,3 @@ def signed_image(site: Cluster) -> Path:
     """The signed SIF of that site."""
     assert site.path
     return Path(build(site, Silent(), lock=site.path.with_name("sms.lock")).image)
-
-
-@pytest.fixture(scope="session")
-def oci(site: Cluster, signed_image: Path) -> OciFolder:
-    """The OCI form of the signed SIF."""
-    return make_oci(site, signed_image, DISK / "image.oci", Silent())

@@ -41,5 +41,10 @@ def test_the_api_server_accepts_every_object(control_plane: Kubernetes, exported
     export(exported_site, "kubernetes", tmp_path / "k8s")
     # The server checks an object of a namespace only where that is there.
     control_plane.kubectl("apply", "-f", str(tmp_path / "k8s/site/namespace.yaml"))
-    done = control_plane.kubectl("apply", "--dry-run=server", "-k", str(tmp_path / "k8s/site"), ok=None)
+    dry_run = ("apply", "--dry-run=server", "-k", str(tmp_path / "k8s/site"))
+    done = control_plane.kubectl(*dry_run, ok=None)
     assert done.status == 0, done.stderr
+    assert control_plane.get("-A", "statefulsets")["items"] == []
+    for path in (tmp_path / "k8s/base").glob("*.yaml"):
+        path.write_text(path.read_text().replace("replicas: 1", "replicas: -1"))
+    assert control_plane.kubectl(*dry_run, ok=None).status != 0
