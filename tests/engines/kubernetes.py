@@ -176,6 +176,8 @@ class Kubernetes:
                     "bridge": "cni0",
                     "isGateway": True,
                     "ipMasq": True,
+                    # A pod reaches itself at the address that nodes use.
+                    "hairpinMode": True,
                     "ipam": {"type": "host-local", "ranges": [[{"subnet": PODS}]], "routes": [{"dst": "0.0.0.0/0"}]},
                 },
                 {"type": "portmap", "capabilities": {"portMappings": True}},

@@ -116,3 +116,19 @@ def test_jobs_complete_though_the_controllers_pod_is_deleted(kubernetes: Kuberne
     print(f"ready again {time.monotonic() - began:.1f} s after the deletion")
     for job in (running, queued):
         wait_until(lambda: state(job) == "COMPLETED", f"job {job} completes", 120, 0.5)  # noqa: B023
+
+
+def test_the_controller_is_not_restarted_for_a_dead_munge(kubernetes: Kubernetes, node: Netns) -> None:
+    def restarts() -> dict[str, int]:
+        status = kubernetes.get("-n", SPACE, "pod", "slurmctld-0")["status"]
+        containers = (*status["initContainerStatuses"], *status["containerStatuses"])
+        return {each["name"]: each["restartCount"] for each in containers}
+
+    wait_until(lambda: find_ready(kubernetes, "slurmctld-0"), "the pod is ready", 60, 0.5)
+    before = restarts()
+    # `kubectl exec` would need a program that its user may run: from the cluster node, all are in sight.
+    kubernetes.host.run("pkill", "-KILL", "-x", "munged")
+    wait_until(lambda: restarts()["munge"] == before["munge"] + 1, "munge was restarted", 60, 0.5)
+    wait_until(lambda: find_ready(kubernetes, "slurmctld-0"), "the pod is ready again", 90, 0.5)
+    assert restarts()["slurmctld"] == before["slurmctld"]
+    assert sorted(as_alice(node, "srun", "-N2", "hostname").split()) == sorted(NODES)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from appliance.host.netns import Netns
 from appliance.lab import Lab
 from appliance.operations.context import open_cluster
 from appliance.operations.engines.export import export
@@ -62,30 +63,73 @@ def cluster(lab: Lab, built: Built) -> Iterator[NomadCluster]:
             runner.remove()
 
 
-def test_a_job_completes(lab: Lab, cluster: NomadCluster, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def jobs(lab: Lab, cluster: NomadCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The exported jobs of document 000 by name, which run."""
     path = lab.etc / "engines.yaml"
     document = yaml.safe_load((lab.etc / "sms.yaml").read_text())
     document["engines"] = {"nomad": {"address": "10.77.0.11"}}
     path.write_text(yaml.safe_dump(document))
-    export(open_cluster(path, None, Silent()), "nomad", tmp_path / "jobs")
+    folder = tmp_path_factory.mktemp("export") / "jobs"
+    export(open_cluster(path, None, Silent()), "nomad", folder)
     key = base64.b64encode((lab.etc / "keys/munge.key").read_bytes()).decode()
-    cluster.nomad(
-        "var", "put", "-in", "json", "nomad/jobs/slurm-ctl", "-", input=b'{"Items": {"munge_key": "%s"}}' % key.encode()
-    )
-    for name in ("munge", "slurm-ctl", "slurm-cn"):
-        text = (tmp_path / "jobs" / f"{name}.nomad.hcl").read_text()
-        # 1: it would create allocations; 0 would be that there is nothing to do.
-        assert cluster.nomad("job", "plan", "-", ok=None, input=text.encode()).status == 1
-        cluster.submit(text)
-    node = lab.host("node1")
-    # X8: document 000 starts it with -Z.
-    wait_until(lambda: node.run("munge", "-n", ok=None).status == 0, "munge answers", 60)
-    dynamic = ("slurmd", "-D", "-Z", "--conf-server", "10.77.0.11:6817", "--conf", "Feature=compute")
-    wait_until(lambda: cluster.running("slurm-ctl"), "the controller runs", 60)
-    wait_until(lambda: b"Duplicated NodeName" in node.run(*dynamic, ok=(1,), timeout=60).stderr, "slurmd refuses", 60)
-    for name, count in (("munge", 2), ("slurm-ctl", 1), ("slurm-cn", 2)):
+    items = json.dumps({"Items": {"munge_key": key}}).encode()
+    cluster.nomad("var", "put", "-in", "json", "nomad/jobs/slurm-ctl", "-", input=items)
+    jobs = {name: (folder / f"{name}.nomad.hcl").read_bytes() for name in ("munge", "slurm-ctl", "slurm-cn")}
+    for name, text in jobs.items():
+        # 1: it would create allocations.
+        assert plan(cluster, text) == 1
+        cluster.submit(text.decode())
+        count = 1 if name == "slurm-ctl" else len(NODES)
         wait_until(lambda: len(cluster.running(name)) == count, f"{name} runs", 120)  # noqa: B023
+    return jobs
+
+
+def plan(cluster: NomadCluster, job: bytes) -> int:
+    """The status of `nomad job plan`."""
+    return cluster.nomad("job", "plan", "-", ok=None, input=job).status
+
+
+@pytest.fixture(scope="module")
+def node(lab: Lab, jobs: dict[str, bytes]) -> Netns:
+    """A compute node; all are idle."""
+    node = lab.host(NODES[0])
     idle = ("sinfo", "-h", "-t", "idle", "-o", "%D")
-    wait_until(lambda: node.run(*idle, ok=None).text == "2", "both nodes are idle", 120, 0.5)
-    done = node.run("runuser", "-u", "alice", "--", "srun", "-N2", "hostname", timeout=60)
-    assert sorted(done.text.split()) == sorted(NODES)
+    wait_until(lambda: node.run(*idle, ok=None).text == str(len(NODES)), "the nodes are idle", 120, 0.5)
+    return node
+
+
+def as_alice(node: Netns, *argv: str) -> str:
+    """What a command of a user prints."""
+    return node.run("runuser", "-u", "alice", "--", *argv, timeout=120).text
+
+
+def test_a_job_completes(node: Netns) -> None:
+    assert sorted(as_alice(node, "srun", "-N2", "hostname").split()) == sorted(NODES)
+
+
+def test_a_second_deployment_changes_nothing(cluster: NomadCluster, node: Netns, jobs: dict[str, bytes]) -> None:
+    assert {name: plan(cluster, text) for name, text in jobs.items()} == dict.fromkeys(jobs, 0)
+
+
+def test_jobs_complete_though_the_controller_is_restarted(cluster: NomadCluster, node: Netns) -> None:
+    submit = ("sbatch", "--parsable", "-N2", "--exclusive", "-D", "/home/alice", "--wrap", "sleep 12; hostname")
+    running, queued = as_alice(node, *submit), as_alice(node, *submit)
+
+    def state(job: str) -> str:
+        return node.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T", ok=None).text
+
+    wait_until(lambda: state(running) == "RUNNING", "the first runs", 30)
+    (before,) = cluster.running("slurm-ctl")
+    cluster.nomad("alloc", "stop", "-detach", before["ID"])
+    wait_until(
+        lambda: [each["ID"] for each in cluster.running("slurm-ctl")] not in ([], [before["ID"]]), "another one", 150
+    )
+    for job in (running, queued):
+        wait_until(lambda: state(job) == "COMPLETED", f"job {job} completes", 120, 0.5)  # noqa: B023
+
+
+def test_slurmd_does_not_start_as_document_000_has_it(node: Netns) -> None:
+    """X8: with -Z, where slurm.conf names the node."""
+    dynamic = ("slurmd", "-D", "-Z", "--conf-server", "10.77.0.11:6817", "--conf", "Feature=compute")
+    assert b"Duplicated NodeName" in node.run(*dynamic, ok=(1,), timeout=60).stderr
