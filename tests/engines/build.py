@@ -109,7 +109,7 @@ def find_program(name: str) -> Path:
 
 
 def report(text: str) -> None:
-    """One line for whoever waits."""
+    """Print one line of progress."""
     print(f"engines: {text}", file=sys.stderr, flush=True)
 
 
@@ -204,6 +204,7 @@ def _temporary() -> Iterator[Path]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):  # a second one does not leave half of it
             signal.signal(number, signal.SIG_IGN)
+        report(f"removing {beside}")
         shutil.rmtree(beside)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, before)
