@@ -90,7 +90,7 @@ def test_a_prestart_task_is_not_run_again_after_a_reboot(nomad: NomadCluster) ->
     tasks = on_client(client.name) + task("munge", record, hook) + task("slurmd", f"{record}; exec sleep 600")
     nomad.submit(job("order", "service", group("node", tasks)))
     wait_until(lambda: began.exists() and began.read_text().split() == ["munge", "slurmd"], "both ran", 60)
-    (before,) = nomad.running("order")
+    (before,) = wait_until(lambda: nomad.running("order"), "the allocation runs", 30)
 
     client.off()
     client.on()
