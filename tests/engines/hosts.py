@@ -160,9 +160,9 @@ class EngineHost(Runner):
         self.disk.mkdir(parents=True, exist_ok=True)
         _make_switch()
         _ip(f"netns add {self.space}")
-        port = f"p-{number}"
-        _ip(f"-n {SWITCH} link add {port} type veth peer name eth0 netns {self.space}")
-        _ip(f"-n {SWITCH} link set {port} master br0 up")
+        self.port = f"p-{number}"
+        _ip(f"-n {SWITCH} link add {self.port} type veth peer name eth0 netns {self.space}")
+        _ip(f"-n {SWITCH} link set {self.port} master br0 up")
         _ip(f"-n {self.space} addr add {self.address}/24 dev eth0")
         _ip(f"-n {self.space} link set eth0 up")
         self.on()
@@ -207,6 +207,8 @@ class EngineHost(Runner):
     def remove(self) -> None:
         """Off, and without a network; its logs stay until the machine ends."""
         self.off()
+        # A network namespace goes, with its cables, only when nothing has it open.
+        _ip(f"-n {SWITCH} link delete {self.port}")
         _ip(f"netns delete {self.space}")
         subprocess.run(["rm", "-rf", "--one-file-system", str(self.disk)], check=True)
 

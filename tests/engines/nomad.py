@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +128,11 @@ class NomadCluster:
 @contextmanager
 def nomad_cluster(servers: int = 3, clients: int = 2) -> Iterator[NomadCluster]:
     """A cluster of hosts of their own, ``s1``, ``s2`` ... and ``c1`` ..., for as long as the context lasts."""
-    first = [EngineHost(f"s{number}", FIRST_SERVER + number - 1) for number in range(1, servers + 1)]
-    others = [EngineHost(f"c{number}", FIRST_CLIENT + number - 1) for number in range(1, clients + 1)]
-    try:
-        yield NomadCluster(first, others)
-    finally:
-        for host in (*first, *others):
-            host.remove()
+    with ExitStack() as stack:
+
+        def make(letter: str, number: int) -> EngineHost:
+            host = EngineHost(f"{letter}{number + 1}", {"s": FIRST_SERVER, "c": FIRST_CLIENT}[letter] + number)
+            stack.callback(host.remove)
+            return host
+
+        yield NomadCluster([make("s", n) for n in range(servers)], [make("c", n) for n in range(clients)])
