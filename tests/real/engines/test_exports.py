@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ import yaml
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.engines.export import export
 from appliance.progress import Silent
+from tests.engines.build import find_program
 from tests.engines.kubernetes import Kubernetes
 from tests.engines.nomad import NomadCluster
+from tests.real.engines.conftest import need_engines
 
 pytestmark = pytest.mark.real
 
@@ -22,7 +26,7 @@ def exported_site(site: Cluster, request: pytest.FixtureRequest) -> Cluster:
     assert site.path
     path = site.path.with_name(f"{request.param}.yaml")
     document = yaml.safe_load(path.read_text())
-    document["engines"] = {"nomad": {"address": "10.77.0.11"}, "kubernetes": {"address": "10.77.0.11"}}
+    document["engines"] = {name: {"address": "10.77.0.11"} for name in ("nomad", "kubernetes", "podman")}
     changed = path.with_name(f"{request.param}-engines.yaml")
     changed.write_text(yaml.safe_dump(document))
     return open_cluster(changed, None, Silent())
@@ -48,3 +52,19 @@ def test_the_api_server_accepts_every_object(control_plane: Kubernetes, exported
     for path in (tmp_path / "k8s/base").glob("*.yaml"):
         path.write_text(path.read_text().replace("replicas: 1", "replicas: -1"))
     assert control_plane.kubectl(*dry_run, ok=None).status != 0
+
+
+def test_quadlet_accepts_every_unit(exported_site: Cluster, tmp_path: Path) -> None:
+    need_engines("quadlet")
+    export(exported_site, "quadlet", tmp_path / "units")
+    folders = {path.parent for path in (tmp_path / "units").rglob("*.container")}
+    environment = {**os.environ, "QUADLET_UNIT_DIRS": ":".join(map(str, folders))}
+    argv = [find_program("quadlet"), "-dryrun", "-no-kmsg-log"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    units = [path for folder in folders for path in folder.glob("*.container")]
+    assert len(units) >= 3
+    for path in units:
+        assert f"---{path.stem}.service---" in done.stdout
+    (units[0].parent / "wrong.container").write_text("[Container]\nImage=localhost/x\nNoSuchKey=1\n")
+    assert subprocess.run(argv, env=environment, capture_output=True).returncode != 0
