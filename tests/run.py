@@ -2,8 +2,8 @@
 
 Unit tests run while the images of the real ones are built; then, one after the other, those that measure or inspect
 the whole machine; then real tests, each worker on a machine of its own (`tests/machine`); then those of the engines,
-which are built in the background meanwhile. `--core` leaves the engines out. `--full` runs every case; a part that has
-passed at this commit is not run again.
+which are built in the background meanwhile. `--core` leaves the engines out, `--engines` the others. `--full` runs
+every case; a part that has passed at this commit is not run again.
 """
 
 from __future__ import annotations
@@ -102,10 +102,8 @@ def run_engines(more: list[str]) -> list[Stage]:
     return [built, real]
 
 
-def run_usual(more: list[str], *, core: bool) -> list[Stage]:
-    """What `make test` runs; `core`: without the engines."""
-    if core:
-        return run_core(more)
+def run_both(more: list[str]) -> list[Stage]:
+    """The usual cases of all."""
     with engines_built_beside():
         return [*run_core(more), *run_engines(more)]
 
@@ -182,6 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
     parser.add_argument("--full", action="store_true", help="every case: matrices, soaks, 450 nodes, fuzzing")
     parser.add_argument("--core", action="store_true", help="without the engines: Nomad, Kubernetes")
+    parser.add_argument("--engines", action="store_true", help="only these")
     known, more = parser.parse_known_args()
     for before, word in zip(["", *more], more, strict=False):
         if not (word.startswith("-") or before.startswith("-") or Path(word.partition("::")[0]).exists()):
@@ -190,7 +189,8 @@ def main() -> int:
         print("tests: this needs root\n  hint: sudo make test; `make fast` needs none", file=sys.stderr)
         return 2
     try:
-        stages = run_full(more) if known.full else run_usual(more, core=known.core)
+        chosen = run_full if known.full else run_core if known.core else run_engines if known.engines else run_both
+        stages = chosen(more)
     finally:
         subprocess.run([str(MACHINE), "true"], check=False)  # removes what the others have left
     for stage in stages:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from tests.engines.build import BESIDE, PROGRAMS, TOOLS
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).parents[3]
 DRIVER = """
@@ -85,8 +84,7 @@ class Builder:
 
 
 @pytest.fixture
-def builder(tmp_path: Path, need: Callable[[str], str]) -> Builder:
-    need("go")
+def builder(tmp_path: Path) -> Builder:
     return Builder(tmp_path)
 
 
