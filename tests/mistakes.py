@@ -2,7 +2,8 @@
 
 The class is ``usage`` where the parser rejects the words, ``Problem`` where it is one of a line of the site file, else
 that of the exception. Each has a hint. HERE is this machine, an admin host of sms.yaml and vm.yaml; host-b does not
-answer; away.yaml has only hosts that do not answer. vm.yaml has a provisioning VM, which does not answer.
+answer; away.yaml has only hosts that do not answer. vm.yaml has a provisioning VM, which does not answer;
+engines.yaml has addresses of other engines.
 """
 
 from __future__ import annotations
@@ -49,6 +50,21 @@ TABLES = {
 2 ConfigError    key ca revoke ""
 3 VmOff          key ca revoke --site vm.yaml node1
 2 ConfigError    --state text key show
+""",
+    "engines": """
+2 usage          export
+2 usage          export k8s -o new
+2 usage          export kubernetes
+2 usage          export nomad new
+2 usage          export nomad -o new -n
+2 usage          export nomad -o ""
+2 ConfigError    --site nope.yaml export nomad -o new
+2 ConfigError    export kubernetes -o new --check
+2 ConfigError    export nomad -o new
+2 ConfigError    export terraform -o new
+2 ConfigError    export compose -o new
+3 Refused        --site engines.yaml export quadlet -o text
+3 Refused        --site engines.yaml export nomad -o text/below
 """,
     "hosts": """
 2 usage          host

@@ -87,6 +87,7 @@ DIRECT = {
     "definitions/runtime/smsenroll.py:enroll": "certificate of a node",
     "definitions/runtime/smsfiles.py:_replace": "files of the site",
     "definitions/runtime/smsfiles.py:rename": "files of the site",
+    "definitions/runtime/smssync.py:take": RUN,
 }
 """Calls that create, rename or truncate a file by themselves, as ``FILE:FUNCTION``."""
 
@@ -97,6 +98,7 @@ SHARED = {
     "appliance/agent/take.py": "lease",
     "appliance/host/fake.py": "not state: the host of tests",
     "appliance/operations/classify/classify.py": USER,
+    "appliance/operations/engines/export.py": USER,
     "appliance/operations/history.py": "history",
     "appliance/operations/hosts/guarded.py": DERIVED,
     "appliance/operations/image/build.py": "records of verbs",
@@ -156,12 +158,14 @@ SHARED = {
     "appliance/tools/qemu.py": "VM restore of lost disks",
     "appliance/tools/sealed.py": "image of the VM",
     "definitions/runtime/sms-filesync": RUN,
-    "definitions/runtime/sms-run": RUN,
+    "definitions/runtime/sms-place": "not state: /etc of a container of an engine, written again at each start",
     "definitions/runtime/sms-apply": "changed files of a running container",
     "definitions/runtime/sms-seed": "seed of an overlay",
     "definitions/runtime/sms-slurm-ids": "job ids",
     "definitions/runtime/smsenroll.py": "certificate of a node",
     "definitions/runtime/smskept.py": "files of the site",
     "definitions/runtime/smsseed.py": "seed of an overlay",
+    "definitions/runtime/smsstart.py": "files of the site",
+    "definitions/runtime/smssync.py": RUN,
 }
 """Modules that write by the shared functions or to the VM's database."""

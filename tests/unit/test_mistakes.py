@@ -46,6 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     site = before + host_lines(HERE, "127.0.0.1") + near + after
     (folder / "sms.yaml").write_text(site)
     (folder / "vm.yaml").write_text(site + VM)
+    (folder / "engines.yaml").write_text(
+        site + "engines: {nomad: {address: 10.77.0.9}, podman: {address: 10.77.0.9}}\n"
+    )
     (folder / "away.yaml").write_text(before + far + near + after)
     (folder / "bmc.password").write_text("secret\n")
     (folder / "bmc.password").chmod(0o600)

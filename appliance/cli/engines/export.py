@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
+from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.operations.engines.export import Exported
@@ -39,7 +39,7 @@ def add(verbs: Verbs) -> None:
     targets = parser.add_subparsers(dest="target", required=True, metavar="TARGET")
     for name, what in TARGETS.items():
         target = targets.add_parser(name, help=what)
-        target.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write into")
+        target.add_argument("-o", "--output", type=filled, required=True, metavar="DIR", help="folder to write into")
         target.add_argument(
             "--check", action="store_true", help="only compare with the folder; exit status 1 if it differs"
         )
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.engines.export import export
 
     cluster, _ = open_site(arguments)
-    done = export(cluster, arguments.target, arguments.output, check=arguments.check)
+    done = export(cluster, arguments.target, Path(arguments.output), check=arguments.check)
     print_result(arguments, done, _lines(done, check=arguments.check))
     return 1 if arguments.check and not done.same else 0
 

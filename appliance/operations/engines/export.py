@@ -74,6 +74,7 @@ def export(cluster: Cluster, target: str, folder: Path, *, check: bool = False) 
         ConfigError: the site cannot be rendered for the target.
         Refused: a file of the folder is not of an export, or was changed since.
     """
+    shown, folder = folder, folder.absolute()
     made = render(target, read_input(cluster, target))
     digests = {name: _digest(text.encode()) for name, text in made.files.items()}
     record = read_record(folder)
@@ -93,7 +94,7 @@ def export(cluster: Cluster, target: str, folder: Path, *, check: bool = False) 
             (folder / name).unlink()
         _write_record(folder, Record(target, digests))
     return Exported(
-        str(folder),
+        str(shown),
         target,
         cluster.site.cluster,
         len(digests),
@@ -149,6 +150,8 @@ def read_record(folder: Path) -> Record:
         return Record(str(found["target"]), files, previous)
     except FileNotFoundError:
         return Record()
+    except NotADirectoryError:
+        raise Refused(f"{folder} is below a file", hint="name another folder: -o DIR") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise Refused(f"{path} cannot be read", hint="name another folder: -o DIR") from None
 

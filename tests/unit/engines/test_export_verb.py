@@ -44,6 +44,13 @@ def test_a_second_export_changes_nothing(cluster: Cluster, tmp_path: Path) -> No
     assert content(tmp_path / "out") == before
 
 
+def test_the_current_folder(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    done = export(cluster, "kubernetes", Path())
+    assert done.path == "." and len(content(tmp_path / "out")) == done.files + 1
+
+
 def test_check_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
     assert not export(cluster, "kubernetes", tmp_path / "out", check=True).same
     assert not (tmp_path / "out").exists()
