@@ -24,6 +24,8 @@ MUNGE = "munge_key"
 """The secret that engines have; others are those of file synchronisation and of password logins."""
 LARGEST = 900_000
 """Characters of the files of a workload: a ConfigMap has 1 MiB at most."""
+PASSWORD = re.compile(r"^\s*(\w*Pass(?:word)?)\s*=\s*[^\s/#]", re.MULTILINE | re.IGNORECASE)
+"""A setting of slurm.conf with a password; a path is that of a socket (slurm.conf(5), AccountingStoragePass)."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,11 @@ def _file(seed: Seed, workload: Workload, deployment: Deployment, network: Netwo
     if "PRIVATE KEY-----" in text:
         raise ConfigError(f"{seed.path} contains a private key", hint="exported files contain no secrets")
     if seed.path == SLURM_CONF:
+        if found := PASSWORD.search(text):
+            raise ConfigError(
+                f"slurm.extra sets {found[1]}, which would be readable by all",
+                hint="exported files contain no secrets: remove it, or keep this service in the services container",
+            )
         text = set_lines(text, dict(_slurm_lines(text, workload, deployment, network)))
     return ConfigFile(seed.path, key_of(seed.path), text, seed.owner, seed.group, f"{seed.mode:04o}")
 

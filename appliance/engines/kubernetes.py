@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 from appliance.config.model import Site
 from appliance.engines.config import MUNGE, Network, placed_files, unit_argv
 from appliance.engines.model import Deployment, Placement, Port, Unit, Workload
+from appliance.engines.oci import PATH
 from appliance.errors import ConfigError
 
 Value: TypeAlias = "str | int | bool | Sequence[Value] | Mapping[str, Value]"
@@ -22,7 +23,6 @@ Object: TypeAlias = "dict[str, Value]"
 
 IMAGE = "sms"
 """Name of the image in the base; the site's overlay replaces it."""
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/libexec"
 PLACE = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
 PREPARE = (*PLACE, "SETGID", "SETUID")
 """Capabilities of init containers: files get their owners, and mariadb-install-db changes to its user."""

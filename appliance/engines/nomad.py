@@ -360,7 +360,10 @@ def node_jobs(deployment: Deployment, options: Options, nodes: Nodes) -> dict[st
     for one in services:
         # distinct_hosts of document 000 has no effect in a system job: it runs once on each client.
         name = NODE_JOB if one in own else one.name
-        blocks = [Block("restart", (), {"attempts": 3, "interval": "5m", "delay": "5s", "mode": "delay"})]
+        blocks = [
+            Block("restart", (), {"attempts": 3, "interval": "5m", "delay": "5s", "mode": "delay"}),
+            Block("update", (), {"max_parallel": 1}),
+        ]
         if one in own:
             port = Block("port", (port_label(SLURMD_PORT),), {"static": SLURMD_PORT})
             blocks.append(Block("network", (), {"mode": "host"}, (port,)))
@@ -388,8 +391,8 @@ def notes(deployment: Deployment, options: Options) -> tuple[str, ...]:
         # Each job that writes there needs it.
         found.append(f'{client}: host_volume "sms-{deployment.cluster}" {{ path = "{options.state}" }}')
     found += [
-        f"the Munge key, once: base64 -w0 KEY >FILE; nomad var put -namespace {options.namespace} "
-        f"nomad/jobs/{job_name(one)} {KEY}=@FILE"
+        f"the Munge key, once: (umask 077; base64 -w0 KEY >FILE); nomad var put -namespace {options.namespace} "
+        f"nomad/jobs/{job_name(one)} {KEY}=@FILE; rm FILE"
         for one in deployment.workloads
         if one.secrets
     ]

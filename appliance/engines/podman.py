@@ -22,6 +22,7 @@ Value: TypeAlias = "str | int | bool | Sequence[Value] | Mapping[str, Value]"
 
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*|/[A-Za-z0-9._/@-]*|--[a-z-]+")
 """A word that means itself in a unit of systemd, on a command line, and in YAML."""
+MOUNTED = "target=/sms/secrets/munge_key,mode=0400"
 START_S = 600
 """Timeout of a start, in seconds: the first one creates a database."""
 HEADER = "# Written by `sms export {}`. Changes belong into the site file.\n"
@@ -180,7 +181,7 @@ def _quadlet(each: Container, deployment: Deployment, options: Options) -> str:
         f"AddCapability={' '.join(f'CAP_{name}' for name in each.capabilities)}",
         *(f"Volume={name}.volume:{target}" for name, target in each.mounts.items()),
         *((f"Volume={config_folder(deployment)}/config/{each.folder}:/sms/config:ro",) if each.folder else ()),
-        *(("Secret=munge-key,type=mount,target=/sms/secrets/munge_key,mode=0400",) if each.secret else ()),
+        *((f"Secret={secret_name(deployment)},type=mount,{MOUNTED}",) if each.secret else ()),
     ]
     if each.health:
         lines += [
@@ -197,20 +198,25 @@ def _quadlet(each: Container, deployment: Deployment, options: Options) -> str:
     return HEADER.format("quadlet") + "\n".join((*lines, "", "[Install]", "WantedBy=multi-user.target", ""))
 
 
+def secret_name(deployment: Deployment) -> str:
+    """Return the name of Podman's secret with the Munge key: a host can have several clusters."""
+    return f"sms-{deployment.cluster}-munge-key"
+
+
 def compose_files(deployment: Deployment, options: Options) -> dict[str, str]:
     """Return ``compose.yaml`` and the files of its containers by path."""
     made = containers(deployment)
     document: dict[str, Value] = {
         "name": f"sms-{deployment.cluster}",
-        "services": {each.name: _compose(each, made, options) for each in made},
+        "services": {each.name: _compose(each, made, options, secret_name(deployment)) for each in made},
         "volumes": {name: {"name": name} for name in sorted({volume for each in made for volume in each.mounts})},
     }
     if any(each.secret for each in made):
-        document["secrets"] = {"munge-key": {"external": True}}
+        document["secrets"] = {secret_name(deployment): {"external": True}}
     return {"compose.yaml": HEADER.format("compose") + dump([document]), **config_files(deployment)}
 
 
-def _compose(each: Container, others: Sequence[Container], options: Options) -> dict[str, Value]:
+def _compose(each: Container, others: Sequence[Container], options: Options, secret: str) -> dict[str, Value]:
     once = {other.name for other in others if other.once}
     volumes: list[Value] = [f"{name}:{target}" for name, target in each.mounts.items()]
     if each.folder:
@@ -230,7 +236,7 @@ def _compose(each: Container, others: Sequence[Container], options: Options) -> 
         "restart": "no" if each.once else "always",
     }
     if each.secret:
-        made["secrets"] = [{"source": "munge-key", "target": "/sms/secrets/munge_key", "mode": "0400"}]
+        made["secrets"] = [{"source": secret, "target": "/sms/secrets/munge_key", "mode": "0400"}]
     if each.needs:
         ended, healthy = "service_completed_successfully", "service_healthy"
         made["depends_on"] = {name: {"condition": ended if name in once else healthy} for name in each.needs}

@@ -155,7 +155,7 @@ def _for_podman(given: Input) -> tuple[Deployment, podman.Options]:
 def _podman_notes(deployment: Deployment) -> tuple[str, ...]:
     if not any(one.secrets for one in deployment.workloads):
         return ()
-    return ("the Munge key, once: podman secret create munge-key munge.key",)
+    return (f"the Munge key, once: podman secret create {podman.secret_name(deployment)} munge.key",)
 
 
 TARGETS: Mapping[str, Callable[[Input], Export]] = {

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import socket
+import stat
 import time
 
 import smsfiles
@@ -28,7 +29,13 @@ def path_of(name, kind):
 def read(name):
     """The record of a service; None where there is none, or none that can be understood."""
     try:
-        with open(smsfiles.at(path_of(name, "json")), "rb") as stream:
+        # Whoever may write here is not to stop the others by a pipe or a link.
+        descriptor = os.open(
+            smsfiles.at(path_of(name, "json")), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+        with open(descriptor, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None
             record = json.loads(stream.read(LARGEST).decode())
     except (OSError, ValueError, RecursionError):
         return None
@@ -86,9 +93,12 @@ class Lock:
 
     def take(self):
         """Try to lock; says whether it is locked. One whose file was removed meanwhile is worth nothing."""
-        smsfiles.make_folder(os.path.dirname(self.path))
+        folder = os.path.dirname(self.path)
+        smsfiles.make_folder(folder)
         self.release()
-        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        # Whoever can read a file can lock it. Only containers of a pod, which have other users, read the others' locks.
+        mode = 0o644 if os.stat(folder).st_mode & stat.S_ISVTX else 0o600
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

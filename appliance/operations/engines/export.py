@@ -13,7 +13,7 @@ from appliance.engines.config import Sources
 from appliance.engines.model import Placement
 from appliance.engines.oci import image_name
 from appliance.engines.render import Input, render
-from appliance.errors import Refused
+from appliance.errors import ConfigError, Refused
 from appliance.operations.context import Cluster, read_given, runtime_files
 from appliance.operations.image.list import list_images
 from appliance.plan.overlay.seed import slurm_sources
@@ -106,9 +106,20 @@ def export(cluster: Cluster, target: str, folder: Path, *, check: bool = False) 
 
 
 def read_input(cluster: Cluster, target: str) -> Input:
-    """Return what an export is rendered from. Secrets of the site are not read."""
+    """Return what an export is rendered from. Secrets of the site are not read.
+
+    Raises:
+        ConfigError: a file of ``slurm.files`` is readable by its owner only.
+    """
     site = cluster.site
-    given = read_given([("passwd", site.accounts.passwd), ("group", site.accounts.group), *slurm_sources(site)])
+    sources = slurm_sources(site)
+    for _, path in sources:
+        if path and not path.stat().st_mode & 0o004:
+            raise ConfigError(
+                f"{path} is not readable by all: an exported file would be",
+                hint="keep secrets out of `slurm.files`; `chmod o+r` it if it contains none",
+            )
+    given = read_given([("passwd", site.accounts.passwd), ("group", site.accounts.group), *sources])
     current = next((image for image in list_images(cluster) if image.current), None)
     image = f"{image_name(site.cluster)}:{current.key[:12] if current else 'current'}"
     keys = tuple(_read_key(path) for path in site.signing.public_keys) if target in SIGNED else ()
@@ -147,13 +158,20 @@ def read_record(folder: Path) -> Record:
         found = json.loads(path.read_text())
         files = {str(name): str(digest) for name, digest in found["files"].items()}
         previous = {str(name): [str(digest) for digest in each] for name, each in found.get("previous", {}).items()}
+        if not all(is_below(name) for name in (*files, *previous)):
+            raise ValueError
         return Record(str(found["target"]), files, previous)
     except FileNotFoundError:
         return Record()
     except NotADirectoryError:
         raise Refused(f"{folder} is below a file", hint="name another folder: -o DIR") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise Refused(f"{path} cannot be read", hint="name another folder: -o DIR") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise Refused(f"{path} is not a record of an export", hint="name another folder: -o DIR") from None
+
+
+def is_below(name: str) -> bool:
+    """Return whether a name of a record is that of a file in the folder: others can have written the record."""
+    return not name.startswith("/") and not {"", ".", ".."} & set(name.split("/"))
 
 
 def _write_record(folder: Path, record: Record) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
 from appliance.cli import main
-from appliance.errors import Refused
+from appliance.errors import ConfigError, Refused
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.engines import export as module
 from appliance.operations.engines.export import RECORD, export
@@ -154,3 +155,46 @@ def test_statuses(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main([*words, "--check"]) == 1
     assert main(words) == 3
     assert main(["--site", str(site), "export", "nomad", "-o", str(tmp_path / "other")]) in (2, 3)
+
+
+@pytest.mark.parametrize("name", ["../victim", "/victim", "base/../../victim", "base//victim", ""])
+def test_a_record_does_not_name_files_elsewhere(name: str, cluster: Cluster, tmp_path: Path) -> None:
+    out, victim = tmp_path / "out", tmp_path / "victim"
+    export(cluster, "kubernetes", out)
+    victim.write_text("kept\n")
+    record = json.loads((out / RECORD).read_text())
+    record["files"][name.replace("/victim", str(victim)) if name == "/victim" else name] = digest(victim)
+    (out / RECORD).write_text(json.dumps(record))
+    with pytest.raises(Refused):
+        export(cluster, "kubernetes", out)
+    assert victim.read_text() == "kept\n"
+
+
+def test_a_record_that_is_a_folder(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "out" / RECORD).mkdir(parents=True)
+    with pytest.raises(Refused):
+        export(cluster, "kubernetes", tmp_path / "out")
+
+
+def test_a_file_for_its_owner_only_is_not_exported(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "jwt.key").write_text("secret\n")
+    (tmp_path / "jwt.key").chmod(0o600)
+    site.write_text(site.read_text().replace("slurm:\n", "slurm:\n  files: {topology.conf: jwt.key}\n"))
+    with pytest.raises(ConfigError):
+        export(open_cluster(site, None, Silent()), "kubernetes", tmp_path / "out")
+    (tmp_path / "jwt.key").chmod(0o644)
+    assert export(open_cluster(site, None, Silent()), "kubernetes", tmp_path / "out").written
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [("JobCompPass=geheim", True), ("jobcomppass = x", True), ("AccountingStoragePass=/run/munge/x", False)],
+)
+def test_a_password_in_slurm_conf_is_not_exported(line: str, refused: bool, site: Path, tmp_path: Path) -> None:
+    site.write_text(site.read_text().replace("slurm:\n", f"slurm:\n  extra: ['{line}']\n"))
+    with pytest.raises(ConfigError) if refused else nullcontext():
+        export(open_cluster(site, None, Silent()), "kubernetes", tmp_path / "out")
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

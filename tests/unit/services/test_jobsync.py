@@ -123,6 +123,32 @@ def test_unreadable_records_are_none(smssync: ModuleType, root: Path, value: Any
     assert list(smssync.read_all()) == (["it"] if readable else [])
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_what_is_no_file_is_no_record_and_stops_nobody(smssync: ModuleType, root: Path, kind: str) -> None:
+    path = root / "run/sms/jobsync/it.json"
+    path.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        (root / "other").write_text(json.dumps(GOOD))
+        path.symlink_to(root / "other")
+    else:
+        path.mkdir()
+    assert smssync.read("it") is None
+
+
+@pytest.mark.parametrize(("shared", "mode"), [(False, 0o600), (True, 0o644)])
+def test_who_can_read_a_lock(smssync: ModuleType, root: Path, shared: bool, mode: int) -> None:
+    """On a node root alone: others could hold it. In a pod the other services, which have users of their own."""
+    folder = root / "run/sms/jobsync"
+    folder.mkdir()
+    folder.chmod(0o1777 if shared else 0o755)
+    lock = smssync.Lock("it")
+    assert lock.take()
+    assert (folder / "it.lock").stat().st_mode & 0o777 == mode
+    lock.release()
+
+
 def test_names_of_other_files(smssync: ModuleType, root: Path) -> None:
     folder = root / "run/sms/jobsync"
     (folder / "x.json").mkdir(parents=True)

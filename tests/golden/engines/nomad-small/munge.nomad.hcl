@@ -14,6 +14,10 @@ job "munge" {
       mode     = "delay"
     }
 
+    update {
+      max_parallel = 1
+    }
+
     task "munge" {
       driver       = "raw_exec"
       user         = "root"

@@ -14,6 +14,10 @@ job "slurm-cn" {
       mode     = "delay"
     }
 
+    update {
+      max_parallel = 1
+    }
+
     network {
       mode = "host"
 
