@@ -24,6 +24,10 @@ MUNGE = "munge_key"
 """The secret that engines have; others are those of file synchronisation and of password logins."""
 LARGEST = 900_000
 """Characters of the files of a workload: a ConfigMap has 1 MiB at most."""
+TAKEN = re.compile(
+    r"\s*(Slurm(?:ctld|d)Port|SlurmctldHost|SlurmUser|AccountingStorage(?:Host|Port))\s*=", re.IGNORECASE
+)
+"""A line of slurm.conf that an export writes, or whose value its ports and accounts would have to follow."""
 PASSWORD = re.compile(r"^\s*(\w*Pass(?:word)?)\s*=\s*[^\s/#]", re.MULTILINE | re.IGNORECASE)
 """A setting of slurm.conf with a password; a path is that of a socket (slurm.conf(5), AccountingStoragePass)."""
 
@@ -88,6 +92,30 @@ def with_files(
         files.append(ConfigFile(SERVICES, key_of(SERVICES), _services(workload, by_name, templates, network.ports)))
         filled.append(replace(workload, files=_checked(workload, files), secrets=tuple(_secrets(workload))))
     return replace(deployment, workloads=tuple(filled))
+
+
+def check_settings(site: Site) -> None:
+    """Check settings of the site file that an export cannot follow.
+
+    Raises:
+        ConfigError: ``slurm.extra`` sets what the export sets, or the address of an engine is another machine's.
+    """
+    for line in site.slurm.extra:
+        if found := TAKEN.match(line):
+            raise ConfigError(
+                f"slurm.extra sets {found[1]}, which an export sets itself", hint="remove it from the site file"
+            )
+    networks = (site.networks.provisioning, site.networks.public)
+    own = {str(network.address.ip) for network in networks}
+    engines = site.engines
+    for name, each in (("kubernetes", engines.kubernetes), ("nomad", engines.nomad), ("podman", engines.podman)):
+        address = each.address
+        if address and (str(address) in own or address.is_unspecified or address.is_loopback or address.is_multicast):
+            what = "the services container's" if str(address) in own else "not that of a machine in a network"
+            raise ConfigError(
+                f"`engines.{name}.address`: {address} is {what}",
+                hint="name the machine at which nodes reach the engine",
+            )
 
 
 def _readable(workload: Workload, services: Mapping[str, Service]) -> list[Service]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from appliance.catalog import Base, Service
 from appliance.config.model import Site
 from appliance.engines import hcl, kubernetes, kustomize, nomad, podman, terraform
-from appliance.engines.config import Network, Sources, make_deployment, with_files
+from appliance.engines.config import Network, Sources, check_settings, make_deployment, with_files
 from appliance.engines.model import Deployment, Placement
 from appliance.engines.nomad_json import job_json
 from appliance.errors import ConfigError
@@ -60,6 +60,7 @@ def _for_kubernetes(given: Input) -> tuple[Deployment, kubernetes.Options, str]:
 
 
 def _filled(given: Input, bare: Deployment, network: Network) -> Deployment:
+    check_settings(given.site)
     return with_files(bare, given.site, given.services, given.sources, network)
 
 

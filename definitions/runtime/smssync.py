@@ -29,7 +29,7 @@ def path_of(name, kind):
 def read(name):
     """The record of a service; None where there is none, or none that can be understood."""
     try:
-        # Whoever may write here is not to stop the others by a pipe or a link.
+        # Who can write in the folder must not block its readers by a pipe or a link.
         descriptor = os.open(
             smsfiles.at(path_of(name, "json")), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         )
@@ -96,7 +96,7 @@ class Lock:
         folder = os.path.dirname(self.path)
         smsfiles.make_folder(folder)
         self.release()
-        # Whoever can read a file can lock it. Only containers of a pod, which have other users, read the others' locks.
+        # Who can read a file can lock it. Only containers of a pod, which have several users, read each other's locks.
         mode = 0o644 if os.stat(folder).st_mode & stat.S_ISVTX else 0o600
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:

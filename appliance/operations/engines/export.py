@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from appliance.shared.files import replace_file
 RECORD = ".sms-export.json"
 """In the folder: its target, and the digest of each file as it was written."""
 MODE = 0o644
+PUBLIC_KEY = re.compile(r"\s*-----BEGIN PUBLIC KEY-----\s[A-Za-z0-9+/=\s]+-----END PUBLIC KEY-----\s*")
 SIGNED = ("nomad", "terraform")
 """Targets that contain the public keys of the site."""
 
@@ -139,10 +141,13 @@ def read_input(cluster: Cluster, target: str) -> Input:
 
 def _read_key(path: Path) -> str:
     try:
-        return path.read_text()
+        text = path.read_text()
+        if not PUBLIC_KEY.fullmatch(text):
+            raise ValueError
+        return text
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise Refused(f"cannot read {path}: {reason}", hint="`sms key create` creates the keys of the site") from error
+        reason = getattr(error, "strerror", None) or "it is not one public key in PEM form"
+        raise Refused(f"cannot use {path}: {reason}", hint="`sms key create` creates the keys of the site") from error
 
 
 def read_record(folder: Path) -> Record:
@@ -184,7 +189,9 @@ def _write_record(folder: Path, record: Record) -> None:
 def _refuse_foreign(folder: Path, name: str, record: Record) -> None:
     path = folder / name
     links = [
-        each for each in (path, *path.parents) if each != folder and each.is_relative_to(folder) and each.is_symlink()
+        each
+        for each in (path, path.with_name(f"{path.name}.new"), *path.parents)
+        if each != folder and each.is_relative_to(folder) and each.is_symlink()
     ]
     if links:
         raise Refused(f"{links[0]} is a link", hint="name another folder: -o DIR")

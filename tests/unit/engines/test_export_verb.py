@@ -196,5 +196,42 @@ def test_a_password_in_slurm_conf_is_not_exported(line: str, refused: bool, site
         export(open_cluster(site, None, Silent()), "kubernetes", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("slurm:\n", "slurm:\n  extra: [SlurmctldPort=7000]\n"),
+        ("slurm:\n", "slurm:\n  extra: [slurmdport=6900]\n"),
+        ("address: 10.77.0.9", "address: 10.77.0.1"),
+        ("address: 10.77.0.9", "address: 0.0.0.0"),
+        ("address: 10.77.0.9", "address: 127.0.0.1"),
+        ("address: 10.77.0.9", "namespace: kube-system, address: 10.77.0.9"),
+        ("address: 10.77.0.9", "namespace: default, address: 10.77.0.9"),
+    ],
+)
+def test_settings_that_an_export_cannot_follow(old: str, new: str, site: Path, tmp_path: Path) -> None:
+    assert old in site.read_text()
+    site.write_text(site.read_text().replace(old, new))
+    with pytest.raises(ConfigError):
+        export(open_cluster(site, None, Silent()), "kubernetes", tmp_path / "out")
+
+
+def test_a_private_key_is_not_exported_as_a_public_one(site: Path, tmp_path: Path) -> None:
+    text = site.read_text().replace("kubernetes:", "nomad:") + "signing: {public_keys: [sign.pem]}\n"
+    site.write_text(text)
+    for name in ("PRIVATE", "PUBLIC"):
+        (tmp_path / "sign.pem").write_text(f"-----BEGIN {name} KEY-----\nMCowBQYDK2VwAyEA\n-----END {name} KEY-----\n")
+        with pytest.raises(Refused) if name == "PRIVATE" else nullcontext():
+            export(open_cluster(site, None, Silent()), "nomad", tmp_path / "out")
+
+
+def test_a_link_beside_a_file_is_not_followed(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "out/base").mkdir(parents=True)
+    (tmp_path / "victim").write_text("kept\n")
+    (tmp_path / "out/base/slurmctld.yaml.new").symlink_to(tmp_path / "victim")
+    with pytest.raises(Refused):
+        export(cluster, "kubernetes", tmp_path / "out")
+    assert (tmp_path / "victim").read_text() == "kept\n"
+
+
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
