@@ -8,7 +8,6 @@ instead.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import re
 import shutil
@@ -19,11 +18,10 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-PINS = Path(__file__).parent
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sms" / "engines"
+from appliance.lab.engines.programs import CACHE, PINS, PROGRAMS, find_missing, find_program
+
 NEEDED_GB = 15
 """Of disk, for the modules and what the compiler stores until the build ends."""
 OLDEST_GO = (1, 25)
@@ -35,77 +33,6 @@ TERMINAL_S, LOG_S = 1, 60
 
 class EngineError(Exception):
     """A program could not be had: what happened, then a hint."""
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A Go module with programs: their packages by name, build tags, variables that the linker sets to the version."""
-
-    name: str
-    module: str
-    programs: dict[str, str]
-    tags: str = ""
-    version_in: tuple[str, ...] = ()
-
-    @property
-    def folder(self) -> Path:
-        """Where its pins are."""
-        return PINS / self.name
-
-    @property
-    def version(self) -> str:
-        """The pinned version of the module, such as ``v1.34.3``."""
-        pins = (self.folder / "go.mod").read_text()
-        pinned = re.search(rf"^(?:require)?\s+{re.escape(self.module)} (v\S+)", pins, re.MULTILINE)
-        assert pinned, f"{self.folder}/go.mod does not require {self.module}"
-        return pinned[1]
-
-    @property
-    def ldflags(self) -> str:
-        """Options of the linker: no symbols, the version where the program reports it."""
-        return " ".join(("-s -w", *(f"-X {variable}={self.version}" for variable in self.version_in)))
-
-    @property
-    def cached(self) -> Path:
-        """The folder of its programs: another pin, tag or option makes another one."""
-        digest = hashlib.sha256(f"{self.tags}\n{self.ldflags}\n".encode())
-        for path in sorted(self.folder.iterdir()):
-            digest.update(f"{path.name}\n".encode() + path.read_bytes())
-        return CACHE / f"{self.name}-{self.version}-{digest.hexdigest()[:8]}"
-
-
-_KUBERNETES = ("kubectl", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
-TOOLS = (
-    Tool(
-        "nomad",
-        "github.com/hashicorp/nomad",
-        {"nomad": "github.com/hashicorp/nomad"},
-        tags="hashicorpmetrics,codegen_generated,release",
-    ),
-    Tool("etcd", "go.etcd.io/etcd/server/v3", {"etcd": "go.etcd.io/etcd/server/v3"}),
-    Tool(
-        "quadlet",
-        "github.com/containers/podman/v5",
-        {"quadlet": "github.com/containers/podman/v5/cmd/quadlet"},
-        tags="remote,exclude_graphdriver_btrfs,containers_image_openpgp",
-    ),
-    Tool(
-        "kubernetes",
-        "k8s.io/kubernetes",
-        {name: f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES},
-        version_in=("k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"),
-    ),
-    Tool("coredns", "github.com/coredns/coredns", {"coredns": "."}),
-    Tool("tofu", "github.com/opentofu/opentofu", {"tofu": "github.com/opentofu/opentofu/cmd/tofu"}),
-)
-PROGRAMS = {program: tool for tool in TOOLS for program in tool.programs}
-"""All of them, in the order of the build."""
-
-
-def find_program(name: str) -> Path:
-    """The path of a program; it need not exist."""
-    given = os.environ.get("SMS_ENGINES")
-    return Path(given) / name if given else PROGRAMS[name].cached / name
 
 
 def report(text: str) -> None:
@@ -145,11 +72,6 @@ def _wait_for(lock: int) -> None:
                 said = time.monotonic()
                 report(f"waiting for another build, {said - began:.0f} s")
             time.sleep(0.5)
-
-
-def find_missing(names: Iterable[str]) -> list[str]:
-    """Programs that are not in the cache folder."""
-    return [name for name in names if not find_program(name).exists()]
 
 
 def _build(names: list[str], lock: int) -> None:

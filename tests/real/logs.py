@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from appliance.lab.engines import hosts
 from appliance.lab.layout import DISK, RUNNING
-from tests.engines import hosts
 
 LAST_BYTES = 1 << 20
 """Of each file, at most."""

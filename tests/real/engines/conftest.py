@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from appliance.lab.engines.kubernetes import CONTROL_PLANE, NODE, Kubernetes, kubernetes_cluster
+from appliance.lab.engines.nomad import NomadCluster, nomad_cluster
+from appliance.lab.engines.programs import find_missing
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.build import build
 from appliance.progress import Silent
-from tests.engines.build import find_missing
-from tests.engines.kubernetes import CONTROL_PLANE, NODE, Kubernetes, kubernetes_cluster
-from tests.engines.nomad import NomadCluster, nomad_cluster
 from tests.images import make_site
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.build import BESIDE, PROGRAMS, TOOLS
+from appliance.lab.engines.programs import PROGRAMS, TOOLS
+from tests.engines.build import BESIDE
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -19,10 +20,12 @@ ROOT = Path(__file__).parents[3]
 DRIVER = """
 import sys
 from pathlib import Path
+from appliance.lab.engines import programs
 from tests.engines import build
-build.PINS = Path(sys.argv[1])
+programs.PINS = Path(sys.argv[1])
 build.NEEDED_GB = float(sys.argv[2])
-build.PROGRAMS = {"tiny": build.Tool("tiny", "example.org/none", {"tiny": "."})}
+programs.PROGRAMS.clear()
+programs.PROGRAMS["tiny"] = programs.Tool("tiny", "example.org/none", {"tiny": "."})
 del sys.argv[1:]
 sys.exit(build.main())
 """

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from appliance.lab.engines.kubernetes import Kubernetes
+from appliance.lab.engines.nomad import NomadCluster
+from appliance.lab.engines.programs import find_program
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.engines.export import export
 from appliance.progress import Silent
-from tests.engines.build import find_program
-from tests.engines.kubernetes import Kubernetes
-from tests.engines.nomad import NomadCluster
 from tests.real.engines.conftest import need_engines
 
 pytestmark = pytest.mark.real

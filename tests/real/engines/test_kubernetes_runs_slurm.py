@@ -11,13 +11,13 @@ import yaml
 
 from appliance.host.netns import Netns
 from appliance.lab import Lab
+from appliance.lab.engines.hosts import DISK
+from appliance.lab.engines.kubernetes import Kubernetes
 from appliance.operations.context import open_cluster
 from appliance.operations.engines.export import export
 from appliance.operations.engines.image import make_oci
 from appliance.operations.image.build import Built
 from appliance.progress import Silent
-from tests.engines.hosts import DISK
-from tests.engines.kubernetes import Kubernetes
 from tests.real.labs import build_image, fresh_lab
 from tests.waiting import wait_until
 

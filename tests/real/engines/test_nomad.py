@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.hosts import EngineHost
-from tests.engines.nomad import NomadCluster
+from appliance.lab.engines.hosts import EngineHost
+from appliance.lab.engines.nomad import NomadCluster
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real

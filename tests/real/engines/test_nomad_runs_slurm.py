@@ -12,13 +12,13 @@ import yaml
 
 from appliance.host.netns import Netns
 from appliance.lab import Lab
+from appliance.lab.engines.hosts import LabRunner
+from appliance.lab.engines.nomad import NomadCluster
 from appliance.operations.context import open_cluster
 from appliance.operations.engines.export import export
 from appliance.operations.image.build import Built
 from appliance.progress import Silent
 from tests.copies import give
-from tests.engines.hosts import LabRunner
-from tests.engines.nomad import NomadCluster
 from tests.real.engines.conftest import need_engines
 from tests.real.labs import build_image, fresh_lab
 from tests.waiting import wait_until

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from appliance.lab.engines.nomad import NomadCluster
 from appliance.operations.context import Cluster
-from tests.engines.nomad import NomadCluster
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real

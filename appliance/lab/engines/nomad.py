@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from appliance.host.base import Result
-from tests.engines.build import find_program
-from tests.engines.hosts import EngineHost, Runner
-from tests.waiting import wait_until
+from appliance.lab.engines.hosts import EngineHost, Runner
+from appliance.lab.engines.programs import find_program
+from appliance.lab.engines.waiting import wait_until
 
 FIRST_SERVER, FIRST_CLIENT = 11, 21
 """Last numbers of addresses of hosts of their own."""
@@ -51,7 +51,7 @@ class NomadCluster:
         own: dict[str, Any] = {
             "name": host.name,
             "data_dir": str(host.disk / "nomad"),
-            "bind_addr": "0.0.0.0",
+            "bind_addr": "0.0.0.0",  # noqa: S104 - in the host's own network
             "advertise": dict.fromkeys(("http", "rpc", "serf"), host.address),
             "disable_update_check": True,
             "leave_on_terminate": False,

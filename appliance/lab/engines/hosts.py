@@ -12,11 +12,12 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from appliance.errors import SmsError
 from appliance.host.base import Result
 from appliance.host.netns import Netns
 from appliance.lab import Lab
+from appliance.lab.engines.waiting import wait_until
 from appliance.lab.layout import PROVISIONING
-from tests.waiting import wait_until
 
 FOLDER = Path("/run/sms-engines")
 """A folder for each host: logs of what runs on it."""
@@ -106,9 +107,14 @@ class Runner:
         return daemon
 
     def check(self) -> None:
-        """Fail where a program has ended that was started here, with the end of its log."""
+        """Check that every program runs that was started here.
+
+        Raises:
+            SmsError: one has ended; with the end of its log.
+        """
         for daemon in self.daemons:
-            assert daemon.process.poll() is None, f"{daemon.log} ended:\n{daemon.last_lines()}"
+            if daemon.process.poll() is not None:
+                raise SmsError(f"a program on {self.name} ended; {daemon.log}:\n{daemon.last_lines()}")
 
     def remove(self) -> None:
         """End what was started here."""
@@ -178,12 +184,14 @@ class EngineHost(Runner):
                 [*argv, *script], stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
         wait_until(lambda: init.poll() is not None or "entered" in log.read_text().split(), f"{self.name} is on", 20)
-        assert init.poll() is None, f"{self.name} does not boot: {log.read_text()}"
+        if init.poll() is not None:
+            raise SmsError(f"{self.name} does not boot: {log.read_text()}")
         self._pid = int(Path(f"/proc/{init.pid}/task/{init.pid}/children").read_text().split()[0])
 
     def off(self) -> None:
         """A power failure: all its processes are killed at once."""
-        assert self._init
+        if not self._init:
+            return
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         self._init.wait(60)

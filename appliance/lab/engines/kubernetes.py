@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from appliance.host.base import Result
-from tests.engines.build import find_program
-from tests.engines.hosts import EngineHost
-from tests.engines.pki import Authority, Pair
-from tests.waiting import wait_until
+from appliance.lab.engines.hosts import EngineHost
+from appliance.lab.engines.pki import Authority, Pair
+from appliance.lab.engines.programs import find_program
+from appliance.lab.engines.waiting import wait_until
 
 NUMBER = 31
 """Last number of the host's address."""
@@ -29,7 +29,7 @@ PODS = "10.97.0.0/24"
 PAUSE = "localhost/pause:tests"
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 NODE = ("kubelet", "kube-proxy")
-"""Programs of ``tests/engines/build.py`` that each part needs."""
+"""Programs that each part needs."""
 
 # The kubelet sets these of the whole machine, unless they are so; a file over each keeps them as they are.
 SYSCTLS = {
@@ -267,8 +267,15 @@ class Kubernetes:
     def remove(self) -> None:
         """Take it down."""
         self.host.remove()
-        find = f"find {CGROUPS}/{GROUP} -depth -type d -exec rmdir {{}} +"
-        wait_until(lambda: subprocess.run(["sh", "-c", find], capture_output=True).returncode == 0, "cgroups go", 30)
+        wait_until(_remove_cgroups, "the cgroups of its pods are gone", 30)
+
+
+def _remove_cgroups() -> bool:
+    """Remove those of the pods; return whether none is left."""
+    top = Path("/sys/fs/cgroup")
+    own = [str(each / GROUP) for each in (top, *top.iterdir()) if (each / GROUP).is_dir()]
+    argv = ["find", *own, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+"]
+    return not own or subprocess.run(argv, capture_output=True).returncode == 0
 
 
 def _pause_image(folder: Path) -> bytes:
