@@ -332,6 +332,7 @@ SHELL = {
     "appliance/tools/guest.py": 1,
     "appliance/tools/mdadm.py": 1,
     "appliance/tools/mmdebstrap.py": 1,
+    "appliance/tools/nomad.py": 1,
     "appliance/tools/ports.py": 1,
     "appliance/tools/programs.py": 2,
     "appliance/tools/python.py": 1,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from appliance.config.section import Section
-from appliance.config.types import Address, File, HostName, Name, Text
+from appliance.config.types import Address, File, HostName, Name, Text, Url
 
 ImageName = Annotated[
     str,
@@ -26,6 +26,11 @@ Label = Annotated[
         "a name that an engine can use",
         "use 1 to 63 letters, digits, dots, dashes and underscores",
     ),
+]
+
+Context = Annotated[
+    str,
+    Text(r"[A-Za-z0-9][A-Za-z0-9@:/._-]{0,252}", "the name of a context", "`kubectl config get-contexts` lists them"),
 ]
 
 
@@ -49,7 +54,11 @@ class Kubernetes(Section):
     node: Label | None = Field(None, description="Cluster node that runs the pods; needed with `network: host`.")
     storage_class: Label | None = Field(None, description="Class of the volumes (default: the cluster's).")
     storage_gb: int = Field(4, ge=1, le=65536, description="Size of each volume, in GiB.")
-    munge_secret: Name = Field("munge-key", description="The existing Secret with the Munge key, under `munge.key`.")
+    munge_secret: Name = Field("munge-key", description="The Secret with the Munge key, under `munge.key`.")
+    kubeconfig: File | None = Field(
+        None, description="File with cluster and account for `kubectl` (default: KUBECONFIG of the environment)."
+    )
+    context: Context | None = Field(None, description="Context of that file (default: its current one).")
 
 
 class Nomad(Section):
@@ -67,6 +76,12 @@ class Nomad(Section):
     compute_pool: Label = Field("compute", description="Node pool of the compute nodes.")
     image: File | None = Field(None, description="The SIF on that client (default: that of `sms build`).")
     state: File | None = Field(None, description="Folder of the state on that client (default: nomad/ in `state`).")
+    api: Url | None = Field(
+        None, description="URL of the servers for `nomad` (default: NOMAD_ADDR of the environment)."
+    )
+    token_file: File | None = Field(
+        None, description="File with the token for `nomad` (default: NOMAD_TOKEN of the environment)."
+    )
 
 
 class Podman(Section):

@@ -94,6 +94,10 @@ class CommandTimeout(CommandError):
     """A command exceeded its time limit and was terminated with its process group."""
 
 
+class NoProgram(SmsError):
+    """The host has no such program in its PATH."""
+
+
 class Unreachable(SmsError):
     """The host cannot be reached, or its identity cannot be verified."""
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from appliance.errors import SmsError
 from appliance.host.base import (
     BLOCK,
     CommandError,
     CommandTimeout,
     Host,
+    NoProgram,
     OnLine,
     Result,
 )
@@ -161,7 +161,7 @@ class Local(Host):
                 env={**inherited(), **ENVIRONMENT},
             )
         except FileNotFoundError as error:
-            raise SmsError(
+            raise NoProgram(
                 f"{self.name}: no such program: {error.filename}", hint="`sms doctor` lists what is missing"
             ) from error
 

@@ -1,0 +1,139 @@
+"""Command-line programs of engines (``kubectl``, ``nomad``): how they run, and what their errors mean."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Mapping
+from typing import Any
+
+from appliance.errors import Refused, SmsError
+from appliance.host.base import CommandError, CommandTimeout, Host, NoProgram, Result, Stuck, Unreachable
+
+NOT_FOUND = 127
+"""Status of nsenter and of a shell where there is no such program."""
+SILENT = re.compile(
+    r"connection refused|was refused|no route to host|network is unreachable|no such host|i/o timeout|connection reset"
+    r"|Client\.Timeout|context deadline exceeded|TLS handshake|x509:|tls: |Unable to connect|server misbehaving"
+    r"|No cluster leader|failed to find leader|\bEOF$|no configuration has been provided"
+    r"|first record does not look like|server gave HTTP response",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""In messages of a program that got no answer of its engine."""
+NOT_PERMITTED = re.compile(
+    r"\(Forbidden\)|\bforbidden\b|\(Unauthorized\)|must be logged in|Permission denied|ACL token|\b403 \(|\b401 \(",
+    re.IGNORECASE,
+)
+"""In messages of an engine that does not permit a request."""
+
+
+class Forbidden(Refused):
+    """The engine does not permit it to the account that was used."""
+
+
+def run_program(
+    host: Host,
+    argv: tuple[str, ...],
+    *,
+    input: bytes | None = None,
+    ok: Container[int] | None = (0,),
+    timeout: float = 60,
+    hint: str = "",
+) -> Result:
+    """Run a program of an engine. ``hint``: where its address and its credentials come from.
+
+    Raises:
+        Refused: there is no such program.
+        Unreachable: the engine did not answer (``Stuck``: in time).
+        Forbidden: it does not permit that.
+        CommandError: another status than those of ``ok``.
+    """
+    program = program_of(argv)
+    try:
+        # An empty input: `nomad` reads one that is not a terminal.
+        result = host.run(*argv, input=input or b"", ok=None, timeout=timeout)
+    except NoProgram:
+        raise missing(host, program) from None
+    except CommandTimeout as error:
+        raise Stuck(f"{host.name}: `{program}` did not end within {timeout:g} s", hint=hint) from error
+    if ok is None or result.status in ok:
+        return result
+    raise explain(result, program, hint)
+
+
+def program_of(argv: tuple[str, ...]) -> str:
+    """Return the name of the program among words such as those of ``env``."""
+    return next(word for word in argv if word in ("kubectl", "nomad"))
+
+
+def missing(host: Host, program: str) -> Refused:
+    """Return the error that a program is missing."""
+    return Refused(
+        f"{host.name} lacks the program {program}", hint=f"install {program} there, in a folder of root's PATH"
+    )
+
+
+def explain(result: Result, program: str, hint: str) -> SmsError:
+    """Return the error of a program that failed."""
+    text = (result.stderr + b"\n" + result.stdout).decode(errors="replace")
+    last = last_line(text)
+    if result.status == NOT_FOUND:
+        return Refused(
+            f"{result.host} lacks the program {program}", hint=f"install {program} there, in a folder of root's PATH"
+        )
+    if NOT_PERMITTED.search(text):
+        return Forbidden(f"{result.host}: `{program}` is not permitted to do that: {last}", hint=hint)
+    if SILENT.search(text):
+        return Unreachable(f"{result.host}: `{program}` gets no answer: {last}", hint=hint)
+    return CommandError(result)
+
+
+def last_line(text: str) -> str:
+    """Return the last line that is not empty, at most 300 characters."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return printable(lines[-1])[:300] if lines else "no message"
+
+
+def printable(text: str) -> str:
+    """Return text of an engine without control characters."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
+
+
+def read_json(text: bytes, what: str) -> Any:
+    """Return what an engine has printed as JSON.
+
+    Raises:
+        SmsError: it is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise SmsError(f"{what}: the reply is not JSON: {last_line(text.decode(errors='replace'))}") from None
+
+
+def at(value: Any, *path: str | int) -> Any:
+    """Return what lies at a path in a value of JSON; None where nothing does, whatever the value is."""
+    for key in path:
+        if isinstance(value, list) and isinstance(key, int):
+            value = value[key] if -len(value) <= key < len(value) else None
+        else:
+            value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def text_at(value: Any, *path: str | int) -> str:
+    """Return the text at a path; empty where there is none."""
+    found = at(value, *path)
+    return printable(found) if isinstance(found, str) else ""
+
+
+def number_at(value: Any, *path: str | int) -> int:
+    """Return the whole number at a path; 0 where there is none."""
+    found = at(value, *path)
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
+def list_at(value: Any, *path: str | int) -> list[Any]:
+    """Return the list at a path; an empty one where there is none."""
+    found = at(value, *path)
+    return found if isinstance(found, list) else []

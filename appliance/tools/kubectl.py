@@ -1,0 +1,334 @@
+"""Kubernetes, by its own program ``kubectl``; objects are changed by server-side apply.
+
+The cluster and the account are those of a file (kubeconfig), or of the caller's environment (``KUBECONFIG``). Values of
+Secrets are in standard input only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from appliance.host.base import CommandError, Host, OnLine, Result
+from appliance.host.stream import Stream
+from appliance.tools.engine import at, list_at, number_at, read_json, run_program, text_at
+
+MANAGER = "sms"
+"""Field manager of server-side apply."""
+REQUEST_S, COMMAND_S = 30, 120
+"""Time limits of one request, and of a command with several, in seconds."""
+HINT = "`engines.kubernetes.kubeconfig` and `context` of the site file, or KUBECONFIG, name cluster and account"
+CHANGED = 1
+"""Status of `kubectl diff` where objects differ."""
+MISSING = re.compile(r"\(NotFound\)|not found|doesn't have a resource type", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PodContainer:
+    """A container of a pod. ``reason`` and ``message``: why it does not run; ``image_id`` has the image's digest."""
+
+    name: str
+    image: str
+    image_id: str
+    ready: bool
+    restarts: int
+    running: bool
+    reason: str = ""
+    message: str = ""
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod. ``phase`` is Kubernetes' own; ``reason``: why it is not scheduled."""
+
+    name: str
+    uid: str
+    node: str
+    phase: str
+    ready: bool
+    stopping: bool
+    owner: str
+    reason: str = ""
+    containers: tuple[PodContainer, ...] = ()
+
+    @property
+    def restarts(self) -> int:
+        """Restarts of all its containers."""
+        return sum(one.restarts for one in self.containers)
+
+
+@dataclass(frozen=True)
+class StatefulSet:
+    """A StatefulSet. ``current`` and ``wanted``: names of the revisions that its pod has and is to have."""
+
+    name: str
+    replicas: int
+    ready: int
+    current: str
+    wanted: str
+    observed: bool
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster. ``images``: names of those in its containerd."""
+
+    name: str
+    ready: bool
+    cordoned: bool
+    images: tuple[str, ...]
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """The program on a host, for a cluster and one of its namespaces."""
+
+    host: Host
+    namespace: str
+    kubeconfig: str = ""
+    context: str = ""
+    _prefix: tuple[str, ...] = field(init=False, repr=False, default=())
+
+    def __post_init__(self) -> None:
+        words = ["kubectl"]
+        words += [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
+        words += [f"--context={self.context}"] if self.context else []
+        words += [f"--namespace={self.namespace}"] if self.namespace else []
+        object.__setattr__(self, "_prefix", tuple(words))
+
+    def argv(self, *words: str) -> tuple[str, ...]:
+        """Return the words of a command."""
+        return (*self._prefix, *words)
+
+    def run(
+        self,
+        *words: str,
+        input: bytes | None = None,
+        ok: Container[int] | None = (0,),
+        timeout: float = COMMAND_S,
+        limited: bool = True,
+    ) -> Result:
+        """Run a command.
+
+        Args:
+            limited: whether each request has a time limit; not where one lasts as long as the command.
+
+        Raises:
+            Refused: there is no such program, or it is not permitted.
+            Unreachable: the API server did not answer.
+            CommandError: another error.
+        """
+        limit = (f"--request-timeout={REQUEST_S}s",) if limited else ()
+        return run_program(self.host, self.argv(*limit, *words), input=input, ok=ok, timeout=timeout, hint=HINT)
+
+    def version(self) -> tuple[int, int]:
+        """Return the version of the API server."""
+        found = read_json(self.run("version", "-o", "json").stdout, "kubectl version")
+        major, minor = (
+            re.sub(r"\D.*", "", text_at(found, "serverVersion", part)) or "0" for part in ("major", "minor")
+        )
+        return int(major), int(minor)
+
+    def may(self, verb: str, kind: str) -> bool:
+        """Return whether the account may do that in the namespace."""
+        return self.run("auth", "can-i", verb, kind, ok=(0, 1)).text.splitlines()[-1:] == ["yes"]
+
+    # Objects
+
+    def apply(self, objects: bytes) -> list[str]:
+        """Make objects what the text says, YAML or JSON; return the line of each that kubectl prints.
+
+        Fields that others have changed become ours again.
+        """
+        return self._apply(objects).text.splitlines()
+
+    def check(self, objects: bytes) -> None:
+        """Check objects by the API server, which changes nothing."""
+        self._apply(objects, "--dry-run=server")
+
+    def _apply(self, objects: bytes, *more: str) -> Result:
+        words = ("apply", "--server-side", f"--field-manager={MANAGER}", "--force-conflicts", *more, "-f", "-")
+        return self.run(*words, input=objects)
+
+    def diff(self, objects: bytes) -> str:
+        """Return how the cluster's objects differ from these, by a dry run of the server; empty if they do not.
+
+        Secrets are masked by kubectl.
+        """
+        words = ("diff", "--server-side", f"--field-manager={MANAGER}", "--force-conflicts", "-f", "-")
+        result = self.run(*words, input=objects, ok=(0, CHANGED))
+        if result.status == CHANGED and not result.text:
+            raise CommandError(result)  # of diff(1), or of kubectl itself, which then prints nothing
+        return result.stdout.decode(errors="replace")
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """Return an object; None if there is none."""
+        result = self.run("get", kind, name, "--ignore-not-found", "-o", "json")
+        found = read_json(result.stdout, f"kubectl get {kind}") if result.stdout.strip() else None
+        return found if isinstance(found, dict) else None
+
+    def find(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        """Return the objects of a kind that have these labels, such as ``app.kubernetes.io/instance=NAME``."""
+        chosen = (f"--selector={selector}",) if selector else ()
+        found = read_json(self.run("get", kind, *chosen, "-o", "json").stdout, f"kubectl get {kind}")
+        return [each for each in list_at(found, "items") if isinstance(each, dict)]
+
+    def delete(self, kind: str, name: str, *, wait_s: float = 0) -> None:
+        """Delete an object, if there is one; wait at most so long until it is gone."""
+        wait = (f"--timeout={wait_s:g}s",) if wait_s else ("--wait=false",)
+        self.run(
+            "delete", kind, name, "--ignore-not-found", *wait, timeout=max(COMMAND_S, wait_s + 30), limited=not wait_s
+        )
+
+    def put_secret(self, name: str, values: dict[str, bytes], labels: dict[str, str]) -> None:
+        """Create or replace a Secret. Its values are in standard input only."""
+        import base64
+
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "labels": labels},
+            "type": "Opaque",
+            "data": {key: base64.b64encode(value).decode() for key, value in values.items()},
+        }
+        self.apply(json.dumps(secret).encode())
+
+    # Workloads
+
+    def pods(self, selector: str = "") -> list[Pod]:
+        """Return the pods that have these labels, by name."""
+        return sorted((read_pod(each) for each in self.find("pods", selector)), key=lambda one: one.name)
+
+    def stateful_sets(self, selector: str = "") -> list[StatefulSet]:
+        """Return the StatefulSets that have these labels."""
+        return [read_stateful_set(each) for each in self.find("statefulsets", selector)]
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes of the cluster."""
+        return [read_node(each) for each in self.find("nodes")]
+
+    def scale(self, name: str, replicas: int) -> None:
+        """Set the number of pods of a StatefulSet."""
+        self.run("scale", "statefulset", name, f"--replicas={replicas}")
+
+    def rollout(self, action: Literal["undo", "restart"], name: str) -> None:
+        """Undo the last change of a StatefulSet's pod, or replace its pod."""
+        self.run("rollout", action, f"statefulset/{name}")
+
+    def rollout_status(self, name: str, timeout_s: float) -> bool:
+        """Wait until a StatefulSet has the pods that it is to have; return whether that was in time."""
+        words = ("rollout", "status", f"statefulset/{name}", f"--timeout={timeout_s:g}s")
+        result = self.run(*words, ok=(0, 1), timeout=timeout_s + 30, limited=False)
+        if result.status and b"timed out" not in result.stderr:
+            raise CommandError(result)
+        return not result.status
+
+    def logs(self, pod: str, container: str, lines: int, *, previous: bool = False) -> str:
+        """Return the last lines of a container; ``previous``: of the one before its last restart; empty if none."""
+        words = ("logs", pod, f"--container={container}", f"--tail={lines}", *(["--previous"] if previous else []))
+        result = self.run(*words, ok=(0, 1))
+        return "" if result.status else result.stdout.decode(errors="replace")
+
+    def exec_argv(self, pod: str, container: str, *argv: str) -> tuple[str, ...]:
+        """Return the words of a command in a container, with its standard input."""
+        return self.argv("exec", "--stdin", pod, f"--container={container}", "--", *argv)
+
+    def exec(
+        self,
+        pod: str,
+        container: str,
+        *argv: str,
+        input: bytes | None = None,
+        ok: Container[int] | None = (0,),
+        timeout: float = 60,
+    ) -> Result:
+        """Run a command in a container to its end; its status is the command's, or 1 of kubectl."""
+        words = self.exec_argv(pod, container, *argv)
+        return run_program(self.host, words, input=input, ok=ok, timeout=timeout, hint=HINT)
+
+    @contextmanager
+    def exec_stream(self, pod: str, container: str, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
+        """Run a command in a container and stream its input and output."""
+        with self.host.stream(*self.exec_argv(pod, container, *argv), on_line=on_line) as stream:
+            yield stream
+
+    # Nodes
+
+    def cordon(self, node: str, *, undo: bool = False) -> None:
+        """Let no new pod start on a node; with ``undo``, again."""
+        self.run("uncordon" if undo else "cordon", node)
+
+    def drain(self, node: str, timeout_s: float) -> Result:
+        """Evict the pods of a node, which is cordoned first; budgets of disruption hold. Whatever its status."""
+        words = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={timeout_s:g}s")
+        return self.run(*words, ok=(0, 1), timeout=timeout_s + 60, limited=False)
+
+
+def read_pod(given: Any) -> Pod:
+    """Return a pod of its JSON. Fields that it does not have are empty."""
+    conditions = {text_at(one, "type"): one for one in list_at(given, "status", "conditions")}
+    unscheduled = conditions.get("PodScheduled")
+    first = [_container(one, first=True) for one in list_at(given, "status", "initContainerStatuses")]
+    return Pod(
+        text_at(given, "metadata", "name"),
+        text_at(given, "metadata", "uid"),
+        text_at(given, "spec", "nodeName"),
+        text_at(given, "status", "phase"),
+        text_at(conditions.get("Ready"), "status") == "True",
+        bool(text_at(given, "metadata", "deletionTimestamp")),
+        text_at(given, "metadata", "ownerReferences", 0, "name"),
+        text_at(unscheduled, "message") if text_at(unscheduled, "status") == "False" else "",
+        (*first, *(_container(one) for one in list_at(given, "status", "containerStatuses"))),
+    )
+
+
+def _container(given: Any, *, first: bool = False) -> PodContainer:
+    """Return a container. ``first``: an init container, of which some are sidecars."""
+    state = next((one for one in ("waiting", "terminated") if at(given, "state", one) is not None), "")
+    reason, message = text_at(given, "state", state, "reason"), text_at(given, "state", state, "message")
+    if state == "waiting" and (last := text_at(given, "lastState", "terminated", "reason")):
+        reason, message = f"{reason}, {last}", text_at(given, "lastState", "terminated", "message") or message
+    if first and state == "terminated" and not number_at(given, "state", state, "exitCode"):
+        reason = ""  # it has done its work
+    return PodContainer(
+        text_at(given, "name"),
+        text_at(given, "image"),
+        text_at(given, "imageID"),
+        at(given, "ready") is True,
+        number_at(given, "restartCount"),
+        at(given, "state", "running") is not None,
+        reason,
+        message,
+        first,
+    )
+
+
+def read_stateful_set(given: Any) -> StatefulSet:
+    """Return a StatefulSet of its JSON."""
+    return StatefulSet(
+        text_at(given, "metadata", "name"),
+        number_at(given, "spec", "replicas"),
+        number_at(given, "status", "readyReplicas"),
+        text_at(given, "status", "currentRevision"),
+        text_at(given, "status", "updateRevision"),
+        number_at(given, "status", "observedGeneration") >= number_at(given, "metadata", "generation"),
+    )
+
+
+def read_node(given: Any) -> Node:
+    """Return a node of its JSON."""
+    ready = [one for one in list_at(given, "status", "conditions") if text_at(one, "type") == "Ready"]
+    names = [name for image in list_at(given, "status", "images") for name in list_at(image, "names")]
+    return Node(
+        text_at(given, "metadata", "name"),
+        any(text_at(one, "status") == "True" for one in ready),
+        at(given, "spec", "unschedulable") is True,
+        tuple(name for name in names if isinstance(name, str)),
+        tuple(text_at(one, "address") for one in list_at(given, "status", "addresses")),
+    )

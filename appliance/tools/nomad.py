@@ -1,0 +1,352 @@
+"""Nomad, by its own program ``nomad``, and by ``nomad operator api`` where that has no output for programs.
+
+The servers are those of a setting, or of the caller's environment (``NOMAD_ADDR``, ``NOMAD_TOKEN``, ``NOMAD_CACERT``).
+A token of a file gets into the environment of the program; it is never an argument.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from appliance.errors import SmsError
+from appliance.host.base import CommandError, Host, OnLine, Result, Unreachable
+from appliance.host.stream import Stream
+from appliance.tools.engine import (
+    NOT_PERMITTED,
+    Forbidden,
+    at,
+    last_line,
+    list_at,
+    number_at,
+    read_json,
+    run_program,
+    text_at,
+)
+
+COMMAND_S = 60
+"""Time limit of a command, in seconds."""
+HINT = "`engines.nomad.api` and `token_file` of the site file, or NOMAD_ADDR and NOMAD_TOKEN, name servers and account"
+READ_FILE = 'NOMAD_TOKEN=$(cat -- "$1") && export NOMAD_TOKEN && shift && exec "$@"'
+"""Shell: run $2... with the content of file $1 as NOMAD_TOKEN."""
+NO_JOB = re.compile(r"job not found|No job\(s\) with prefix|not found", re.IGNORECASE)
+NO_LEADER = re.compile(r"No cluster leader|rpc error|failed to", re.IGNORECASE)
+PLANNED = (0, 1)
+"""Statuses of `nomad job plan`: 1 where it would start or stop something; 255 is an error."""
+JOB_LINE = re.compile(r"^(\+/- |\+ |- |)Job: ", re.MULTILINE)
+"""The first line of a plan; without a mark the job is as it was."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What running a job would do.
+
+    Attributes:
+        change: ``create``, ``change`` or ``unchanged``.
+        text: the difference, and what the scheduler would do.
+        restarts: whether it would start or stop something.
+    """
+
+    change: str
+    text: str
+    restarts: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job. ``stopped``: somebody has stopped it. ``counts``: wanted number of each group."""
+
+    name: str
+    kind: str
+    status: str
+    stopped: bool
+    version: int
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of an allocation. ``message``: its last event."""
+
+    name: str
+    state: str
+    failed: bool
+    restarts: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """Result of a service's check: ``success``, ``failure`` or ``pending``."""
+
+    name: str
+    status: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """An allocation. ``state`` is that of the client, ``desired`` that of the servers."""
+
+    id: str
+    job: str
+    version: int
+    node: str
+    state: str
+    desired: str
+    tasks: tuple[Task, ...] = ()
+    message: str = ""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs and is to run."""
+        return self.state == "running" and self.desired == "run"
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client: a machine that runs tasks."""
+
+    id: str
+    name: str
+    status: str
+    eligible: bool
+    draining: bool
+    pool: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Nomad:
+    """The program on a host, for the servers and one of their namespaces."""
+
+    host: Host
+    namespace: str = "default"
+    api: str = ""
+    token_file: str = ""
+
+    def argv(self, *words: str) -> tuple[str, ...]:
+        """Return the words of a command."""
+        token = ("sh", "-c", READ_FILE, "token", self.token_file) if self.token_file else ()
+        # Hints are for people.
+        values = [f"NOMAD_NAMESPACE={self.namespace}", "NOMAD_CLI_SHOW_HINTS=false"]
+        values += [f"NOMAD_ADDR={self.api}"] if self.api else []
+        return (*token, "env", *values, "nomad", *words)
+
+    def run(
+        self,
+        *words: str,
+        input: bytes | None = None,
+        ok: Container[int] | None = (0,),
+        timeout: float = COMMAND_S,
+    ) -> Result:
+        """Run a command.
+
+        Raises:
+            Refused: there is no such program, or it is not permitted.
+            Unreachable: the servers did not answer.
+            CommandError: another error.
+        """
+        return run_program(self.host, self.argv(*words), input=input, ok=ok, timeout=timeout, hint=HINT)
+
+    def get(self, path: str) -> Any:
+        """Return what the API has for a path below ``/v1/``; None if there is nothing.
+
+        Raises:
+            Forbidden: it is not permitted.
+            Unreachable: the servers did not answer, or have no leader.
+        """
+        return self._request("GET", path)
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> Any:
+        """Send a request. The command ends with status 0 whatever the servers reply; errors are not JSON."""
+        reply = self.run("operator", "api", "-X", method, f"/v1/{path}", input=body).stdout
+        text = reply.decode(errors="replace").strip()
+        if text[:1] in ("{", "[", '"') or text in ("null", "true", "false"):
+            return read_json(reply, f"nomad: {path}")
+        why = last_line(text)
+        if NOT_PERMITTED.search(text):
+            raise Forbidden(f"{self.host.name}: Nomad does not permit {method} {path}: {why}", hint=HINT)
+        if NO_JOB.search(text):
+            return None
+        if NO_LEADER.search(text):
+            raise Unreachable(f"{self.host.name}: Nomad's servers do not answer: {why}", hint=HINT)
+        raise SmsError(f"{self.host.name}: Nomad: {method} {path}: {why}")
+
+    # Jobs
+
+    def plan(self, job: str) -> Plan:
+        """Return what running a job would do: its text is HCL.
+
+        Raises:
+            SmsError: the job is invalid, or there is no reply.
+        """
+        result = self.run("job", "plan", "-no-color", "-", input=job.encode(), ok=PLANNED)
+        text = result.stdout.decode(errors="replace")
+        found = JOB_LINE.search(text)
+        if not found:
+            raise CommandError(result)
+        change = {"+/- ": "change", "+ ": "create", "": "unchanged"}.get(found[1], "change")
+        return Plan(change, text, result.status == 1)
+
+    def start(self, job: str) -> None:
+        """Run a job, whose text is HCL; what it starts is not waited for."""
+        self.run("job", "run", "-detach", "-", input=job.encode())
+
+    def stop(self, name: str, *, purge: bool = False, timeout_s: float = COMMAND_S) -> None:
+        """Stop a job, if there is one, and wait until the servers have planned that."""
+        words = ("job", "stop", "-detach", "-yes", *(["-purge"] if purge else []), name)
+        result = self.run(*words, ok=(0, 1), timeout=timeout_s)
+        if result.status and not NO_JOB.search((result.stderr + result.stdout).decode(errors="replace")):
+            raise CommandError(result)
+
+    def revert(self, name: str, version: int) -> None:
+        """Run an earlier version of a job."""
+        self.run("job", "revert", "-detach", name, str(version))
+
+    def job(self, name: str) -> Job | None:
+        """Return a job; None if there is none."""
+        found = self.get(f"job/{quote(name, safe='')}")
+        return read_job(found) if isinstance(found, dict) else None
+
+    def spec(self, name: str) -> dict[str, Any] | None:
+        """Return a job as the API has it; None if there is none."""
+        found = self.get(f"job/{quote(name, safe='')}")
+        return found if isinstance(found, dict) else None
+
+    def versions(self, name: str) -> list[Job]:
+        """Return the versions of a job that the servers still have, the newest first."""
+        found = self.get(f"job/{quote(name, safe='')}/versions")
+        return [read_job(each) for each in list_at(found, "Versions")]
+
+    def allocations(self, job: str) -> list[Allocation]:
+        """Return the allocations of a job, the newest first."""
+        found = self.get(f"job/{quote(job, safe='')}/allocations")
+        listed = sorted(
+            found if isinstance(found, list) else [], key=lambda one: number_at(one, "CreateTime"), reverse=True
+        )
+        return [read_allocation(each) for each in listed]
+
+    def checks(self, allocation: str) -> list[Check]:
+        """Return the results of the checks of an allocation."""
+        found = self.get(f"client/allocation/{quote(allocation, safe='')}/checks")
+        values = found.values() if isinstance(found, dict) else ()
+        return [Check(text_at(one, "Check"), text_at(one, "Status"), text_at(one, "Output")) for one in values]
+
+    def put_variable(self, path: str, items: Mapping[str, str]) -> None:
+        """Create or replace a variable. Its values are in standard input only."""
+        text = json.dumps({"Items": dict(items)}).encode()
+        self.run("var", "put", "-force", "-in", "json", "-out", "none", path, "-", input=text)
+
+    def has_variable(self, path: str) -> bool:
+        """Return whether there is a variable; its values are not fetched."""
+        found = self.get(f"vars?prefix={quote(path, safe='/')}")
+        return any(text_at(one, "Path") == path for one in (found if isinstance(found, list) else ()))
+
+    def logs(self, allocation: str, task: str, lines: int, *, errors: bool = True) -> str:
+        """Return the last lines of a task's standard error or output; empty if there are none."""
+        kind = "-stderr" if errors else "-stdout"
+        result = self.run("alloc", "logs", kind, "-tail", "-n", str(lines), allocation, task, ok=None)
+        return "" if result.status else result.stdout.decode(errors="replace")
+
+    def exec_argv(self, allocation: str, task: str, *argv: str) -> tuple[str, ...]:
+        """Return the words of a command in a task, with its standard input.
+
+        For raw_exec that is a command of the client itself, with the environment of the task.
+        """
+        return self.argv("alloc", "exec", "-i=true", "-t=false", "-task", task, allocation, *argv)
+
+    def exec(
+        self,
+        allocation: str,
+        task: str,
+        *argv: str,
+        input: bytes | None = None,
+        ok: Container[int] | None = (0,),
+        timeout: float = 60,
+    ) -> Result:
+        """Run a command in a task to its end."""
+        words = self.exec_argv(allocation, task, *argv)
+        return run_program(self.host, words, input=input, ok=ok, timeout=timeout, hint=HINT)
+
+    @contextmanager
+    def exec_stream(self, allocation: str, task: str, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
+        """Run a command in a task and stream its input and output."""
+        with self.host.stream(*self.exec_argv(allocation, task, *argv), on_line=on_line) as stream:
+            yield stream
+
+    # Clients
+
+    def clients(self) -> list[Client]:
+        """Return the clients."""
+        found = self.get("nodes")
+        return [read_client(each) for each in (found if isinstance(found, list) else ())]
+
+    def drain(self, client: str, deadline_s: float) -> None:
+        """Stop what a client runs, system jobs last, and start nothing there. ``client`` is its id."""
+        words = ("node", "drain", "-enable", "-yes", "-detach", "-deadline", f"{deadline_s:g}s", client)
+        self.run(*words)
+
+    def undo_drain(self, client: str) -> None:
+        """End a drain; the client runs what it is to run again."""
+        self.run("node", "drain", "-disable", "-yes", "-detach", client)
+
+    def set_eligible(self, client: str, eligible: bool) -> None:
+        """Let the servers start something on a client, or nothing new."""
+        self.run("node", "eligibility", "-enable" if eligible else "-disable", client)
+
+
+def read_job(given: Any) -> Job:
+    """Return a job of its JSON. Fields that it does not have are empty."""
+    return Job(
+        text_at(given, "ID"),
+        text_at(given, "Type"),
+        text_at(given, "Status"),
+        at(given, "Stop") is True,
+        number_at(given, "Version"),
+        {text_at(one, "Name"): number_at(one, "Count") for one in list_at(given, "TaskGroups")},
+    )
+
+
+def read_allocation(given: Any) -> Allocation:
+    """Return an allocation of its JSON."""
+    states = at(given, "TaskStates")
+    tasks = [_task(str(name), each) for name, each in (states if isinstance(states, dict) else {}).items()]
+    return Allocation(
+        text_at(given, "ID"),
+        text_at(given, "JobID"),
+        number_at(given, "JobVersion"),
+        text_at(given, "NodeName"),
+        text_at(given, "ClientStatus"),
+        text_at(given, "DesiredStatus"),
+        tuple(tasks),
+        text_at(given, "ClientDescription") or text_at(given, "DesiredDescription"),
+    )
+
+
+def _task(name: str, given: Any) -> Task:
+    return Task(
+        name,
+        text_at(given, "State"),
+        at(given, "Failed") is True,
+        number_at(given, "Restarts"),
+        text_at(given, "Events", -1, "DisplayMessage"),
+    )
+
+
+def read_client(given: Any) -> Client:
+    """Return a client of its JSON."""
+    return Client(
+        text_at(given, "ID"),
+        text_at(given, "Name"),
+        text_at(given, "Status"),
+        text_at(given, "SchedulingEligibility") == "eligible",
+        at(given, "Drain") is True,
+        text_at(given, "NodePool"),
+        text_at(given, "Address"),
+    )

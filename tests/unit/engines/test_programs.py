@@ -1,0 +1,190 @@
+"""What ``kubectl`` and ``nomad`` are called with, and what their replies and errors mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from appliance.errors import Refused, SmsError
+from appliance.host.base import CommandError, Stuck, Unreachable
+from appliance.host.fake import Answer, Fake
+from appliance.host.local import Local
+from appliance.tools.engine import Forbidden, run_program
+from appliance.tools.kubectl import Kubectl, read_pod
+from appliance.tools.nomad import Nomad, read_allocation, read_job
+
+KUBECTL = ("kubectl", "--kubeconfig=/k", "--namespace=lab")
+NOMAD = ("env", "NOMAD_NAMESPACE=default", "NOMAD_CLI_SHOW_HINTS=false", "nomad")
+
+
+def kubectl(answers: Mapping[tuple[str, ...], Answer]) -> Kubectl:
+    limited = {(*KUBECTL, "--request-timeout=30s", *words): answer for words, answer in answers.items()}
+    return Kubectl(Fake(limited), "lab", "/k")
+
+
+def nomad(answers: Mapping[tuple[str, ...], Answer]) -> Nomad:
+    return Nomad(Fake({(*NOMAD, *words): answer for words, answer in answers.items()}))
+
+
+def with_program(folder: Path, name: str, script: str) -> Local:
+    """A host whose program of that name is a shell script."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    return Local(prefix=("env", f"PATH={folder}:/usr/bin:/bin"))
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("The connection to the server 10.0.0.1:6443 was refused - did you specify the right host?", Unreachable),
+        ("Unable to connect to the server: dial tcp: lookup nope: no such host", Unreachable),
+        ("Unable to connect to the server: x509: certificate signed by unknown authority", Unreachable),
+        ('Error from server (Forbidden): pods is forbidden: User "x" cannot list resource "pods"', Forbidden),
+        ("error: You must be logged in to the server (Unauthorized)", Forbidden),
+        ("error: no objects passed to apply", CommandError),
+    ],
+)
+def test_errors_of_kubectl(message: str, kind: type[SmsError]) -> None:
+    with pytest.raises(kind) as caught:
+        kubectl({("get", "pods"): (1, message)}).pods()
+    assert caught.value.status == (3 if kind is Forbidden else 1)
+    assert caught.value.hint or kind is CommandError
+
+
+def test_a_missing_program_is_refused() -> None:
+    with pytest.raises(Refused, match="lacks the program kubectl") as caught:
+        Kubectl(Local(prefix=("env", "PATH=/nowhere")), "lab").pods()
+    assert caught.value.hint
+    with pytest.raises(Refused, match="lacks the program nomad"):
+        nomad({("operator", "api"): (127, "env: nomad: No such file or directory")}).clients()
+
+
+def test_a_program_that_does_not_end() -> None:
+    with pytest.raises(Stuck, match="`nomad` did not end within"):
+        run_program(Local(), ("sh", "-c", "sleep 60", "nomad"), timeout=0.2, hint="x")
+
+
+def test_a_difference_is_one_only_with_text(tmp_path: Path) -> None:
+    assert Kubectl(with_program(tmp_path, "kubectl", "exit 0"), "lab").diff(b"{}") == ""
+    assert Kubectl(with_program(tmp_path, "kubectl", "echo -a; exit 1"), "lab").diff(b"{}") == "-a\n"
+    with pytest.raises(CommandError):
+        Kubectl(with_program(tmp_path, "kubectl", "echo broken >&2; exit 1"), "lab").diff(b"{}")
+
+
+def test_values_of_secrets_are_in_standard_input_only() -> None:
+    given: list[bytes | None] = []
+
+    def take(argv: tuple[str, ...], input: bytes | None) -> tuple[int, str]:
+        assert "c2VjcmV0" not in " ".join(argv)
+        given.append(input)
+        return 0, ""
+
+    kubectl({("apply",): take}).put_secret("munge-key", {"munge.key": b"secret"}, {})
+    nomad({("var", "put"): take}).put_variable("nomad/jobs/slurm-ctl", {"munge_key": "c2VjcmV0"})
+    assert [b"c2VjcmV0" in (each or b"") for each in given] == [True, True]
+
+
+def test_a_token_is_no_argument() -> None:
+    argv = Nomad(Local(), token_file="/etc/nomad.token", api="https://nomad:4646").argv("job", "run", "-")
+    assert argv[:5] == ("sh", "-c", 'NOMAD_TOKEN=$(cat -- "$1") && export NOMAD_TOKEN && shift && exec "$@"', "token",
+                        "/etc/nomad.token")  # fmt: skip
+    assert "NOMAD_ADDR=https://nomad:4646" in argv
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "change"),
+    [
+        (1, '+ Job: "x"\n+ Task Group: "x" (1 create)\n', "create"),
+        (1, '+/- Job: "x"\n+/- Task Group: "x"\n', "change"),
+        (0, '+/- Job: "x"\n+/- Task Group: "x" (1 in-place update)\n', "change"),
+        (0, 'Job: "x"\nTask Group: "x" (1 in-place update)\n', "unchanged"),
+    ],
+)
+def test_plans(tmp_path: Path, status: int, text: str, change: str) -> None:
+    (tmp_path / "text").write_text(text)
+    plan = Nomad(with_program(tmp_path, "nomad", f"cat {tmp_path}/text; exit {status}")).plan("job {}")
+    assert (plan.change, plan.restarts) == (change, status == 1)
+
+
+def test_a_plan_that_failed_is_no_plan() -> None:
+    with pytest.raises(CommandError):
+        nomad({("job", "plan"): (255, "Error during plan: Unexpected response code: 500")}).plan("job {}")
+    with pytest.raises(Unreachable):
+        nomad({("job", "plan"): (255, "Put http://127.0.0.1:4646: dial tcp: connect: connection refused")}).plan("")
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        ("Permission denied", Forbidden),
+        ("ACL token not found", Forbidden),
+        ("No cluster leader", Unreachable),
+        ("something else", SmsError),
+        ("{broken", SmsError),
+    ],
+)
+def test_replies_of_the_api_that_are_errors(reply: str, kind: type[SmsError]) -> None:
+    with pytest.raises(kind):
+        nomad({("operator", "api", "-X", "GET", "/v1/nodes"): (0, reply)}).clients()
+
+
+def test_what_is_not_there() -> None:
+    there = nomad({("operator", "api", "-X", "GET", "/v1/job/a%2Fb"): (0, "job not found")})
+    assert there.job("a/b") is None
+    assert kubectl({("get", "secret", "x", "--ignore-not-found"): (0, "")}).get("secret", "x") is None
+
+
+def test_replies_of_other_types_are_empty_not_errors() -> None:
+    for hostile in (None, 5, [], {"metadata": 5, "status": []}, {"status": {"containerStatuses": [None, {"name": 5}]}}):
+        assert read_pod(hostile).name == ""
+        assert read_allocation(hostile).tasks == ()
+        assert read_job(hostile).counts == {}
+    pod = read_pod({"metadata": {"name": "a\x1b[31mb"}})
+    assert pod.name == "a [31mb"
+
+
+def test_a_pod() -> None:
+    pod = read_pod(
+        {
+            "metadata": {"name": "slurmctld-0", "uid": "u", "ownerReferences": [{"name": "slurmctld"}]},
+            "spec": {"nodeName": "n1"},
+            "status": {
+                "phase": "Running",
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "initContainerStatuses": [
+                    {"name": "place", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}},
+                    {"name": "munge", "ready": True, "restartCount": 2, "state": {"running": {}}},
+                ],
+                "containerStatuses": [
+                    {
+                        "name": "slurmctld",
+                        "restartCount": 3,
+                        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+                        "lastState": {"terminated": {"reason": "Error", "exitCode": 1}},
+                    }
+                ],
+            },
+        }
+    )
+    assert (pod.ready, pod.node, pod.owner, pod.restarts) == (True, "n1", "slurmctld", 5)
+    assert [one.reason for one in pod.containers] == ["", "", "CrashLoopBackOff, Error"]
+
+
+def test_an_allocation_and_a_job() -> None:
+    given = {
+        "ID": "a1",
+        "JobID": "slurm-ctl",
+        "NodeName": "c1",
+        "ClientStatus": "running",
+        "DesiredStatus": "run",
+        "TaskStates": {"slurmctld": {"State": "running", "Restarts": 1, "Events": [{"DisplayMessage": "Started"}]}},
+    }
+    (answer,) = nomad(
+        {("operator", "api", "-X", "GET", "/v1/job/slurm-ctl/allocations"): (0, json.dumps([given]))}
+    ).allocations("slurm-ctl")
+    assert (answer.runs, answer.node, answer.tasks[0].restarts, answer.tasks[0].message) == (True, "c1", 1, "Started")
+    job = read_job({"ID": "slurm-ctl", "Stop": True, "TaskGroups": [{"Name": "slurmctld", "Count": 0}]})
+    assert (job.stopped, job.counts) == (True, {"slurmctld": 0})
