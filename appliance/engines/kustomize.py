@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 from appliance.config.model import Site
@@ -86,7 +87,8 @@ def _placed(each: Object, namespace: str, options: Options, image: str) -> Objec
 def secret_command(site: Site, options: Options) -> str:
     """Return the command that creates the Secret; its content is in no file of an export."""
     namespace, key = site.engines.kubernetes.namespace or site.cluster, site.secrets.munge_key or "munge.key"
-    return f"kubectl -n {namespace} create secret generic {options.munge_secret} --from-file=munge.key={key}"
+    source = shlex.quote(f"munge.key={key}")
+    return f"kubectl -n {namespace} create secret generic {options.munge_secret} --from-file={source}"
 
 
 def needs_secret(deployment: Deployment) -> bool:
@@ -164,12 +166,9 @@ def network_policy(deployment: Deployment, one: Workload, options: Options) -> O
     }
     sources: list[Value] = [*({"ipBlock": {"cidr": block}} for block in blocks), pods]
     ports: list[Value] = [{"protocol": port.protocol.upper(), "port": inside(one, port, options)} for port in one.ports]
-    ingress: list[Value] = [{"from": sources, "ports": ports}] if ports else []
-    spec: Object = {
-        "podSelector": {"matchLabels": selector(deployment, one)},
-        "policyTypes": ["Ingress"],
-        "ingress": ingress,
-    }
+    spec: Object = {"podSelector": {"matchLabels": selector(deployment, one)}, "policyTypes": ["Ingress"]}
+    if ports:  # without any, nobody reaches the pod
+        spec["ingress"] = [{"from": sources, "ports": ports}]
     metadata: Object = {"name": one.name, "labels": labels(deployment, one)}
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 

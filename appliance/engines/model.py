@@ -113,13 +113,15 @@ class Workload:
 class Placement:
     """Where a service runs. ``workload``: of the engine; without one, ``why`` the engine does not run it.
 
-    ``place``: ``engine``; ``gateway``, in the services container on an admin host; ``none``.
+    ``place``: ``engine``; ``gateway``, in the services container on an admin host; ``none``. ``engine``: which one,
+    where there can be several.
     """
 
     service: str
     place: Literal["engine", "gateway", "none"]
     workload: str = ""
     why: str = ""
+    engine: str = ""
 
 
 @dataclass(frozen=True)

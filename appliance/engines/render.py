@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from appliance.catalog import Base, Service
 from appliance.config.model import Site
@@ -101,23 +101,29 @@ def _terraform(given: Input) -> Export:
         )
     files: dict[str, str] = {}
     notes: list[str] = []
-    placements: tuple[Placement, ...] = ()
+    placements: list[Placement] = []
     for name in chosen:
         made = _terraform_kubernetes(given) if name == "kubernetes" else _terraform_nomad(given)
         files |= {f"{name}/{path}": text for path, text in made.files.items()}
         notes += [f"{name}: {note}" for note in made.notes]
-        placements = placements or made.placements
-    return Export(files, placements, tuple(notes))
+        placements += [replace(each, engine=name) for each in made.placements]
+    return Export(files, tuple(placements), tuple(notes))
 
 
 def _terraform_kubernetes(given: Input) -> Export:
+    """Render modules of the objects; not of the namespace, with which Kubernetes would delete the state and the key."""
     deployment, options, image = _for_kubernetes(given)
     objects = kustomize.whole_objects(given.site, deployment, options, image)
     files = {f"files/{name}.yaml": kustomize.text_of(documents) for name, documents in objects.items()}
     after = terraform.order(deployment, {one.name: one.name for one in deployment.workloads})
-    after = {name: ["namespace", *others] for name, others in after.items()}
-    files |= terraform.terraform_files("kubernetes", {name: [f"files/{name}.yaml"] for name in objects}, after)
-    return Export(files, deployment.placements, _kubernetes_notes(given, deployment, options))
+    modules = {one.name: f"files/{one.name}.yaml" for one in deployment.workloads}
+    files |= terraform.terraform_files("kubernetes", modules, after)
+    notes = (
+        "the namespace, once: kubectl apply -f kubernetes/files/namespace.yaml; it has the state and the key, and stays",
+        *_kubernetes_notes(given, deployment, options),
+        "the provider reads KUBE_CONFIG_PATH, not KUBECONFIG",
+    )
+    return Export(files, deployment.placements, notes)
 
 
 def _terraform_nomad(given: Input) -> Export:
@@ -129,7 +135,8 @@ def _terraform_nomad(given: Input) -> Export:
     for name in nodes:  # munge first, then slurmd, once there is a controller
         after[name] = list(started)
         started.append(name)
-    files |= terraform.terraform_files("nomad", {name: [f"files/{name}.nomad.hcl"] for name in (*own, *nodes)}, after)
+    modules = {name: f"files/{name}.nomad.hcl" for name in (*own, *nodes)}
+    files |= terraform.terraform_files("nomad", modules, after)
     return Export(files, deployment.placements, nomad.notes(deployment, options))
 
 

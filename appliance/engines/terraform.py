@@ -18,52 +18,57 @@ PROVIDERS: Mapping[str, tuple[str, str]] = {
 """Source and version of each provider."""
 
 
-def terraform_files(
-    engine: str, modules: Mapping[str, Sequence[str]], after: Mapping[str, Sequence[str]]
-) -> dict[str, str]:
-    """Return root module and modules by path.
+TIMEOUT = "15m"
+"""Of a creation or change: the first start of a service can create a database."""
+
+
+def terraform_files(engine: str, modules: Mapping[str, str], after: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return root module and modules by path. The root module can be one of another configuration.
 
     Args:
         engine: ``kubernetes`` or ``nomad``.
-        modules: files that each module reads, relative to the root.
+        modules: the file that each module reads, relative to the root module.
         after: modules that each depends on.
     """
     source, version = PROVIDERS[engine]
     required: dict[str, Value] = {engine: {"source": source, "version": version}}
     needs = Block("terraform", (), {}, (Block("required_providers", (), required),))
     root = [needs]
-    for name, files in modules.items():
-        fields: dict[str, Value] = {"source": f"./modules/{name}"}
-        fields["files"] = [Raw(f"${{path.root}}/{file}") for file in files]
+    for name, file in modules.items():
+        fields: dict[str, Value] = {"source": f"./modules/{name}", "file": Raw(f"${{path.module}}/{file}")}
         if after.get(name):
-            # Created after what it needs, and destroyed before.
+            # Created after what it needs is ready, and destroyed before.
             fields["depends_on"] = [Expression(f"module.{other}") for other in after[name]]
         root.append(Block("module", (name,), fields))
     made = {"main.tf": HEADER + write(root)}
-    variable = Block(
-        "variable", ("files",), {"type": Expression("list(string)"), "description": "Files of the workload."}
-    )
+    variable = Block("variable", ("file",), {"type": Expression("string"), "description": "File of the workload."})
     for name in modules:
         made[f"modules/{name}/main.tf"] = HEADER + write([needs, variable, _resource(engine)])
     return made
 
 
 def _resource(engine: str) -> Block:
+    """Return the resource of a module. It is there when its service is ready."""
+    timeouts = Block("timeouts", (), {"create": TIMEOUT, "update": TIMEOUT})
     if engine == "nomad":
-        fields: dict[str, Value] = {
-            "for_each": Expression("toset(var.files)"),
-            "jobspec": Expression("file(each.value)"),
-            "detach": False,
-        }
-        return Block("resource", ("nomad_job", "this"), fields)
+        return Block(
+            "resource", ("nomad_job", "this"), {"jobspec": Expression("file(var.file)"), "detach": False}, (timeouts,)
+        )
     documents = (
-        'merge([for path in var.files : { for text in split("\\n---\\n", file(path)) : '
-        '"${yamldecode(text).kind}/${yamldecode(text).metadata.name}" => yamldecode(text) }]...)'
+        '{ for object in [for text in split("\\n---\\n", file(var.file)) : yamldecode(text)] : '
+        '"${object.kind}/${object.metadata.name}" => object }'
+    )
+    wait = Block(
+        "dynamic",
+        ("wait",),
+        {"for_each": Expression('each.value.kind == "StatefulSet" ? [true] : []')},
+        (Block("content", (), {"rollout": Expression("wait.value")}),),
     )
     return Block(
         "resource",
         ("kubernetes_manifest", "this"),
         {"for_each": Expression(documents), "manifest": Expression("each.value")},
+        (wait, timeouts),
     )
 
 

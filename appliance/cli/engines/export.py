@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, verb
 
 if TYPE_CHECKING:
+    from appliance.engines.model import Placement
     from appliance.operations.engines.export import Exported
 
 TARGETS = {
@@ -65,9 +66,13 @@ def _lines(done: Exported, *, check: bool) -> Iterator[str]:
         return
     for each in done.placements:
         if each.place == "engine":
-            yield f"  {each.service}: {each.workload}"
+            yield f"  {_where(each)}: {each.workload}"
     for each in done.placements:
         if each.place != "engine":
             where = "stays in the services container" if each.place == "gateway" else "not needed"
-            yield f"  {each.service}: {where}: {each.why}"
+            yield f"  {_where(each)}: {where}: {each.why}"
     yield from (f"note: {note}" for note in done.notes)
+
+
+def _where(each: Placement) -> str:
+    return f"{each.engine}: {each.service}" if each.engine else each.service

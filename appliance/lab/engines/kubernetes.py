@@ -150,10 +150,14 @@ class Kubernetes:
         self.host.check()
         return self.kubectl("get", "--raw", "/readyz", ok=None).text == "ok"
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its command line tool, as the administrator of the cluster."""
+        return (str(find_program("kubectl")), f"--kubeconfig={self.admin}", f"--cache-dir={self.host.disk}/kubectl")
+
     def kubectl(self, *words: str, ok: tuple[int, ...] | None = (0,), input: bytes | None = None) -> Result:
-        """Run it as the administrator of the cluster."""
-        options = (f"--kubeconfig={self.admin}", f"--cache-dir={self.host.disk}/kubectl")
-        return self.host.run(str(find_program("kubectl")), *options, *words, ok=ok, input=input)
+        """Run it to its end."""
+        return self.host.run(*self.words, *words, ok=ok, input=input)
 
     def get(self, *words: str) -> dict[str, Any]:
         """Objects, as `kubectl get -o json` has them; empty where it prints nothing (`--ignore-not-found`)."""
@@ -243,19 +247,22 @@ class Kubernetes:
     def provide_volumes(self, space: str) -> None:
         """Give each claim of a namespace a folder of the host as its volume, as a storage class would."""
         for claim in self.get("-n", space, "pvc")["items"]:
-            name = claim["metadata"]["name"]
-            volume = {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {"name": f"{space}-{name}"},
-                "spec": {
-                    "accessModes": claim["spec"]["accessModes"],
-                    "capacity": claim["spec"]["resources"]["requests"],
-                    "claimRef": {"namespace": space, "name": name},
-                    "hostPath": {"path": f"{self.host.disk}/volumes/{space}/{name}", "type": "DirectoryOrCreate"},
-                },
-            }
-            self.kubectl("apply", "-f", "-", input=json.dumps(volume).encode())
+            self.provide_volume(space, claim["metadata"]["name"], claim["spec"]["resources"]["requests"]["storage"])
+
+    def provide_volume(self, space: str, claim: str, size: str) -> None:
+        """Make a volume for a claim, which need not be there yet."""
+        volume = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{space}-{claim}"},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "capacity": {"storage": size},
+                "claimRef": {"namespace": space, "name": claim},
+                "hostPath": {"path": f"{self.host.disk}/volumes/{space}/{claim}", "type": "DirectoryOrCreate"},
+            },
+        }
+        self.kubectl("apply", "-f", "-", input=json.dumps(volume).encode())
 
     def load_image(self, archive: bytes | Path) -> None:
         """Put an image of an OCI layout (a folder) or of an archive into the node's containerd."""

@@ -126,7 +126,9 @@ class NomadCluster:
 
 
 @contextmanager
-def nomad_cluster(servers: int = 3, clients: int = 2) -> Iterator[NomadCluster]:
+def nomad_cluster(
+    servers: int = 3, clients: int = 2, settings: Mapping[str, dict[str, Any]] | None = None
+) -> Iterator[NomadCluster]:
     """A cluster of hosts of their own, ``s1``, ``s2`` ... and ``c1`` ..., for as long as the context lasts."""
     with ExitStack() as stack:
 
@@ -135,4 +137,4 @@ def nomad_cluster(servers: int = 3, clients: int = 2) -> Iterator[NomadCluster]:
             stack.callback(host.remove)
             return host
 
-        yield NomadCluster([make("s", n) for n in range(servers)], [make("c", n) for n in range(clients)])
+        yield NomadCluster([make("s", n) for n in range(servers)], [make("c", n) for n in range(clients)], settings)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.lab.engines.hosts import DISK
 from appliance.lab.engines.kubernetes import CONTROL_PLANE, NODE, Kubernetes, kubernetes_cluster
 from appliance.lab.engines.nomad import NomadCluster, nomad_cluster
 from appliance.lab.engines.programs import find_missing
@@ -15,6 +16,8 @@ from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.build import build
 from appliance.progress import Silent
 from tests.images import make_site
+
+STATE = DISK / "state"
 
 
 def need_engines(*programs: str) -> None:
@@ -26,9 +29,11 @@ def need_engines(*programs: str) -> None:
 
 @pytest.fixture(scope="session")
 def nomad() -> Iterator[NomadCluster]:
-    """Three servers and two clients."""
+    """Three servers and two clients, of which the first has the volume of a cluster's state."""
     need_engines("nomad")
-    with nomad_cluster(servers=3, clients=2) as cluster:
+    STATE.mkdir(parents=True, exist_ok=True)
+    own = {"host_volume": {"sms-full": {"path": str(STATE), "read_only": False}}, "max_kill_timeout": "300s"}
+    with nomad_cluster(servers=3, clients=2, settings={"c1": own}) as cluster:
         yield cluster
 
 

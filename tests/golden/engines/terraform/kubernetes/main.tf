@@ -8,19 +8,13 @@ terraform {
   }
 }
 
-module "namespace" {
-  source = "./modules/namespace"
-  files  = ["${path.root}/files/namespace.yaml"]
-}
-
 module "slurmdbd" {
-  source     = "./modules/slurmdbd"
-  files      = ["${path.root}/files/slurmdbd.yaml"]
-  depends_on = [module.namespace]
+  source = "./modules/slurmdbd"
+  file   = "${path.module}/files/slurmdbd.yaml"
 }
 
 module "slurmctld" {
   source     = "./modules/slurmctld"
-  files      = ["${path.root}/files/slurmctld.yaml"]
-  depends_on = [module.namespace, module.slurmdbd]
+  file       = "${path.module}/files/slurmctld.yaml"
+  depends_on = [module.slurmdbd]
 }

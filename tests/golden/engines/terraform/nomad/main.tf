@@ -10,23 +10,23 @@ terraform {
 
 module "slurmdbd" {
   source = "./modules/slurmdbd"
-  files  = ["${path.root}/files/slurmdbd.nomad.hcl"]
+  file   = "${path.module}/files/slurmdbd.nomad.hcl"
 }
 
 module "slurm-ctl" {
   source     = "./modules/slurm-ctl"
-  files      = ["${path.root}/files/slurm-ctl.nomad.hcl"]
+  file       = "${path.module}/files/slurm-ctl.nomad.hcl"
   depends_on = [module.slurmdbd]
 }
 
 module "munge" {
   source     = "./modules/munge"
-  files      = ["${path.root}/files/munge.nomad.hcl"]
+  file       = "${path.module}/files/munge.nomad.hcl"
   depends_on = [module.slurm-ctl]
 }
 
 module "slurm-cn" {
   source     = "./modules/slurm-cn"
-  files      = ["${path.root}/files/slurm-cn.nomad.hcl"]
+  file       = "${path.module}/files/slurm-cn.nomad.hcl"
   depends_on = [module.slurm-ctl, module.munge]
 }

@@ -8,12 +8,25 @@ terraform {
   }
 }
 
-variable "files" {
-  type        = list(string)
-  description = "Files of the workload."
+variable "file" {
+  type        = string
+  description = "File of the workload."
 }
 
 resource "kubernetes_manifest" "this" {
-  for_each = merge([for path in var.files : { for text in split("\n---\n", file(path)) : "${yamldecode(text).kind}/${yamldecode(text).metadata.name}" => yamldecode(text) }]...)
+  for_each = { for object in [for text in split("\n---\n", file(var.file)) : yamldecode(text)] : "${object.kind}/${object.metadata.name}" => object }
   manifest = each.value
+
+  dynamic "wait" {
+    for_each = each.value.kind == "StatefulSet" ? [true] : []
+
+    content {
+      rollout = wait.value
+    }
+  }
+
+  timeouts {
+    create = "15m"
+    update = "15m"
+  }
 }

@@ -8,13 +8,17 @@ terraform {
   }
 }
 
-variable "files" {
-  type        = list(string)
-  description = "Files of the workload."
+variable "file" {
+  type        = string
+  description = "File of the workload."
 }
 
 resource "nomad_job" "this" {
-  for_each = toset(var.files)
-  jobspec  = file(each.value)
-  detach   = false
+  jobspec = file(var.file)
+  detach  = false
+
+  timeouts {
+    create = "15m"
+    update = "15m"
+  }
 }
