@@ -119,7 +119,7 @@ def _terraform_kubernetes(given: Input) -> Export:
     modules = {one.name: f"files/{one.name}.yaml" for one in deployment.workloads}
     files |= terraform.terraform_files("kubernetes", modules, after)
     notes = (
-        "the namespace, once: kubectl apply -f kubernetes/files/namespace.yaml; it has the state and the key, and stays",
+        "the namespace, once: kubectl apply -f kubernetes/files/namespace.yaml; it stays, with state and key",
         *_kubernetes_notes(given, deployment, options),
         "the provider reads KUBE_CONFIG_PATH, not KUBECONFIG",
     )

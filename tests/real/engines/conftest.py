@@ -18,6 +18,7 @@ from appliance.progress import Silent
 from tests.images import make_site
 
 STATE = DISK / "state"
+"""The host volume ``sms-full`` of Nomad's first client."""
 
 
 def need_engines(*programs: str) -> None:
