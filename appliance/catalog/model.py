@@ -163,6 +163,10 @@ class Engines(Section):
     )
     why: str = Field("", description="Why it is not `one`.")
     reads: tuple[Name, ...] = Field((), description="Services whose files it reads, too.")
+    lease: AbsolutePath | None = Field(
+        None,
+        description="Folder of `state` that two at once would destroy: a task starts with it only as its one writer.",
+    )
     scratch: tuple[AbsolutePath, ...] = Field(
         (), description="Folders that it writes to and that may be lost; those of `state` may be among them."
     )
@@ -253,6 +257,8 @@ class Service(Section):
         # It is a word of a shell command of the image's test.
         if self.run and not re.fullmatch(r"[A-Za-z0-9_./+-]+", self.run[0]):
             raise ValueError(f"{self.run[0]} is not the name of a program")
+        if self.engines.lease and self.engines.lease not in self.state:
+            raise ValueError("engines.lease is not one of state")
         if any(file.change == "reload" for file in self.files) and not self.reload:
             raise ValueError("change: reload needs reload")
         return self

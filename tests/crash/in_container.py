@@ -244,6 +244,29 @@ def check_ids(root: Path, marks: Marks) -> None:
     assert read_id(root) >= OWN + program.MARGIN + program.PER_S * 1000
 
 
+# The lease of a folder with state on an engine: definitions/runtime/smslease.py
+
+
+def run_state_lease(root: Path, mark: Mark) -> None:
+    for _ in range(2):
+        lease = load("smslease.py", root).Lease("/state")
+        assert lease.attempt() == ""
+        mark(str(lease.mine["generation"]))
+        lease.renew()
+        lease.release()
+        mark(str(lease.read()["generation"]))
+
+
+def check_state_lease(root: Path, marks: Marks) -> None:
+    """A generation that was taken is not taken again, and what is left is a lease."""
+    program = load("smslease.py", root)
+    program.GONE_S = 0
+    lease = program.Lease("/state")
+    assert lease.attempt() == ""
+    assert lease.mine["generation"] > max([0, *map(int, marks)])
+    lease.release()
+
+
 # The certificate of a node, in memory: definitions/runtime/smsenroll.py
 
 
@@ -305,5 +328,6 @@ CONTAINER = {
     "seed of an overlay": Workload(prepare_seed, run_seed, check_seed),
     "changed files of a running container": Workload(prepare_apply, run_apply, check_apply, again=False, memory=True),
     "job ids": Workload(prepare_ids, run_ids, check_ids),
+    "lease of a state folder": Workload(nothing, run_state_lease, check_state_lease),
     "certificate of a node": Workload(nothing, run_enroll, check_enroll, memory=True),
 }

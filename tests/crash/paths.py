@@ -87,6 +87,7 @@ DIRECT = {
     "definitions/runtime/smsenroll.py:enroll": "certificate of a node",
     "definitions/runtime/smsfiles.py:_replace": "files of the site",
     "definitions/runtime/smsfiles.py:rename": "files of the site",
+    "definitions/runtime/smslease.py:write": "lease of a state folder",
     "definitions/runtime/smssync.py:take": RUN,
 }
 """Calls that create, rename or truncate a file by themselves, as ``FILE:FUNCTION``."""
@@ -164,6 +165,7 @@ SHARED = {
     "definitions/runtime/sms-slurm-ids": "job ids",
     "definitions/runtime/smsenroll.py": "certificate of a node",
     "definitions/runtime/smskept.py": "files of the site",
+    "definitions/runtime/smslease.py": "lease of a state folder",
     "definitions/runtime/smsseed.py": "seed of an overlay",
     "definitions/runtime/smsstart.py": "files of the site",
     "definitions/runtime/smssync.py": RUN,

@@ -9,7 +9,17 @@ from appliance.plan.render import Templates
 from appliance.plan.services.supervisor import services_json
 
 PROGRAMS = (
-    *("sms-run", "sms-probe", "smsfiles.py", "smsrt.py", "smsserve.py", "smsstart.py", "smssync.py", "smstask.py"),
+    *(
+        "sms-run",
+        "sms-probe",
+        "smsfiles.py",
+        "smslease.py",
+        "smsrt.py",
+        "smsserve.py",
+        "smsstart.py",
+        "smssync.py",
+        "smstask.py",
+    ),
 )
 """Files of definitions/runtime that a task outside of the image needs, in one folder anywhere."""
 
@@ -19,7 +29,7 @@ def task_json(services: Sequence[Service], templates: Templates) -> dict[str, ob
 
     Its fields: ``holds``, the services that it uses while it runs (`needs`; those of `after` are only waited for before
     its start); ``signal`` and ``stop_s`` of its own stop; ``release_s``, the limit of the wait for its users before
-    that; ``ports``, TCP ports that it listens on when it is ready.
+    that; ``ports``, TCP ports that it listens on when it is ready; ``lease``, the folder of which it is the one writer.
 
     Args:
         services: those of one workload in starting order, with all that they need, wherever that runs.
@@ -35,6 +45,7 @@ def task_json(services: Sequence[Service], templates: Templates) -> dict[str, ob
             "signal": service.stop_signal,
             "stop_s": service.stop_wait_s,
             "release_s": limits[service.name] - service.stop_wait_s,
+            "lease": service.engines.lease,
             "ports": [int(port.partition("/")[2]) for port in service.ports if port.startswith("tcp/")],
         }
     return document

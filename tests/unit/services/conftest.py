@@ -43,7 +43,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root with the accounts of an image."""
     monkeypatch.setenv("SMS_ROOT", str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(RUNTIME), *sys.path])
-    for name in ("smsfiles", "smskept", "smslink", "smsrt", "smsserve", "smsstart", "smssync", "smstask"):
+    for name in ("smsfiles", "smskept", "smslease", "smslink", "smsrt", "smsserve", "smsstart", "smssync", "smstask"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     for folder in ("opt/sms/accounts", "etc/sms/tls", "run/sms", "var/lib/sms"):
         (tmp_path / folder).mkdir(parents=True)

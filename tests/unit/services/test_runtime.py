@@ -40,7 +40,16 @@ PROGRAMS = [path for path in sorted(RUNTIME.iterdir()) if path.is_file() and b"p
 MODULES = sorted(RUNTIME.glob("*.py"))
 
 SUPERVISE = {"sms-supervise", "smsrt.py", "smsfiles.py"}
-ON_NODES = {"sms-run", "sms-probe", "smsserve.py", "smsstart.py", "smssync.py", "smstask.py"}
+ON_NODES = {
+    "sms-run",
+    "sms-probe",
+    "sms-lease",
+    "smslease.py",
+    "smsserve.py",
+    "smsstart.py",
+    "smssync.py",
+    "smstask.py",
+}
 """Of an engine that starts slurmd and munged on compute nodes."""
 
 

@@ -209,6 +209,7 @@ END
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 60,
+    "lease": null,
     "ports": []
    }
   },
@@ -249,6 +250,7 @@ END
     "signal": "TERM",
     "stop_s": 60,
     "release_s": 0,
+    "lease": "/var/spool/slurmctld",
     "ports": [
      6817
     ]

@@ -57,6 +57,13 @@ job "munge" {
       }
 
       template {
+        destination = "local/sms/smslease.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
         destination = "local/sms/smsrt.py"
         perms       = "0444"
         change_mode = "noop"
@@ -129,6 +136,7 @@ job "munge" {
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 30,
+    "lease": null,
     "ports": []
    }
   },
@@ -167,6 +175,7 @@ job "munge" {
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 0,
+    "lease": null,
     "ports": []
    }
   }

@@ -199,6 +199,7 @@ END
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 0,
+    "lease": null,
     "ports": [
      25
     ]

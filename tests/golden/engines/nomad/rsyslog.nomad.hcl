@@ -238,6 +238,7 @@ END
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 0,
+    "lease": null,
     "ports": [
      514,
      2514

@@ -65,6 +65,13 @@ job "slurm-cn" {
       }
 
       template {
+        destination = "local/sms/smslease.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
         destination = "local/sms/smsrt.py"
         perms       = "0444"
         change_mode = "noop"
@@ -137,6 +144,7 @@ job "slurm-cn" {
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 30,
+    "lease": null,
     "ports": []
    }
   },
@@ -175,6 +183,7 @@ job "slurm-cn" {
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 0,
+    "lease": null,
     "ports": []
    }
   }

@@ -214,6 +214,7 @@ END
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 60,
+    "lease": null,
     "ports": []
    }
   },
@@ -252,6 +253,7 @@ END
     "signal": "TERM",
     "stop_s": 60,
     "release_s": 0,
+    "lease": null,
     "ports": [
      6819
     ]
@@ -295,6 +297,7 @@ END
     "signal": "TERM",
     "stop_s": 60,
     "release_s": 0,
+    "lease": "/var/spool/slurmctld",
     "ports": [
      6817
     ]

@@ -205,6 +205,7 @@ END
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 90,
+    "lease": null,
     "ports": []
    }
   },
@@ -245,6 +246,7 @@ END
     "signal": "TERM",
     "stop_s": 60,
     "release_s": 30,
+    "lease": "/var/spool/slurmctld",
     "ports": [
      6817
     ]
@@ -279,6 +281,7 @@ END
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 0,
+    "lease": null,
     "ports": []
    }
   }

@@ -56,6 +56,13 @@ job "munge" {
       }
 
       template {
+        destination = "local/sms/smslease.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
         destination = "local/sms/smsrt.py"
         perms       = "0444"
         change_mode = "noop"
@@ -128,6 +135,7 @@ job "munge" {
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 30,
+    "lease": null,
     "ports": []
    }
   },
@@ -166,6 +174,7 @@ job "munge" {
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 0,
+    "lease": null,
     "ports": []
    }
   }

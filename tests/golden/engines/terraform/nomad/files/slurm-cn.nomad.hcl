@@ -64,6 +64,13 @@ job "slurm-cn" {
       }
 
       template {
+        destination = "local/sms/smslease.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
         destination = "local/sms/smsrt.py"
         perms       = "0444"
         change_mode = "noop"
@@ -136,6 +143,7 @@ job "slurm-cn" {
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 30,
+    "lease": null,
     "ports": []
    }
   },
@@ -174,6 +182,7 @@ job "slurm-cn" {
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 0,
+    "lease": null,
     "ports": []
    }
   }

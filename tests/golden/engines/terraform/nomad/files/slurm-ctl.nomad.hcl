@@ -213,6 +213,7 @@ END
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 60,
+    "lease": null,
     "ports": []
    }
   },
@@ -251,6 +252,7 @@ END
     "signal": "TERM",
     "stop_s": 60,
     "release_s": 0,
+    "lease": null,
     "ports": [
      6819
     ]
@@ -294,6 +296,7 @@ END
     "signal": "TERM",
     "stop_s": 60,
     "release_s": 0,
+    "lease": "/var/spool/slurmctld",
     "ports": [
      6817
     ]

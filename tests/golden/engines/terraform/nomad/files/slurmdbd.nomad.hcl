@@ -213,7 +213,7 @@ END
    "user": "mysql",
    "groups": [],
    "capabilities": [],
-   "setup": "install -d -o mysql -g mysql -m 0755 /run/mysqld\ninstall -d -o mysql -g mysql -m 0700 /var/lib/mysql\n# The image has no database: the first start on an overlay makes one, complete or not at all.\nif [ ! -e /var/lib/mysql/sms-initialised ]; then\n  find /var/lib/mysql -mindepth 1 -delete\n  mariadb-install-db --no-defaults --user=mysql --datadir=/var/lib/mysql --auth-root-authentication-method=socket \\\n    --skip-test-db >/var/log/sms/mariadb-install.log 2>&1\n  touch /var/lib/mysql/sms-initialised\nfi\n",
+   "setup": "install -d -o mysql -g mysql -m 0755 /run/mysqld\ninstall -d -o mysql -g mysql -m 0700 /var/lib/mysql\n# The image has no database: the first start on an overlay makes one, complete or not at all.\nif [ ! -e /var/lib/mysql/sms-initialised ]; then\n  find /var/lib/mysql -mindepth 1 ! -name '.sms-*' -delete\n  mariadb-install-db --no-defaults --user=mysql --datadir=/var/lib/mysql --auth-root-authentication-method=socket \\\n    --skip-test-db >/var/log/sms/mariadb-install.log 2>&1\n  touch /var/lib/mysql/sms-initialised\nfi\n",
    "running": null,
    "needs": [],
    "sync": [],
@@ -235,6 +235,7 @@ END
     "signal": "TERM",
     "stop_s": 120,
     "release_s": 60,
+    "lease": "/var/lib/mysql",
     "ports": []
    }
   },
@@ -269,6 +270,7 @@ END
     "signal": "TERM",
     "stop_s": 30,
     "release_s": 60,
+    "lease": null,
     "ports": []
    }
   },
@@ -309,6 +311,7 @@ END
     "signal": "TERM",
     "stop_s": 60,
     "release_s": 0,
+    "lease": null,
     "ports": [
      6819
     ]
