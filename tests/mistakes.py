@@ -65,6 +65,21 @@ TABLES = {
 2 ConfigError    export compose -o new
 3 Refused        --site engines.yaml export quadlet -o text
 3 Refused        --site engines.yaml export nomad -o text/below
+2 usage          deploy --engine k8s
+2 usage          deploy --engine kubernetes stopp
+2 usage          deploy --engine nomad --timeout soon
+2 usage          deploy drain
+2 usage          deploy drain ""
+2 usage          deploy status node1
+2 ConfigError    deploy
+2 ConfigError    deploy --engine kubernetes
+2 ConfigError    deploy --engine kubernetes --dry-run
+2 ConfigError    --site nope.yaml deploy --engine nomad
+3 Refused        deploy status
+3 Refused        deploy drain node1
+3 Refused        deploy drain node1 --undo
+3 Refused        deploy rollback
+3 Refused        deploy stop
 """,
     "hosts": """
 2 usage          host

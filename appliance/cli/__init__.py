@@ -34,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("migration.migrate", "migration.failover", "services.guard"),
         *("upgrade.rehearse", "upgrade.upgrade", "services.journal"),
     ),
-    "other engines": ("engines.export",),
+    "other engines": ("engines.export", "engines.deploy"),
     "provisioning VM and nodes": ("vm.vm", "nodes.node", "nodes.files", "nodes.user"),
     "lab and tools": ("lab.lab", "completion", "help", "version"),
 }
@@ -44,7 +44,7 @@ VERBS = {module.rpartition(".")[2]: module for modules in GROUPS.values() for mo
 
 CHANGING = (
     *("failover", "migrate", "rehearse", "upgrade", "build", "start", "restart", "host", "lab", "image", "overlay"),
-    *("apply", "vm", "node", "files", "user"),
+    *("apply", "vm", "node", "files", "user", "deploy"),
 )
 """Verbs that may be interrupted in the middle of a change."""
 

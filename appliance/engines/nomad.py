@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -169,7 +171,7 @@ def _group(deployment: Deployment, one: Workload, options: Options, probe_port: 
     ]
     if one.state:
         # Only a client that declares this volume is chosen; raw_exec gets the path itself.
-        source = f"sms-{deployment.cluster}"
+        source = volume_name(deployment.cluster)
         blocks.append(Block("volume", ("state",), {"type": "host", "source": source}))
     blocks.append(_place(one, options))
     blocks += [_unit(one, unit, options) for unit in one.units]
@@ -185,6 +187,11 @@ def _network(one: Workload, probe_port: int) -> Block:
     numbers = sorted({port.number for port in one.ports})  # a port is reserved for all protocols
     ports = [Block("port", (port_label(number),), {"static": number}) for number in numbers]
     return Block("network", (), {"mode": "host"}, (*ports, Block("port", ("probe",), {"static": probe_port})))
+
+
+def volume_name(cluster: str) -> str:
+    """Return the name of the host volume with the state, in the configuration of the client."""
+    return f"sms-{cluster}"
 
 
 def port_label(number: int) -> str:
@@ -304,6 +311,32 @@ def _exec(
     return Block("config", (), {"command": "/bin/sh", "args": [_with_references(word) for word in args]})
 
 
+def inside_script(args: Sequence[str], argv: Sequence[str]) -> str:
+    """Return a script for ``sh -eu`` that runs a command as a task runs: in its image, with its files and folders.
+
+    Nomad gives the script the environment of the task, whose references are then the shell's.
+
+    Args:
+        args: those of the task, as ``_exec`` made them; empty is returned for others.
+    """
+    if "--" not in args or len(args) < 4:
+        return ""
+    image, options = args[3], args.index("--")
+    if image not in args[options:]:
+        return ""
+    end = args.index(image, options)
+    quoted = " ".join(_shell_word(word) for word in ("/bin/sh", *args[: end + 1], *argv))
+    return f'cd "$NOMAD_TASK_DIR/.." && exec {quoted}'
+
+
+def _shell_word(word: str) -> str:
+    """Return a word of a shell command, in which references of Nomad are those of variables."""
+    parts = re.split(r"(\$\{NOMAD_[A-Z_]+\})", word)
+    return "".join(
+        f'"{part}"' if number % 2 else shlex.quote(part) if part else "" for number, part in enumerate(parts)
+    )
+
+
 def _with_references(word: str) -> str:
     """Return a word whose references Nomad resolves; of all others none has any (``read_options``)."""
     return Raw(word) if "${NOMAD_" in word else word
@@ -389,7 +422,7 @@ def notes(deployment: Deployment, options: Options) -> tuple[str, ...]:
     found = [f'{client}: max_kill_timeout = "{longest}s"; it is 30 s by default']
     if any(one.state for one in deployment.workloads):
         # Each job that writes there needs it.
-        found.append(f'{client}: host_volume "sms-{deployment.cluster}" {{ path = "{options.state}" }}')
+        found.append(f'{client}: host_volume "{volume_name(deployment.cluster)}" {{ path = "{options.state}" }}')
     found += [
         f"the Munge key, once: (umask 077; base64 -w0 KEY >FILE); nomad var put -namespace {options.namespace} "
         f"nomad/jobs/{job_name(one)} {KEY}=@FILE; rm FILE"

@@ -9,11 +9,14 @@ from appliance.catalog import Base, Service
 from appliance.config.model import Site
 from appliance.engines import hcl, kubernetes, kustomize, nomad, podman, terraform
 from appliance.engines.config import Network, Sources, check_settings, make_deployment, with_files
-from appliance.engines.model import Deployment, Placement
+from appliance.engines.deploy import Bundle, Item
+from appliance.engines.model import Deployment, Placement, Workload
 from appliance.engines.nomad_json import job_json
 from appliance.errors import ConfigError
 from appliance.plan.overlay.seed import template_values
 from appliance.plan.render import Templates
+
+NOMAD_HEADER = "# Written by `sms export nomad`. Changes belong into the site file.\n"
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,7 @@ def _kubernetes_notes(given: Input, deployment: Deployment, options: kubernetes.
 def _nomad(given: Input) -> Export:
     deployment, options = _for_nomad(given)
     jobs = {**nomad.service_jobs(deployment, options), **_node_jobs(given, deployment, options)}
-    header = "# Written by `sms export nomad`. Changes belong into the site file.\n"
-    files = {f"{name}.nomad.hcl": header + hcl.write([job]) for name, job in jobs.items()}
+    files = {f"{name}.nomad.hcl": NOMAD_HEADER + hcl.write([job]) for name, job in jobs.items()}
     files |= {f"json/{name}.json": job_json(job) for name, job in jobs.items()}
     return Export(files, deployment.placements, nomad.notes(deployment, options))
 
@@ -88,6 +90,57 @@ def _for_nomad(given: Input) -> tuple[Deployment, nomad.Options]:
 def _node_jobs(given: Input, deployment: Deployment, options: nomad.Options) -> dict[str, hcl.Block]:
     templates = Templates(given.sources.overlays, **template_values(given.site, given.services))
     return nomad.node_jobs(deployment, options, nomad.Nodes(given.nodes, given.programs, templates))
+
+
+def make_bundle(engine: str, given: Input) -> Bundle:
+    """Return what an engine is given: the objects or jobs of the export for it, with the same content.
+
+    Raises:
+        ConfigError: the site cannot be rendered, or there is no such engine.
+    """
+    if engine not in BUNDLES:
+        raise ConfigError(f"services cannot be deployed to {engine}", hint=f"one of {', '.join(BUNDLES)}")
+    return BUNDLES[engine](given)
+
+
+def _bundle_for_kubernetes(given: Input) -> Bundle:
+    deployment, options, image = _for_kubernetes(given)
+    objects = kustomize.whole_objects(given.site, deployment, options, image)
+    items = [Item("namespace", "namespace", kustomize.text_of(objects["namespace"]))]
+    items += [
+        _item(one, one.name, kustomize.text_of(objects[one.name]), ("namespace", *one.after))
+        for one in deployment.workloads
+    ]
+    namespace = given.site.engines.kubernetes.namespace or given.site.cluster
+    controller = deployment.find("controller")
+    name = controller.name if controller else ""
+    return Bundle("kubernetes", given.site.cluster, namespace, image, name, tuple(items))
+
+
+def _bundle_for_nomad(given: Input) -> Bundle:
+    deployment, options = _for_nomad(given)
+    names = {one.name: nomad.job_name(one) for one in deployment.workloads}
+    jobs = nomad.service_jobs(deployment, options)
+    items = []
+    for one in deployment.workloads:
+        text = NOMAD_HEADER + hcl.write([jobs[names[one.name]]])
+        items.append(_item(one, names[one.name], text, tuple(names[other] for other in one.after)))
+    started = [names[one.name] for one in deployment.workloads if one.main.service.role == "controller"]
+    controller = started[0] if started else ""
+    for name, job in _node_jobs(given, deployment, options).items():  # munge first, then slurmd
+        items.append(Item(name, "node", NOMAD_HEADER + hcl.write([job]), (name,), tuple(started)))
+        started.append(name)
+    return Bundle("nomad", given.site.cluster, options.namespace, options.image, controller, tuple(items))
+
+
+def _item(one: Workload, name: str, text: str, after: tuple[str, ...]) -> Item:
+    units = tuple(unit.name for unit in one.units)
+    reload = one.main.service.reload if one.main.service.role == "controller" else ()
+    return Item(name, "service", text, units, after, one.stop_s, bool(one.secrets), bool(one.state), reload)
+
+
+BUNDLES: Mapping[str, Callable[[Input], Bundle]] = {"kubernetes": _bundle_for_kubernetes, "nomad": _bundle_for_nomad}
+"""What is deployed, by engine."""
 
 
 def _terraform(given: Input) -> Export:

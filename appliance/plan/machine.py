@@ -38,6 +38,8 @@ class Places:
         self.empty = state / "empty"
         self.journal = state / "journal"
         self.history = self.journal / f"{site.cluster}.history"
+        # What is deployed to an engine: a folder of bundles, and the record with .json at its end.
+        self.deployments = state / "engines" / site.cluster
         self.lock = run / f"{site.cluster}.lock"
         self.guard_lock = run / f"{site.cluster}.guard.lock"
         # The container's ports that the guard has taken off their bridges.

@@ -44,7 +44,7 @@ class PodContainer:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod. ``phase`` is Kubernetes' own; ``reason``: why it is not scheduled."""
+    """A pod. ``phase`` is Kubernetes' own; ``revision``: of its StatefulSet; ``reason``: why it is not scheduled."""
 
     name: str
     uid: str
@@ -53,6 +53,7 @@ class Pod:
     ready: bool
     stopping: bool
     owner: str
+    revision: str
     reason: str = ""
     containers: tuple[PodContainer, ...] = ()
 
@@ -283,6 +284,7 @@ def read_pod(given: Any) -> Pod:
         text_at(conditions.get("Ready"), "status") == "True",
         bool(text_at(given, "metadata", "deletionTimestamp")),
         text_at(given, "metadata", "ownerReferences", 0, "name"),
+        text_at(given, "metadata", "labels", "controller-revision-hash"),
         text_at(unscheduled, "message") if text_at(unscheduled, "status") == "False" else "",
         (*first, *(_container(one) for one in list_at(given, "status", "containerStatuses"))),
     )

@@ -58,7 +58,10 @@ SUBJECTS = {
     "hosts": ("hosts", ("doctor", "host prepare", "host list")),
     "engines": (
         "engines",
-        ("export kubernetes", "export nomad", "export terraform", "export quadlet", "export compose"),
+        (
+            *("export kubernetes", "export nomad", "export terraform", "export quadlet", "export compose"),
+            *("deploy", "deploy status", "deploy drain", "deploy rollback", "deploy stop"),
+        ),
     ),
     "image": ("build", ("build", "verify", "image list", "image sbom", "image manifest", "image prune")),
     "services": (

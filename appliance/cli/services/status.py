@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_host, add_json, open_site, verb
 from appliance.cli.snapshot_facts import snapshot_facts
@@ -13,6 +14,9 @@ from appliance.cli.snapshot_facts import snapshot_facts
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from appliance.host.base import Host
+    from appliance.operations.context import Cluster
+    from appliance.operations.engines.deploy_status import DeployStatus
     from appliance.operations.overlay.mirrored import MirrorState
     from appliance.operations.services.status import Status
     from appliance.operations.vm.deferred import Deferred
@@ -44,21 +48,59 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the status."""
     from appliance.cli.screen import out, print_json
     from appliance.operations.services.serving import find_serving
-    from appliance.operations.services.status import status
 
     cluster, _ = open_site(arguments)
     host = cluster.target(arguments.host or find_serving(cluster))
     if arguments.watch:
-        return watch(lambda: status(cluster, host))
-    found = status(cluster, host)
+        return watch(lambda: collect(cluster, host))
+    found = collect(cluster, host)
     if arguments.json:
         print_json(found)
     else:
-        out.print(view(found))
+        out.print(found.view())
     return 0 if found.healthy else 4
 
 
-def watch(query: Any) -> int:
+@dataclass(frozen=True)
+class Shown:
+    """The status of a host, and of the services on an engine if one has them."""
+
+    container: Status
+    engine: DeployStatus | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether all that is to run is healthy: beside an engine the container is for what stays in it."""
+        if self.engine is None:
+            return self.container.healthy
+        return self.engine.healthy and (self.container.healthy or not self.container.running)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the value printed by --json."""
+        return self.container.as_dict() | ({"engine": asdict(self.engine)} if self.engine else {})
+
+    def view(self) -> RenderableType:
+        """Return both for the terminal."""
+        from rich.console import Group
+        from rich.markup import escape
+
+        from appliance.cli.engines.deploy import status_lines
+
+        if self.engine is None:
+            return view(self.container)
+        parts: list[RenderableType] = [escape(line) for line in status_lines(self.engine)]
+        return Group(*parts, *(["", view(self.container)] if self.container.running else []))
+
+
+def collect(cluster: Cluster, host: Host) -> Shown:
+    """Collect the status of a host, and of an engine if one has the services."""
+    from appliance.operations.engines.deploy_status import engine_status
+    from appliance.operations.services.status import status
+
+    return Shown(status(cluster, host), engine_status(cluster, host))
+
+
+def watch(query: Callable[[], Shown]) -> int:
     """Refresh the view until Ctrl-C; return the exit status of the last one."""
     from rich.live import Live
 
@@ -67,14 +109,14 @@ def watch(query: Any) -> int:
     found = query()
     try:
         while not out.is_terminal:
-            out.print(view(found))
+            out.print(found.view())
             time.sleep(2)
             found = query()
-        with Live(view(found), console=out, screen=out.is_terminal, auto_refresh=False) as live:
+        with Live(found.view(), console=out, screen=out.is_terminal, auto_refresh=False) as live:
             while True:
                 time.sleep(2)
                 found = query()
-                live.update(view(found), refresh=True)
+                live.update(found.view(), refresh=True)
     except KeyboardInterrupt:
         return 0 if found.healthy else 4
 

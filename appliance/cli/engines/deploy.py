@@ -1,0 +1,197 @@
+"""``sms deploy``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from appliance.cli.common import Verbs, add_json, duration, filled, open_site, print_result, verb
+
+if TYPE_CHECKING:
+    from appliance.host.base import Host
+    from appliance.operations.context import Cluster
+    from appliance.operations.engines.deploy import DeployPlan, Outcome
+    from appliance.operations.engines.deploy_status import DeployStatus
+    from appliance.operations.engines.drain import Drained
+    from appliance.operations.engines.engine import WorkloadState
+    from appliance.progress import Progress
+
+EXAMPLES = """\
+  sms deploy --engine kubernetes --dry-run   what would be created or changed
+  sms deploy --engine kubernetes             apply it and wait until every service is ready
+  sms deploy                                 again, on the engine that has the services
+  sms deploy status                          exit status 4 if it is not healthy, or was changed beside sms
+  sms deploy drain node1                     drain it in Slurm, wait for its jobs, then drain it on the engine
+  sms deploy drain node1 --undo              use it again
+  sms deploy rollback                        what was deployed before; the state is not rolled back
+  sms deploy stop                            stop the services and keep their volumes"""
+
+READY_S, DRAIN_S = 300, 3600
+"""Default time limits: of each group of workloads, and of the jobs of a node."""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb's parser."""
+    parser = verb(
+        verbs,
+        "deploy",
+        "run the services on Nomad or Kubernetes",
+        "Run the services of the site on another engine, as `sms export` renders them, by the engine's own program\n"
+        "(`kubectl`, `nomad`) on this admin host. Refused while a services container runs them. A second run changes\n"
+        "nothing. Exit status 4 if they are not ready in time.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "--engine", choices=("kubernetes", "nomad"), help="the engine (default: the one that has the services)"
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="show the differences, change nothing")
+    _add_timeout(parser, READY_S, "time limit of each group of workloads")
+    add_json(parser)
+    parser.set_defaults(run=run)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    status = actions.add_parser("status", help="what runs there, whether it answers, and whether it was changed")
+    status.set_defaults(run=run_status)
+    drain = actions.add_parser("drain", help="drain a machine in Slurm, wait for its jobs, then drain it on the engine")
+    drain.add_argument("node", metavar="NODE", type=filled, help="name of the machine")
+    drain.add_argument("--undo", action="store_true", help="let the engine and Slurm use it again")
+    _add_timeout(drain, DRAIN_S, "time limit of its jobs")
+    drain.set_defaults(run=run_drain)
+    rollback = actions.add_parser("rollback", help="apply what was deployed before; the state is not rolled back")
+    _add_timeout(rollback, READY_S, "time limit of each group of workloads")
+    rollback.set_defaults(run=run_rollback)
+    stop = actions.add_parser("stop", help="stop the services in reverse order and keep their volumes")
+    stop.set_defaults(run=run_stop)
+    for action in (status, drain, rollback, stop):
+        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print the result as JSON")
+
+
+def _add_timeout(parser: argparse.ArgumentParser, default: int, what: str) -> None:
+    parser.add_argument(
+        "--timeout",
+        type=duration,
+        default=default,
+        metavar="TIME",
+        help=f"{what}, such as 90s or 1h (default: {default}s)",
+    )
+
+
+def _open(arguments: argparse.Namespace) -> tuple[Cluster, Host, Progress]:
+    cluster, shown = open_site(arguments)
+    return cluster, cluster.target(None), shown
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Deploy, or show what that would do."""
+    from appliance.errors import ConfigError
+    from appliance.operations.engines.deploy import deploy, plan_deploy
+    from appliance.operations.engines.deployed import find_deployed
+
+    cluster, host, shown = _open(arguments)
+    record = None if arguments.engine else find_deployed(cluster, host)
+    engine = arguments.engine or (record.engine if record else "")
+    if not engine:
+        raise ConfigError("no engine has the services yet", hint="name one: --engine kubernetes, or --engine nomad")
+    if arguments.dry_run:
+        plan = plan_deploy(cluster, host, engine)
+        print_result(arguments, plan, _plan_lines(plan))
+        return 0
+    done = deploy(cluster, host, engine, shown, timeout_s=arguments.timeout)
+    print_result(arguments, done, _outcome_lines(done))
+    return 0
+
+
+def _plan_lines(plan: DeployPlan) -> Iterator[str]:
+    yield f"{plan.cluster} on {plan.engine}, generation {plan.generation}" + ("; nothing to do" * plan.unchanged)
+    for one in plan.differences:
+        yield f"{one.name}: {one.change}"
+        if one.change == "change":
+            yield from (f"    {line}" for line in one.text.rstrip().splitlines())
+    if plan.refusal:
+        yield f"it would be refused: {plan.refusal}"
+
+
+def _outcome_lines(done: Outcome) -> Iterator[str]:
+    yield from (f"created: {what}" for what in done.created)
+    changed = {name: change for name, change in done.changes.items() if change != "unchanged"}
+    for name, change in changed.items():
+        seconds = f", ready after {done.waited[name]:g} s" if name in done.waited else ""
+        yield f"{name}: {change}{seconds}"
+    what = "" if changed else "; nothing was changed"
+    yield f"{done.cluster} on {done.engine}, generation {done.generation}: {done.seconds:g} s{what}"
+
+
+def run_status(arguments: argparse.Namespace) -> int:
+    """Show what runs on the engine."""
+    from appliance.operations.engines.deploy_status import deploy_status
+
+    cluster, host, _ = _open(arguments)
+    found = deploy_status(cluster, host)
+    print_result(arguments, found, status_lines(found))
+    return 0 if found.healthy else 4
+
+
+def status_lines(found: DeployStatus) -> Iterator[str]:
+    """Yield the status as lines for the terminal."""
+    record = found.record
+    state = "stopped" if record.phase == "stopped" and found.healthy else "healthy" if found.healthy else "UNHEALTHY"
+    yield f"{found.cluster} on {record.engine}: {state}; generation {record.generation}, {record.phase}"
+    signed = f", SIF sha256:{record.sif[:16]}, signed by {record.signer}" if record.sif else ""
+    yield f"image     {record.image}{signed}"
+    if found.lease:
+        yield f"lease     {found.lease}"
+    for one in found.workloads:
+        yield from _workload_lines(one)
+    for each in found.drift:
+        yield f"drift of {each.name}:"
+        yield from (f"    {line}" for line in each.text.rstrip().splitlines()[:40])
+    yield from (f"warning: {text}" for text in found.warnings)
+
+
+def _workload_lines(one: WorkloadState) -> Iterator[str]:
+    volume = f"; volume {one.volume}" if one.volume else ""
+    yield f"{one.name}: {'ready' if one.ready else one.why}{volume}"
+    for each in one.instances:
+        image = f", {each.image}" if each.image else ""
+        yield f"    {each.name} on {each.node or 'no node'}, {each.restarts} restarts{image}"
+        for part in each.parts:
+            yield f"        {part.name}: {'ok' if part.ready else 'FAILED'} {part.detail or part.why}".rstrip()
+
+
+def run_drain(arguments: argparse.Namespace) -> int:
+    """Drain a machine, or use it again."""
+    from appliance.operations.engines.drain import drain, undo
+
+    cluster, host, shown = _open(arguments)
+    if arguments.undo:
+        done = undo(cluster, host, arguments.node, shown)
+    else:
+        done = drain(cluster, host, arguments.node, shown, timeout_s=arguments.timeout)
+    print_result(arguments, done, _drained_lines(done))
+    return 0
+
+
+def _drained_lines(done: Drained) -> Iterator[str]:
+    yield from done.engine
+    waited = f", its jobs had ended after {done.waited_s:g} s" if done.waited_s else ""
+    yield f"{done.node}: {f'{done.slurm} in Slurm' if done.slurm else 'not a node of Slurm'}{waited}"
+
+
+def run_rollback(arguments: argparse.Namespace) -> int:
+    """Apply what was deployed before."""
+    from appliance.operations.engines.deploy import rollback
+
+    cluster, host, shown = _open(arguments)
+    done = rollback(cluster, host, shown, timeout_s=arguments.timeout)
+    print_result(arguments, done, _outcome_lines(done))
+    return 0
+
+
+def run_stop(arguments: argparse.Namespace) -> int:
+    """Stop the services on the engine."""
+    from appliance.operations.engines.deploy import stop
+
+    cluster, host, shown = _open(arguments)
+    done = stop(cluster, host, shown)
+    print_result(arguments, done, _outcome_lines(done))
+    return 0

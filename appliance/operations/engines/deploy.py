@@ -1,0 +1,421 @@
+"""``sms deploy``: the services of the site on Nomad or Kubernetes, as `sms export` renders them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from appliance.engines.deploy import Bundle, Item
+from appliance.engines.render import make_bundle
+from appliance.errors import ConfigError, Refused, SmsError, Unverified
+from appliance.host.base import Host, Unreachable
+from appliance.operations.context import Cluster, read_given
+from appliance.operations.engines.deployed import (
+    APPLYING,
+    DEPLOYED,
+    STOPPED,
+    STOPPING,
+    Deployed,
+    begin,
+    find_deployed,
+    lock_deployment,
+    read_bundle,
+    set_phase,
+)
+from appliance.operations.engines.engine import Difference, Engine, WorkloadState
+from appliance.operations.engines.export import read_input
+from appliance.operations.engines.kubernetes import find_kubernetes
+from appliance.operations.engines.nomad import find_on_nomad
+from appliance.operations.image.deliver import Image, trust
+from appliance.operations.lease import Leases
+from appliance.operations.preflight import find_instance
+from appliance.plan.machine import inside_argv
+from appliance.progress import Progress
+
+ENGINES = ("kubernetes", "nomad")
+POLL_S = 1.0
+LOG_LINES = 8
+"""Lines of a log that an error shows."""
+RELOAD_S = 30
+
+
+@dataclass(frozen=True)
+class DeployPlan:
+    """What a deployment would do: ``create``, ``change`` or ``unchanged`` for each workload; ``refusal``: why not."""
+
+    engine: str
+    cluster: str
+    generation: int
+    differences: tuple[Difference, ...]
+    refusal: str = ""
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether it would change nothing."""
+        return all(one.change == "unchanged" for one in self.differences)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A deployment, a rollback or a stop.
+
+    Attributes:
+        changes: ``create``, ``change``, ``unchanged`` or ``stop`` by workload.
+        created: namespaces and secrets that were created.
+        seconds: of all of it; ``waited``: until each changed workload was ready, by name.
+    """
+
+    engine: str
+    cluster: str
+    generation: int
+    digest: str
+    changes: dict[str, str]
+    created: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    waited: dict[str, float] = field(default_factory=dict)
+
+
+def find_engine(cluster: Cluster, host: Host, name: str) -> Engine:
+    """Return an engine of the site, with the programs of a host.
+
+    Raises:
+        ConfigError: there is no such engine, or it is not in the site file.
+    """
+    if name == "kubernetes":
+        return find_kubernetes(cluster.site, host)
+    if name == "nomad":
+        return find_on_nomad(cluster.site, host)
+    raise ConfigError(f"services cannot be deployed to {name}", hint=f"one of {', '.join(ENGINES)}")
+
+
+def render_bundle(cluster: Cluster, engine: str) -> Bundle:
+    """Return what the site file says that an engine is to run."""
+    return make_bundle(engine, read_input(cluster, engine))
+
+
+def plan_deploy(cluster: Cluster, host: Host, engine: str) -> DeployPlan:
+    """Return what ``deploy`` would do; nothing is changed."""
+    bundle, found = render_bundle(cluster, engine), find_engine(cluster, host, engine)
+    record = find_deployed(cluster, host)
+    refusal = ""
+    try:
+        refuse_other_writer(cluster, host, bundle, record)
+    except Refused as error:
+        refusal = error.message
+    return DeployPlan(
+        engine, cluster.site.cluster, _next_generation(record, bundle), tuple(found.differences(bundle)), refusal
+    )
+
+
+def deploy(cluster: Cluster, host: Host, engine: str, progress: Progress, *, timeout_s: float) -> Outcome:
+    """Run the services of the site on an engine, and wait until they are ready. A second run changes nothing.
+
+    Args:
+        host: admin host with the engine's programs.
+        timeout_s: seconds that each group of workloads may take.
+
+    Raises:
+        Refused: the services run elsewhere, or the engine cannot run them.
+        Unverified: they are not ready in time.
+    """
+    bundle, found = render_bundle(cluster, engine), find_engine(cluster, host, engine)
+    with lock_deployment(cluster, host):
+        record = find_deployed(cluster, host)
+        with progress.step("check where the services run"):
+            refuse_other_writer(cluster, host, bundle, record)
+        with progress.step(f"check {engine}"):
+            found.check(cluster, bundle, progress)
+        with progress.step("compare") as step:
+            differences = found.differences(bundle)
+            step.detail(", ".join(f"{one.name}: {one.change}" for one in differences if one.change != "unchanged"))
+        return apply_bundle(cluster, host, found, bundle, differences, Run(record, progress, timeout_s))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a deployment starts from: the record, and how it reports and waits."""
+
+    record: Deployed | None
+    progress: Progress
+    timeout_s: float
+
+
+def apply_bundle(
+    cluster: Cluster, host: Host, engine: Engine, bundle: Bundle, differences: Sequence[Difference], run: Run
+) -> Outcome:
+    """Record a deployment, apply what differs in order, and wait until all is ready; under the lock."""
+    began, progress = time.monotonic(), run.progress
+    record = _next_record(cluster, host, bundle, run.record)
+    begin(cluster, host, bundle, record, progress)
+    changed = {one.name for one in differences if one.change != "unchanged"}
+    waited: dict[str, float] = {}
+    try:
+        created = engine.prepare(bundle, lambda: read_munge_key(cluster))
+        for wave in bundle.waves():
+            for item in wave:
+                if item.name in changed:
+                    with progress.step(f"apply {item.name}"):
+                        engine.apply(item)
+            waited |= _wait(engine, bundle, [one for one in wave if one.kind != "namespace"], run)
+    except Refused as error:  # something may have been changed by now
+        raise SmsError(error.message, hint=error.hint) from error
+    if any(one.name == bundle.controller and one.change == "change" for one in differences):
+        _reload_nodes(engine, bundle, progress)
+    record = set_phase(cluster, host, record, DEPLOYED, progress)
+    return Outcome(
+        bundle.engine,
+        bundle.cluster,
+        record.generation,
+        record.digest,
+        {one.name: one.change for one in differences},
+        created,
+        round(time.monotonic() - began, 1),
+        {name: seconds for name, seconds in waited.items() if name in changed},
+    )
+
+
+def _next_generation(record: Deployed | None, bundle: Bundle) -> int:
+    if record is None:
+        return 1
+    return record.generation + (record.digest != bundle.digest or record.engine != bundle.engine)
+
+
+def _next_record(cluster: Cluster, host: Host, bundle: Bundle, before: Deployed | None) -> Deployed:
+    """Return the record of a deployment that begins; one of the same content has its generation."""
+    image = find_signed(cluster, host)
+    previous = before.previous if before else ""
+    if before and before.engine == bundle.engine and before.digest != bundle.digest:
+        previous = before.digest
+    elif before and before.engine != bundle.engine:
+        previous = ""
+    return Deployed(
+        bundle.engine,
+        APPLYING,
+        _next_generation(before, bundle),
+        bundle.digest,
+        previous,
+        time.time(),
+        host.name,
+        bundle.image,
+        image.sha256 if image else "",
+        image.signer if image else "",
+    )
+
+
+def find_signed(cluster: Cluster, host: Host) -> Image | None:
+    """Return the current image of a host, verified with the site's keys; None if it has none."""
+    path = str(cluster.places.current)
+    if not host.works("test", "-f", path):
+        return None
+    return trust(cluster, host, host.run("readlink", "-f", path).text)
+
+
+def read_munge_key(cluster: Cluster) -> bytes:
+    """Return the Munge key of the site.
+
+    Raises:
+        Refused: the site file names none.
+    """
+    path = cluster.site.secrets.munge_key
+    if path is None:
+        raise Refused(
+            "the site file has no Munge key, which the engine needs",
+            hint="set `secrets.munge_key`; a services container that has run has one in /etc/munge/munge.key",
+        )
+    return read_given([("munge_key", path)])["munge_key"]
+
+
+def refuse_other_writer(cluster: Cluster, host: Host, bundle: Bundle, record: Deployed | None) -> None:
+    """Check that no services container and no other engine runs the services.
+
+    Raises:
+        Refused: one does, or the host that has the lease cannot be queried.
+    """
+    engine = bundle.engine
+    if record and record.has_services and record.engine != engine:
+        raise Refused(
+            f"{record.engine} has the services of {cluster.site.cluster}",
+            hint=f"`sms deploy stop` stops them there; `sms migrate --to {engine}` moves them with their state",
+        )
+    wanted = {unit for item in bundle.items if item.kind == "service" for unit in item.units}
+    leases = Leases(host, cluster, tolerant=True)
+    views = leases.query()
+    for name, view in views.items():
+        if view.lease is None:
+            held = any(other.lease and other.lease.holder == name for other in views.values())
+            if held or not any(other.lease for other in views.values()):
+                raise Refused(
+                    f"{name} cannot be queried and has the lease: its services container may run the services",
+                    hint="switch it on; if it has failed: `sms failover` to another host",
+                )
+            continue
+        shared = wanted & services_of(cluster, leases.hosts[name]) if view.runs else set()
+        if shared:
+            raise Refused(
+                f"the services container on {name} runs {', '.join(sorted(shared))}",
+                hint=f"`sms migrate --to {engine}` moves them with their state; `sms stop --host {name}` stops them",
+            )
+
+
+def services_of(cluster: Cluster, host: Host) -> set[str]:
+    """Return the services that the running container of a host starts; all of the site's if it does not tell."""
+    everything = {one.name for one in cluster.services}
+    if find_instance(cluster, host) is None:
+        return set()
+    argv = inside_argv(cluster.site, cluster.services, "cat", "/etc/sms/services.json")
+    try:
+        found = json.loads(host.run(*argv, timeout=30).stdout)
+        return set(found["services"]) & everything if isinstance(found.get("services"), dict) else everything
+    except (SmsError, ValueError, KeyError, TypeError, AttributeError):
+        return everything
+
+
+def _wait(engine: Engine, bundle: Bundle, items: Sequence[Item], run: Run) -> dict[str, float]:
+    """Wait until workloads are ready; return the seconds of each.
+
+    Raises:
+        Unverified: one is not in time, with the last lines of its log.
+    """
+    began, done = time.monotonic(), dict[str, float]()
+    names = [one.name for one in items]
+    if not names:
+        return {}
+    part = Bundle(bundle.engine, bundle.cluster, bundle.namespace, bundle.image, bundle.controller, tuple(items))
+    with run.progress.step(f"wait for {', '.join(names)}") as step:
+        while True:
+            states = wait_silently(engine, part)
+            for state in states:
+                if state.ready:
+                    done.setdefault(state.name, round(time.monotonic() - began, 1))
+                else:
+                    done.pop(state.name, None)
+                    engine.nudge(state)
+            waiting = [state for state in states if not state.ready]
+            if not waiting:
+                return done
+            step.detail("; ".join(f"{state.name}: {state.why}" for state in waiting)[:200])
+            if time.monotonic() - began > run.timeout_s:
+                raise not_ready(engine, bundle, waiting, run.timeout_s)
+            time.sleep(POLL_S)
+
+
+def wait_silently(engine: Engine, bundle: Bundle) -> list[WorkloadState]:
+    """Return the states; an engine that does not answer for a moment is not an error while one waits."""
+    try:
+        return engine.states(bundle)
+    except Unreachable as error:
+        return [WorkloadState(one.name, one.kind, False, 1, problem=error.message) for one in bundle.items]
+
+
+def not_ready(engine: Engine, bundle: Bundle, waiting: Sequence[WorkloadState], seconds: float) -> Unverified:
+    """Return the error of workloads that are not ready in time."""
+    lines = []
+    for state in waiting:
+        lines.append(f"{state.name} is not ready after {seconds:g} s: {state.why}")
+        try:
+            lines += [f"    {line}" for line in engine.log(bundle, state, LOG_LINES).splitlines()[-LOG_LINES:]]
+        except SmsError:
+            lines.append("    its log cannot be read")
+    return Unverified(
+        "\n".join(lines),
+        hint="`sms deploy status` shows more; `sms deploy` goes on, `sms deploy rollback` goes back",
+    )
+
+
+def _reload_nodes(engine: Engine, bundle: Bundle, progress: Progress) -> None:
+    """Make nodes fetch the configuration with which the controller has started."""
+    item = bundle.find(bundle.controller)
+    for argv in item.reload if item else ():
+        with progress.step("send the configuration to nodes") as step:
+            try:
+                result = engine.control(bundle, *argv, timeout=RELOAD_S)
+                why = "" if not result.status else result.stderr.decode(errors="replace").strip()[-200:]
+            except SmsError as error:
+                why = error.message
+            if why:
+                step.detail(f"failed: {why}; nodes get it later")
+
+
+def rollback(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float) -> Outcome:
+    """Apply what was deployed before; the state is not rolled back.
+
+    Raises:
+        Refused: nothing is deployed, or what was before is not known.
+    """
+    with lock_deployment(cluster, host):
+        record = need_deployed(cluster, host)
+        bundle = read_bundle(cluster, host, record.previous)
+        if bundle is None:
+            raise Refused(
+                "what was deployed before is not known" if record.previous else "nothing was deployed before",
+                hint="change the site file, or check out an earlier one, and `sms deploy`",
+            )
+        engine = find_engine(cluster, host, record.engine)
+        refuse_other_writer(cluster, host, bundle, record)
+        progress.report("note: configuration and image are rolled back; the state of the services is not")
+        with progress.step("compare"):
+            engine.check(cluster, bundle, progress)
+            differences = engine.differences(bundle)
+        return apply_bundle(cluster, host, engine, bundle, differences, Run(record, progress, timeout_s))
+
+
+def need_deployed(cluster: Cluster, host: Host) -> Deployed:
+    """Return the record.
+
+    Raises:
+        Refused: nothing is deployed.
+    """
+    record = find_deployed(cluster, host)
+    if record is None:
+        raise Refused(
+            f"the services of {cluster.site.cluster} are on no engine", hint="`sms deploy --engine ENGINE` deploys them"
+        )
+    return record
+
+
+def current_bundle(cluster: Cluster, host: Host, record: Deployed) -> Bundle:
+    """Return what is deployed: as it was kept, else as the site file has it now."""
+    return read_bundle(cluster, host, record.digest) or render_bundle(cluster, record.engine)
+
+
+def stop(cluster: Cluster, host: Host, progress: Progress) -> Outcome:
+    """Stop the services on their engine in the reverse order. Volumes stay; munge and slurmd of compute nodes run on.
+
+    Raises:
+        Refused: nothing is deployed.
+        Unverified: they did not end in time.
+    """
+    began = time.monotonic()
+    with lock_deployment(cluster, host):
+        record = need_deployed(cluster, host)
+        bundle, engine = current_bundle(cluster, host, record), find_engine(cluster, host, record.engine)
+        stopped: dict[str, str] = {}
+        if record.phase != STOPPED:
+            record = set_phase(cluster, host, record, STOPPING, progress)
+        for wave in reversed(bundle.waves()):
+            items = [one for one in wave if one.kind == "service"]
+            part = replace(bundle, items=tuple(items))
+            running = {one.name for one in engine.states(part) if one.instances} if items else set()
+            for item in items:
+                engine.stop(item)
+                stopped[item.name] = "stop" if item.name in running else "unchanged"
+            if running:
+                _wait_for_end(engine, part, progress)
+        record = set_phase(cluster, host, record, STOPPED, progress)
+    return Outcome(
+        record.engine, bundle.cluster, record.generation, record.digest, stopped, [], round(time.monotonic() - began, 1)
+    )
+
+
+def _wait_for_end(engine: Engine, bundle: Bundle, progress: Progress) -> None:
+    limit = max(one.stop_s for one in bundle.items) + 30
+    deadline = time.monotonic() + limit
+    with progress.step(f"stop {', '.join(one.name for one in bundle.items)}"):
+        while left := [one.name for state in wait_silently(engine, bundle) for one in state.instances]:
+            if time.monotonic() > deadline:
+                raise Unverified(
+                    f"{', '.join(left)} did not end within {limit} s", hint="`sms deploy stop` waits again"
+                )
+            time.sleep(POLL_S)

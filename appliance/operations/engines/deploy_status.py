@@ -1,0 +1,134 @@
+"""``sms deploy status``: what runs on the engine, whether it answers, and whether it is what was deployed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from appliance.engines.deploy import Bundle
+from appliance.errors import ConfigError, SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.engines.deploy import find_engine, need_deployed, render_bundle
+from appliance.operations.engines.deployed import APPLYING, STOPPED, Deployed, read_bundle, read_deployed
+from appliance.operations.engines.engine import Difference, Engine, WorkloadState
+from appliance.tools.engine import number_at, text_at
+
+
+@dataclass(frozen=True)
+class DeployStatus:
+    """The services on an engine.
+
+    Attributes:
+        record: what is deployed.
+        healthy: whether all workloads are ready, or all are stopped by ``sms deploy stop``, and nothing has drifted.
+        drift: what differs from what was deployed: changed beside sms.
+        pending: workloads that another `sms deploy` would change, because the site file was changed.
+        lease: generation and holder of the lease on the state volume, if it has one.
+        warnings: what is worth a look.
+    """
+
+    cluster: str
+    record: Deployed
+    healthy: bool
+    workloads: tuple[WorkloadState, ...] = ()
+    drift: tuple[Difference, ...] = ()
+    pending: tuple[str, ...] = ()
+    lease: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def deploy_status(cluster: Cluster, host: Host, *, record: Deployed | None = None) -> DeployStatus:
+    """Collect the status; nothing is changed.
+
+    Raises:
+        Refused: nothing is deployed.
+        SmsError: the engine does not answer.
+    """
+    record = record or need_deployed(cluster, host)
+    engine = find_engine(cluster, host, record.engine)
+    warnings: list[str] = []
+    bundle, pending = _compare_site(cluster, host, record, warnings)
+    states = engine.probe(bundle, engine.states(bundle))
+    stopped = record.phase == STOPPED
+    drift = () if stopped else tuple(one for one in engine.differences(bundle) if one.change != "unchanged")
+    if record.phase == APPLYING:
+        warnings.append("a deployment is under way or was interrupted; `sms deploy` goes on")
+    if stopped:
+        running = [state.name for state in states if state.kind == "service" and state.instances]
+        warnings += [f"`sms deploy stop` has stopped {name}, but it runs" for name in running]
+        healthy = not running
+    else:
+        healthy = all(state.ready for state in states) and not drift
+        warnings += [f"{state.name}: {state.why}" for state in states if not state.ready]
+        warnings += [f"{one.name} was changed beside sms; `sms deploy` makes it as it was" for one in drift]
+    warnings += _image_warnings(record, states)
+    lease = "" if stopped else read_state_lease(engine, bundle)
+    return DeployStatus(cluster.site.cluster, record, healthy, tuple(states), drift, pending, lease, tuple(warnings))
+
+
+def engine_status(cluster: Cluster, host: Host) -> DeployStatus | None:
+    """Return the status of the engine that has the services; None without one. Unhealthy if it does not answer."""
+    record = read_deployed(cluster, host)
+    if record is None or not record.has_services:
+        return None
+    try:
+        return deploy_status(cluster, host, record=record)
+    except SmsError as error:
+        return DeployStatus(cluster.site.cluster, record, False, warnings=(error.message,))
+
+
+def _compare_site(
+    cluster: Cluster, host: Host, record: Deployed, warnings: list[str]
+) -> tuple[Bundle, tuple[str, ...]]:
+    """Return what was deployed, and the workloads of which the site file has something else by now."""
+    kept = read_bundle(cluster, host, record.digest)
+    try:
+        now: Bundle | None = render_bundle(cluster, record.engine)
+    except ConfigError as error:
+        if kept is None:
+            raise
+        now = None
+        warnings.append(f"the site file cannot be deployed any more: {error.message}")
+    if kept is None:
+        assert now
+        if now.digest != record.digest:
+            warnings.append("what was deployed is not known here: compared with what the site file has now")
+        return now, ()
+    if now is None or now.digest == kept.digest:
+        return kept, ()
+    before, after = ({one.name: one for one in each.items} for each in (kept, now))
+    changed = tuple(sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)))
+    if changed:
+        warnings.append(f"the site file has changes of {', '.join(changed)}: `sms deploy --dry-run` shows them")
+    return kept, changed
+
+
+def _image_warnings(record: Deployed, states: Sequence[WorkloadState]) -> list[str]:
+    """Return warnings about pods of different images, or of another one than a pinned digest."""
+    images = {one.image for state in states for one in state.instances if one.image}
+    found = []
+    if len(images) > 1:
+        found.append(f"pods run different images: {', '.join(sorted(images))}")
+    _, at, digest = record.image.partition("@")
+    if at and (other := sorted(image for image in images if digest not in image)):
+        found.append(f"the site file names {digest}, but {', '.join(other)} runs")
+    return found
+
+
+LEASE = ".sms-lease"
+"""File of the one writer, in the folder of state that it is about."""
+
+
+def read_state_lease(engine: Engine, bundle: Bundle) -> str:
+    """Return generation and holder of the lease on the controller's volume; empty if it has none, or cannot be read."""
+    if not bundle.controller:
+        return ""
+    try:
+        result = engine.control(bundle, "cat", f"/var/spool/slurmctld/{LEASE}", timeout=30)
+        found = json.loads(result.stdout) if not result.status else None
+    except (SmsError, ValueError):
+        return ""
+    generation, holder = number_at(found, "generation"), text_at(found, "holder")
+    return f"generation {generation}" + (f", held by {holder}" if holder else "") if generation else ""

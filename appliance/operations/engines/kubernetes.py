@@ -1,0 +1,255 @@
+"""The services on Kubernetes: server-side apply, StatefulSets with one pod each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from appliance.config.model import Site
+from appliance.engines.deploy import Bundle, Item
+from appliance.errors import Refused, SmsError
+from appliance.host.base import Host, Result
+from appliance.operations.context import Cluster
+from appliance.operations.engines.clients import find_kubectl
+from appliance.operations.engines.engine import Difference, Instance, Part, WorkloadState
+from appliance.plan.services.probes import read_probe
+from appliance.progress import Progress
+from appliance.tools.engine import Forbidden, text_at
+from appliance.tools.kubectl import Kubectl, Pod, PodContainer, StatefulSet
+
+OLDEST = 29
+"""Minor version of Kubernetes 1 from which it has native sidecars."""
+LOCAL = "localhost/"
+"""Start of the name of an image that is in no registry."""
+LISTED = 50
+"""Images that a kubelet reports at most (nodeStatusMaxImages)."""
+REPORTED_S = 20
+"""Seconds that a kubelet takes to report a new image."""
+DELETE_S = 30
+
+
+@dataclass(frozen=True)
+class OnKubernetes:
+    """The site's Kubernetes cluster. ``node``: the cluster node that runs the pods, if the site file names one."""
+
+    kubectl: Kubectl
+    secret: str
+    node: str = ""
+    name = "kubernetes"
+
+    def check(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
+        """Check the server's version, and that nodes have the image or can pull it."""
+        found = self.kubectl.version()
+        if found < (1, OLDEST):
+            raise Refused(f"Kubernetes {found[0]}.{found[1]} has no sidecars", hint=f"use version 1.{OLDEST} or later")
+        if bundle.image.startswith(LOCAL):
+            self._check_image(bundle.image, progress)
+
+    def _check_image(self, image: str, progress: Progress) -> None:
+        deadline = time.monotonic() + REPORTED_S
+        while True:
+            try:
+                nodes = [one for one in self.kubectl.nodes() if one.ready and not one.cordoned]
+            except Forbidden:
+                progress.report("note: the account cannot list nodes: whether they have the image is not known")
+                return
+            nodes = [one for one in nodes if self.node in ("", one.name)]
+            lacking = [one.name for one in nodes if image not in one.images and len(one.images) < LISTED]
+            if len(lacking) < len(nodes) or time.monotonic() > deadline:
+                break
+            time.sleep(1)
+        hint = (
+            "`sms image oci -o DIR --load HOST` imports it on an admin host; on others: "
+            "tar -C DIR -c . | ssh NODE ctr -n k8s.io images import --digests -"
+        )
+        if not nodes:
+            raise Refused("no node of the Kubernetes cluster is ready for pods", hint="kubectl get nodes")
+        if len(lacking) == len(nodes):
+            raise Refused(f"no node has the image {image}", hint=hint)
+        if lacking:
+            progress.report(f"warning: {', '.join(lacking)} lacks the image {image}; {hint}")
+
+    def differences(self, bundle: Bundle) -> list[Difference]:
+        """Return the differences by a dry run of the server."""
+        if self.kubectl.get("namespace", bundle.namespace) is None:
+            return [Difference(one.name, "create", one.text) for one in bundle.items]
+        there = {one.name for one in self.kubectl.stateful_sets()} | {"namespace"}
+        with ThreadPoolExecutor(3) as pool:
+            texts = list(pool.map(lambda one: self.kubectl.diff(one.text.encode()), bundle.items))
+        return [
+            Difference(one.name, "unchanged" if not text else "change" if one.name in there else "create", text)
+            for one, text in zip(bundle.items, texts, strict=True)
+        ]
+
+    def prepare(self, bundle: Bundle, key: Callable[[], bytes]) -> list[str]:
+        """Create the namespace, and the Secret if it is missing."""
+        made = []
+        if self.kubectl.get("namespace", bundle.namespace) is None:
+            made.append(f"namespace {bundle.namespace}")
+        for one in bundle.items:
+            if one.kind == "namespace":
+                self.kubectl.apply(one.text.encode())
+        if any(one.key for one in bundle.items) and self.kubectl.get("secret", self.secret) is None:
+            own = {"app.kubernetes.io/instance": bundle.cluster, "app.kubernetes.io/part-of": "sms"}
+            self.kubectl.put_secret(self.secret, {"munge.key": key()}, own)
+            made.append(f"secret {self.secret}")
+        return made
+
+    def apply(self, item: Item) -> None:
+        """Apply the objects of a workload."""
+        self.kubectl.apply(item.text.encode())
+
+    def nudge(self, state: WorkloadState) -> None:
+        """Delete a pod of an earlier revision that is not ready: a StatefulSet waits for it for ever."""
+        for one in state.instances:
+            if not one.current and not one.ready:
+                self.kubectl.delete("pod", one.name)
+
+    def states(self, bundle: Bundle) -> list[WorkloadState]:
+        """Return the state of each StatefulSet."""
+        chosen = selector(bundle)
+        with ThreadPoolExecutor(3) as pool:
+            sets = pool.submit(self.kubectl.stateful_sets, chosen)
+            claims = pool.submit(self.kubectl.find, "persistentvolumeclaims", chosen_claims(bundle))
+            pods = self.kubectl.pods(chosen)
+            by_name = {one.name: one for one in sets.result()}
+            volumes = {text_at(one, "metadata", "name"): _volume(one) for one in claims.result()}
+        return [
+            _state(item, by_name.get(item.name), pods, volumes.get(f"state-{item.name}-0", ""))
+            for item in bundle.items
+            if item.kind == "service"
+        ]
+
+    def probe(self, bundle: Bundle, states: Sequence[WorkloadState]) -> list[WorkloadState]:
+        """Run the probe of each service in its container."""
+        units = {unit for item in bundle.items for unit in item.units}
+        todo = [(one.name, part.name) for each in states for one in each.instances for part in one.parts]
+        todo = [(pod, part) for pod, part in todo if part in units]
+
+        def ask(one: tuple[str, str]) -> tuple[bool, str]:
+            try:
+                argv = ("/opt/sms/bin/sms-probe", one[1])
+                result = self.kubectl.exec(*one, *argv, ok=None, timeout=30)
+            except SmsError as error:
+                return False, error.message
+            answer = next(filter(None, map(read_probe, result.stdout.decode(errors="replace").splitlines())), None)
+            return (answer.ok, answer.detail) if answer else (False, "no answer")
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = dict(zip(todo, pool.map(ask, todo), strict=True))
+        return [with_answers(state, answers) for state in states]
+
+    def log(self, bundle: Bundle, state: WorkloadState, lines: int) -> str:
+        """Return the last lines of the container that is not ready."""
+        for one in state.instances:
+            for part in one.parts:
+                if not part.ready:
+                    text = self.kubectl.logs(one.name, part.name, lines)
+                    return text or self.kubectl.logs(one.name, part.name, lines, previous=True)
+        return ""
+
+    def stop(self, item: Item) -> None:
+        """Scale a StatefulSet to no pod; its objects and its claim stay."""
+        if item.kind == "service" and self.kubectl.get("statefulset", item.name) is not None:
+            self.kubectl.scale(item.name, 0)
+
+    def control(self, bundle: Bundle, *argv: str, timeout: float = 60) -> Result:
+        """Run a command in the controller's container."""
+        pod = f"{bundle.controller}-0"
+        return self.kubectl.exec(pod, bundle.controller, *argv, ok=None, timeout=timeout)
+
+    def has_node(self, node: str) -> bool:
+        """Return whether the cluster has that node."""
+        return self.kubectl.get("node", node) is not None
+
+    def drain_node(self, bundle: Bundle, node: str, timeout_s: float) -> list[str]:
+        """Cordon a node, stop our pods there, and evict all others.
+
+        The budget of the controller's pod permits no eviction: it is deleted, as nodes and jobs live with its outage.
+        """
+        self.kubectl.cordon(node)
+        done = [f"{node} is cordoned"]
+        for pod in self.kubectl.pods(selector(bundle)):
+            if pod.node == node:
+                self.kubectl.delete("pod", pod.name, wait_s=timeout_s)
+                done.append(f"{pod.name} was stopped there; it starts on another node if its volume can follow")
+        result = self.kubectl.drain(node, timeout_s)
+        if result.status:
+            why = result.stderr.decode(errors="replace").strip().splitlines()
+            raise SmsError(
+                f"{node} is cordoned, but still has pods: {why[-1] if why else 'no message'}",
+                hint=f"kubectl get pods -A --field-selector spec.nodeName={node}; then run this again",
+            )
+        done.append("its other pods were evicted")
+        return done
+
+    def undo_drain(self, node: str) -> None:
+        """Let pods start on the node."""
+        self.kubectl.cordon(node, undo=True)
+
+
+def selector(bundle: Bundle) -> str:
+    """Return the labels of all objects of a cluster."""
+    return f"{chosen_claims(bundle)},app.kubernetes.io/part-of=sms"
+
+
+def chosen_claims(bundle: Bundle) -> str:
+    """Return the label of its claims, which have those that never change."""
+    return f"app.kubernetes.io/instance={bundle.cluster}"
+
+
+def find_kubernetes(site: Site, host: Host) -> OnKubernetes:
+    """Return the site's cluster, with ``kubectl`` of a host."""
+    given = site.engines.kubernetes
+    return OnKubernetes(find_kubectl(site, host), given.munge_secret, given.node or "")
+
+
+def _volume(claim: dict[str, object]) -> str:
+    """Return a claim in a few words."""
+    phase, volume = text_at(claim, "status", "phase"), text_at(claim, "spec", "volumeName")
+    return f"{text_at(claim, 'metadata', 'name')}: {phase or 'unknown'}" + (f" ({volume})" if volume else "")
+
+
+def _state(item: Item, found: StatefulSet | None, pods: Iterable[Pod], volume: str) -> WorkloadState:
+    if found is None:
+        return WorkloadState(item.name, item.kind, False, 1, (), volume)
+    own = tuple(_instance(pod, found) for pod in pods if pod.owner == item.name)
+    problem = "" if found.observed else "its change was not seen by the controller manager yet"
+    return WorkloadState(item.name, item.kind, True, found.replicas, own, volume, problem)
+
+
+def _instance(pod: Pod, owner: StatefulSet) -> Instance:
+    parts = tuple(
+        Part(one.name, one.ready or _has_worked(one), one.restarts, _why(one))
+        for one in pod.containers
+        if not _has_worked(one)
+    )
+    image = next((one.image_id for one in pod.containers if one.image_id), "")
+    why = "it is being stopped" if pod.stopping else pod.reason or pod.phase
+    current = not owner.wanted or pod.revision == owner.wanted
+    return Instance(pod.name, pod.node, pod.ready and not pod.stopping, current, parts, image, why)
+
+
+def _has_worked(one: PodContainer) -> bool:
+    """Return whether it is an init container that has done its work."""
+    return one.first and not one.running and not one.reason
+
+
+def _why(one: PodContainer) -> str:
+    if one.reason:
+        return f"{one.reason}: {one.message}" if one.message else one.reason
+    return "" if one.ready else "its readiness probe fails"
+
+
+def with_answers(state: WorkloadState, answers: dict[tuple[str, str], tuple[bool, str]]) -> WorkloadState:
+    """Return a state whose parts have the answers of their probes; one that does not answer is not ready."""
+    instances = []
+    for one in state.instances:
+        parts = []
+        for part in one.parts:
+            ok, detail = answers.get((one.name, part.name), (part.ready, part.detail))
+            parts.append(replace(part, ready=part.ready and ok, detail=detail, why=part.why or ("" if ok else detail)))
+        instances.append(replace(one, parts=tuple(parts), ready=one.ready and all(part.ready for part in parts)))
+    return replace(state, instances=tuple(instances))

@@ -1,0 +1,228 @@
+"""The services on Nomad: a job each, on the client that has their state; munge and slurmd on compute nodes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from appliance.config.model import Site
+from appliance.engines.deploy import Bundle, Item
+from appliance.engines.nomad import KEY, inside_script, volume_name
+from appliance.errors import Refused, SmsError
+from appliance.host.base import Host, Result
+from appliance.operations.context import Cluster
+from appliance.operations.engines.clients import find_nomad
+from appliance.operations.engines.engine import Difference, Instance, Part, WorkloadState
+from appliance.operations.image.deliver import deliver, trust
+from appliance.progress import Progress
+from appliance.tools import files
+from appliance.tools.engine import at, last_line, list_at, text_at
+from appliance.tools.nomad import Allocation, Check, Client, Nomad
+
+ENDED = ("complete", "failed", "lost")
+
+
+@dataclass(frozen=True)
+class OnNomad:
+    """The site's Nomad cluster. ``client``: host name of the client with the state; ``pool``: that of compute nodes."""
+
+    nomad: Nomad
+    client: str
+    pool: str
+    name = "nomad"
+
+    def check(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
+        """Check the client that runs the services, and send it the image if it is an admin host."""
+        client = self._find_client()
+        if client is None or client.status != "ready":
+            state = f"is {client.status}" if client else "is not a client"
+            raise Refused(
+                f"{self.client}, which is to run the services, {state}",
+                hint="`nomad node status` lists them; `engines.nomad.host` of the site file names it",
+            )
+        found = self.nomad.get(f"node/{client.id}")
+        if at(found, "Drivers", "raw_exec", "Healthy") is not True:
+            raise Refused(
+                f"the client {self.client} does not run tasks by raw_exec",
+                hint='in its configuration: plugin "raw_exec" { config { enabled = true } }',
+            )
+        volume = volume_name(bundle.cluster)
+        if any(one.state for one in bundle.items) and at(found, "HostVolumes", volume) is None:
+            raise Refused(
+                f"the client {self.client} does not have the volume {volume}",
+                hint="`sms export nomad` prints what its configuration needs",
+            )
+        self._bring_image(cluster, bundle, progress)
+
+    def _bring_image(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
+        """Send the current image to the client if that is an admin host, and verify it there."""
+        if self.client not in {one.name for one in cluster.site.admin_hosts}:
+            progress.report(f"note: {self.client} is not an admin host: {bundle.image} has to be there")
+            return
+        host = cluster.host(self.client)
+        if host.works("test", "-f", bundle.image):
+            path, digest = host.run("readlink", "-f", bundle.image).text, ""
+        else:
+            path, digest = deliver(cluster, host, None, progress)
+        with progress.step(f"verify the image on {self.client}") as step:
+            step.detail(trust(cluster, host, path, digest).signer)
+        folder, _, name = path.rpartition("/")
+        if bundle.image == str(cluster.places.current) and bundle.image != path:
+            if folder == str(cluster.places.images):
+                files.link(host, bundle.image, name)
+        elif not host.works("test", "-f", bundle.image):
+            raise Refused(
+                f"{self.client} does not have the image {bundle.image}", hint="copy it there, or `sms build` it again"
+            )
+
+    def _find_client(self) -> Client | None:
+        clients = self.nomad.clients()
+        found = next((one for one in clients if one.name == self.client), None)
+        if found:
+            return found
+        for one in clients:  # its name is not that of its host
+            if text_at(self.nomad.get(f"node/{one.id}"), "Attributes", "unique.hostname") == self.client:
+                return one
+        return None
+
+    def differences(self, bundle: Bundle) -> list[Difference]:
+        """Return the differences by `nomad job plan`."""
+        plans = [(one, self.nomad.plan(one.text)) for one in bundle.items]
+        return [
+            Difference(one.name, plan.change, "" if plan.change == "unchanged" else plan.text) for one, plan in plans
+        ]
+
+    def prepare(self, bundle: Bundle, key: Callable[[], bytes]) -> list[str]:
+        """Create the namespace, and the variables if they are missing."""
+        made = []
+        if self.nomad.get(f"namespace/{bundle.namespace}") is None:
+            self.nomad.run("namespace", "apply", bundle.namespace)
+            made.append(f"namespace {bundle.namespace}")
+        for one in bundle.items:
+            path = f"nomad/jobs/{one.name}"
+            if one.key and not self.nomad.has_variable(path):
+                self.nomad.put_variable(path, {KEY: base64.b64encode(key()).decode()})
+                made.append(f"variable {path}")
+        return made
+
+    def apply(self, item: Item) -> None:
+        """Run a job."""
+        self.nomad.start(item.text)
+
+    def nudge(self, state: WorkloadState) -> None:
+        """Do nothing: Nomad replaces allocations that are not healthy."""
+
+    def states(self, bundle: Bundle) -> list[WorkloadState]:
+        """Return the state of each job."""
+        nodes = [
+            one for one in self.nomad.clients() if one.pool == self.pool and one.status == "ready" and one.eligible
+        ]
+        return [self._state(bundle, one, len(nodes)) for one in bundle.items]
+
+    def _state(self, bundle: Bundle, item: Item, nodes: int) -> WorkloadState:
+        job = self.nomad.job(item.name)
+        volume = volume_name(bundle.cluster) if item.state else ""
+        wanted = nodes if item.kind == "node" else 1
+        if job is None:
+            return WorkloadState(item.name, item.kind, False, wanted, (), volume)
+        if item.kind == "service":
+            wanted = 0 if job.stopped else sum(job.counts.values())
+        own = []
+        for one in self.nomad.allocations(item.name):
+            if one.state in ENDED and (one.desired != "run" or one.version != job.version):
+                continue
+            checks = self.nomad.checks(one.id) if one.runs and item.kind == "service" else []
+            own.append(_instance(item, one, checks, job.version))
+        problem = "somebody has stopped the job" if job.stopped else ""
+        return WorkloadState(item.name, item.kind, True, wanted, tuple(own), volume, problem)
+
+    def probe(self, bundle: Bundle, states: Sequence[WorkloadState]) -> list[WorkloadState]:
+        """Return the states as they are: Nomad's checks have the answers."""
+        return list(states)
+
+    def log(self, bundle: Bundle, state: WorkloadState, lines: int) -> str:
+        """Return the last lines of the task that is not ready."""
+        ids = {one.id[:8]: one.id for one in self.nomad.allocations(state.name)}
+        for one in state.instances:
+            for part in one.parts:
+                if not part.ready and one.name in ids:
+                    text = self.nomad.logs(ids[one.name], part.name, lines)
+                    return text or self.nomad.logs(ids[one.name], part.name, lines, errors=False)
+        return ""
+
+    def stop(self, item: Item) -> None:
+        """Stop a job of services; its state and its versions stay. Those of compute nodes run on."""
+        if item.kind == "service" and self.nomad.job(item.name) is not None:
+            self.nomad.stop(item.name)
+
+    def control(self, bundle: Bundle, *argv: str, timeout: float = 60) -> Result:
+        """Run a command as the controller's task runs: the verified image, its files and its folders."""
+        running = [one for one in self.nomad.allocations(bundle.controller) if one.runs]
+        job = self.nomad.spec(bundle.controller) if running else None
+        tasks = {text_at(one, "Name"): one for one in list_at(job, "TaskGroups", 0, "Tasks")}
+        item = bundle.find(bundle.controller)
+        for unit in reversed(item.units if item else ()):
+            args = [word for word in list_at(tasks.get(unit), "Config", "args") if isinstance(word, str)]
+            if script := inside_script(args, argv):
+                return self.nomad.exec(running[0].id, unit, "/bin/sh", "-euc", script, ok=None, timeout=timeout)
+        raise SmsError(f"{bundle.controller} does not run", hint="`sms deploy status` shows why")
+
+    def has_node(self, node: str) -> bool:
+        """Return whether a client has that name."""
+        return any(one.name == node for one in self.nomad.clients())
+
+    def drain_node(self, bundle: Bundle, node: str, timeout_s: float) -> list[str]:
+        """Drain a client: its jobs stop, those of compute nodes last."""
+        for one in self.nomad.clients():
+            if one.name == node:
+                self.nomad.drain(one.id, timeout_s)
+        done = [f"{node} is being drained; nothing new starts there"]
+        for item in bundle.items:
+            here = [one for one in self.nomad.allocations(item.name) if one.node == node and one.state == "running"]
+            if here:
+                end = "it starts again after the drain" if item.kind == "node" else "no other client has its state"
+                done.append(f"{item.name} stops there; {end}")
+        return done
+
+    def undo_drain(self, node: str) -> None:
+        """Let the client run its jobs again."""
+        for one in self.nomad.clients():
+            if one.name == node and (one.draining or not one.eligible):
+                self.nomad.undo_drain(one.id)
+                self.nomad.set_eligible(one.id, True)
+
+
+def find_on_nomad(site: Site, host: Host) -> OnNomad:
+    """Return the site's cluster, with ``nomad`` of a host."""
+    given = site.engines.nomad
+    return OnNomad(find_nomad(site, host), given.host or site.admin_hosts[0].name, given.compute_pool)
+
+
+def _instance(item: Item, one: Allocation, checks: Sequence[Check], version: int) -> Instance:
+    answers = {check.name: check for check in checks}
+    parts = []
+    for task in one.tasks:
+        check = answers.get(f"{task.name} is ready")
+        done = task.state == "dead" and not task.failed and task.name not in item.units
+        if done:
+            continue  # it has assembled /etc
+        ready = task.state == "running" and (check.status == "success" if check else task.name not in item.units)
+        if item.kind == "node":
+            ready = task.state == "running"
+        detail = _detail(check.output) if check else ""
+        why = "" if ready else detail or f"{task.state}: {task.message}"
+        parts.append(Part(task.name, ready, task.restarts, why, detail))
+    ready = one.runs and bool(parts) and all(part.ready for part in parts)
+    why = one.message or f"{one.state}, to {one.desired}"
+    return Instance(one.id[:8], one.node, ready, one.version == version, tuple(parts), why=why)
+
+
+def _detail(output: str) -> str:
+    """Return the answer of a probe, which the check of a task has as JSON."""
+    start = output.find("{")
+    try:
+        return text_at(json.loads(output[start:]), "detail") if start >= 0 else last_line(output)
+    except (ValueError, RecursionError):
+        return last_line(output)

@@ -1,0 +1,221 @@
+"""What is deployed, its record, and the judgement of what runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance.engines.deploy import Bundle, Item
+from appliance.engines.nomad import inside_script
+from appliance.engines.render import make_bundle, render
+from appliance.errors import ConfigError, Refused
+from appliance.host.fake import Fake
+from appliance.host.local import Local
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.engines import deploy as module
+from appliance.operations.engines.deploy import refuse_other_writer
+from appliance.operations.engines.deployed import (
+    APPLYING,
+    Deployed,
+    begin,
+    find_deployed,
+    read_bundle,
+    read_deployed,
+    record_path,
+)
+from appliance.operations.engines.engine import Instance, Part, WorkloadState
+from appliance.operations.engines.kubernetes import OnKubernetes
+from appliance.progress import Silent
+from appliance.shared.records import from_json, to_json
+from appliance.tools.kubectl import Kubectl
+from tests.sites import GOOD
+from tests.unit.engines.cases import CASES, make_input
+
+BUNDLE = Bundle(
+    "nomad",
+    "sample",
+    "default",
+    "/i.sif",
+    "b",
+    (Item("b", "service", "job", after=("a",)), Item("a", "service", "job")),
+)
+RECORD = Deployed("nomad", APPLYING, 3, BUNDLE.digest, "", 1.0, "host-a")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    path = tmp_path / "sms.yaml"
+    path.write_text(GOOD + f"state: {tmp_path}/state\n")
+    found = open_cluster(path, None, Silent())
+    one = found.site.model_copy(update={"admin_hosts": found.site.admin_hosts[:1]})
+    return replace(found, site=one)
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "kubernetes-balanced", "nomad", "nomad-small"])
+def test_what_is_deployed_is_what_is_exported(tmp_path: Path, name: str) -> None:
+    target, site, changes = CASES[name]
+    given = make_input(tmp_path, site, changes)
+    bundle, files = make_bundle(target, given), render(target, given).files
+    assert from_json(Bundle, to_json(bundle)) == bundle
+    assert bundle.digest == make_bundle(target, given).digest
+    if target == "nomad":
+        assert {f"{one.name}.nomad.hcl": one.text for one in bundle.items} == {
+            path: text for path, text in files.items() if path.endswith(".nomad.hcl")
+        }
+    else:
+        assert {one.name for one in bundle.items} == {"namespace"} | {
+            Path(path).stem for path in files if path.startswith("base/") and "kustomization" not in path
+        }
+    waves = [[one.name for one in wave] for wave in bundle.waves()]
+    at = {one: number for number, wave in enumerate(waves) for one in wave}
+    assert all(at[need] < at[one.name] for one in bundle.items for need in one.after)
+    assert bundle.controller in at
+
+
+def test_only_nomad_and_kubernetes(tmp_path: Path) -> None:
+    target, site, changes = CASES["compose"]
+    with pytest.raises(ConfigError):
+        make_bundle(target, make_input(tmp_path, site, changes))
+
+
+def test_workloads_that_need_each_other_are_one_group() -> None:
+    circle = (Item("a", "service", "", after=("b",)), Item("b", "service", "", after=("a",)))
+    assert [[one.name for one in wave] for wave in replace(BUNDLE, items=circle).waves()] == [["a", "b"]]
+
+
+def test_the_record_is_there_before_and_names_what_is_kept(cluster: Cluster, tmp_path: Path) -> None:
+    host = Local(cluster.site.admin_hosts[0].name)
+    assert read_deployed(cluster, host) is None
+    begin(cluster, host, BUNDLE, RECORD, Silent())
+    assert find_deployed(cluster, host) == RECORD
+    assert read_bundle(cluster, host, BUNDLE.digest) == BUNDLE
+    other = replace(BUNDLE, image="/j.sif")
+    begin(cluster, host, other, replace(RECORD, digest=other.digest, previous=BUNDLE.digest), Silent())
+    assert read_bundle(cluster, host, BUNDLE.digest) == BUNDLE
+    third = replace(BUNDLE, image="/k.sif")
+    begin(cluster, host, third, replace(RECORD, digest=third.digest, previous=other.digest), Silent())
+    assert read_bundle(cluster, host, BUNDLE.digest) is None
+    kept = tmp_path / "state" / "engines" / cluster.site.cluster / f"{other.digest}.json"
+    kept.write_text(kept.read_text().replace("/j.sif", "/x.sif"))
+    assert read_bundle(cluster, host, other.digest) is None, "another content"
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_an_unreadable_record_is_an_error_not_none(cluster: Cluster) -> None:
+    host = Local(cluster.site.admin_hosts[0].name)
+    for text in (b"", b"{}", b'{"engine": 1}', json.dumps({"engine": "nomad"}).encode()):
+        host.write(record_path(cluster), text)
+        with pytest.raises(Refused, match="is unreadable"):
+            read_deployed(cluster, host)
+
+
+def test_another_engine_or_container_with_the_services_refuses(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Local(cluster.site.admin_hosts[0].name)
+    bundle = replace(BUNDLE, items=(Item("slurm-ctl", "service", "", ("munge", "slurmctld")),))
+    refuse_other_writer(cluster, host, bundle, RECORD)
+    with pytest.raises(Refused, match="kubernetes has the services"):
+        refuse_other_writer(cluster, host, bundle, replace(RECORD, engine="kubernetes"))
+    refuse_other_writer(cluster, host, bundle, replace(RECORD, engine="kubernetes", phase="stopped"))
+    monkeypatch.setattr(module.Leases, "query", runs(host.name))
+    monkeypatch.setattr(module, "services_of", lambda *_: {"nat", "chrony"})
+    refuse_other_writer(cluster, host, bundle, None)
+    monkeypatch.setattr(module, "services_of", lambda *_: {"nat", "slurmctld"})
+    with pytest.raises(Refused, match=r"runs slurmctld") as caught:
+        refuse_other_writer(cluster, host, bundle, None)
+    assert "sms migrate --to nomad" in caught.value.hint and "sms stop" in caught.value.hint
+
+
+def runs(name: str):  # type: ignore[no-untyped-def]
+    from appliance.plan.migration.lease import View
+    from appliance.shared.lease import Lease
+
+    return lambda self, **_: {name: View(Lease("sample"), True)}
+
+
+GOOD_PART = Part("slurmctld", True, 0)
+READY = Instance("slurmctld-0", "n1", True, True, (GOOD_PART,))
+
+
+@pytest.mark.parametrize(
+    ("state", "ready", "why"),
+    [
+        (WorkloadState("a", "service", True, 1, (READY,)), True, ""),
+        (WorkloadState("a", "service", False, 1), False, "it is not there"),
+        (WorkloadState("a", "service", True, 0), False, "it is stopped, or scaled to 0"),
+        (WorkloadState("a", "node", True, 0), True, ""),
+        (WorkloadState("a", "node", True, 2, (READY,)), False, "1 of 2 run"),
+        (WorkloadState("a", "service", True, 1, (READY,), problem="somebody has stopped the job"), False, "somebody"),
+        (WorkloadState("a", "service", True, 1, (replace(READY, current=False, why="old"),)), False, "old"),
+        (WorkloadState("a", "service", True, 1, (READY, replace(READY, ready=False, why="new"))), False, "new"),
+        (
+            WorkloadState("a", "service", True, 1, (replace(READY, parts=(Part("munge", False, 2, "it ended"),)),)),
+            True,
+            "",
+        ),
+    ],
+)
+def test_when_a_workload_is_ready(state: WorkloadState, ready: bool, why: str) -> None:
+    assert state.ready == ready
+    assert ready or why in state.why
+
+
+def test_an_image_that_no_node_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from appliance.operations.engines import kubernetes
+
+    monkeypatch.setattr(kubernetes, "REPORTED_S", 0)
+    ready = [{"type": "Ready", "status": "True"}]
+    nodes = [
+        {
+            "metadata": {"name": "n1"},
+            "status": {"conditions": ready, "images": [{"names": ["localhost/sms/sample:k"]}]},
+        },
+        {"metadata": {"name": "n2"}, "status": {"conditions": ready, "images": []}},
+    ]
+    limited = ("kubectl", "--namespace=lab", "--request-timeout=30s")
+    fake = Fake(
+        {
+            (*limited, "version"): (0, '{"serverVersion": {"major": "1", "minor": "34+"}}'),
+            (*limited, "get", "nodes"): (0, json.dumps({"items": nodes})),
+        }
+    )
+    found = OnKubernetes(Kubectl(fake, "lab"), "munge-key")
+    bundle = replace(BUNDLE, image="localhost/sms/sample:k")
+    found.check(None, bundle, Silent())  # type: ignore[arg-type]
+    for one in (replace(found, node="n2"), found):
+        image = bundle.image if one.node else "localhost/sms/sample:other"
+        with pytest.raises(Refused, match="no node has the image") as caught:
+            one.check(None, replace(bundle, image=image), Silent())  # type: ignore[arg-type]
+        assert "sms image oci" in caught.value.hint
+
+
+def test_a_command_runs_as_its_task_does(tmp_path: Path) -> None:
+    target, site, changes = CASES["nomad-small"]
+    bundle = make_bundle(target, make_input(tmp_path, site, changes))
+    item = bundle.find("slurm-ctl")
+    assert item
+    lines = [line.strip().rstrip(",") for line in item.text.splitlines()]
+    start = len(lines) - 1 - lines[::-1].index('"/opt/sms/bin/sms-run"')
+    while not lines[start].startswith("args"):
+        start -= 1
+    args = [json.loads(line) for line in lines[start + 1 : lines.index("]", start)]]
+    script = inside_script(args, ["scontrol", "ping", "it's $HOME"])
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "verified.sh").write_text('printf "%s\\n" "$@"\n')
+    environment = {
+        "NOMAD_TASK_DIR": f"{tmp_path}/local", "NOMAD_ALLOC_DIR": "/al loc", "NOMAD_SECRETS_DIR": "/s", "PATH": "/bin"
+    }  # fmt: skip
+    printed = subprocess.run(
+        ["/bin/sh", "-euc", script], env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert printed[-3:] == ["scontrol", "ping", "it's $HOME"]
+    assert "/al loc/data/run:/run" in printed
+    assert printed[:2] == args[2:4]
+    assert "/opt/sms/bin/sms-run" not in shlex.join(printed)
+    assert inside_script(["-D"], ["x"]) == ""
