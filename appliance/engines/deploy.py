@@ -20,6 +20,7 @@ class Item:
         stop_s: seconds that its stop may take.
         key: whether it needs the Munge key.
         state: whether it has state that outlives a restart.
+        lease: folder of the main service with the lease of its one writer; empty if it has none.
         reload: commands in the main service that make nodes fetch a changed configuration.
     """
 
@@ -32,6 +33,7 @@ class Item:
     key: bool = False
     state: bool = False
     reload: tuple[tuple[str, ...], ...] = ()
+    lease: str = ""
 
 
 @dataclass(frozen=True)

@@ -135,8 +135,10 @@ def _bundle_for_nomad(given: Input) -> Bundle:
 
 def _item(one: Workload, name: str, text: str, after: tuple[str, ...]) -> Item:
     units = tuple(unit.name for unit in one.units)
-    reload = one.main.service.reload if one.main.service.role == "controller" else ()
-    return Item(name, "service", text, units, after, one.stop_s, bool(one.secrets), bool(one.state), reload)
+    main = one.main.service
+    reload = main.reload if main.role == "controller" else ()
+    lease = str(main.engines.lease or "")
+    return Item(name, "service", text, units, after, one.stop_s, bool(one.secrets), bool(one.state), reload, lease)
 
 
 BUNDLES: Mapping[str, Callable[[Input], Bundle]] = {"kubernetes": _bundle_for_kubernetes, "nomad": _bundle_for_nomad}

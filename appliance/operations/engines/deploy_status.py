@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.engines.deploy import find_engine, need_deployed, render_bundle
 from appliance.operations.engines.deployed import APPLYING, STOPPED, Deployed, read_bundle, read_deployed
 from appliance.operations.engines.engine import Difference, Engine, WorkloadState
-from appliance.tools.engine import number_at, text_at
+from appliance.shared.state_lease import LEASE_FILE, parse_state_lease
 
 
 @dataclass(frozen=True)
@@ -117,18 +116,16 @@ def _image_warnings(record: Deployed, states: Sequence[WorkloadState]) -> list[s
     return found
 
 
-LEASE = ".sms-lease"
-"""File of the one writer, in the folder of state that it is about."""
-
-
 def read_state_lease(engine: Engine, bundle: Bundle) -> str:
-    """Return generation and holder of the lease on the controller's volume; empty if it has none, or cannot be read."""
-    if not bundle.controller:
+    """Return generation and holder of the lease of the controller's state; empty if it has none."""
+    item = bundle.find(bundle.controller)
+    if item is None or not item.lease:
         return ""
     try:
-        result = engine.control(bundle, "cat", f"/var/spool/slurmctld/{LEASE}", timeout=30)
-        found = json.loads(result.stdout) if not result.status else None
-    except (SmsError, ValueError):
-        return ""
-    generation, holder = number_at(found, "generation"), text_at(found, "holder")
-    return f"generation {generation}" + (f", held by {holder}" if holder else "") if generation else ""
+        result = engine.control(bundle, "cat", f"{item.lease}/{LEASE_FILE}", timeout=30)
+        lease = parse_state_lease(result.stdout)
+    except SmsError as error:
+        return f"not known: {error.message}"
+    except (ValueError, TypeError):
+        return "" if result.status else "not readable"
+    return f"generation {lease.generation}, {f'held by {lease.holder}' if lease.holder else 'free'}"
