@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
     from appliance.operations.engines.deploy import DeployPlan, Outcome
-    from appliance.operations.engines.deploy_status import DeployStatus
     from appliance.operations.engines.drain import Drained
-    from appliance.operations.engines.engine import WorkloadState
     from appliance.progress import Progress
 
 EXAMPLES = """\
@@ -123,39 +121,13 @@ def _outcome_lines(done: Outcome) -> Iterator[str]:
 
 def run_status(arguments: argparse.Namespace) -> int:
     """Show what runs on the engine."""
+    from appliance.cli.engine_facts import status_lines
     from appliance.operations.engines.deploy_status import deploy_status
 
     cluster, host, _ = _open(arguments)
     found = deploy_status(cluster, host)
     print_result(arguments, found, status_lines(found))
     return 0 if found.healthy else 4
-
-
-def status_lines(found: DeployStatus) -> Iterator[str]:
-    """Yield the status as lines for the terminal."""
-    record = found.record
-    state = "stopped" if record.phase == "stopped" and found.healthy else "healthy" if found.healthy else "UNHEALTHY"
-    yield f"{found.cluster} on {record.engine}: {state}; generation {record.generation}, {record.phase}"
-    signed = f", SIF sha256:{record.sif[:16]}, signed by {record.signer}" if record.sif else ""
-    yield f"image     {record.image}{signed}"
-    if found.lease:
-        yield f"lease     {found.lease}"
-    for one in found.workloads:
-        yield from _workload_lines(one)
-    for each in found.drift:
-        yield f"drift of {each.name}:"
-        yield from (f"    {line}" for line in each.text.rstrip().splitlines()[:40])
-    yield from (f"warning: {text}" for text in found.warnings)
-
-
-def _workload_lines(one: WorkloadState) -> Iterator[str]:
-    volume = f"; volume {one.volume}" if one.volume else ""
-    yield f"{one.name}: {'ready' if one.ready else one.why}{volume}"
-    for each in one.instances:
-        image = f", {each.image}" if each.image else ""
-        yield f"    {each.name} on {each.node or 'no node'}, {each.restarts} restarts{image}"
-        for part in each.parts:
-            yield f"        {part.name}: {'ok' if part.ready else 'FAILED'} {part.detail or part.why}".rstrip()
 
 
 def run_drain(arguments: argparse.Namespace) -> int:

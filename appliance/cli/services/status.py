@@ -84,7 +84,7 @@ class Shown:
         from rich.console import Group
         from rich.markup import escape
 
-        from appliance.cli.engines.deploy import status_lines
+        from appliance.cli.engine_facts import status_lines
 
         if self.engine is None:
             return view(self.container)
