@@ -64,7 +64,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
     },
     "plan": {
         "overlay": {"seed"},
-        "services": {"apply", "confinement", "network", "supervisor"},
+        "services": {"apply", "confinement", "controllers", "network", "supervisor"},
         "snapshots": {"retention"},
     },
     "cli": {},

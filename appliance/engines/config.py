@@ -41,12 +41,14 @@ class Network:
         hosts: host name by workload, as its processes see it.
         ports: port that nodes use by port of the service, where it is another one.
         shared: whether all workloads have the network of one host.
+        others: HOST(ADDRESS) of the controllers at other places, to which the services may move.
     """
 
     address: str
     hosts: Mapping[str, str]
     ports: Mapping[int, int]
     shared: bool = False
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ def _slurm_lines(text: str, here: Workload, deployment: Deployment, network: Net
     """Yield the settings of slurm.conf that differ from those in the services container."""
     controller, accounting = deployment.find("controller"), deployment.find("accounting")
     if controller:
-        yield "SlurmctldHost", f"{network.hosts[controller.name]}({network.address})"
+        own = f"{network.hosts[controller.name]}({network.address})"
+        yield "SlurmctldHost", "\nSlurmctldHost=".join((own, *network.others))
         if port := network.ports.get(controller.ports[0].number):
             yield "SlurmctldPort", str(port)
     if accounting and re.search(r"^AccountingStorageHost=", text, re.MULTILINE):

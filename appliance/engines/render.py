@@ -15,6 +15,7 @@ from appliance.engines.nomad_json import job_json
 from appliance.errors import ConfigError
 from appliance.plan.overlay.seed import template_values
 from appliance.plan.render import Templates
+from appliance.plan.services.controllers import KUBERNETES, NOMAD, find_controllers, other_controllers
 
 NOMAD_HEADER = "# Written by `sms export nomad`. Changes belong into the site file.\n"
 
@@ -58,12 +59,14 @@ def _kubernetes(given: Input) -> Export:
 def _for_kubernetes(given: Input) -> tuple[Deployment, kubernetes.Options, str]:
     options = kubernetes.read_options(given.site)
     bare = kubernetes.refused(make_deployment(given.site, given.services, given.base), options)
-    deployment = _filled(given, bare, kubernetes.network_of(bare, options))
+    deployment = _filled(given, bare, kubernetes.network_of(bare, options), KUBERNETES)
     return deployment, options, given.site.engines.kubernetes.image or given.image
 
 
-def _filled(given: Input, bare: Deployment, network: Network) -> Deployment:
+def _filled(given: Input, bare: Deployment, network: Network, place: str = "") -> Deployment:
     check_settings(given.site)
+    if place in find_controllers(given.site, given.services):
+        network = replace(network, others=tuple(other_controllers(given.site, given.services, place)))
     return with_files(bare, given.site, given.services, given.sources, network)
 
 
@@ -84,7 +87,7 @@ def _nomad(given: Input) -> Export:
 def _for_nomad(given: Input) -> tuple[Deployment, nomad.Options]:
     options = nomad.read_options(given.site, given.keys)
     bare = make_deployment(given.site, given.services, given.base)
-    return _filled(given, bare, nomad.network_of(bare, options)), options
+    return _filled(given, bare, nomad.network_of(bare, options), NOMAD), options
 
 
 def _node_jobs(given: Input, deployment: Deployment, options: nomad.Options) -> dict[str, hcl.Block]:

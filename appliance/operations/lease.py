@@ -18,6 +18,7 @@ from appliance.plan.migration.lease import (
     DamagedLease,
     View,
     find_holder,
+    find_identity,
     has_own_overlay,
     may_take,
     merge_update,
@@ -488,6 +489,37 @@ def set_last(host: Host, cluster: Cluster, above: int, *, locked: bool = False) 
     before = _read(data, cluster, host)
     lease = replace(before, generation=max(before.generation, above + 1), last=host.name, file=host.name)
     _check_outcome(agent.perform(host, SwapLease(path, lease.text().decode(), digest(data), locked=locked)))
+    return lease
+
+
+def hand_over(
+    host: Host, cluster: Cluster, leases: Leases, *, holder: str | None, generation: int, locked: bool = False
+) -> Lease:
+    """Write into the file of ``host`` that an engine has the services from now on, then into those of the other hosts.
+
+    The first write decides. Return the lease.
+
+    Args:
+        leases: queried just before.
+        holder: the engine, as a lease names it; None: ``host`` may start them, with the newest overlay.
+        generation: above all known ones.
+        locked: as for ``raise_lease``.
+
+    Raises:
+        Refused: another run changes the lease, or it is not what ``leases`` has.
+    """
+    path = str(cluster.places.lease)
+    data = host.read(path)
+    before, known = _read(data, cluster, host), leases.views[host.name].lease
+    if known is None or (before.holder, before.generation) != (known.holder, known.generation):
+        raise Refused("the lease has changed meanwhile", hint="see `sms status`")
+    last = "" if holder else host.name
+    lease = replace(
+        before, generation=generation, holder=holder, since=time.time(), file=host.name, last=last
+    ).with_identity_of(find_identity(leases.views) or before)
+    swap = SwapLease(path, lease.text().decode(), digest(data), wait_s=OWN_WAIT_S, locked=locked)
+    _check_outcome(agent.perform(host, swap))
+    leases.publish(lease)
     return lease
 
 

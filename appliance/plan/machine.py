@@ -102,6 +102,27 @@ def seed_argv(site: Site, confinement: Confinement, image: str, overlay: str, ma
     return ("apptainer", "exec", *options, "--overlay", overlay, image, "/opt/sms/bin/sms-seed", mark)
 
 
+def state_argv(
+    site: Site,
+    confinement: Confinement,
+    image: str,
+    argv: Sequence[str],
+    *,
+    overlay: str = "",
+    bind: str = "",
+) -> tuple[str, ...]:
+    """Return the command that runs ``argv`` in the image, not in the instance.
+
+    Args:
+        overlay: to use, and ``:ro`` behind it where nothing may change it; it is not in use.
+        bind: SOURCE:TARGET of a folder of the host.
+    """
+    options = container_options(site, confinement)
+    options += ["--overlay", overlay] if overlay else []
+    options += ["--bind", bind] if bind else []
+    return ("apptainer", "exec", *options, image, *argv)
+
+
 def trial_argv(site: Site, confinement: Confinement, image: str) -> tuple[str, ...]:
     """Return the command that prints status and mountinfo (proc(5)) of a process confined as those of the instance.
 

@@ -28,6 +28,9 @@ MAX_TIME = 1 << 36
 MAX_NAME_LENGTH = 255
 """Characters of a name."""
 
+ENGINE = "engine:"
+"""Before the name of an engine that has the services, as the holder: no admin host has such a name."""
+
 WRITTEN, SAME, LOST_RACE, BUSY = "written", "same", "lost", "busy"
 """Outcomes of a write: done; this run has written the same file already, under another host's name; the file has
 changed; another run holds its lock."""
@@ -37,12 +40,13 @@ changed; another run holds its lock."""
 class Lease:
     """The contents of a lease file.
 
-    ``holder`` is the name of an admin host, None when the lease is free; ``since`` is Unix time in seconds, 0 if it was
-    never taken; ``file`` is the admin host that the file belongs to. A copy in another host's folder has that host's
-    name: the holder's overlay is not in that folder. Empty: not known. ``last`` is the host that released it; empty:
-    not known. ``sequence`` is the number of the last snapshot that the file's host began to take. ``cluster_uuid`` and
-    ``adopted``: the identity of the cluster (shared/identity.py). ``floor``: generation of a snapshot that the
-    file's host has pulled or restored; the lease is taken above it. It does not show that any host has taken it.
+    ``holder`` is the name of an admin host, or that of an engine behind ``ENGINE``, None when the lease is free;
+    ``since`` is Unix time in seconds, 0 if it was never taken; ``file`` is the admin host that the file belongs to. A
+    copy in another host's folder has that host's name: the holder's overlay is not in that folder. Empty: not known.
+    ``last`` is the host that released it; empty: not known. ``sequence`` is the number of the last snapshot that the
+    file's host began to take. ``cluster_uuid`` and ``adopted``: the identity of the cluster (shared/identity.py).
+    ``floor``: generation of a snapshot that the file's host has pulled or restored; the lease is taken above it. It
+    does not show that any host has taken it.
     """
 
     cluster: str
@@ -60,6 +64,12 @@ class Lease:
     def taker(self) -> str:
         """The host that took this generation, whether it holds it still or has released it; empty: not known."""
         return self.holder or self.last
+
+    @property
+    def engine(self) -> str:
+        """The engine that has the services; empty where an admin host may have them."""
+        before, name, after = (self.holder or "").partition(ENGINE)
+        return after if name and not before else ""
 
     def with_identity_of(self, other: Lease) -> Lease:
         """Return this lease; without a UUID, with that of ``other``. No write removes a cluster's UUID."""

@@ -41,7 +41,7 @@ from appliance.plan.migration.lease import (
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
 from appliance.shared.identity import Identity
-from appliance.shared.lease import Lease
+from appliance.shared.lease import ENGINE, Lease
 from appliance.units import format_uptime
 
 VERB = "failover"
@@ -285,6 +285,12 @@ def _failed_hosts(leases: Leases, interrupted: OpenFailover | None) -> tuple[str
 
 
 def _admin(cluster: Cluster, name: str) -> AdminHost:
+    if name.startswith(ENGINE):
+        raise Refused(
+            f"{name.removeprefix(ENGINE)} has the services and their state",
+            hint="`sms migrate --to container` moves them back. If its state is lost: stop it, so that it never starts "
+            "them again, and pass --i-have-fenced",
+        )
     for admin in cluster.site.admin_hosts:
         if admin.name == name:
             return admin

@@ -102,6 +102,8 @@ class Guard:
 
     def query(self, name: str) -> None:
         """Query the lease file of a host; keep the last known one if the host is unreachable."""
+        if name not in self.leases.hosts:
+            return  # an engine, which has no such file
         mine = self.leases.views.get(self.host.name, View(None)).lease
         holds = mine is not None and mine.holder == self.host.name
         began, read = time.monotonic(), False

@@ -13,7 +13,7 @@ from appliance.operations.overlay.mirrored import is_linked
 from appliance.operations.overlay.overlay import keep_stopped
 from appliance.operations.preflight import find_instance
 from appliance.plan.machine import inside_argv
-from appliance.plan.migration.lease import find_newer
+from appliance.plan.migration.lease import engine_error, find_newer
 from appliance.tools import ext3
 
 LOGS = "/var/log/sms"
@@ -28,7 +28,10 @@ def need_running(cluster: Cluster, host: Host) -> None:
         Refused: no instance runs there.
     """
     if not find_instance(cluster, host):
-        holder = query_lease(host, cluster).holder
+        lease = query_lease(host, cluster)
+        if lease.engine:
+            raise engine_error(lease)
+        holder = lease.holder
         elsewhere = holder not in (None, host.name)
         raise Refused(
             f"the services container does not run on {host.name}" + f", but on {holder}" * elsewhere,

@@ -9,14 +9,14 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
-from appliance.plan.migration.lease import View, find_holder
+from appliance.plan.migration.lease import View, engine_error, find_holder
 
 
 def find_serving(cluster: Cluster) -> str | None:
     """Return the name of the admin host that holds the lease; None if this machine is an admin host itself.
 
     Raises:
-        Refused: no host holds it, or none answers.
+        Refused: no host holds it, as an engine has the services; or none answers.
     """
     names = [host.name for host in cluster.site.admin_hosts]
     if socket.gethostname() in names:
@@ -34,6 +34,8 @@ def find_serving(cluster: Cluster) -> str | None:
     with ThreadPoolExecutor(len(names)) as pool:
         views = dict(zip(names, pool.map(query, names), strict=True))
     if lease := find_holder(views):
+        if lease.engine:
+            raise engine_error(lease)
         return lease.holder
     why = "; ".join(f"{name}: {problems[name]}" for name in names if name in problems)
     why = why or "no admin host holds the lease"

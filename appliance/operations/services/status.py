@@ -123,6 +123,8 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
         warnings += filter(None, [find_refusal(host, current)])
         if lease.holder == host.name:
             warnings.append(f"{host.name} holds the lease, but runs nothing")
+        elif lease.engine:
+            warnings.append(f"{lease.engine} has the services: `sms migrate --to container` moves them back")
         elif lease.holder:
             warnings.append(f"{lease.holder} holds the lease: `sms status --host {lease.holder}`")
         return found

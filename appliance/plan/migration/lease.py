@@ -218,7 +218,17 @@ def handover_hint(holder: str, me: str) -> str:
     return f"stop it there first: sms stop --host {holder}; or migrate it while it runs: sms migrate {me}"
 
 
+def engine_error(lease: Lease) -> Refused:
+    """Return the refusal of what an admin host may not do while an engine has the services."""
+    return Refused(
+        f"{lease.engine} has the services and their state (generation {lease.generation})",
+        hint="`sms migrate --to container` moves them back to an admin host",
+    )
+
+
 def _held_error(me: str, lease: Lease, *, reachable: bool) -> Refused:
+    if lease.engine:
+        return engine_error(lease)
     message = f"{lease.holder} holds the lease (generation {lease.generation})"
     if reachable:
         return Refused(message, hint=handover_hint(str(lease.holder), me))

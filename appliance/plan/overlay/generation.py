@@ -101,8 +101,13 @@ def _had(overlays: Mapping[str, OverlayState | None]) -> bool:
 
 
 def find_older_by_file(me: str, mine: OverlayState, own: Lease) -> Newer | None:
-    """Return why the overlay of ``me`` is stale, by its own lease file alone; None when that does not show it."""
-    if not mine.exists or is_shared(own, me) or own.taker in ("", me) or own.generation <= mine.generation:
+    """Return why the overlay of ``me`` is stale, by its own lease file alone; None when that does not show it.
+
+    While an engine has the state, the overlay stays where it is: the services return to it.
+    """
+    if not mine.exists or is_shared(own, me) or own.taker in ("", me) or own.engine:
+        return None
+    if own.generation <= mine.generation:
         return None
     return Newer(own.taker, own.generation)
 

@@ -18,6 +18,7 @@ from appliance.config.hostlist import expand
 from appliance.config.model import Site
 from appliance.config.slurm_files import FOLDER
 from appliance.plan.render import Templates
+from appliance.plan.services.controllers import CONTAINER, other_controllers
 from appliance.plan.services.supervisor import services_json, supervisor_conf
 
 SECRET_PLACES = {
@@ -85,7 +86,12 @@ def seed_files(
 def template_values(site: Site, services: Sequence[Service]) -> dict[str, object]:
     """Return what templates of the container's files may use."""
     names = [service.name for service in services]
-    return {"site": site, "services": names, "node_addresses": node_addresses(site)}
+    return {
+        "site": site,
+        "services": names,
+        "node_addresses": node_addresses(site),
+        "other_controllers": other_controllers(site, services, CONTAINER),
+    }
 
 
 def slurm_mode(data: bytes) -> int:

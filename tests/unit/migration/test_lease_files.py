@@ -21,6 +21,7 @@ from appliance.operations.history import note, read_history
 from appliance.operations.lease import (
     Leases,
     check_lease,
+    hand_over,
     hold_taken_lease,
     query_lease,
     raise_lease,
@@ -34,7 +35,7 @@ from appliance.operations.services.guard import CURRENT_S, FAILED_S, Guard
 from appliance.operations.services.unfinished import last_sign, mark_path
 from appliance.progress import Silent
 from appliance.shared.files import ALWAYS
-from appliance.shared.lease import Lease, SwapLease
+from appliance.shared.lease import ENGINE, Lease, SwapLease
 from appliance.shared.locks import hold_lock
 from appliance.shared.migration import MoveMark
 from appliance.shared.records import to_json
@@ -567,3 +568,31 @@ def test_a_host_that_the_user_has_powered_off_and_that_does_not_answer(
         with pytest.raises(pytest.fail.Exception, match=GOES_ON):
             plan()
     assert apart.files() == before
+
+
+@pytest.mark.parametrize("kind", ["apart", "together"])
+def test_an_engine_has_the_services(kind: str, request: pytest.FixtureRequest) -> None:
+    """No host can take the lease, and none takes the engine for a host that has failed."""
+    pair: Pair = request.getfixturevalue(kind)
+    a, b, nomad = pair.hosts["host-a"], pair.hosts["host-b"], f"{ENGINE}nomad"
+    pair.take("host-a")
+    leases = pair.leases("host-a")
+    given = hand_over(a, pair.cluster, leases, holder=nomad, generation=leases.top + 1)
+    assert (given.engine, given.generation) == ("nomad", 2)
+    assert {holder for holder, _, _ in pair.files().values()} == {nomad}
+    for name in pair.hosts:
+        with pytest.raises(Refused, match="nomad has the services") as caught:
+            pair.take(name)
+        assert "sms migrate --to container" in caught.value.hint
+    with pytest.raises(Refused, match="the lease has changed meanwhile"):
+        hand_over(a, pair.cluster, leases, holder=nomad, generation=9)
+    leases = pair.leases("host-a")
+    hand_over(a, pair.cluster, leases, holder=None, generation=leases.top + 1)
+    assert query_lease(b, pair.cluster).generation == 3 and query_lease(b, pair.cluster).taker == "host-a"
+    assert pair.take("host-a") == 4
+
+
+def test_a_failover_does_not_take_an_engine_for_a_host(apart: Pair) -> None:
+    with pytest.raises(Refused, match="nomad has the services") as caught:
+        failover._admin(apart.cluster, f"{ENGINE}nomad")
+    assert "--i-have-fenced" in caught.value.hint

@@ -144,6 +144,7 @@ END
 # replaces this file through file synchronisation.
 ClusterName=sample
 SlurmctldHost=admin-1(10.20.0.8)
+SlurmctldHost=sms-services(10.20.0.1)
 SlurmUser=slurm
 AuthType=auth/munge
 SlurmctldPort=6817
