@@ -28,9 +28,7 @@ def listener(layout: Layout, place: str) -> tuple[Local, str]:
     found = {host.name: host for host in layout.hosts}.get(place)
     # Local traffic of a carrier is on its bridge, not on its cable.
     interface = (
-        found.interface(PROVISIONING)
-        if found and found.kind in ("node", "router")
-        else layout.plan.bridges[PROVISIONING]
+        found.interface(PROVISIONING) if found and found.kind != "carrier" else layout.plan.bridges[PROVISIONING]
     )
     return in_network(place, f"/run/netns/{layout.namespace(place)}"), interface
 

@@ -8,8 +8,12 @@ from pathlib import Path
 
 from appliance.errors import SmsError
 from appliance.host.local import Local
+from appliance.lab.engines.cgroups import remove_cgroups
+from appliance.lab.engines.keys import kubeconfig
+from appliance.lab.engines.members import cgroup
+from appliance.lab.engines.waiting import wait_until
 from appliance.lab.journal import Journal, busy, changing, read_journal
-from appliance.lab.layout import CACHE, DISK, LOCKS, RUNNING, Layout
+from appliance.lab.layout import CACHE, DISK, LOCKS, RUNNING, WORKER, Layout
 
 # Finds processes by network namespace, because recorded pids may have been reused. PID and mount
 # namespaces end with their first processes.
@@ -54,9 +58,20 @@ def take_down(journal: Journal) -> None:
         # A reboot or a killed `ip netns add` leaves a plain file.
         if Path("/run/netns", space).exists() and not local.works("ip", "netns", "del", space):
             local.run("rm", f"/run/netns/{space}")
+    _remove_engines(layout)
     _free_loops(layout)
     local.run("rm", "-rf", "--one-file-system", str(layout.running))
     Local().run("rmdir", "--ignore-fail-on-non-empty", str(RUNNING), ok=(0, 1))
+
+
+def _remove_engines(layout: Layout) -> None:
+    """Remove the disks of engine hosts, and the cgroups of pods; the machine's own ones are as they were."""
+    if not layout.engines:
+        return
+    paths = (str(layout.engines_disk), str(kubeconfig(layout)))
+    busy(layout.name).run("rm", "-rf", "--one-file-system", *paths, timeout=300)
+    names = [cgroup(layout, host) for host in layout.hosts_of(WORKER)]
+    wait_until(lambda: remove_cgroups(*names), "the cgroups of pods are gone", 30)
 
 
 def kill_all(name: str, *namespaces: str) -> None:

@@ -7,7 +7,7 @@ before the first of them is used, is therefore enough to find all parts of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,11 +29,13 @@ class Journal:
     pids: dict[str, int] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
     metal: int = 0
+    engines: Sequence[str] = ()
 
     @property
     def layout(self) -> Layout:
         """The layout that these names give."""
-        return Layout(self.name, self.nodes, Plan.from_dict(self.plan) if self.plan else USUAL, self.metal)
+        plan = Plan.from_dict(self.plan) if self.plan else USUAL
+        return Layout(self.name, self.nodes, plan, self.metal, tuple(self.engines))
 
     def write(self) -> None:
         """Write the record to disk."""

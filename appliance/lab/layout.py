@@ -35,6 +35,11 @@ MAX_NODES = 100
 MAX_METAL = 4
 BMC = "bmc"
 BMC_ADDRESS = "10.77.0.90"
+ENGINES = ("nomad", "kubernetes")
+"""Other engines that a lab can have."""
+NOMAD_SERVERS, CLUSTER_NODES = 3, 2
+SERVER, CONTROL, WORKER = "server", "control", "worker"
+"""Kinds of hosts of engines: a server of Nomad, the control plane of Kubernetes, a cluster node that runs pods."""
 PROVISION_ADDRESSES = {PROVISIONING: "10.77.0.2", PUBLIC: "10.78.0.3"}
 """Addresses of the provisioning VM."""
 ALICE = "alice:x:2000:2000:Alice:/home/alice:/bin/bash"
@@ -47,8 +52,8 @@ class LabHost:
 
     Attributes:
         kind: ``carrier`` (an admin host that can run the container), ``admin`` (the administrator's machine), ``node``
-            (a compute node), ``router`` (of the provisioning network), ``bmc`` (the management controllers of machines)
-            or ``outside`` (everything outside the public network).
+            (a compute node), ``router`` (of the provisioning network), ``bmc`` (management controllers of machines),
+            ``outside`` (all outside the public network), or of an engine: ``server``, ``control``, ``worker``.
         addresses: by network; an empty one is a cable without an address.
         tag: short name for interface names.
         more: additional addresses: pairs of a network, or ``lo``, and an address with prefix.
@@ -164,12 +169,13 @@ SHAPES = {"flat": USUAL, "routed": Plan(routed=CABINET)}
 
 @dataclass(frozen=True)
 class Layout:
-    """A lab: its name and numbers of compute nodes and machines; everything else is derived from these and its plan."""
+    """A lab: its name, numbers of compute nodes and machines, engines; all else is derived from these and its plan."""
 
     name: str
     count: int
     plan: Plan = USUAL
     metal: int = 0
+    engines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,19}", self.name):
@@ -178,6 +184,10 @@ class Layout:
             )
         if not 0 <= self.count <= MAX_NODES:
             raise ConfigError(f"invalid number of nodes {self.count}", hint=f"use 0 to {MAX_NODES}")
+        if unknown := [engine for engine in self.engines if engine not in ENGINES]:
+            raise ConfigError(f"there is no engine {', '.join(unknown)}", hint=f"use {' or '.join(ENGINES)}")
+        if self.engines and self.plan != USUAL:
+            raise ConfigError("nodes of a lab with an engine are on the provisioning network", hint="omit --shape")
         if not 0 <= self.metal <= MAX_METAL:
             raise ConfigError(
                 f"invalid number of machines {self.metal}",
@@ -217,7 +227,24 @@ class Layout:
         outside = LabHost("outside", "outside", {PUBLIC: GATEWAY[PUBLIC]})
         more = tuple((PROVISIONING, f"{machine.bmc}/24") for machine in self.machines)
         bmc = [LabHost(BMC, "bmc", {PROVISIONING: BMC_ADDRESS}, more=more)] if more else []
-        return (outside, *carriers, LabHost("admin", "admin", {PUBLIC: "10.78.0.20"}), *nodes, *bmc)
+        numbers = {SERVER: (21, NOMAD_SERVERS)} if "nomad" in self.engines else {}
+        numbers |= {CONTROL: (31, 1), WORKER: (32, CLUSTER_NODES)} if "kubernetes" in self.engines else {}
+        engines = [
+            LabHost(name, kind, {network: f"{prefix}.{number}" for network, prefix in both})
+            for kind, (first, count) in numbers.items()
+            for name, number in zip(_names(kind, count), range(first, first + count), strict=True)
+        ]
+        return (outside, *carriers, LabHost("admin", "admin", {PUBLIC: "10.78.0.20"}), *nodes, *bmc, *engines)
+
+    def hosts_of(self, kind: str) -> tuple[LabHost, ...]:
+        """The hosts of a kind."""
+        return tuple(host for host in self.hosts if host.kind == kind)
+
+    @property
+    def engine_addresses(self) -> dict[str, str]:
+        """By engine the address at which compute nodes reach its services: of host-a, or of the first cluster node."""
+        first = {"nomad": "carrier", "kubernetes": WORKER}
+        return {engine: self.hosts_of(first[engine])[0].addresses[PROVISIONING] for engine in self.engines}
 
     def namespace(self, host: str) -> str:
         """Return the network namespace of a host, or of the ``switch``."""
@@ -237,6 +264,11 @@ class Layout:
     def disk(self) -> Path:
         """Folder of files that are kept when the lab goes down."""
         return Path(self.plan.disk) if self.plan.disk else DISK / self.name
+
+    @property
+    def engines_disk(self) -> Path:
+        """Folder of a folder for each host of an engine, and of the volumes; removed when the lab goes down."""
+        return self.disk / "engines"
 
     @property
     def consoles(self) -> Path:
@@ -261,6 +293,10 @@ class Layout:
                 yield addresses[PUBLIC], name  # the address that the site file has
             else:
                 yield next(addresses[network] for network in order if network in addresses), name
+
+
+def _names(kind: str, count: int) -> list[str]:
+    return [kind] if count == 1 else [f"{kind}{i}" for i in range(1, count + 1)]
 
 
 def mac(address: str) -> str:

@@ -13,7 +13,7 @@ from appliance.host.netns import Netns
 from appliance.lab.down import kill_all, loops_below
 from appliance.lab.journal import Journal, busy, changing, hosts_off, read_journal
 from appliance.lab.layout import LabHost
-from appliance.lab.up import start_host, wait_ready
+from appliance.lab.up import ENGINE_READY_S, READY_S, start_host, wait_ready
 from appliance.tools.scripts import script_argv
 
 
@@ -60,7 +60,7 @@ def power_on(name: str, host: str) -> int:
         up = "".join(f"link set {known.port(network)} up\n" for network in known.addresses)
         local.run("ip", "-n", layout.namespace("switch"), "-batch", "-", input=up.encode())
         pid = start_host(layout, known)
-        wait_ready(Netns(host, pid))
+        wait_ready(Netns(host, pid), ENGINE_READY_S if layout.engines else READY_S)
         replace(journal, pids={**journal.pids, host: pid}).write()
     return pid
 

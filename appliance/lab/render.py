@@ -14,11 +14,13 @@ from pathlib import Path
 
 import jinja2
 
+from appliance.lab.engines import members
 from appliance.lab.layout import (
     BMC_ADDRESS,
     BRIDGES,
     CONTAINER,
     CONTAINER_ADDRESSES,
+    CONTROL,
     GATEWAY,
     PROVISION_ADDRESSES,
     PROVISIONING,
@@ -65,17 +67,21 @@ class Keys:
     authorized: bytes
     host: Mapping[str, bytes]
     bmc: Mapping[str, bytes] = field(default_factory=dict)
+    engines: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
+    """By host and path."""
 
 
 def _listens(port: int, address: str = "127.0.0.1") -> str:
     return f": </dev/tcp/{address}/{port}"
 
 
-def _slurmd(container: str) -> Daemon:
-    # It exits if no controller answers: start it once one listens.
+def _slurmd(*controllers: str) -> Daemon:
+    """With its configuration from the first of these controllers that answers: ADDRESS:PORT."""
+    # It exits if none answers: start it once one listens.
+    listening = " || ".join(f"nc -z -w 1 {each.replace(':', ' ')}" for each in controllers)
     command = (
-        f"/bin/sh -c 'until munge -n </dev/null >/dev/null 2>&1 && nc -z -w 1 {container} 6817; "
-        f"do sleep 0.3; done; exec slurmd -D --conf-server {container}:6817'"
+        f"/bin/sh -c 'until munge -n </dev/null >/dev/null 2>&1 && {{ {listening}; }}; "
+        f"do sleep 0.3; done; exec slurmd -D --conf-server {','.join(controllers)}'"
     )
     return Daemon("slurmd", command, "pgrep -f 6817")
 
@@ -91,10 +97,13 @@ DAEMONS: dict[str, tuple[Daemon, ...]] = {
     "bmc": (Daemon("bmc", f"{Path(sys.prefix) / 'bin' / 'python'} /lab/bmc.py", _listens(443, BMC_ADDRESS)),),
     "carrier": (_SSHD,),
     "router": (),
+    "server": (_SSHD,),
+    "control": (_SSHD,),
+    "worker": (_SSHD,),
     "outside": (*_COMMON, Daemon("nginx", "nginx -g 'daemon off;'", _listens(80))),
     "node": (
         Daemon("munged", "munged --foreground", "munge -n", user="munge"),
-        _slurmd(CONTAINER_ADDRESSES[PROVISIONING]),
+        _slurmd(f"{CONTAINER_ADDRESSES[PROVISIONING]}:6817"),
         _SSHD,
         *_COMMON,
     ),
@@ -102,10 +111,17 @@ DAEMONS: dict[str, tuple[Daemon, ...]] = {
 _NAMES = Daemon("names", "python3 /lab/names.py", "[ -e /run/names.ready ]")
 
 
-def daemons(plan: Plan, host: LabHost) -> tuple[Daemon, ...]:
+CONTROLLER_PORTS = {"nomad": 6817, "kubernetes": 30817}
+"""Of slurmctld on each engine, where compute nodes reach it."""
+
+
+def daemons(layout: Layout, host: LabHost) -> tuple[Daemon, ...]:
     """Return the daemons of a host."""
-    usual = {"slurmd": _slurmd(plan.addresses[PROVISIONING])}
+    plan = layout.plan
+    controllers = [f"{address}:{CONTROLLER_PORTS[engine]}" for engine, address in layout.engine_addresses.items()]
+    usual = {"slurmd": _slurmd(f"{plan.addresses[PROVISIONING]}:6817", *controllers)}
     found = tuple(usual.get(one.name, one) for one in DAEMONS[host.kind] if plan.ssh or one is not _SSHD)
+    found += tuple(Daemon(name, *each) for name, each in members.commands(layout, host).items())
     return (*found, _NAMES) if host.kind == "outside" and plan.answers is not None else found
 
 
@@ -156,6 +172,8 @@ def site_file(layout: Layout) -> str:
         vm=PROVISION_ADDRESSES,
         bmcs=", ".join(f"{address}/32" for address in (BMC_ADDRESS, *(each.bmc for each in layout.machines))),
         domain=DOMAIN,
+        engines=layout.engine_addresses,
+        nomad_api=members.api(layout) if "nomad" in layout.engines else "",
     )
 
 
@@ -197,11 +215,22 @@ def host_batch(host: LabHost, plan: Plan = USUAL) -> str:
     return "\n".join(lines) + "\n"
 
 
-def host_files(layout: Layout, host: LabHost, keys: Keys, *, sms: str) -> dict[str, File]:
-    """Return the files that are specific to a host, by path in its root file system."""
+def host_files(
+    layout: Layout, host: LabHost, keys: Keys, *, sms: str, programs: Mapping[str, str] | None = None
+) -> dict[str, File]:
+    """Return the files that are specific to a host, by path in its root file system.
+
+    Args:
+        sms: path of the program.
+        programs: paths of the engines' programs that the host has, by name.
+    """
+    programs = programs or {}
     values = {
         "host": host,
-        "daemons": daemons(layout.plan, host),
+        "daemons": daemons(layout, host),
+        "programs": programs,
+        "steps": members.steps(layout, host),
+        "engines": layout.engines,
         "address_lines": list(layout.address_lines(host)),
         "names": [name for each in layout.hosts for name in (each.name, *each.addresses.values())],
         "container": layout.plan.addresses[PROVISIONING],
@@ -235,6 +264,12 @@ def host_files(layout: Layout, host: LabHost, keys: Keys, *, sms: str) -> dict[s
     if host.kind == "bmc":
         files["lab/bmc.py"] = File(share("definitions", "lab", "bmc.py").read_bytes())
         files["lab/bmc.json"] = File(_bmc_settings(layout).encode())
+    if host.kind == CONTROL:
+        files["lab/volumes.py"] = File(share("definitions", "lab", "volumes.py").read_bytes())
+    if "nomad" in programs and not members.has_agent(layout, host):
+        words = f'export NOMAD_ADDR="${{NOMAD_ADDR:-{members.api(layout)}}}"\n'
+        files["usr/local/bin/nomad"] = File(f'#!/bin/sh\n{words}exec {programs["nomad"]} "$@"\n'.encode(), 0o755)
+    files |= {path: File(text.encode()) for path, text in members.texts(layout, host).items()}
     return files | _secret_files(host, keys)
 
 
@@ -252,6 +287,7 @@ def _secret_files(host: LabHost, keys: Keys) -> dict[str, File]:
         files["etc/munge/munge.key"] = File(keys.munge, 0o400)
     if host.kind == "bmc":
         files |= {f"lab/{name}": File(data, 0o600) for name, data in keys.bmc.items()}
+    files |= {path: File(data, 0o600) for path, data in keys.engines.get(host.name, {}).items()}
     return files
 
 
@@ -282,7 +318,7 @@ def digest(*parts: bytes) -> str:
 
 def ssh_hosts(layout: Layout) -> tuple[str, ...]:
     """Return the hosts that run sshd."""
-    return tuple(host.name for host in layout.hosts if _SSHD in daemons(layout.plan, host))
+    return tuple(host.name for host in layout.hosts if _SSHD in daemons(layout, host))
 
 
 def known_hosts(layout: Layout, public_keys: Mapping[str, str]) -> str:

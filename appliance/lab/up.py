@@ -6,9 +6,10 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from appliance.errors import Refused, SmsError
@@ -17,9 +18,12 @@ from appliance.host.local import ENVIRONMENT, Local
 from appliance.host.netns import Netns
 from appliance.lab import render
 from appliance.lab.down import take_down
+from appliance.lab.engines import agents, members
+from appliance.lab.engines.keys import KUBECONFIG, kubeconfig, make_keys
+from appliance.lab.engines.programs import find_program, need_programs
 from appliance.lab.etc import make_etc
 from appliance.lab.journal import Journal, alive, busy, changing, read_journal
-from appliance.lab.layout import SHAPES, USUAL, LabHost, Layout
+from appliance.lab.layout import CONTROL, ENGINES, SERVER, SHAPES, USUAL, WORKER, LabHost, Layout
 from appliance.lab.root import make_root, root_path
 from appliance.progress import Progress, Silent
 from appliance.share import share
@@ -43,8 +47,23 @@ NEEDED_BY_METAL = {
 }
 """The same, for a lab with diskless machines."""
 
+NEEDED_BY_KUBERNETES = {
+    "containerd": "containerd",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "iptables": "iptables",
+    "gcc": "gcc",
+}
+"""The same, for a lab with Kubernetes."""
+PROGRAMS_OF = {"nomad": ("nomad",), "kubernetes": (*members.CONTROL_PROGRAMS, *members.WORKER_PROGRAMS)}
+"""Of each engine, what ``make engines`` builds."""
+
 READY_S = 30
 """Seconds that the daemons of a host may take to answer."""
+ENGINE_READY_S = 300
+"""The same, in a lab with an engine."""
+
+VOLUMES = "volumes"
+"""The folder of volumes, among the disks of engine hosts."""
 
 # $1 namespace, $2 the host's folder. Prints the pid of the host's first process once it is in its
 # own root. It must wait, because until then `down` must wait for it too (see journal.busy).
@@ -66,16 +85,26 @@ exit 1
 """
 
 
-def up(name: str, nodes: int, progress: Progress | None = None, *, metal: int = 0, shape: str = "flat") -> bool:
+def up(
+    name: str,
+    nodes: int,
+    progress: Progress | None = None,
+    *,
+    metal: int = 0,
+    shape: str = "flat",
+    engines: Sequence[str] = (),
+) -> bool:
     """Create the lab, unless it is already up and the same; return whether anything had to be done.
 
     Args:
         metal: number of diskless machines; the certificate of their controllers must be in the lab's folder.
         shape: one of ``SHAPES``.
+        engines: some of ``ENGINES``.
     """
     progress = progress or Silent()
-    layout = Layout(name, nodes, SHAPES[shape], metal=metal)
-    check_machine(metal=bool(metal))
+    chosen = tuple(engine for engine in ENGINES if engine in engines)
+    layout = Layout(name, nodes, SHAPES[shape], metal=metal, engines=chosen)
+    check_machine(metal=bool(metal), engines=layout.engines)
     with changing(name):
         before = read_journal(name)
         if before and before.nodes == nodes and before.digest == _digest(layout) and alive(before):
@@ -116,22 +145,25 @@ def _which(program: str) -> str | None:
     return shutil.which(program, path=ENVIRONMENT["PATH"])
 
 
-def check_machine(*, metal: bool = False) -> None:
+def check_machine(*, metal: bool = False, engines: Sequence[str] = ()) -> None:
     """Check that this machine has what a lab needs.
 
     Args:
         metal: whether the lab has diskless machines.
+        engines: the lab's engines.
 
     Raises:
         Refused: with the command that fixes it.
     """
     needed = {**NEEDED, **(NEEDED_BY_METAL if metal else {})}
+    needed |= NEEDED_BY_KUBERNETES if "kubernetes" in engines else {}
     missing = [name for name in needed if not (os.access(name, os.R_OK) if name[:1] == "/" else _which(name))]
     if os.geteuid():
         raise Refused("a lab is made of namespaces, which requires root", hint="run it with sudo")
     if missing:
         packages = " ".join(sorted({needed[program] for program in missing}))
         raise Refused(f"the lab needs {', '.join(missing)}", hint=f"apt-get install {packages}")
+    need_programs([name for engine in engines for name in PROGRAMS_OF[engine]])
     if metal and importlib.util.find_spec("sushy_tools") is None:
         python = Path(sys.prefix) / "bin" / "python"
         raise Refused(
@@ -159,14 +191,21 @@ def _digest(layout: Layout) -> str:
     parts = [path.read_bytes() for path in templates if path.is_file()]
     parts += [Path(render.__file__).read_bytes(), SPAWN.encode(), repr(layout.hosts).encode()]
     parts += [repr(layout.machines).encode()] if layout.machines else []
+    if layout.engines:
+        sources = (members.__file__, agents.__file__)
+        parts += [Path(source).read_bytes() for source in sources]
+        parts += [repr(_programs(layout, host)).encode() for host in layout.hosts]
     return render.digest(root_path().encode(), *parts)
 
 
 def _make(layout: Layout, progress: Progress, keys: render.Keys | None = None) -> None:
     plan = None if layout.plan == USUAL else layout.plan.as_dict()
-    Journal(layout.name, layout.count, plan=plan, metal=layout.metal).write()
+    journal = Journal(layout.name, layout.count, plan=plan, metal=layout.metal, engines=layout.engines)
+    journal.write()
     with progress.step(f"connect {len(layout.hosts)} hosts"):
         keys = keys or make_etc(layout)
+        if layout.engines:
+            keys = replace(keys, engines=_make_engines(layout))
         _write_files(layout, keys)
         local = busy(layout.name)
         spaces = "".join(f"netns add {space}\n" for space in layout.namespaces)
@@ -180,8 +219,26 @@ def _make(layout: Layout, progress: Progress, keys: render.Keys | None = None) -
             pids[host.name] = pid
             step.detail(f"{number} of {len(layout.hosts)}")
     with progress.step("wait for their daemons"), ThreadPoolExecutor(max_workers=8) as pool:
-        list(pool.map(lambda item: wait_ready(Netns(*item)), pids.items()))
-    Journal(layout.name, layout.count, _digest(layout), pids, plan, layout.metal).write()
+        seconds = ENGINE_READY_S if layout.engines else READY_S
+        list(pool.map(lambda item: wait_ready(Netns(*item), seconds), pids.items()))
+    replace(journal, digest=_digest(layout), pids=pids).write()
+
+
+def _make_engines(layout: Layout) -> dict[str, dict[str, bytes]]:
+    """Create the disks of engine hosts, as new ones; return the secrets of the hosts."""
+    folders = [layout.engines_disk / host.name for host in layout.hosts if members.has_disk(layout, host)]
+    local = busy(layout.name)
+    local.run("rm", "-rf", "--one-file-system", str(layout.engines_disk), timeout=300)
+    local.run("mkdir", "-p", "-m", "0711", *map(str, (layout.engines_disk, layout.engines_disk / VOLUMES, *folders)))
+    keys = make_keys(layout)
+    if "kubernetes" in layout.engines:
+        local.write(str(kubeconfig(layout)), keys["admin"][KUBECONFIG], mode=0o600)
+    return keys
+
+
+def _programs(layout: Layout, host: LabHost) -> dict[str, str]:
+    """Return the paths of a host's programs of engines, by name."""
+    return {name: str(find_program(name)) for name in members.programs(layout, host)}
 
 
 def _write_files(layout: Layout, keys: render.Keys) -> None:
@@ -192,7 +249,7 @@ def _write_files(layout: Layout, keys: render.Keys) -> None:
         lower = root_path() if host.own_root else "/"
         script = render.init_script(layout, host, lower=lower, binds=_binds(layout, host))
         files[f"{host.name}/init.sh"] = render.File(script.encode())
-        inside = render.archive(render.host_files(layout, host, keys, sms=sms))
+        inside = render.archive(render.host_files(layout, host, keys, sms=sms, programs=_programs(layout, host)))
         files[f"{host.name}/files.tar"] = render.File(inside, 0o600)
         files[f"{host.name}/mnt/.keep"] = render.File(b"")
     if layout.machines:
@@ -200,16 +257,26 @@ def _write_files(layout: Layout, keys: render.Keys) -> None:
     busy(layout.name).run("tar", "-x", "-C", str(layout.running), input=render.archive(files))
 
 
+def _engine_binds(layout: Layout, host: LabHost) -> list[render.Bind]:
+    binds = [(str(layout.engines_disk / host.name), members.DISK, False)] if members.has_disk(layout, host) else []
+    binds += [(str(layout.engines_disk / VOLUMES), members.VOLUMES, False)] if host.kind == WORKER else []
+    folders = sorted({str(Path(path).parent) for path in _programs(layout, host).values()})
+    return binds + [(folder, folder, True) for folder in folders]
+
+
 def _binds(layout: Layout, host: LabHost) -> list[render.Bind]:
+    engine = _engine_binds(layout, host)
     if host.own_root:
         # Homes are shared, as on any cluster: a job's output is in the folder of its submission.
-        return [(str(layout.disk / "home"), "/home", False)] if host.kind == "node" else []
+        return [(str(layout.disk / "home"), "/home", False), *engine] if host.kind == "node" else []
     if layout.plan.hosts:
         return [(path, path, False) for path in layout.plan.binds]
     if host.kind == "bmc":
         # The consoles are read from outside; the machines' cables are at the switch.
         return [(str(layout.consoles), "/srv/metal", False)] + [(str(path), str(path), True) for path in _code()]
-    binds = [(str(layout.etc), "/etc/sms", False)]
+    if host.kind in (SERVER, CONTROL, WORKER):
+        return engine
+    binds = [(str(layout.etc), "/etc/sms", False), *engine]
     if host.kind == "admin":
         # The admin host sees images that were built on this machine.
         binds += [("/var/lib/sms", "/var/lib/sms", False)]
@@ -244,14 +311,14 @@ def start_host(layout: Layout, host: LabHost) -> int:
     return int(pid)
 
 
-def wait_ready(host: Netns) -> None:
+def wait_ready(host: Netns, seconds: int = READY_S) -> None:
     """Wait until the host's daemons answer.
 
     Raises:
         SmsError: timeout; with the last lines of the log of the first that does not.
     """
-    missing = host.run("bash", "/lab/ready.sh", str(READY_S), ok=(0, 1), timeout=READY_S + 30).text
+    missing = host.run("bash", "/lab/ready.sh", str(seconds), ok=(0, 1), timeout=seconds + 30).text
     if missing:
         log = f"/var/log/lab/{missing.split()[0]}.log"
         lines = host.run("tail", "-n", "8", log, ok=None).text
-        raise SmsError(f"lab host {host.name}: not ready after {READY_S} s: {missing}\n{lines}")
+        raise SmsError(f"lab host {host.name}: not ready after {seconds} s: {missing}\n{lines}")

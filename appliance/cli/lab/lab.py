@@ -12,6 +12,7 @@ EXAMPLES = """\
   sms lab up --nodes 2                             only the cluster
   sms lab up --shape routed                        compute nodes behind a router
   sms lab up --nodes 0 --metal 2                   diskless machines, for the provisioning VM
+  sms lab up --engine kubernetes --engine nomad    also the hosts of other engines
   sms lab exec admin -- sms status --host host-a   a command on a host
   sms lab exec node1                               a shell on a host
   sms lab power host-a off                         as if it had failed; `on` starts it again
@@ -56,7 +57,19 @@ def _add_up(parts: Any) -> None:
         default="flat",
         help="compute nodes on the provisioning network (default), or in a network of their own behind a router",
     )
+    _add_engine(parser)
     parser.set_defaults(run=_up)
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        dest="engines",
+        action="append",
+        choices=("nomad", "kubernetes"),
+        default=[],
+        help="also the hosts of this engine; may be given for both (`make engines` builds their programs)",
+    )
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -64,7 +77,14 @@ def _up(arguments: argparse.Namespace) -> int:
     from appliance.operations.lab import lab
 
     progress = screen.progress(arguments.quiet)
-    made = lab.lab_up(arguments.name, arguments.nodes, progress, metal=arguments.metal, shape=arguments.shape)
+    made = lab.lab_up(
+        arguments.name,
+        arguments.nodes,
+        progress,
+        metal=arguments.metal,
+        shape=arguments.shape,
+        engines=arguments.engines,
+    )
     if not arguments.quiet:
         flag = "" if arguments.name == "lab" else f" --name {arguments.name}"
         steps = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.host.base import Result
+from appliance.lab.engines.agents import Agent
 from appliance.lab.engines.hosts import EngineHost, Runner
 from appliance.lab.engines.programs import find_program
 from appliance.lab.engines.waiting import wait_until
@@ -17,65 +18,16 @@ FIRST_SERVER, FIRST_CLIENT = 11, 21
 """Last numbers of addresses of hosts of their own."""
 
 
-class NomadCluster:
-    """Servers, and clients; a host can be both.
+class NomadClient:
+    """A cluster of servers, and clients; a host can be both. Its agents run."""
 
-    ``settings``: further settings of the client by name of its host, such as ``{"node_pool": "compute"}``.
-    """
-
-    def __init__(
-        self, servers: Sequence[Runner], clients: Sequence[Runner], settings: Mapping[str, dict[str, Any]] | None = None
-    ) -> None:
-        self.servers, self.clients, self.settings = list(servers), list(clients), settings or {}
-        for host in self.hosts:
-            self.start_agent(host)
-        wait_until(self.leader, "Nomad has a leader", 90)
-        wait_until(lambda: len(self.ready_nodes()) == len(clients), "Nomad's clients are ready", 120)
+    def __init__(self, servers: Sequence[Runner], clients: Sequence[Runner]) -> None:
+        self.servers, self.clients = list(servers), list(clients)
 
     @property
     def hosts(self) -> list[Runner]:
         """All of them."""
         return list({host.name: host for host in (*self.servers, *self.clients)}.values())
-
-    def start_agent(self, host: Runner) -> None:
-        """Start the agent of a host, whose data are on its disk."""
-        path = f"{host.disk}/nomad.json"
-        program = host.install(find_program("nomad"))
-        # Nomad makes it with mode 0700: tasks of other users than root do not reach their own folders then.
-        host.run("install", "-d", "-m", "0711", str(host.disk), f"{host.disk}/nomad")
-        host.host.write(path, json.dumps(self._settings(host), indent=1).encode(), mode=0o600)
-        host.start("nomad", "env", "-u", "AWS_CA_BUNDLE", program, "agent", "-config", path)
-
-    def _settings(self, host: Runner) -> dict[str, Any]:
-        addresses = [server.address for server in self.servers]
-        own: dict[str, Any] = {
-            "name": host.name,
-            "data_dir": str(host.disk / "nomad"),
-            "bind_addr": "0.0.0.0",  # noqa: S104 - in the host's own network
-            "advertise": dict.fromkeys(("http", "rpc", "serf"), host.address),
-            "disable_update_check": True,
-            "leave_on_terminate": False,
-        }
-        if host in self.servers:
-            own["server"] = {
-                "enabled": True,
-                "bootstrap_expect": len(addresses),
-                "raft_multiplier": 1,
-                "heartbeat_grace": "5s",
-                "min_heartbeat_ttl": "5s",
-                "server_join": {"retry_join": addresses, "retry_interval": "1s"},
-            }
-        if host in self.clients:
-            own["client"] = {
-                "enabled": True,
-                "servers": addresses,
-                "network_interface": host.run("ip", "-o", "-4", "addr", "show", "to", host.address).text.split()[1],
-                # It would ask the metadata addresses of clouds, and programs that are not there.
-                "options": {"fingerprint.denylist": "env_aws,env_azure,env_gce,env_digitalocean,consul,vault"},
-                **self.settings.get(host.name, {}),
-            }
-            own["plugin"] = [{"raw_exec": [{"config": [{"enabled": True}]}]}]
-        return own
 
     def nomad(self, *words: str, ok: tuple[int, ...] | None = (0,), input: bytes | None = None) -> Result:
         """Run the command on the first server that is on."""
@@ -123,6 +75,42 @@ class NomadCluster:
         """Stop and forget a job."""
         self.nomad("job", "stop", "-purge", "-detach", job)
         wait_until(lambda: not self.running(job), f"{job} is gone", 60)
+
+
+class NomadCluster(NomadClient):
+    """One whose agents are started here.
+
+    ``settings``: further settings of the client by name of its host, such as ``{"node_pool": "compute"}``.
+    """
+
+    def __init__(
+        self, servers: Sequence[Runner], clients: Sequence[Runner], settings: Mapping[str, dict[str, Any]] | None = None
+    ) -> None:
+        super().__init__(servers, clients)
+        self.settings = settings or {}
+        for host in self.hosts:
+            self.start_agent(host)
+        wait_until(self.leader, "Nomad has a leader", 90)
+        wait_until(lambda: len(self.ready_nodes()) == len(clients), "Nomad's clients are ready", 120)
+
+    def start_agent(self, host: Runner) -> None:
+        """Start the agent of a host, whose data are on its disk."""
+        path = f"{host.disk}/nomad.json"
+        program = host.install(find_program("nomad"))
+        # Nomad makes it with mode 0700: tasks of other users than root do not reach their own folders then.
+        host.run("install", "-d", "-m", "0711", str(host.disk), f"{host.disk}/nomad")
+        host.host.write(path, json.dumps(self._agent(host).settings, indent=1).encode(), mode=0o600)
+        host.start("nomad", "env", "-u", "AWS_CA_BUNDLE", program, "agent", "-config", path)
+
+    def _agent(self, host: Runner) -> Agent:
+        return Agent(
+            host.name,
+            host.address,
+            f"{host.disk}/nomad",
+            [server.address for server in self.servers],
+            host.run("ip", "-o", "-4", "addr", "show", "to", host.address).text.split()[1],
+            self.settings.get(host.name, {}) if host in self.clients else None,
+        )
 
 
 @contextmanager

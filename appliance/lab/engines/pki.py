@@ -1,4 +1,4 @@
-"""Keys and certificates of a Kubernetes cluster of tests."""
+"""Keys and certificates of a Kubernetes cluster on one machine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from appliance.lab.engines.agents import kubeconfig
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -23,13 +25,13 @@ class Pair:
 
 
 class Authority:
-    """An authority whose certificates are good for a day, in a folder."""
+    """An authority in a folder, whose certificates are valid for a year."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, mode=0o700)
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "engines of tests")])
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "engines of a lab")])
         builder = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, None), critical=True)
         self.certificate = self._write("ca", builder, self._key).certificate
 
@@ -48,12 +50,16 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return self._write(name, builder, key)
 
+    def kubeconfig(self, url: str, pair: Pair) -> bytes:
+        """Return how a user reaches the API server."""
+        return kubeconfig(url, self.certificate.read_bytes(), pair.certificate.read_bytes(), pair.key.read_bytes())
+
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         return x509.CertificateBuilder(
             issuer_name=self._name, subject_name=subject, public_key=key.public_key(),
             serial_number=x509.random_serial_number(),
-            not_valid_before=now - timedelta(hours=1), not_valid_after=now + timedelta(days=1),
+            not_valid_before=now - timedelta(hours=1), not_valid_after=now + timedelta(days=365),
         )  # fmt: skip
 
     def _write(self, name: str, builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> Pair:

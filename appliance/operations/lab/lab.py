@@ -46,16 +46,25 @@ class MachineState:
     console: str
 
 
-def lab_up(name: str, nodes: int, progress: Progress, *, metal: int = 0, shape: str = "flat") -> bool:
+def lab_up(
+    name: str,
+    nodes: int,
+    progress: Progress,
+    *,
+    metal: int = 0,
+    shape: str = "flat",
+    engines: Sequence[str] = (),
+) -> bool:
     """Create the lab; return whether anything had to be done.
 
     Args:
         metal: number of diskless machines.
         shape: where the compute nodes are: one of ``SHAPES``.
+        engines: some of ``ENGINES``.
     """
     if metal:
         certify_controllers(Layout(name, nodes, metal=metal))
-    made = lab.up(name, nodes, progress, metal=metal, shape=shape)
+    made = lab.up(name, nodes, progress, metal=metal, shape=shape, engines=engines)
     private, public = SIGNING / "sign.pem", SIGNING / "sign.pub"
     if not private.exists():
         create_pair(private, public)
