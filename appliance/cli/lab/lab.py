@@ -91,6 +91,11 @@ def _up(arguments: argparse.Namespace) -> int:
             f"sms lab status{flag}": "hosts, addresses, and what is not ready",
             f"sms --site {lab.site_path(arguments.name)} build": "build the image here: lab hosts reach no mirror",
             f"sms lab exec{flag} admin -- sms start --host host-a": "start the services container",
+            **{
+                f"sms lab exec{flag} admin -- {command}": f"the clients of {name}"
+                for name, command in (("nomad", "nomad node status"), ("kubernetes", "kubectl get nodes"))
+                if name in arguments.engines
+            },
             f"sms lab down{flag}": "remove the lab",
         }
         width = max(map(len, steps))

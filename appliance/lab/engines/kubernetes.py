@@ -115,6 +115,7 @@ class Kubernetes(KubernetesClient):
         names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost", "127.0.0.1", "10.96.0.1")
         self.authority.issue("apiserver", "kube-apiserver", "system:masters", (*names, own.address))
         self._add_user("admin", "admin", "system:masters")
+        self.admin = Path(self.files.conf("admin"))
         self.start_control_plane()
 
     def _add_user(self, name: str, user: str, group: str = "") -> None:

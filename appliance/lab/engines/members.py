@@ -16,6 +16,16 @@ DISK = "/var/lib/engines"
 VOLUMES = "/srv/volumes"
 """On each cluster node: the same folder, with the volumes of claims."""
 FILES = Files(data=DISK, keys="/lab/keys")
+# A client that registers before the servers have a key tries it again half a minute later.
+WAIT = """\
+has_key() {{
+    exec 3<>"/dev/tcp/$1/4646" && printf 'GET /.well-known/jwks.json HTTP/1.0\\r\\n\\r\\n' >&3 && grep -q kid <&3
+}}
+while :; do
+    for server in {}; do (has_key "$server") 2>/dev/null && break 2; done
+    sleep 0.3
+done
+"""
 KUBECTL = ("kubectl",)
 CONTROL_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", *KUBECTL)
 WORKER_PROGRAMS = ("kubelet", "kube-proxy", *KUBECTL)
@@ -59,7 +69,7 @@ def commands(layout: Layout, host: LabHost) -> dict[str, tuple[str, str]]:
         if host.kind != SERVER:
             path, shown = "nodes", f'"Name":"{host.name}"[^}}]*"Status":"ready"'
         request = f"printf 'GET /v1/{path} HTTP/1.0\\r\\n\\r\\n' >&3; grep -Eq {shlex.quote(shown)} <&3"
-        found["nomad"] = ("nomad agent -config /lab/nomad.json", f"exec 3<>/dev/tcp/127.0.0.1/4646 && {request}")
+        found["nomad"] = ("bash /lab/nomad.sh", f"exec 3<>/dev/tcp/127.0.0.1/4646 && {request}")
     if host.kind == CONTROL:
         probes = {
             "etcd": ": </dev/tcp/127.0.0.1/2379",
@@ -87,7 +97,10 @@ def texts(layout: Layout, host: LabHost) -> dict[str, str]:
     """Return the files of a host without secrets, by path."""
     found: dict[str, str] = {}
     if has_agent(layout, host):
-        found["lab/nomad.json"] = json.dumps(_agent(layout, host).settings, indent=1)
+        agent = _agent(layout, host)
+        found["lab/nomad.json"] = json.dumps(agent.settings, indent=1)
+        wait = "" if host.kind == SERVER else WAIT.format(" ".join(agent.servers))
+        found["lab/nomad.sh"] = f"{wait}exec nomad agent -config /lab/nomad.json\n"
     if host.kind == WORKER:
         node = _node(layout, host)
         found |= {f"lab/{name}": text for name, text in node.texts().items()}

@@ -44,6 +44,10 @@ class NomadClient:
         done = self.nomad("operator", "api", "/v1/status/leader", ok=None)
         return str(json.loads(done.stdout)) if done.status == 0 and done.stdout.startswith(b'"') else ""
 
+    def has_key(self) -> bool:
+        """Return whether the servers sign the identities of clients."""
+        return b'"kid"' in self.nomad("operator", "api", "/.well-known/jwks.json", ok=None).stdout
+
     def ready_nodes(self) -> list[str]:
         """Names of clients that are ready."""
         for host in self.hosts:
@@ -88,9 +92,13 @@ class NomadCluster(NomadClient):
     ) -> None:
         super().__init__(servers, clients)
         self.settings = settings or {}
-        for host in self.hosts:
+        for host in self.servers:
             self.start_agent(host)
-        wait_until(self.leader, "Nomad has a leader", 90)
+        # A client that registers before they have a key tries it again half a minute later.
+        wait_until(self.has_key, "Nomad has a leader and a key", 90)
+        for host in self.clients:
+            if host not in self.servers:
+                self.start_agent(host)
         wait_until(lambda: len(self.ready_nodes()) == len(clients), "Nomad's clients are ready", 120)
 
     def start_agent(self, host: Runner) -> None:
