@@ -167,6 +167,9 @@ class Engines(Section):
         None,
         description="Folder of `state` that two at once would destroy: a task starts with it only as its one writer.",
     )
+    outlived: bool = Field(
+        False, description="Whether what it has started runs on when it stops, on the node itself: jobs of slurmd."
+    )
     scratch: tuple[AbsolutePath, ...] = Field(
         (), description="Folders that it writes to and that may be lost; those of `state` may be among them."
     )
@@ -215,6 +218,9 @@ class Service(Section):
         description="A file below `state` that exists while it runs, and remains if it did not exit with status 0: "
         "`setup` then runs with SMS_UNCLEAN set.",
     )
+    unclean: str = Field(
+        "", description="Shell, run before its next start then, after `setup`, as root or its user; must be idempotent."
+    )
     state_heads: dict[AbsolutePath, str] = Field(
         {}, description="State files, with the text near the beginning of each intact one."
     )
@@ -257,6 +263,8 @@ class Service(Section):
         # It is a word of a shell command of the image's test.
         if self.run and not re.fullmatch(r"[A-Za-z0-9_./+-]+", self.run[0]):
             raise ValueError(f"{self.run[0]} is not the name of a program")
+        if self.unclean and not self.running:
+            raise ValueError("unclean needs running")
         if self.engines.lease and self.engines.lease not in self.state:
             raise ValueError("engines.lease is not one of state")
         if any(file.change == "reload" for file in self.files) and not self.reload:

@@ -7,7 +7,6 @@ from typing import Literal
 
 from appliance.catalog import Service
 from appliance.catalog.model import Role
-from appliance.plan.services.jobsync import stop_limits
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Workload:
     @property
     def stop_s(self) -> int:
         """Timeout of its shutdown, in seconds: its units stop one after the other."""
-        return max(stop_limits([unit.service for unit in self.units]).values()) + 10
+        return sum(unit.service.stop_wait_s for unit in self.units) + 10
 
     @property
     def fragile(self) -> bool:

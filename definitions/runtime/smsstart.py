@@ -16,14 +16,19 @@ PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
 CAPABILITY_VERSION_3 = 0x20080522
 
 
-def prepare(service, **options):
-    """Begin the preparation of a service; None where it has none. It knows whether the last run ended in order."""
+def prepare(service, again=False, **options):
+    """Begin the preparation of a service; None where it has none. It knows whether the last run ended in order.
+
+    ``again``: root has prepared it before, in another container; what an unclean end needs is done all the same.
+    """
     mark = service.get("running")
-    if mark and os.path.exists(smsfiles.at(mark)):
+    unclean = bool(mark and os.path.exists(smsfiles.at(mark)))
+    if unclean:
         os.environ["SMS_UNCLEAN"] = "1"
-    if not service["setup"]:
+    script = (unclean and service.get("unclean")) if again else service["setup"]
+    if not script:
         return None
-    return subprocess.Popen(["sh", "-euc", service["setup"]], stdin=subprocess.DEVNULL, **options)
+    return subprocess.Popen(["sh", "-euc", script], stdin=subprocess.DEVNULL, **options)
 
 
 def set_mark(service):
@@ -36,21 +41,62 @@ def set_mark(service):
             print("sms-run: %s" % error, flush=True)
 
 
-def become(service, argv=(), tie=None):
+def become(service, tie=None):
     """Drop to the service's user and capabilities, and become its command.
 
-    ``argv``: another program to become, with all rights of this one. ``tie``: a signal, and the parent that it comes
-    from when that ends: what outlives its parent would run without anybody who can stop it.
+    ``tie``: a signal, and the parent that it comes from when that ends: what outlives its parent would run without
+    anybody who can stop it.
     """
-    if not argv:
-        drop(service)
+    drop(service)
     if tie:
         call("prctl", PR_SET_PDEATHSIG, tie[0], 0, 0, 0)  # after the change of user, which clears it
         if os.getppid() != tie[1]:
             os._exit(1)
     os.chdir("/")
-    words = list(argv) or service["run"]
-    os.execvp(words[0], words)
+    os.execvp(service["run"][0], service["run"])
+
+
+def leave_cgroups(name, parent):
+    """Move this process from the cgroups that an engine has made for its task to ones of its own, called ``name``.
+
+    Engines kill all that is in a task's cgroup when the task ends: jobs of a node, too. They are the cgroups in which
+    ``parent``, which belongs to the engine, is not.
+    """
+    engines = cgroups_of(parent)
+    for controllers, path in cgroups_of(os.getpid()).items():
+        if path == engines.get(controllers):
+            continue
+        try:
+            folder = "%s/%s" % (hierarchy(controllers), name)
+            if not os.path.isdir(folder):
+                os.mkdir(folder)
+                if "cpuset" in controllers.split(","):  # of version 1: a new one has none
+                    for kind in ("cpuset.cpus", "cpuset.mems"):
+                        with open("%s/../%s" % (folder, kind)) as above, open("%s/%s" % (folder, kind), "w") as own:
+                            own.write(above.read())
+            with open(folder + "/cgroup.procs", "w") as stream:
+                stream.write("%d" % os.getpid())
+        except OSError as error:
+            print("sms-run: what it starts ends with it: %s" % error, flush=True)
+
+
+def cgroups_of(pid):
+    """Path of a process in each hierarchy of cgroups, by its controllers; those of version 2 are empty."""
+    with open("/proc/%d/cgroup" % pid) as stream:
+        rows = [line.rstrip("\n").split(":", 2) for line in stream]
+    return {controllers: path for _, controllers, path in rows}
+
+
+def hierarchy(controllers):
+    """Where a hierarchy of cgroups is mounted. Raises OSError: it is not."""
+    wanted = set(controllers.split(",")) - {""}
+    with open("/proc/self/mountinfo") as stream:
+        for line in stream:
+            before, _, after = line.partition(" - ")
+            kind, _, options = after.split()
+            if kind == ("cgroup" if wanted else "cgroup2") and wanted <= set(options.split(",")):
+                return before.split()[4]
+    raise FileNotFoundError("no cgroup file system of %s is mounted" % (controllers or "version 2"))
 
 
 def drop(service):

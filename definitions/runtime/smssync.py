@@ -201,6 +201,7 @@ class Record:
             "process": None,
             "times": {},
             "status": None,
+            "generation": None,
         }
 
     def write(self, state=None, **changes):

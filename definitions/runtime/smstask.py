@@ -14,14 +14,15 @@ import time
 from contextlib import suppress
 
 import smsfiles
+import smslease
 import smsstart
 import smssync
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-INSIDE = "/opt/sms/bin"  # where the programs are in an image
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 PASSED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-WATCHED = STOPS + PASSED + (signal.SIGCHLD,)
+LOST = signal.SIGALRM  # what the thread that renews a lease sends
+WATCHED = STOPS + PASSED + (signal.SIGCHLD, LOST)
 PROBE_S = 5  # one run of sms-probe; then its reasons are recorded
 REPEAT_S = 30  # an unchanged reason is printed again after this time
 LARGEST = 65536  # bytes of answers of sms-probe, which fit into a pipe
@@ -38,6 +39,14 @@ HELPER = {"start_new_session": True, "preexec_fn": unblock}
 class Failed(Exception):
     """The service cannot be started, or its time is over; the message is for the log."""
 
+    status = 1
+
+
+class Refused(Failed):
+    """The service must not be started, however often somebody tries."""
+
+    status = 3
+
 
 class Stopped(Exception):
     """A stop was requested before the service ran."""
@@ -46,26 +55,24 @@ class Stopped(Exception):
 class Task:
     """A service of this node.
 
-    ``options``: ``wait``, the limit in seconds of all that is waited for before the start; ``release``, that of the
-    wait for the services that use this one, None: as in the file of services; ``wrapper``, words before a command that
-    run it where the service belongs, such as `apptainer exec IMAGE`; ``prepared``, whether `sms-run --prepare` has run
-    before; ``services``, path of the file of services, None: the usual one. ``parent``: pid of the process that started
-    this one.
+    ``options``: ``wait``, the limit in seconds of all that is waited for before the start; ``prepared``, whether
+    `sms-run --prepare` has run before; ``services``, path of the file of services, None: the usual one. ``parent``: pid
+    of the process that started this one.
     """
 
     def __init__(self, name, services, options, parent):
         self.name, self.service = name, services[name]
         self.sync = self.service["jobsync"]
-        self.options, self.wrapper, self.parent = options, options.wrapper, parent
-        self.release_s = self.sync["release_s"] if options.release is None else options.release
+        self.options, self.parent = options, parent
         self.stop_signal = getattr(signal, "SIG" + self.sync["signal"])
         self.lock = smssync.Lock(name)
+        self.lease = smslease.Lease(self.sync["lease"]) if self.sync.get("lease") else None
         self.record = None
-        self.child = None  # pid of the service, or of the wrapper around it
+        self.child = None  # pid of the service
         self.status = None  # how it ended; negative: by that signal
         self.helper = None  # pid of a probe or preparation
-        self.life = None  # one end of a pipe, open while this process lives
         self.stopping = ""  # why, once a stop was requested
+        self.fenced = False  # whether that is because another task may write the state
         self.printed = ("", 0.0)
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
 
@@ -74,18 +81,19 @@ class Task:
         deadline = time.monotonic() + self.options.wait
         try:
             self.take_place(deadline)
+            self.take_lease(deadline)
             self.deploy(deadline)
         except Stopped:
-            return self.leave(0)
+            return self.leave(1 if self.fenced else 0, self.stopping if self.fenced else "")
         except Failed as error:
             self.say(str(error))
-            return self.leave(1, str(error))
+            return self.leave(error.status, str(error))
         self.follow()
         while self.child and not self.stopping:
             self.pause(1)
         if self.child:
             self.remove()
-        return self.leave(self.end_status())
+        return self.leave(self.end_status(), self.stopping if self.fenced else "")
 
     # Before the start
 
@@ -106,13 +114,33 @@ class Task:
         """Wait until the service of a killed sms-run has ended; it has been sent the signal to stop."""
         began = time.time()
         kill_at = time.monotonic() + self.sync["stop_s"]
-        if self.wrapper:  # by the keeper, unless that was killed, too
-            send(left["pid"], signal.SIGTERM)
         while smssync.is_alive(left):
             self.report("waits for process %d of the run before to end" % left["pid"], began)
             if time.monotonic() > kill_at:
                 kill_group(left["pid"], signal.SIGKILL)
             self.expect(deadline, "process %d of the run before has not ended" % left["pid"], began)
+
+    def take_lease(self, deadline):
+        """Be the only task that writes the state, on whatever host."""
+        if not self.lease:
+            return
+        began = time.time()
+        while True:
+            try:
+                reason = self.lease.attempt()
+            except smslease.Refused as error:
+                raise Refused("%s is not started: %s" % (self.name, error))
+            except OSError as error:
+                reason = str(error)
+            if not reason:
+                break
+            reason = "the lease of %s: %s" % (self.lease.folder, reason)
+            self.record.write(detail="waits for " + reason)
+            self.report("waits for " + reason, began)
+            self.expect(deadline, reason, began, 0.5)
+        self.lease.hold(lambda: os.kill(os.getpid(), LOST))
+        self.record.write(generation=self.lease.mine["generation"])
+        self.say("%s has generation %d of %s" % (self.name, self.lease.mine["generation"], self.lease.folder))
 
     def deploy(self, deadline):
         """Wait for the services that this one needs, prepare it and start it.
@@ -123,8 +151,7 @@ class Task:
         while True:
             self.await_needs(deadline)
             self.record.write(waits_for=[], detail="prepares", holds=self.sync["holds"])
-            if not (self.wrapper or self.options.prepared):
-                self.prepare_here()
+            self.prepare_here()
             missing = self.find_missing(self.sync["holds"], 0)
             if not missing:
                 break
@@ -167,12 +194,8 @@ class Task:
 
         Raises Stopped: a stop was requested meanwhile.
         """
-        words = ["--wait", str(wait_s)]
-        if self.wrapper:
-            argv = self.wrapper + [INSIDE + "/sms-probe"] + words + names
-        else:
-            file = ["--services", self.options.services] if self.options.services else []
-            argv = [sys.executable, HERE + "/sms-probe"] + file + words + names
+        file = ["--services", self.options.services] if self.options.services else []
+        argv = [sys.executable, HERE + "/sms-probe"] + file + ["--wait", str(wait_s)] + names
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **HELPER)
         with process.stdout:
             self.attend(process)
@@ -188,7 +211,7 @@ class Task:
         return answers
 
     def prepare_here(self):
-        process = smsstart.prepare(self.service, **HELPER)
+        process = smsstart.prepare(self.service, self.options.prepared, **HELPER)
         if process:
             self.attend(process)
             if process.returncode:
@@ -211,11 +234,11 @@ class Task:
         if self.stopping:
             raise Stopped
 
-    def expect(self, deadline, what, began):
+    def expect(self, deadline, what, began, wait_s=0.05):
         """Pause; raises Failed at the deadline, Stopped on a stop."""
         if time.monotonic() >= deadline:
             raise Failed("%s gives up after %.0f s: %s since %s" % (self.name, time.time() - began, what, clock(began)))
-        self.pause(0.05)
+        self.pause(wait_s)
         if self.stopping:
             raise Stopped
 
@@ -235,45 +258,23 @@ class Task:
         self.child = pid
         process = smssync.describe(pid)
         self.record.write(process=process)
-        if self.wrapper:
-            self.begin_keeper(process, writer)
-        smsstart.set_mark({} if self.wrapper else self.service)
+        smsstart.set_mark(self.service)
         with suppress(BrokenPipeError):
             os.write(writer, b".")
         os.close(writer)
 
     def begin(self, parent):
         """In the new process: become the service. Returns only if that fails."""
-        argv = self.wrapper and self.wrapper + [INSIDE + "/sms-run", "--with-parent", self.name]
+        # Nobody could end one that has a lease any more: it must not write when another task takes that.
+        tie = signal.SIGKILL if self.lease else signal.SIGTERM
         try:
             os.setsid()
             unblock()
-            smsstart.become(self.service, argv, None if argv else (signal.SIGTERM, parent))
+            if self.sync.get("outlived"):
+                smsstart.leave_cgroups("sms-" + self.name, self.parent)
+            smsstart.become(self.service, (tie, parent))
         except (OSError, KeyError) as error:
             print("sms-run: %s cannot be started: %s" % (self.name, error), flush=True)
-
-    def begin_keeper(self, process, writer):
-        """Start a process that stops the service if this one is killed.
-
-        A wrapper that changes its privileges, as Apptainer does, gets no signal from the kernel at the end of its
-        parent (PR_SET_PDEATHSIG).
-        """
-        reader, self.life = os.pipe()
-        if os.fork():
-            os.close(reader)
-            return
-        for end in (writer, self.life, self.lock.descriptor):
-            os.close(end)
-        os.setsid()
-        os.read(reader, 1)  # until this process has ended, however it does
-        if smssync.is_alive(process):
-            send(process["pid"], signal.SIGTERM)
-            until = time.monotonic() + self.sync["stop_s"]
-            while smssync.is_alive(process) and time.monotonic() < until:
-                time.sleep(0.1)
-            if smssync.is_alive(process):
-                kill_group(process["pid"], signal.SIGKILL)
-        os._exit(0)
 
     def follow(self):
         """Return once the service answers, has ended, or is to be stopped."""
@@ -290,13 +291,13 @@ class Task:
         """Let the users of this service stop, then stop it."""
         began = time.time()
         self.record.write("removal", detail=self.stopping)
-        limit = time.monotonic() + self.release_s
+        limit = time.monotonic() + self.sync["release_s"]
         while self.child:
             users = ", ".join(smssync.users_of(self.name))
             if not users:
                 break
             if time.monotonic() >= limit:
-                self.say("%s stops although %s still uses it, after %g s" % (self.name, users, self.release_s))
+                self.say("%s stops although %s still uses it, after %g s" % (self.name, users, self.sync["release_s"]))
                 break
             self.record.write(detail="is needed by %s" % users)
             self.report("waits until %s, which needs it, has stopped" % users, began)
@@ -315,6 +316,8 @@ class Task:
         """The exit status of the service as that of this program; 0 for one that ended by the signal it was sent."""
         if self.status == 0:
             self.clear_mark()
+        if self.fenced:
+            return 1
         if self.stopping and self.status in (0, -self.stop_signal):
             return 0
         return self.status if self.status >= 0 else 128 - self.status
@@ -322,9 +325,7 @@ class Task:
     def clear_mark(self):
         """It ended in order: the next start is not one after an unclean stop."""
         mark = self.service.get("running")
-        if mark and self.wrapper:
-            subprocess.call(self.wrapper + ["rm", "-f", mark], stdin=subprocess.DEVNULL)
-        elif mark:
+        if mark:
             with suppress(OSError):
                 os.unlink(smsfiles.at(mark))
 
@@ -335,6 +336,11 @@ class Task:
             ended = {"waits_for": [], "holds": [], "process": None, "status": status}
             self.record.fields["times"]["ended"] = time.time()
             self.record.write("removal", detail=detail, **ended)
+        if self.lease:
+            try:
+                self.lease.release()
+            except (OSError, smslease.Refused) as error:  # the next task finds that the lock is free
+                self.say(str(error))
         self.lock.release()
         return status
 
@@ -347,11 +353,21 @@ class Task:
             self.take_signal(got)
             got = signal.sigtimedwait(WATCHED, 0)
         self.reap()
+        self.check_lease()
         if os.getppid() != self.parent and not self.stopping:
             self.stopping = "the process that started sms-run has ended"
         if self.record and not self.lock.is_there():  # somebody has emptied the folder
             if self.lock.take():
                 self.record.save()
+
+    def check_lease(self):
+        """End the service at once if another task may write its state."""
+        reason = self.lease.check() if self.lease and self.lease.mine and not self.fenced else ""
+        if reason:
+            if self.child:
+                kill_group(self.child, signal.SIGKILL)
+            self.fenced, self.stopping = True, "has lost the lease of %s: %s" % (self.lease.folder, reason)
+            self.say("%s is ended at once: it %s" % (self.name, self.stopping))
 
     def take_signal(self, got):
         if got.si_signo in STOPS and not self.stopping:

@@ -88,6 +88,7 @@ DIRECT = {
     "definitions/runtime/smsfiles.py:_replace": "files of the site",
     "definitions/runtime/smsfiles.py:rename": "files of the site",
     "definitions/runtime/smslease.py:write": "lease of a state folder",
+    "definitions/runtime/smsstart.py:leave_cgroups": KERNEL,
     "definitions/runtime/smssync.py:take": RUN,
 }
 """Calls that create, rename or truncate a file by themselves, as ``FILE:FUNCTION``."""

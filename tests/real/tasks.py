@@ -47,6 +47,9 @@ SelectType=select/cons_tres
 NodeName={host} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN
 PartitionName=batch Nodes={host} Default=YES
 """
+SHORT = "/etc/sms/short.json"
+"""File of services in which munge waits for its users for ``SHORT_S`` seconds only."""
+SHORT_S = 2
 # What it sees of munge when it begins, in the place of its own command.
 BEGIN = """\
 if munge -n </dev/null 2>/dev/null | unmunge >/dev/null 2>&1; then seen=answers; else seen=silent; fi
@@ -82,14 +85,15 @@ class Engine:
         return ["nsenter", f"--net=/run/netns/{self.namespace}"]
 
     @property
-    def wrapper(self) -> list[str]:
-        """How a command runs in the image."""
+    def container(self) -> list[str]:
+        """Words before a command that runs in the image."""
         binds = {
             self.folder / "slurm": "/etc/slurm:ro",
             self.folder / "state": "/var/spool/slurmctld",
             self.folder / "log": "/var/log/slurm",
             self.folder / "services.json": "/etc/sms/services.json:ro",
             self.root / "run/munge": "/run/munge",
+            RECORDS.parent: "/run/sms",
             RUNTIME: "/opt/sms/bin:ro",
         }
         words = [word for source, target in binds.items() for word in ("--bind", f"{source}:{target}")]
@@ -98,11 +102,7 @@ class Engine:
     def start(self, name: str, *options: str) -> None:
         """Start a task, as its engine does when it has ended."""
         argv = ["/opt/sms/bin/sms-run", "--jobsync", *options, name]
-        if name == "slurmctld":
-            file = str(self.folder / "services.json")
-            argv = [f"{RUNTIME}/sms-run", *argv[1:-1], "--services", file, name, "--", *self.wrapper]
-        else:
-            argv = ["chroot", str(self.root), *argv]
+        argv = [*self.container, *argv] if name == "slurmctld" else ["chroot", str(self.root), *argv]
         self.began[name] = time.time()
         with (self.folder / f"{name}.out").open("ab") as out:
             self.tasks[name] = subprocess.Popen([*self.network, *argv], stdout=out, stderr=out, cwd="/")
@@ -141,15 +141,18 @@ class Engine:
         return "".join(f"\n{path.name}: {path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.out")))
 
     def kill_task(self, name: str) -> None:
-        """SIGKILL of sms-run alone."""
+        """SIGKILL of sms-run alone; Apptainer around it ends with it."""
         self._note(name)
-        with suppress(ProcessLookupError):
-            self.tasks[name].kill()
-        self.tasks[name].wait()
+        while self.tasks[name].poll() is None:
+            for pid in self.processes("sms-run"):
+                with suppress(OSError):
+                    if name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
         self._note(name)
 
     def kill_service(self, name: str) -> None:
-        """SIGKILL of the daemon, or of the program around it."""
+        """SIGKILL of the daemon."""
         process = self.record(name).get("process")
         if process:
             self._note(name)
@@ -236,6 +239,8 @@ def make_services(folder: Path) -> None:
         service = document["services"][name]
         service["run"] = ["sh", "-c", BEGIN.format(name=name, command=" ".join(service["run"]))]
     (folder / "services.json").write_text(json.dumps(document))
+    document["services"]["munge"]["jobsync"]["release_s"] = SHORT_S
+    (folder / "short.json").write_text(json.dumps(document))
 
 
 @contextmanager
@@ -284,7 +289,8 @@ def _make_node(engine: Engine) -> list[str]:
         subprocess.run(["mount", "--rbind" if source == "/sys" else "--bind", source, str(target)], check=True)
         mounts.append(str(target))
     (root / "etc/sms").mkdir(exist_ok=True)
-    shutil.copy(folder / "services.json", root / "etc/sms/services.json")
+    for name in ("services.json", "short.json"):
+        shutil.copy(folder / name, root / "etc/sms" / name)
     (root / "etc/munge/munge.key").write_bytes(b"k" * 128)
     (root / "run/munge").mkdir(exist_ok=True)
     hosts = f"127.0.0.1 localhost {socket.gethostname()}\n"

@@ -29,7 +29,8 @@ def task_json(services: Sequence[Service], templates: Templates) -> dict[str, ob
 
     Its fields: ``holds``, the services that it uses while it runs (`needs`; those of `after` are only waited for before
     its start); ``signal`` and ``stop_s`` of its own stop; ``release_s``, the limit of the wait for its users before
-    that; ``ports``, TCP ports that it listens on when it is ready; ``lease``, the folder of which it is the one writer.
+    that; ``ports``, TCP ports that it listens on when it is ready; ``lease``, the folder of which it is the one writer;
+    ``outlived``, whether its processes run on when it stops.
 
     Args:
         services: those of one workload in starting order, with all that they need, wherever that runs.
@@ -46,6 +47,7 @@ def task_json(services: Sequence[Service], templates: Templates) -> dict[str, ob
             "stop_s": service.stop_wait_s,
             "release_s": limits[service.name] - service.stop_wait_s,
             "lease": service.engines.lease,
+            "outlived": service.engines.outlived,
             "ports": [int(port.partition("/")[2]) for port in service.ports if port.startswith("tcp/")],
         }
     return document

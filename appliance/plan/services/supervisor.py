@@ -81,7 +81,8 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
                 "groups": list(service.groups),
                 # What runs on a node itself, such as slurmd, is not confined.
                 "capabilities": sorted(NUMBERS[name] for name in service.capabilities) if service.container else None,
-                "setup": templates.text(service.setup),
+                "setup": _setup(service, templates),
+                "unclean": templates.text(service.unclean),
                 "running": service.running,
                 "needs": [need for need in (*service.needs, *service.after) if need in names],
                 "sync": list(service.sync),
@@ -90,6 +91,12 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
             for service in services
         }
     }
+
+
+def _setup(service: Service, templates: Templates) -> str:
+    """Return the preparation; of earlier images it has to contain what an unclean stop needs."""
+    end = f'if [ -n "${{SMS_UNCLEAN:-}}" ]; then\n{service.unclean}\nfi\n' if service.unclean else ""
+    return templates.text(service.setup + end)
 
 
 def _probe(service: Service, templates: Templates) -> dict[str, object]:

@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from appliance.engines.config import set_lines
+from appliance.engines.config import make_deployment, set_lines
 from appliance.engines.kubernetes import node_port
 from appliance.engines.model import Port
 from appliance.engines.render import Export, render
@@ -184,6 +184,17 @@ def test_slurmd_waits_for_munge(name: str, tmp_path: Path) -> None:
         listed = json.loads(files["local/sms/services.json"])["services"]
         assert listed["slurmd"]["jobsync"]["holds"] == ["munge"]
         assert {f"local/sms/{program}" for program in PROGRAMS} <= files.keys()
+
+
+def test_units_stop_one_after_the_other(tmp_path: Path) -> None:
+    """The engine waits for as long as all of them may take."""
+    given = case_input(tmp_path, "nomad")[1]
+    workloads = make_deployment(given.site, given.services, given.base).workloads
+    waits = {one.name: {unit.name: unit.service.stop_wait_s for unit in one.units} for one in workloads}
+    assert waits["slurmdbd"] == {"munge": 30, "mariadb": 120, "slurmdbd": 60}
+    assert {one.name: one.stop_s for one in workloads} == {
+        name: sum(each.values()) + 10 for name, each in waits.items()
+    }
 
 
 @pytest.mark.parametrize("name", NOMAD_CASES)

@@ -42,6 +42,7 @@ class Node:
     root: Path
     services: dict[str, Any] = field(default_factory=dict)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    programs: Path = RUNTIME
 
     def add(self, name: str, needs: Sequence[str] = (), after: Sequence[str] = (), **times: float) -> None:
         """Add a service; ``times``: ready_s and stop_s that it takes, release_s that its stop waits for users."""
@@ -61,20 +62,24 @@ class Node:
                 "signal": "TERM",
                 "stop_s": 3,
                 "ports": [],
+                "lease": None,
+                "outlived": False,
                 "release_s": values["release_s"],
             },
         }
         (self.root / "etc/sms/services.json").write_text(json.dumps({"services": self.services}))
 
-    def start(
-        self, name: str, *options: str, wrapper: Sequence[str] = (), prefix: Sequence[str] = ()
-    ) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *options: str, prefix: Sequence[str] = (), holder: str = "") -> subprocess.Popen[bytes]:
         """Begin a task; its output is NAME.out. ``prefix``: words before its whole command."""
-        words = ["--", *wrapper] if wrapper else []
         with (self.root / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
-                [*prefix, sys.executable, str(RUNTIME / "sms-run"), "--jobsync", *options, name, *words],
-                env={**os.environ, "SMS_ROOT": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"},
+                [*prefix, sys.executable, str(self.programs / "sms-run"), "--jobsync", *options, name],
+                env={
+                    **os.environ,
+                    "SMS_ROOT": str(self.root),
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    "SMS_HOLDER": holder or name,
+                },
                 stdout=out,
                 stderr=out,
             )

@@ -279,9 +279,9 @@ def test_stops_in_order(node: Node) -> None:
 
 
 def test_wait_for_users_is_bounded(node: Node) -> None:
-    node.add("munge", release_s=30)
+    node.add("munge", release_s=1)
     node.add("slurmctld", needs=["munge"])
-    munge, other = node.start("munge", "--release", "1"), node.start("slurmctld")
+    munge, other = node.start("munge"), node.start("slurmctld")
     node.await_state("slurmctld", "ready")
     began = time.monotonic()
     assert end(munge) == 0
@@ -510,31 +510,65 @@ def test_mark_of_an_unclean_end(node: Node) -> None:
     assert [line for line in node.log if "it" not in line] == ["clean", "1", "clean"]
 
 
-def test_around_another_program(node: Node) -> None:
-    """Probes, preparation and service run where the wrapper puts them; a killed sms-run does not leave them there."""
-    wrapper = node.root / "wrapper"
-    wrapper.write_text(
-        f'#!/bin/sh\necho "$@" >>{node.root}/wrapped\ncase $1 in /opt/sms/bin/*) program={RUNTIME}/${{1##*/}}; shift\n'
-        f'{sys.executable} $program "$@" ;; *) "$@" ;; esac &\n'
-        "trap 'kill -TERM $!' TERM\nwhile kill -0 $!; do wait $!; status=$?; done 2>/dev/null\nexit $status\n"
-    )
-    wrapper.chmod(0o755)
+def test_unclean_end_of_a_task_that_is_prepared_beforehand(node: Node) -> None:
+    """As of a container that is started again in its pod: its preparation is not, what such an end needs is."""
     mark = node.root / "var/lib/sms/.running"
-    node.add("munge")
-    node.add("slurmctld", needs=["munge"])
-    node.services["slurmctld"]["running"] = "/var/lib/sms/.running"
+    node.add("it")
+    setup, unclean = (f"echo {word} >>{node.root}/log" for word in ("prepares", "unclean"))
+    node.services["it"].update(running="/var/lib/sms/.running", setup=setup, unclean=unclean)
     node.add("other")
-    node.start("munge")
-    task = node.start("slurmctld", wrapper=[str(wrapper)])
-    node.await_state("slurmctld", "ready")
-    words = (node.root / "wrapped").read_text().split("\n")
-    assert "/opt/sms/bin/sms-probe --wait 0 munge" in words
-    assert "/opt/sms/bin/sms-run --with-parent slurmctld" in words
-    assert mark.exists()
-    before = node.log.count("slurmctld ends")
-    task.kill()
-    task.wait()
-    later(lambda: node.log.count("slurmctld ended") == before + 1)
+    for killed in (True, False, False):
+        task = node.start("it", "--prepared")
+        later(lambda: node.record("it").get("state") == "ready")
+        if killed:
+            os.killpg(node.pid("it"), signal.SIGKILL)
+            assert task.wait(60) == 137
+        else:
+            assert end(task) == 0
+        assert mark.exists() == killed
+    assert [line for line in node.log if "it" not in line] == ["unclean"]
+
+
+def test_what_an_unclean_end_needs_is_in_the_preparation_too(node: Node) -> None:
+    """Images of before know no other way."""
+    tasks: Any = task_json(SERVICES, Templates(share("overlays"), site=SITE, services=SITE.service_names))["services"]
+    found = tasks["slurmctld"]
+    assert found["unclean"] == "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state"
+    assert f'if [ -n "${{SMS_UNCLEAN:-}}" ]; then\n{found["unclean"]}\nfi\n' in found["setup"]
+    assert tasks["munge"]["unclean"] == "" and "SMS_UNCLEAN" not in tasks["munge"]["setup"]
+    assert (found["jobsync"]["lease"], tasks["mariadb"]["jobsync"]["lease"]) == (
+        "/var/spool/slurmctld",
+        "/var/lib/mysql",
+    )
+    assert [name for name, each in tasks.items() if each["jobsync"]["lease"]] == ["mariadb", "slurmctld"]
+
+
+@needs_root
+def test_what_outlives_its_task_leaves_the_cgroups_of_the_engine(node: Node) -> None:
+    """The executor of an engine is not in the cgroup of the task; jobs of slurmd must not be either."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    places = [row[1] for row in mounts if row[2] == "cgroup" and "freezer" in row[3].split(",")]
+    places += [row[1] for row in mounts if row[2] == "cgroup2" and row[1] == "/sys/fs/cgroup"]
+    if not places:
+        pytest.skip("no cgroups are mounted")
+    folder = Path(places[0]) / f"engine-{os.getpid()}"
+    node.add("it")
+    node.services["it"]["jobsync"]["outlived"] = True
+    node.add("other")
+    folder.mkdir()
+    own = Path(places[0]) / "sms-it"
+    try:
+        node.start("it", prefix=["sh", "-c", f'echo $$ >{folder}/cgroup.procs; exec "$@"', "engine"])
+        node.await_state("it", "ready")
+        pid = node.pid("it")
+        assert str(pid) in (own / "cgroup.procs").read_text().split()
+        assert str(pid) not in (folder / "cgroup.procs").read_text().split()
+        assert str(node.started[0].pid) in (folder / "cgroup.procs").read_text().split()
+        assert end(node.started[0]) == 0
+    finally:
+        for place in (folder, own):
+            later(lambda place=place: not (place / "cgroup.procs").read_text())
+            place.rmdir()
 
 
 def test_programs_outside_of_the_image(node: Node, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -558,7 +592,7 @@ def test_that_of_the_container_is_refused(node: Node) -> None:
     node.add("other")
     assert node.start("munge").wait(60) == 2
     assert node.start("nosuch").wait(60) == 2
-    assert run_program("sms-run", node.root, "--release", "1", "other").returncode == 2
+    assert run_program("sms-run", node.root, "--prepared", "other").returncode == 2
 
 
 @needs_root

@@ -114,6 +114,7 @@ job "munge" {
    "groups": [],
    "capabilities": [],
    "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
+   "unclean": "",
    "running": null,
    "needs": [],
    "sync": [],
@@ -137,6 +138,7 @@ job "munge" {
     "stop_s": 30,
     "release_s": 30,
     "lease": null,
+    "outlived": false,
     "ports": []
    }
   },
@@ -151,6 +153,7 @@ job "munge" {
    "groups": [],
    "capabilities": null,
    "setup": "mkdir -p /run/slurm /var/spool/slurmd",
+   "unclean": "",
    "running": null,
    "needs": [
     "munge"
@@ -176,6 +179,7 @@ job "munge" {
     "stop_s": 30,
     "release_s": 0,
     "lease": null,
+    "outlived": true,
     "ports": []
    }
   }

@@ -186,6 +186,7 @@ END
     18
    ],
    "setup": "# A fresh folder on other engines.\ninstall -d -o postfix -m 0700 \"$(postconf -h data_directory)\"\npostalias /etc/aliases\npostfix -c /etc/postfix check\n",
+   "unclean": "",
    "running": null,
    "needs": [],
    "sync": [],
@@ -200,6 +201,7 @@ END
     "stop_s": 30,
     "release_s": 0,
     "lease": null,
+    "outlived": false,
     "ports": [
      25
     ]

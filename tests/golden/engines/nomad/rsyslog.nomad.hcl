@@ -224,6 +224,7 @@ END
     10
    ],
    "setup": "install -d -o syslog -g syslog -m 0755 /run/rsyslog\nrm -f /run/rsyslog/rsyslogd.pid\nln -sfn /run/rsyslog/socket /dev/log\n# In folders that are not its own: it can write these files, and no others there.\ntouch /var/log/messages /var/log/sms/syslog-probe\nchown syslog:syslog /var/log/messages /var/log/sms/syslog-probe\nchmod 0640 /var/log/messages /var/log/sms/syslog-probe\ninstall -d -m 0700 /var/spool/rsyslog\nchown -R syslog:syslog /var/spool/rsyslog\n",
+   "unclean": "",
    "running": null,
    "needs": [],
    "sync": [],
@@ -239,6 +240,7 @@ END
     "stop_s": 30,
     "release_s": 0,
     "lease": null,
+    "outlived": false,
     "ports": [
      514,
      2514

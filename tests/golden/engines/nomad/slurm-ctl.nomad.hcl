@@ -193,6 +193,7 @@ END
    "groups": [],
    "capabilities": [],
    "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
+   "unclean": "",
    "running": null,
    "needs": [],
    "sync": [],
@@ -216,6 +217,7 @@ END
     "stop_s": 30,
     "release_s": 60,
     "lease": null,
+    "outlived": false,
     "ports": []
    }
   },
@@ -228,6 +230,7 @@ END
    "groups": [],
    "capabilities": [],
    "setup": "",
+   "unclean": "",
    "running": null,
    "needs": [
     "munge"
@@ -255,6 +258,7 @@ END
     "stop_s": 60,
     "release_s": 0,
     "lease": null,
+    "outlived": false,
     "ports": [
      6819
     ]
@@ -271,7 +275,8 @@ END
     "maildrop"
    ],
    "capabilities": [],
-   "setup": "install -d -o slurm -g slurm -m 0755 /run/slurmctld /var/log/slurm\ninstall -d -o slurm -g slurm -m 0700 /var/spool/slurmctld\n# Of an image in which slurm had other ids.\nfind /var/spool/slurmctld /var/log/slurm ! -user slurm -exec chown -h slurm:slurm {} +\n[ -z \"$${SMS_UNCLEAN:-}\" ] || /opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\n",
+   "setup": "install -d -o slurm -g slurm -m 0755 /run/slurmctld /var/log/slurm\ninstall -d -o slurm -g slurm -m 0700 /var/spool/slurmctld\n# Of an image in which slurm had other ids.\nfind /var/spool/slurmctld /var/log/slurm ! -user slurm -exec chown -h slurm:slurm {} +\nif [ -n \"$${SMS_UNCLEAN:-}\" ]; then\n/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\nfi\n",
+   "unclean": "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state",
    "running": "/var/spool/slurmctld/.sms-running",
    "needs": [
     "munge",
@@ -299,6 +304,7 @@ END
     "stop_s": 60,
     "release_s": 0,
     "lease": "/var/spool/slurmctld",
+    "outlived": false,
     "ports": [
      6817
     ]

@@ -216,6 +216,7 @@ END
    "groups": [],
    "capabilities": [],
    "setup": "install -d -o mysql -g mysql -m 0755 /run/mysqld\ninstall -d -o mysql -g mysql -m 0700 /var/lib/mysql\n# The image has no database: the first start on an overlay makes one, complete or not at all.\nif [ ! -e /var/lib/mysql/sms-initialised ]; then\n  find /var/lib/mysql -mindepth 1 ! -name '.sms-*' -delete\n  mariadb-install-db --no-defaults --user=mysql --datadir=/var/lib/mysql --auth-root-authentication-method=socket \\\n    --skip-test-db >/var/log/sms/mariadb-install.log 2>&1\n  touch /var/lib/mysql/sms-initialised\nfi\n",
+   "unclean": "",
    "running": null,
    "needs": [],
    "sync": [],
@@ -238,6 +239,7 @@ END
     "stop_s": 120,
     "release_s": 60,
     "lease": "/var/lib/mysql",
+    "outlived": false,
     "ports": []
    }
   },
@@ -250,6 +252,7 @@ END
    "groups": [],
    "capabilities": [],
    "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
+   "unclean": "",
    "running": null,
    "needs": [],
    "sync": [],
@@ -273,6 +276,7 @@ END
     "stop_s": 30,
     "release_s": 60,
     "lease": null,
+    "outlived": false,
     "ports": []
    }
   },
@@ -285,6 +289,7 @@ END
    "groups": [],
    "capabilities": [],
    "setup": "install -d -o slurm -g slurm -m 0755 /run/slurmdbd /var/log/slurm\n# The login goes by the user behind the socket: there is no password to keep.\nmariadb --no-defaults --socket=/run/mysqld/mysqld.sock <<'SQL'\nCREATE DATABASE IF NOT EXISTS slurm_acct_db;\nCREATE USER IF NOT EXISTS slurm@localhost IDENTIFIED VIA unix_socket;\nGRANT ALL ON slurm_acct_db.* TO slurm@localhost;\nSQL\n",
+   "unclean": "",
    "running": null,
    "needs": [
     "munge",
@@ -314,6 +319,7 @@ END
     "stop_s": 60,
     "release_s": 0,
     "lease": null,
+    "outlived": false,
     "ports": [
      6819
     ]
@@ -393,7 +399,7 @@ END
       driver       = "raw_exec"
       user         = "root"
       kill_signal  = "SIGTERM"
-      kill_timeout = "190s"
+      kill_timeout = "220s"
 
       config {
         command = "/bin/sh"
@@ -512,7 +518,7 @@ END
       driver       = "raw_exec"
       user         = "root"
       kill_signal  = "SIGTERM"
-      kill_timeout = "190s"
+      kill_timeout = "220s"
 
       config {
         command = "/bin/sh"
@@ -631,7 +637,7 @@ END
       driver       = "raw_exec"
       user         = "root"
       kill_signal  = "SIGTERM"
-      kill_timeout = "190s"
+      kill_timeout = "220s"
       leader       = true
 
       config {

@@ -184,6 +184,7 @@ END
    "groups": [],
    "capabilities": [],
    "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
+   "unclean": "",
    "running": null,
    "needs": [],
    "sync": [],
@@ -207,6 +208,7 @@ END
     "stop_s": 30,
     "release_s": 90,
     "lease": null,
+    "outlived": false,
     "ports": []
    }
   },
@@ -221,7 +223,8 @@ END
     "maildrop"
    ],
    "capabilities": [],
-   "setup": "",
+   "setup": "if [ -n \"$${SMS_UNCLEAN:-}\" ]; then\n/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\nfi\n",
+   "unclean": "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state",
    "running": "/var/spool/slurmctld/.sms-running",
    "needs": [
     "munge"
@@ -248,6 +251,7 @@ END
     "stop_s": 60,
     "release_s": 30,
     "lease": "/var/spool/slurmctld",
+    "outlived": false,
     "ports": [
      6817
     ]
@@ -263,6 +267,7 @@ END
    "groups": [],
    "capabilities": [],
    "setup": "install -d -o slurmrest -g slurmrest -m 0755 /run/slurmrestd\nrm -f /run/slurmrestd/slurmrestd.sock\n",
+   "unclean": "",
    "running": null,
    "needs": [
     "munge",
@@ -283,6 +288,7 @@ END
     "stop_s": 30,
     "release_s": 0,
     "lease": null,
+    "outlived": false,
     "ports": []
    }
   }
