@@ -56,6 +56,8 @@ Capability = Literal[
 ]
 """Capabilities (capabilities(7)) that a service may have. None of them reaches beyond the container's namespaces and
 files, except that AUDIT_WRITE adds records to the host's audit log."""
+SecretName = Literal["jwt_key", "munge_key", "ssh_host_key", "sssd_conf"]
+"""Secret files of the site file that services read."""
 Sysctl = Annotated[str, StringConstraints(pattern=r"^net\.[a-z0-9_.]+$")]
 
 
@@ -72,11 +74,12 @@ class Probe(Section):
     routed: str | None = Field(
         None, description="Address that must answer a ping sent from behind the container, where nodes are."
     )
-    http: str | None = Field(
-        None, description="http+unix:/path or http://address:port/path; the status must be below 500."
-    )
+    http: str | None = Field(None, description="http+unix:/path or http://address:port/path; see `status`.")
     fresh: AbsolutePath | None = Field(None, description="JSON file {state, detail, until}: healthy until that time.")
     file: AbsolutePath | None = Field(None, description="Log file that `syslog` checks.")
+    status: int | None = Field(
+        None, ge=100, le=599, description="Status that `http` must answer with (default: 2xx or 3xx)."
+    )
     timeout_s: float = Field(5, gt=0, le=60, description="Timeout in seconds.")
     outside: bool = Field(False, description="Whether the reply comes from a machine outside the container.")
 
@@ -87,6 +90,8 @@ class Probe(Section):
             raise ValueError("give exactly one of exec, ntp, smtp, syslog, routed, http, fresh")
         if (self.syslog is None) != (self.file is None):
             raise ValueError("syslog and file go together")
+        if self.status and not self.http:
+            raise ValueError("status is that of http")
         return self
 
 
@@ -174,6 +179,11 @@ class Engines(Section):
         (), description="Folders that it writes to and that may be lost; those of `state` may be among them."
     )
     memory_mb: int = Field(128, ge=16, description="Memory that it is given, in MiB.")
+    run: tuple[str, ...] = Field((), description="Its command there, if it is another one.")
+    ports: tuple[OnePort, ...] = Field((), description="Its ports there, if it has others.")
+    probe: Probe | None = Field(None, description="Its readiness probe there, if it is another one.")
+    needs_secrets: tuple[SecretName, ...] = Field((), description="Secret files without which it does not run there.")
+    users: bool = Field(False, description="Whether its ports are for users outside of the nodes' networks, too.")
 
     @model_validator(mode="after")
     def _reasoned(self) -> Engines:
@@ -237,6 +247,8 @@ class Service(Section):
     tails: tuple[AbsolutePath, ...] = Field(
         (), description="Append-only files below /var/log, whose last lines are copied at the end of a migration."
     )
+    secrets: tuple[SecretName, ...] = Field((), description="Secret files that it reads, of those that the site has.")
+    needs_secrets: tuple[SecretName, ...] = Field((), description="Secret files without which it cannot run.")
     sync: tuple[AbsolutePath, ...] = Field((), description="Files that it pulls from the provisioning node.")
     files: tuple[SeedFile, ...] = Field((), description="Files of a fresh overlay.")
     site_files: SiteFiles | None = Field(None, description="A folder for files of the site.")

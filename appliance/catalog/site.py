@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ RESERVED = (
 """Folders of the container in which a service of the site has no files and no state."""
 LOGS = ("messages", "supervisor")
 """Names of logs that are not of one service (`sms logs`)."""
+EXPORTS = re.compile(r"place|probe|namespace|kustomization|slurm-c(n|tl)|prepare-.*|.*-nodes")
+"""Names that exports give to jobs, containers, files and objects of their own (appliance/engines)."""
 COMMON = ("/etc/passwd", "/etc/group", "/etc/shadow", "/etc/hosts", "/etc/logrotate.conf")
 """Files of every container."""
 
@@ -129,6 +132,13 @@ def _check(one: SiteService, found: Mapping[str, SiteService], shipped: Mapping[
             yield document.problem((place,), f"{name} is already the service {names[name]}", hint)
     if service.name in LOGS:
         yield document.problem(("name",), f"{service.name} is the name of another log", "choose another name")
+    if EXPORTS.fullmatch(service.name):
+        words = f"{service.name} is a name that `sms export` uses itself"
+        yield document.problem(("name",), words, "choose another name")
+    for index, name in enumerate(service.engines.reads):
+        if name not in shipped and name not in others:
+            words = f"{name} is not a service"
+            yield document.problem(("engines", "reads", index), words, "use a name of the catalogue")
     if service.site_files:
         yield document.problem(("site_files",), "only slurmctld has a folder for slurm.files", "use files")
     if service.role:
@@ -139,9 +149,12 @@ def _check(one: SiteService, found: Mapping[str, SiteService], shipped: Mapping[
                 yield document.problem((field, index), f"{need} is not a service", "use a name of the catalogue")
     runnable = {name: each for name, each in {**others, **shipped}.items() if each.container}
     ports = {port: name for name, each in runnable.items() for port in each.ports}
-    for index, port in enumerate(service.ports if service.container else ()):
-        if port in ports:
-            yield document.problem(("ports", index), f"{port} already belongs to {ports[port]}", "use another port")
+    ports |= {port: name for name, each in runnable.items() for port in each.engines.ports}
+    for place_of_port, given in ((("ports",), service.ports), (("engines", "ports"), service.engines.ports)):
+        for index, port in enumerate(given if service.container else ()):
+            if port in ports:
+                words = f"{port} already belongs to {ports[port]}"
+                yield document.problem((*place_of_port, index), words, "use another port")
     taken = {file.path: name for name, each in runnable.items() for file in each.files}
     taken |= dict.fromkeys(COMMON, "every container")
     for index, file in enumerate(service.files):
@@ -165,6 +178,7 @@ def _reserved(one: SiteService) -> Iterator[Problem]:
     ]
     places += [(("state", index), path) for index, path in enumerate(service.state)]
     places += [(("tails", index), path) for index, path in enumerate(service.tails)]
+    places += [(("engines", "scratch", index), path) for index, path in enumerate(service.engines.scratch)]
     if service.running:
         places.append((("running",), service.running))
     for place, path in places:

@@ -55,6 +55,11 @@ class Kubernetes(Section):
     storage_class: Label | None = Field(None, description="Class of the volumes (default: the cluster's).")
     storage_gb: int = Field(4, ge=1, le=65536, description="Size of each volume, in GiB.")
     munge_secret: Name = Field("munge-key", description="The Secret with the Munge key, under `munge.key`.")
+    jwt_secret: Name = Field("jwt-key", description="That with the key of tokens, under `jwt_hs256.key`.")
+    sssd_secret: Name = Field("sssd-conf", description="That with the file of sssd, under `sssd.conf`.")
+    ssh_secret: Name = Field(
+        "ssh-host-key", description="That with the host key of logins, under `ssh_host_ed25519_key`."
+    )
     kubeconfig: File | None = Field(
         None, description="File with cluster and account for `kubectl` (default: KUBECONFIG of the environment)."
     )

@@ -360,6 +360,11 @@ class Secrets(Section):
 
     munge_key: File | None = Field(None, description="Munge key of the cluster (default: created at the first start).")
     shadow: File | None = Field(None, description="A shadow file for the accounts.")
+    jwt_key: File | None = Field(
+        None, description="Key of Slurm's tokens (auth/jwt), for slurmrestd on other engines: 32 random bytes."
+    )
+    ssh_host_key: File | None = Field(None, description="Private host key of the service login, of type ed25519.")
+    sssd_conf: File | None = Field(None, description="sssd.conf of the service sssd.")
     tls_ca: File | None = Field(None, description="CA that file synchronisation trusts.")
     tls_cert: File | None = Field(None, description="Certificate of the container.")
     tls_key: File | None = Field(None, description="Key of that certificate.")

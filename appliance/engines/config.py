@@ -11,17 +11,17 @@ from pathlib import Path
 from appliance.catalog import Base, Service
 from appliance.config.model import Site
 from appliance.config.slurm_files import FOLDER
-from appliance.engines.group import make_workloads, place, user_ids
+from appliance.engines.group import make_workloads, on_engine, place, user_ids
 from appliance.engines.model import ConfigFile, Deployment, SecretFile, Unit, Workload
 from appliance.errors import ConfigError
-from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_files, template_values
+from appliance.plan.overlay.seed import SECRET_PLACES, Seed, secrets_of, seed_files, template_values
 from appliance.plan.render import Templates
 from appliance.plan.services.jobsync import task_json
 
 SERVICES = "/etc/sms/services.json"
 SLURM_CONF = f"{FOLDER}/slurm.conf"
 MUNGE = "munge_key"
-"""The secret that engines have; others are those of file synchronisation and of password logins."""
+"""The secret that every cluster has, also one whose site file does not name it."""
 LARGEST = 900_000
 """Characters of the files of a workload: a ConfigMap has 1 MiB at most."""
 TAKEN = re.compile(
@@ -65,6 +65,7 @@ def make_deployment(site: Site, services: Sequence[Service], base: Base) -> Depl
     Raises:
         ConfigError: the ids of a user are not known.
     """
+    services = [on_engine(service, site) for service in services]
     workloads = make_workloads(services, user_ids(base, services, site.system_users))
     networks = tuple(str(network) for network in site.node_networks)
     return Deployment(site.cluster, tuple(workloads), place(services, workloads), networks)
@@ -82,7 +83,7 @@ def with_files(
         site, services, overlays=sources.overlays, extra=(), given=sources.given
     )}  # fmt: skip
     templates = Templates(sources.overlays, **template_values(site, services))
-    by_name = {service.name: service for service in services}
+    by_name = {service.name: on_engine(service, site) for service in services}
     filled = []
     for workload in deployment.workloads:
         parts = _readable(workload, by_name)
@@ -92,7 +93,7 @@ def with_files(
             paths |= {path for path in sources.given if path.startswith(f"{FOLDER}/")}
         files = [_file(seeds[path], workload, deployment, network) for path in sorted(paths & seeds.keys())]
         files.append(ConfigFile(SERVICES, key_of(SERVICES), _services(workload, by_name, templates, network.ports)))
-        filled.append(replace(workload, files=_checked(workload, files), secrets=tuple(_secrets(workload))))
+        filled.append(replace(workload, files=_checked(workload, files), secrets=tuple(_secrets(workload, site))))
     return replace(deployment, workloads=tuple(filled))
 
 
@@ -212,11 +213,12 @@ def _is_remote(service: Service) -> bool:
     return bool(probe.exec) or (probe.http or "").startswith("http://")
 
 
-def _secrets(workload: Workload) -> Iterator[SecretFile]:
-    """Yield the secrets of a workload: those that lie in the state of its services."""
-    path, owner, mode = SECRET_PLACES[MUNGE]
-    if any(path.startswith(f"{top}/") for unit in workload.units for top in unit.service.state):
-        yield SecretFile(MUNGE, path, owner, f"{mode:04o}")
+def _secrets(workload: Workload, site: Site) -> Iterator[SecretFile]:
+    """Yield the secret files that the services of a workload read."""
+    for name in sorted({name for unit in workload.units for name in secrets_of(unit.service)}):
+        if name == MUNGE or getattr(site.secrets, name):
+            path, owner, mode = SECRET_PLACES[name]
+            yield SecretFile(name, path, owner, f"{mode:04o}")
 
 
 def _checked(workload: Workload, files: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:

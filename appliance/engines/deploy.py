@@ -18,7 +18,7 @@ class Item:
         units: services in it, in starting order.
         after: items that are to be ready before.
         stop_s: seconds that its stop may take.
-        key: whether it needs the Munge key.
+        secrets: names of the secret files that it needs, as in the site file.
         state: whether it has state that outlives a restart.
         lease: folder of the main service with the lease of its one writer; empty if it has none.
         reload: commands in the main service that make nodes fetch a changed configuration.
@@ -30,7 +30,7 @@ class Item:
     units: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     stop_s: int = 30
-    key: bool = False
+    secrets: tuple[str, ...] = ()
     state: bool = False
     reload: tuple[tuple[str, ...], ...] = ()
     lease: str = ""

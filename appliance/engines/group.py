@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from appliance.catalog import Base, Service
-from appliance.config.model import SystemUser
+from appliance.config.model import Site, SystemUser
 from appliance.engines.model import Ids, Placement, Port, Unit, Workload
 from appliance.errors import ConfigError
 from appliance.plan.image.accounts import DEBIAN_SLURM
@@ -18,13 +18,12 @@ ETC = "/etc/"
 def make_workloads(services: Sequence[Service], ids: Mapping[str, Ids]) -> list[Workload]:
     """Return the workloads of the services that an engine can run, without files; in starting order.
 
-    A service without ports that others need is reached by a socket file: it runs beside each of these. If it has state
-    and several need it, all of them are one workload, named by the first.
+    A service without ports that others need or wait for is reached by a socket file: it runs beside each of these.
+    If it has state and several need it, all of them are one workload, named by the first.
     """
     carried = {service.name: service for service in services if service.engines.place == "one"}
-    beside = {
-        name for name, each in carried.items() if not each.ports and any(name in one.needs for one in carried.values())
-    }
+    wanted = {name for one in carried.values() for name in (*one.needs, *one.after)}
+    beside = {name for name, each in carried.items() if not each.ports and name in wanted}
     groups = [[name] for name in carried if name not in beside]
     for helper in beside:
         users = [group for group in groups if helper in _helpers(group, carried, beside)]
@@ -41,11 +40,23 @@ def make_workloads(services: Sequence[Service], ids: Mapping[str, Ids]) -> list[
     return [_ordered(one, made) for one in made]
 
 
+def on_engine(service: Service, site: Site) -> Service:
+    """Return a service as engines run it; one whose secret files the site file does not name stays in the container."""
+    own = service.engines
+    changes: dict[str, object] = {name: getattr(own, name) for name in ("run", "ports", "probe") if getattr(own, name)}
+    missing = [name for name in (*service.needs_secrets, *own.needs_secrets) if getattr(site.secrets, name) is None]
+    if own.place == "one" and missing:
+        why = f"it needs a file that the site file does not name: `secrets.{missing[0]}`"
+        changes["engines"] = own.model_copy(update={"place": "gateway", "why": why})
+    return service.model_copy(update=changes)
+
+
 def _helpers(group: Sequence[str], carried: Mapping[str, Service], beside: set[str]) -> set[str]:
     found: set[str] = set()
     todo = list(group)
     while todo:
-        needs = set(carried[todo.pop()].needs) & beside - found
+        one = carried[todo.pop()]
+        needs = {*one.needs, *one.after} & beside - found
         found |= needs
         todo += needs
     return found

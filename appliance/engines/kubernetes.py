@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from appliance.config.model import Site
-from appliance.engines.config import MUNGE, Network, placed_files, unit_argv
-from appliance.engines.model import Deployment, Placement, Port, Unit, Workload
+from appliance.engines.config import Network, placed_files, unit_argv
+from appliance.engines.model import Deployment, Placement, Port, SecretFile, Unit, Workload
 from appliance.engines.oci import PATH
 from appliance.errors import ConfigError
 
@@ -41,13 +41,14 @@ class Options:
         network: ``service`` or ``host``.
         address: at which nodes reach the services.
         node: cluster node that runs the pods; empty for any.
+        secrets: existing Secret of each secret file, by its name in the site file.
         dns: name servers, as those of the container: pods need no name of the cluster, and none of its DNS.
     """
 
     network: Literal["service", "host"]
     address: str
     node: str
-    munge_secret: str
+    secrets: Mapping[str, str]
     storage_gb: int
     dns: tuple[str, ...] = ()
     service: Literal["NodePort", "LoadBalancer"] = "NodePort"
@@ -80,12 +81,23 @@ def read_options(site: Site) -> Options:
         given.network,
         str(given.address),
         given.node or "",
-        given.munge_secret,
+        secret_names(site),
         given.storage_gb,
         tuple(str(server) for server in site.networks.dns) or ("127.0.0.1",),
         given.service,
         given.storage_class or "",
     )
+
+
+def secret_names(site: Site) -> dict[str, str]:
+    """Return the Secret of each secret file, by its name in the site file."""
+    given = site.engines.kubernetes
+    return {
+        "munge_key": given.munge_secret,
+        "jwt_key": given.jwt_secret,
+        "ssh_host_key": given.ssh_secret,
+        "sssd_conf": given.sssd_secret,
+    }
 
 
 def network_of(deployment: Deployment, options: Options) -> Network:
@@ -184,7 +196,7 @@ def _object(kind: str, name: str, deployment: Deployment, one: Workload, **rest:
 
 def config_map(deployment: Deployment, one: Workload) -> Object:
     """Return the ConfigMap with all files of a workload; it is mounted as a folder."""
-    paths = {secret.name: f"{SECRETS}/{secret.name}" for secret in one.secrets}
+    paths = {secret.name: f"{_secret_folder(secret)}/{secret.key}" for secret in one.secrets}
     data = {file.key: file.text for file in one.files} | {LIST: placed_files(one, CONFIG, paths)}
     return _object("ConfigMap", f"{one.name}-config", deployment, one, data=data)
 
@@ -272,8 +284,12 @@ def _place(one: Workload) -> Object:
         {"name": "run", "mountPath": "/run"},
         _log_mount(one),
     ]
-    mounts += [{"name": _slug(secret.name), "mountPath": SECRETS, "readOnly": True} for secret in one.secrets]
+    mounts += [{"name": secret.slug, "mountPath": _secret_folder(secret), "readOnly": True} for secret in one.secrets]
     return _root("place", ["/opt/sms/bin/sms-place", f"{CONFIG}/{LIST}", ETC], mounts, PLACE)
+
+
+def _secret_folder(secret: SecretFile) -> str:
+    return f"{SECRETS}/{secret.slug}"
 
 
 def _prepare(one: Workload, unit: Unit) -> Object:
@@ -385,10 +401,9 @@ def _volumes(one: Workload, options: Options) -> list[Value]:
         volumes.append({"name": "log", "emptyDir": {}})
     volumes += [{"name": _slug(path), "emptyDir": {}} for path in one.scratch]
     for secret in one.secrets:
-        assert secret.name == MUNGE
-        items: list[Value] = [{"key": "munge.key", "path": secret.name}]
-        source: Object = {"secretName": options.munge_secret, "defaultMode": 0o400, "items": items}
-        volumes.append({"name": _slug(secret.name), "secret": source})
+        items: list[Value] = [{"key": secret.key, "path": secret.key}]
+        source: Object = {"secretName": options.secrets[secret.name], "defaultMode": 0o400, "items": items}
+        volumes.append({"name": secret.slug, "secret": source})
     return volumes
 
 

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from appliance.config.model import Site
-from appliance.engines.config import MUNGE
 from appliance.engines.kubernetes import (
     IMAGE,
     Object,
@@ -18,7 +17,7 @@ from appliance.engines.kubernetes import (
     node_port,
     selector,
 )
-from appliance.engines.model import Deployment, Workload
+from appliance.engines.model import Deployment, SecretFile, Workload
 from appliance.engines.yaml_text import dump
 
 HEADER = "# Written by `sms export kubernetes`. Changes belong into the site file, or into an overlay of your own.\n"
@@ -84,16 +83,11 @@ def _placed(each: Object, namespace: str, options: Options, image: str) -> Objec
     return {**changed, "metadata": {"name": metadata["name"], "namespace": namespace, "labels": metadata["labels"]}}
 
 
-def secret_command(site: Site, options: Options) -> str:
-    """Return the command that creates the Secret; its content is in no file of an export."""
-    namespace, key = site.engines.kubernetes.namespace or site.cluster, site.secrets.munge_key or "munge.key"
-    source = shlex.quote(f"munge.key={key}")
-    return f"kubectl -n {namespace} create secret generic {options.munge_secret} --from-file={source}"
-
-
-def needs_secret(deployment: Deployment) -> bool:
-    """Return whether a workload needs the Munge key."""
-    return any(secret.name == MUNGE for one in deployment.workloads for secret in one.secrets)
+def secret_command(site: Site, options: Options, secret: SecretFile) -> str:
+    """Return the command that creates a Secret; its content is in no file of an export."""
+    namespace, path = site.engines.kubernetes.namespace or site.cluster, getattr(site.secrets, secret.name)
+    source = shlex.quote(f"{secret.key}={path or secret.key}")
+    return f"kubectl -n {namespace} create secret generic {options.secrets[secret.name]} --from-file={source}"
 
 
 def text_of(documents: list[Object]) -> str:
@@ -152,7 +146,7 @@ def _policy(options: Options) -> str:
 
 
 def network_policy(deployment: Deployment, one: Workload, options: Options) -> Object:
-    """Return the policy: nodes and the other pods of the cluster reach the ports, nobody else anything."""
+    """Return the policy: nodes and the other pods of the cluster reach the ports, others only those for users."""
     blocks = list(deployment.networks)
     if _policy(options) == "Cluster":
         blocks.append(f"{options.address}/32")  # traffic of nodes has the address of the cluster node that it passes
@@ -165,10 +159,19 @@ def network_policy(deployment: Deployment, one: Workload, options: Options) -> O
         }
     }
     sources: list[Value] = [*({"ipBlock": {"cidr": block}} for block in blocks), pods]
-    ports: list[Value] = [{"protocol": port.protocol.upper(), "port": inside(one, port, options)} for port in one.ports]
+    users = {unit.name for unit in one.units if unit.service.engines.users}
+    ingress: list[Value] = []
+    for everybody in (False, True):
+        ports: list[Value] = [
+            {"protocol": port.protocol.upper(), "port": inside(one, port, options)}
+            for port in one.ports
+            if (port.service in users) is everybody
+        ]
+        if ports:
+            ingress.append({"ports": ports} if everybody else {"from": sources, "ports": ports})
     spec: Object = {"podSelector": {"matchLabels": selector(deployment, one)}, "policyTypes": ["Ingress"]}
-    if ports:  # without any, nobody reaches the pod
-        spec["ingress"] = [{"from": sources, "ports": ports}]
+    if ingress:  # without any, nobody reaches the pod
+        spec["ingress"] = ingress
     metadata: Object = {"name": one.name, "labels": labels(deployment, one)}
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 

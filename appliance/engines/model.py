@@ -69,6 +69,16 @@ class SecretFile:
     owner: str
     mode: str
 
+    @property
+    def key(self) -> str:
+        """The name of the file, which is its key in a Secret of Kubernetes."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def slug(self) -> str:
+        """Its name for engines that know letters, digits and dashes: munge-key."""
+        return self.name.replace("_", "-")
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -135,3 +145,9 @@ class Deployment:
     def find(self, role: Role) -> Workload | None:
         """Return the workload whose main service has that role; None if the engine runs none."""
         return next((one for one in self.workloads if one.main.service.role == role), None)
+
+
+def secrets_of(deployment: Deployment) -> list[SecretFile]:
+    """Return the secret files of all workloads, each once."""
+    found = {secret.name: secret for one in deployment.workloads for secret in one.secrets}
+    return [found[name] for name in sorted(found)]

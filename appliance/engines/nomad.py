@@ -30,8 +30,6 @@ FIRST_PROBE_PORT = 6880
 ALLOC, TASK, SECRETS = "${NOMAD_ALLOC_DIR}/data", "${NOMAD_TASK_DIR}", "${NOMAD_SECRETS_DIR}"
 NODE_JOB, SLURMD_PORT = "slurm-cn", 6818
 """Job of document 000 on compute nodes, and its port (SlurmdPort of slurm.conf)."""
-KEY = "munge_key"
-"""Name in a job's variable of the Munge key, in base64."""
 VERIFIED = """\
 # STATE IMAGE FOLDER... -- ARGUMENT...: run a program of the image, if one of the keys has signed it.
 state=$1 image=$2
@@ -201,7 +199,7 @@ def port_label(number: int) -> str:
 
 def _place(one: Workload, options: Options) -> Block:
     """Return the task that assembles /etc before the others start."""
-    sources = {secret.name: "/sms/secrets/munge.key" for secret in one.secrets}
+    sources = {secret.name: f"/sms/secrets/{secret.key}" for secret in one.secrets}
     templates = [_template(f"local/config/{file.key}", file.text) for file in one.files]
     templates.append(_template("local/config/files.json", placed_files(one, "/sms/config", sources)))
     binds = [
@@ -210,9 +208,11 @@ def _place(one: Workload, options: Options) -> Block:
         (f"{ALLOC}/run", "/run"),
         *((source, target) for source, target in _binds(one, options) if target == "/var/log"),
     ]
+    for secret in one.secrets:
+        item = f".{secret.name}.Value | base64Decode"
+        text = f'{{{{ with nomadVar "nomad/jobs/{job_name(one)}" }}}}{{{{ {item} }}}}{{{{ end }}}}'
+        templates.append(_template(f"secrets/{secret.key}", text, literal=False, perms="0400"))
     if one.secrets:
-        text = f'{{{{ with nomadVar "nomad/jobs/{job_name(one)}" }}}}{{{{ .{KEY}.Value | base64Decode }}}}{{{{ end }}}}'
-        templates.append(_template("secrets/munge.key", text, literal=False, perms="0400"))
         binds.append((SECRETS, "/sms/secrets"))
     argv = ["/opt/sms/bin/sms-place", "/sms/config/files.json", "/sms/etc"]
     logs = [path.lstrip("/") for path in one.state if path == "/var/log"]
@@ -423,10 +423,11 @@ def notes(deployment: Deployment, options: Options) -> tuple[str, ...]:
     if any(one.state for one in deployment.workloads):
         # Each job that writes there needs it.
         found.append(f'{client}: host_volume "{volume_name(deployment.cluster)}" {{ path = "{options.state}" }}')
-    found += [
-        f"the Munge key, once: (umask 077; base64 -w0 KEY >FILE); nomad var put -namespace {options.namespace} "
-        f"nomad/jobs/{job_name(one)} {KEY}=@FILE; rm FILE"
-        for one in deployment.workloads
-        if one.secrets
-    ]
+    for one in deployment.workloads:
+        names = [secret.name for secret in one.secrets]
+        if names:
+            found.append(
+                f"secrets, each in base64, once: (umask 077; base64 -w0 KEY >FILE); nomad var put -namespace "
+                f"{options.namespace} nomad/jobs/{job_name(one)} {' '.join(f'{name}=@FILE' for name in names)}; rm FILE"
+            )
     return tuple(found)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from appliance.config.model import Site
 from appliance.engines.config import Network, placed_files, unit_argv
-from appliance.engines.model import Deployment, Unit, Workload
+from appliance.engines.model import Deployment, SecretFile, Unit, Workload, secrets_of
 from appliance.engines.yaml_text import dump
 from appliance.errors import ConfigError
 from appliance.plan.services.confinement import capabilities_for
@@ -22,7 +22,7 @@ Value: TypeAlias = "str | int | bool | Sequence[Value] | Mapping[str, Value]"
 
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*|/[A-Za-z0-9._/@-]*|--[a-z-]+")
 """A word that means itself in a unit of systemd, on a command line, and in YAML."""
-MOUNTED = "target=/sms/secrets/munge_key,mode=0400"
+SECRETS = "/sms/secrets"
 START_S = 600
 """Timeout of a start, in seconds: the first one creates a database."""
 HEADER = "# Written by `sms export {}`. Changes belong into the site file.\n"
@@ -55,7 +55,7 @@ class Container:
     stop_s: int = 10
     once: bool = False
     folder: str = ""
-    secret: bool = False
+    secrets: tuple[SecretFile, ...] = ()
 
 
 def read_options(site: Site, image: str) -> Options:
@@ -106,7 +106,7 @@ def _containers(deployment: Deployment, one: Workload) -> Iterator[Container]:
         first,
         once=True,
         folder=one.name,
-        secret=bool(one.secrets),
+        secrets=one.secrets,
     )
     helpers = {unit.name for unit in one.units if unit.helper}
     for unit in one.units:
@@ -137,7 +137,7 @@ def config_files(deployment: Deployment) -> dict[str, str]:
     """Return the files of the containers, by path: a folder for each workload."""
     files: dict[str, str] = {}
     for one in deployment.workloads:
-        secrets = {secret.name: f"/sms/secrets/{secret.name}" for secret in one.secrets}
+        secrets = {secret.name: f"{SECRETS}/{secret.name}" for secret in one.secrets}
         files |= {f"config/{one.name}/{file.key}": file.text for file in one.files}
         files[f"config/{one.name}/files.json"] = placed_files(one, "/sms/config", secrets)
     return files
@@ -181,7 +181,10 @@ def _quadlet(each: Container, deployment: Deployment, options: Options) -> str:
         f"AddCapability={' '.join(f'CAP_{name}' for name in each.capabilities)}",
         *(f"Volume={name}.volume:{target}" for name, target in each.mounts.items()),
         *((f"Volume={config_folder(deployment)}/config/{each.folder}:/sms/config:ro",) if each.folder else ()),
-        *((f"Secret={secret_name(deployment)},type=mount,{MOUNTED}",) if each.secret else ()),
+        *(
+            f"Secret={secret_name(deployment, one)},type=mount,target={SECRETS}/{one.name},mode=0400"
+            for one in each.secrets
+        ),
     ]
     if each.health:
         lines += [
@@ -198,9 +201,9 @@ def _quadlet(each: Container, deployment: Deployment, options: Options) -> str:
     return HEADER.format("quadlet") + "\n".join((*lines, "", "[Install]", "WantedBy=multi-user.target", ""))
 
 
-def secret_name(deployment: Deployment) -> str:
-    """Return the name of Podman's secret with the Munge key: a host can have several clusters."""
-    return f"sms-{deployment.cluster}-munge-key"
+def secret_name(deployment: Deployment, secret: SecretFile) -> str:
+    """Return the name of a secret for Podman: a host can have several clusters."""
+    return f"sms-{deployment.cluster}-{secret.slug}"
 
 
 def compose_files(deployment: Deployment, options: Options) -> dict[str, str]:
@@ -208,15 +211,17 @@ def compose_files(deployment: Deployment, options: Options) -> dict[str, str]:
     made = containers(deployment)
     document: dict[str, Value] = {
         "name": f"sms-{deployment.cluster}",
-        "services": {each.name: _compose(each, made, options, secret_name(deployment)) for each in made},
+        "services": {each.name: _compose(each, made, options, deployment) for each in made},
         "volumes": {name: {"name": name} for name in sorted({volume for each in made for volume in each.mounts})},
     }
-    if any(each.secret for each in made):
-        document["secrets"] = {secret_name(deployment): {"external": True}}
+    if secrets := secrets_of(deployment):
+        document["secrets"] = {secret_name(deployment, one): {"external": True} for one in secrets}
     return {"compose.yaml": HEADER.format("compose") + dump([document]), **config_files(deployment)}
 
 
-def _compose(each: Container, others: Sequence[Container], options: Options, secret: str) -> dict[str, Value]:
+def _compose(
+    each: Container, others: Sequence[Container], options: Options, deployment: Deployment
+) -> dict[str, Value]:
     once = {other.name for other in others if other.once}
     volumes: list[Value] = [f"{name}:{target}" for name, target in each.mounts.items()]
     if each.folder:
@@ -235,8 +240,11 @@ def _compose(each: Container, others: Sequence[Container], options: Options, sec
         "volumes": volumes,
         "restart": "no" if each.once else "always",
     }
-    if each.secret:
-        made["secrets"] = [{"source": secret, "target": "/sms/secrets/munge_key", "mode": "0400"}]
+    if each.secrets:
+        made["secrets"] = [
+            {"source": secret_name(deployment, one), "target": f"{SECRETS}/{one.name}", "mode": "0400"}
+            for one in each.secrets
+        ]
     if each.needs:
         ended, healthy = "service_completed_successfully", "service_healthy"
         made["depends_on"] = {name: {"condition": ended if name in once else healthy} for name in each.needs}

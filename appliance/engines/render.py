@@ -10,7 +10,7 @@ from appliance.config.model import Site
 from appliance.engines import hcl, kubernetes, kustomize, nomad, podman, terraform
 from appliance.engines.config import Network, Sources, check_settings, make_deployment, with_files
 from appliance.engines.deploy import Bundle, Item
-from appliance.engines.model import Deployment, Placement, Workload
+from appliance.engines.model import Deployment, Placement, Workload, secrets_of
 from appliance.engines.nomad_json import job_json
 from appliance.errors import ConfigError
 from appliance.plan.overlay.seed import template_values
@@ -71,9 +71,8 @@ def _filled(given: Input, bare: Deployment, network: Network, place: str = "") -
 
 
 def _kubernetes_notes(given: Input, deployment: Deployment, options: kubernetes.Options) -> tuple[str, ...]:
-    if not kustomize.needs_secret(deployment):
-        return ()
-    return (f"the Munge key, once: {kustomize.secret_command(given.site, options)}",)
+    secrets = secrets_of(deployment)
+    return tuple(f"secret, once: {kustomize.secret_command(given.site, options, each)}" for each in secrets)
 
 
 def _nomad(given: Input) -> Export:
@@ -141,7 +140,8 @@ def _item(one: Workload, name: str, text: str, after: tuple[str, ...]) -> Item:
     main = one.main.service
     reload = main.reload if main.role == "controller" else ()
     lease = str(main.engines.lease or "")
-    return Item(name, "service", text, units, after, one.stop_s, bool(one.secrets), bool(one.state), reload, lease)
+    secrets = tuple(secret.name for secret in one.secrets)
+    return Item(name, "service", text, units, after, one.stop_s, secrets, bool(one.state), reload, lease)
 
 
 BUNDLES: Mapping[str, Callable[[Input], Bundle]] = {"kubernetes": _bundle_for_kubernetes, "nomad": _bundle_for_nomad}
@@ -204,12 +204,13 @@ def _quadlet(given: Input) -> Export:
     units = "cp *.container *.volume /etc/containers/systemd/"
     note = f"on {options.host}: {units}; mkdir -p {folder}; cp -r config {folder}/"
     files = podman.quadlet_files(deployment, options)
-    return Export(files, deployment.placements, (note, *_podman_notes(deployment)))
+    return Export(files, deployment.placements, (note, *_podman_notes(given.site, deployment)))
 
 
 def _compose(given: Input) -> Export:
     deployment, options = _for_podman(given)
-    return Export(podman.compose_files(deployment, options), deployment.placements, _podman_notes(deployment))
+    notes = _podman_notes(given.site, deployment)
+    return Export(podman.compose_files(deployment, options), deployment.placements, notes)
 
 
 def _for_podman(given: Input) -> tuple[Deployment, podman.Options]:
@@ -218,10 +219,12 @@ def _for_podman(given: Input) -> tuple[Deployment, podman.Options]:
     return _filled(given, bare, podman.network_of(bare, options)), options
 
 
-def _podman_notes(deployment: Deployment) -> tuple[str, ...]:
-    if not any(one.secrets for one in deployment.workloads):
-        return ()
-    return (f"the Munge key, once: podman secret create {podman.secret_name(deployment)} munge.key",)
+def _podman_notes(site: Site, deployment: Deployment) -> tuple[str, ...]:
+    return tuple(
+        f"secret, once: podman secret create {podman.secret_name(deployment, each)} "
+        f"{getattr(site.secrets, each.name) or each.key}"
+        for each in secrets_of(deployment)
+    )
 
 
 TARGETS: Mapping[str, Callable[[Input], Export]] = {

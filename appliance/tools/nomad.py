@@ -243,10 +243,11 @@ class Nomad:
         text = json.dumps({"Items": dict(items)}).encode()
         self.run("var", "put", "-force", "-in", "json", "-out", "none", path, "-", input=text)
 
-    def has_variable(self, path: str) -> bool:
-        """Return whether there is a variable; its values are not fetched."""
-        found = self.get(f"vars?prefix={quote(path, safe='/')}")
-        return any(text_at(one, "Path") == path for one in (found if isinstance(found, list) else ()))
+    def variable(self, path: str) -> dict[str, str]:
+        """Return the items of a variable, which may be secret; none if there is no such variable."""
+        found = self.get(f"var/{quote(path, safe='/')}")
+        items = found.get("Items") if isinstance(found, dict) else None
+        return {str(name): str(value) for name, value in items.items()} if isinstance(items, dict) else {}
 
     def logs(self, allocation: str, task: str, lines: int, *, errors: bool = True) -> str:
         """Return the last lines of a task's standard error or output; empty if there are none."""

@@ -184,7 +184,7 @@ def packet_socket(interface):
 
 
 def probe_http(spec):
-    """GET; the path must be there and open to the probe (2xx), or lie elsewhere (3xx)."""
+    """GET; the path must be there and open to the probe (2xx), or lie elsewhere (3xx), or have the given status."""
     target = spec["http"]
     if target.startswith("http+unix:"):
         address, path = target[len("http+unix:") :].split(":", 1)
@@ -201,7 +201,8 @@ def probe_http(spec):
         sock.sendall(("GET %s HTTP/1.0\r\nHost: %s\r\n\r\n" % (path, host)).encode())
         status = sock.makefile("rb").readline(1000).decode(errors="replace").strip()
     found = re.match(r"HTTP/1\.[01] ([0-9]{3})", status)
-    if not found or not 200 <= int(found.group(1)) < 400:
+    code = int(found.group(1)) if found else 0
+    if code != spec["status"] if "status" in spec else not 200 <= code < 400:
         raise RuntimeError("unexpected answer: " + status[:120])
     return status[:80]
 

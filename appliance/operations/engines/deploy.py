@@ -32,6 +32,7 @@ from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import Leases
 from appliance.operations.preflight import find_instance
 from appliance.plan.machine import inside_argv
+from appliance.plan.overlay.seed import SECRET_PLACES
 from appliance.progress import Progress
 
 ENGINES = ("kubernetes", "nomad")
@@ -152,7 +153,7 @@ def apply_bundle(
     changed = {one.name for one in differences if one.change != "unchanged"}
     waited: dict[str, float] = {}
     try:
-        created = engine.prepare(bundle, lambda: read_munge_key(cluster))
+        created = engine.prepare(bundle, lambda name: read_secret(cluster, name))
         for wave in bundle.waves():
             for item in wave:
                 if item.name in changed:
@@ -212,19 +213,17 @@ def find_signed(cluster: Cluster, host: Host) -> Image | None:
     return trust(cluster, host, host.run("readlink", "-f", path).text)
 
 
-def read_munge_key(cluster: Cluster) -> bytes:
-    """Return the Munge key of the site.
+def read_secret(cluster: Cluster, name: str) -> bytes:
+    """Return a secret file of the site.
 
     Raises:
         Refused: the site file names none.
     """
-    path = cluster.site.secrets.munge_key
+    path = getattr(cluster.site.secrets, name)
     if path is None:
-        raise Refused(
-            "the site file has no Munge key, which the engine needs",
-            hint="set `secrets.munge_key`; a services container that has run has one in /etc/munge/munge.key",
-        )
-    return read_given([("munge_key", path)])["munge_key"]
+        where = f"; a services container that has run has one in {SECRET_PLACES[name][0]}"
+        raise Refused(f"the site file has no `secrets.{name}`, which the engine needs", hint=f"set it{where}")
+    return read_given([(name, path)])[name]
 
 
 def refuse_other_writer(cluster: Cluster, host: Host, bundle: Bundle, record: Deployed | None) -> None:

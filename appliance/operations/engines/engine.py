@@ -107,11 +107,11 @@ class Engine(Protocol):
     def differences(self, bundle: Bundle) -> list[Difference]:
         """Return what a deployment would do; nothing is changed."""
 
-    def prepare(self, bundle: Bundle, key: Callable[[], bytes]) -> list[str]:
+    def prepare(self, bundle: Bundle, secret: Callable[[str], bytes]) -> list[str]:
         """Create the namespace, and where they are missing the secrets; return what was created.
 
         Args:
-            key: returns the Munge key.
+            secret: returns a secret file, by its name in the site file.
         """
 
     def apply(self, item: Item) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from appliance.config.model import Site
 from appliance.engines.deploy import Bundle, Item
+from appliance.engines.kubernetes import secret_names
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
 from appliance.operations.engines.clients import find_kubectl
 from appliance.operations.engines.engine import Difference, Instance, Part, WorkloadState
+from appliance.plan.overlay.seed import SECRET_PLACES
 from appliance.plan.services.probes import read_probe
 from appliance.progress import Progress
 from appliance.tools.engine import Forbidden, text_at
@@ -32,10 +34,13 @@ DELETE_S = 30
 
 @dataclass(frozen=True)
 class OnKubernetes:
-    """The site's Kubernetes cluster. ``node``: the cluster node that runs the pods, if the site file names one."""
+    """The site's Kubernetes cluster.
+
+    ``secrets``: Secret by the name of the file; ``node``: the cluster node that runs the pods, if one is set.
+    """
 
     kubectl: Kubectl
-    secret: str
+    secrets: Mapping[str, str]
     node: str = ""
     name = "kubernetes"
 
@@ -83,18 +88,20 @@ class OnKubernetes:
             for one, text in zip(bundle.items, texts, strict=True)
         ]
 
-    def prepare(self, bundle: Bundle, key: Callable[[], bytes]) -> list[str]:
-        """Create the namespace, and the Secret if it is missing."""
+    def prepare(self, bundle: Bundle, secret: Callable[[str], bytes]) -> list[str]:
+        """Create the namespace, and the Secrets that are missing."""
         made = []
         if self.kubectl.get("namespace", bundle.namespace) is None:
             made.append(f"namespace {bundle.namespace}")
         for one in bundle.items:
             if one.kind == "namespace":
                 self.kubectl.apply(one.text.encode())
-        if any(one.key for one in bundle.items) and self.kubectl.get("secret", self.secret) is None:
-            own = {"app.kubernetes.io/instance": bundle.cluster, "app.kubernetes.io/part-of": "sms"}
-            self.kubectl.put_secret(self.secret, {"munge.key": key()}, own)
-            made.append(f"secret {self.secret}")
+        own = {"app.kubernetes.io/instance": bundle.cluster, "app.kubernetes.io/part-of": "sms"}
+        for name in sorted({name for one in bundle.items for name in one.secrets}):
+            if self.kubectl.get("secret", self.secrets[name]) is None:
+                file = SECRET_PLACES[name][0].rpartition("/")[2]
+                self.kubectl.put_secret(self.secrets[name], {file: secret(name)}, own)
+                made.append(f"secret {self.secrets[name]}")
         return made
 
     def apply(self, item: Item) -> None:
@@ -203,7 +210,7 @@ def chosen_claims(bundle: Bundle) -> str:
 def find_kubernetes(site: Site, host: Host) -> OnKubernetes:
     """Return the site's cluster, with ``kubectl`` of a host."""
     given = site.engines.kubernetes
-    return OnKubernetes(find_kubectl(site, host), given.munge_secret, given.node or "")
+    return OnKubernetes(find_kubectl(site, host), secret_names(site), given.node or "")
 
 
 def _volume(claim: dict[str, object]) -> str:

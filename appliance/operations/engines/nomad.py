@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from appliance.config.model import Site
 from appliance.engines.deploy import Bundle, Item
-from appliance.engines.nomad import KEY, inside_script, volume_name
+from appliance.engines.nomad import inside_script, volume_name
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
@@ -94,7 +94,7 @@ class OnNomad:
             Difference(one.name, plan.change, "" if plan.change == "unchanged" else plan.text) for one, plan in plans
         ]
 
-    def prepare(self, bundle: Bundle, key: Callable[[], bytes]) -> list[str]:
+    def prepare(self, bundle: Bundle, secret: Callable[[str], bytes]) -> list[str]:
         """Create the namespace, and the variables if they are missing."""
         made = []
         if self.nomad.get(f"namespace/{bundle.namespace}") is None:
@@ -102,8 +102,11 @@ class OnNomad:
             made.append(f"namespace {bundle.namespace}")
         for one in bundle.items:
             path = f"nomad/jobs/{one.name}"
-            if one.key and not self.nomad.has_variable(path):
-                self.nomad.put_variable(path, {KEY: base64.b64encode(key()).decode()})
+            present = self.nomad.variable(path) if one.secrets else {}
+            missing = [name for name in one.secrets if name not in present]
+            if missing:
+                added = {name: base64.b64encode(secret(name)).decode() for name in missing}
+                self.nomad.put_variable(path, {**present, **added})
                 made.append(f"variable {path}")
         return made
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.catalog import read_bases, select
+from appliance.catalog.model import Probe
 from appliance.config.check import check_ports
 from appliance.config.document import Document, Place
 from appliance.config.finding import Finding
@@ -94,6 +95,11 @@ def check_build(loaded: Loaded) -> list[Problem]:
     try:
         services = select(loaded.catalog, site.service_names)
         packages_for(base, services)
+        for service in services:
+            for name in service.needs_secrets:
+                if getattr(site.secrets, name) is None:
+                    words = f"{service.name} needs `secrets.{name}`"
+                    found.append(Finding(("services",), words, "name the file under `secrets`"))
         found += check_accounts(site, base, services, _account_files(site))
     except ConfigError as error:
         found.append(Finding(("services",), error.message, error.hint))
@@ -129,11 +135,15 @@ def check_own(loaded: Loaded) -> list[Problem]:
                 problems.append(one.document.problem((), words, f"chmod go-w {each}"))
         texts: list[tuple[Place, str]] = [(("setup",), one.service.setup)]
         texts += [(("run", index), word) for index, word in enumerate(one.service.run)]
+        texts += [(("engines", "run", index), word) for index, word in enumerate(one.service.engines.run)]
         texts += [(("files", index), file.content or "") for index, file in enumerate(one.service.files)]
-        if probe := one.service.probe:
-            texts += [(("probe", "exec"), word) for argv in probe.exec or () for word in argv]
-            for kind in ("ntp", "smtp", "syslog", "routed", "http"):
-                texts.append((("probe", kind), getattr(probe, kind) or ""))
+        probes: list[tuple[Place, Probe | None]] = [(("probe",), one.service.probe)]
+        probes.append((("engines", "probe"), one.service.engines.probe))
+        for at, probe in probes:
+            if probe:
+                texts += [((*at, "exec"), word) for argv in probe.exec or () for word in argv]
+                kinds = ("ntp", "smtp", "syslog", "routed", "http")
+                texts += [((*at, kind), getattr(probe, kind) or "") for kind in kinds]
         for place, text in texts:
             try:
                 templates.text(text)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.catalog import Service
-from appliance.catalog.model import SeedFile
+from appliance.catalog.model import SecretName, SeedFile
 from appliance.config.hostlist import expand
 from appliance.config.model import Site
 from appliance.config.slurm_files import FOLDER
@@ -23,6 +23,9 @@ from appliance.plan.services.supervisor import services_json, supervisor_conf
 
 SECRET_PLACES = {
     "munge_key": ("/etc/munge/munge.key", "munge", 0o600),
+    "jwt_key": ("/etc/slurm/jwt_hs256.key", "slurm", 0o600),
+    "ssh_host_key": ("/etc/ssh/ssh_host_ed25519_key", "root", 0o600),
+    "sssd_conf": ("/etc/sssd/sssd.conf", "root", 0o600),
     "shadow": ("/etc/shadow", "root", 0o600),
     "tls_ca": ("/etc/sms/tls/ca.pem", "root", 0o600),
     "tls_cert": ("/etc/sms/tls/cert.pem", "root", 0o600),
@@ -31,6 +34,8 @@ SECRET_PLACES = {
     "group": ("/etc/group", "root", 0o644),
 }
 """Path, owner and mode in the container of the files that a site names."""
+OF_SERVICES = ("jwt_key", "ssh_host_key", "sssd_conf")
+"""Those that only services have: their owners are in an image with such a service."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,10 @@ def seed_files(
     for file in (*extra, *service_files):
         text = templates.file(file.template) if file.template else templates.text(file.content or "")
         seeds.append(Seed(file.path, text.encode(), file.owner, file.group, int(file.mode, 8)))
+    read = {name for service in services for name in secrets_of(service)}
     for name, data in given.items():
+        if name in OF_SERVICES and name not in read:
+            continue
         if name in SECRET_PLACES:
             path, owner, mode = SECRET_PLACES[name]
             seeds.append(Seed(path, data, owner, owner, mode))
@@ -81,6 +89,11 @@ def seed_files(
     found = {seed.path: seed for seed in seeds}
     # passwd before shadow: the seed program reads the image's own accounts from there.
     return tuple(found[path] for path in sorted(found))
+
+
+def secrets_of(service: Service) -> tuple[SecretName, ...]:
+    """Return the secret files of the site that a service reads, by their names in the site file."""
+    return (*service.secrets, *service.needs_secrets)
 
 
 def template_values(site: Site, services: Sequence[Service]) -> dict[str, object]:

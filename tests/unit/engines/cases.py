@@ -24,6 +24,17 @@ KUBERNETES = {"address": "10.20.0.9"}
 NOMAD = {"address": "10.20.0.8"}
 PODMAN = {"address": "10.20.0.7"}
 SMALL = ("slurmctld", "munge")
+SECRETS = {
+    "munge_key": "files/munge.key",
+    "jwt_key": "files/jwt.key",
+    "ssh_host_key": "files/ssh_host_key",
+    "sssd_conf": "files/sssd.conf",
+}
+FULL = {
+    "services": ["slurmctld", "munge", "slurmdbd", "mariadb", "slurmrestd", "login", "sssd", "nat"],
+    "secrets": SECRETS,
+}
+"""Services that a site has to choose, with their secrets."""
 ONE = {"services": ["slurmctld", "munge", "slurmdbd", "mariadb", "nat"]}
 
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -50,7 +61,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "kubernetes-full": ("kubernetes", "debian-12", {**FULL, "engines": {"kubernetes": KUBERNETES}}),
     "nomad": ("nomad", "debian-12", {"engines": {"nomad": NOMAD}}),
+    "nomad-full": ("nomad", "debian-12", {**FULL, "engines": {"nomad": NOMAD}}),
     "nomad-small": (
         "nomad",
         "sles-15",
@@ -62,7 +75,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "terraform": ("terraform", "debian-12", {**ONE, "engines": {"kubernetes": KUBERNETES, "nomad": NOMAD}}),
     "quadlet": ("quadlet", "debian-12", {**ONE, "engines": {"podman": PODMAN}}),
-    "compose": ("compose", "debian-12", {**ONE, "engines": {"podman": PODMAN}}),
+    "compose": ("compose", "debian-12", {**FULL, "engines": {"podman": PODMAN}}),
 }
 """Name, and target, golden site and changes of it."""
 

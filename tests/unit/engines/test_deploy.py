@@ -185,7 +185,7 @@ def test_an_image_that_no_node_has_is_refused(monkeypatch: pytest.MonkeyPatch) -
             (*limited, "get", "nodes"): (0, json.dumps({"items": nodes})),
         }
     )
-    found = OnKubernetes(Kubectl(fake, "lab"), "munge-key")
+    found = OnKubernetes(Kubectl(fake, "lab"), {"munge_key": "munge-key"})
     bundle = replace(BUNDLE, image="localhost/sms/sample:k")
     found.check(None, bundle, Silent())  # type: ignore[arg-type]
     for one in (replace(found, node="n2"), found):

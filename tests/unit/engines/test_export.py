@@ -13,14 +13,26 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from appliance.catalog import read_catalog
 from appliance.engines.config import make_deployment, set_lines
 from appliance.engines.kubernetes import node_port
 from appliance.engines.model import Port
-from appliance.engines.render import Export, render
+from appliance.engines.render import TARGETS, Export, render
 from appliance.errors import ConfigError
 from appliance.plan.services.jobsync import PROGRAMS
+from appliance.share import share
 from tests.places import GOLDEN
-from tests.unit.engines.cases import CASES, KUBERNETES, NOMAD, SITES, SMALL, case_input, make_input
+from tests.unit.engines.cases import (
+    CASES,
+    KUBERNETES,
+    NOMAD,
+    PODMAN,
+    SECRETS,
+    SITES,
+    SMALL,
+    case_input,
+    make_input,
+)
 
 VERSIONS = ("1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 """Of which kubernetes-validate has the schemas."""
@@ -75,6 +87,30 @@ def objects(made: Export) -> Iterator[dict[str, Any]]:
             yield from yaml.safe_load_all(text)
 
 
+CATALOG = read_catalog(share("definitions", "services"))
+EVERYTHING = [name for name, one in CATALOG.items() if one.container]
+
+
+@pytest.mark.parametrize("secrets", [True, False])
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_service_on_every_engine(target: str, secrets: bool, tmp_path: Path) -> None:
+    """It is carried, or refused with the reason; without their secret files, logins and tokens are not served."""
+    engines = {"kubernetes": KUBERNETES, "nomad": NOMAD, "podman": PODMAN}
+    changes = {
+        "services": EVERYTHING,
+        "engines": engines,
+        "secrets": SECRETS if secrets else {"munge_key": SECRETS["munge_key"]},
+    }
+    found = {each.service: each for each in render(target, make_input(tmp_path, "debian-12", changes)).placements}
+    assert found.keys() == set(EVERYTHING)
+    left = {name for name, each in found.items() if each.place != "engine"}
+    assert left == {"cron", "filesync", "nat", "chrony"} | (set() if secrets else {"sssd", "login", "slurmrestd"})
+    assert all(len(found[name].why) > 20 for name in left)
+    assert all(found[name].workload for name in found.keys() - left)
+    if secrets:
+        assert set(found["sssd"].workload.split(", ")) == {"slurmctld", "slurmdbd", "login"}
+
+
 KUBERNETES_CASES = [name for name in CASES if CASES[name][0] == "kubernetes"]
 NOMAD_CASES = [name for name in CASES if CASES[name][0] == "nomad"]
 
@@ -106,8 +142,11 @@ def test_pods_are_confined(name: str, tmp_path: Path) -> None:
         assert security["readOnlyRootFilesystem"] is True
         assert security["allowPrivilegeEscalation"] is False
         assert security["capabilities"]["drop"] == ["ALL"]
-        # Postfix's master process is root's.
-        assert security.get("runAsNonRoot") is True or container["name"] == "postfix"
+        if security.get("runAsNonRoot") is not True:
+            # Postfix's master process and those of sssd are root's; sshd changes to users.
+            assert container["name"] in ("postfix", "sssd", "login")
+            allowed = set(CATALOG[container["name"]].capabilities)
+            assert set(security["capabilities"]["add"]) == allowed
         mounted = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
         assert mounted["/etc"]["readOnly"] is True
         configs = {volume["name"] for volume in pod["volumes"] if "configMap" in volume or "secret" in volume}

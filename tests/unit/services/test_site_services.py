@@ -90,6 +90,13 @@ BAD: dict[str, tuple[Callable[[str], str], int, str]] = {
     "alias of another": (lambda text: text + "known_as: [slurm]\n", 14, "already the service slurmctld"),
     "role": (lambda text: text + "role: controller\n", 14, "is a role of the catalogue"),
     "need": (lambda text: text + "needs: [nothing]\n", 14, "nothing is not a service"),
+    "read by engines": (lambda text: text + "engines: {reads: [nothing]}\n", 14, "nothing is not a service"),
+    "scratch of engines": (lambda text: text + "engines: {scratch: [/etc/munge]}\n", 14, "folder of sms"),
+    "ports of engines": (lambda text: text + "engines: {ports: [tcp/6817]}\n", 14, "already belongs to slurmctld"),
+    "ports of another on engines": (lambda text: text.replace("[tcp/7007]", "[tcp/6820]"), 7, "belongs to slurmrestd"),
+    "place without why": (lambda text: text + "engines: {place: none}\n", 14, "why"),
+    "template for engines": (lambda text: text + 'engines: {run: ["{{ site.claster }}"]}\n', 14, "claster"),
+    "secret": (lambda text: text + "secrets: [passwords]\n", 14, "secrets"),
     "port": (lambda text: text.replace("[tcp/7007]", "[tcp/6817]"), 7, "already belongs to slurmctld"),
     "file of another": (lambda text: text.replace("/etc/echo/motd", "/etc/rsyslog.conf"), 11, "belongs to rsyslog"),
     "file twice": (lambda text: text.replace("/etc/echo/motd", "/etc/echo/echo.conf"), 11, "belongs to echo"),
@@ -162,6 +169,17 @@ def test_mistakes(name: str, folder: Path) -> None:
     assert found, caught.value.message
     if line:
         assert (found[0].line, found[0].file) == (line, str(folder / "echo.yaml"))
+
+
+@pytest.mark.parametrize("name", ["place", "probe", "namespace", "kustomization", "slurm-cn", "slurm-ctl", "a-nodes"])
+def test_names_of_exports(name: str, folder: Path) -> None:
+    """Of their own jobs, containers, files and objects."""
+    (folder / f"{name}.yaml").write_text(ECHO.replace("name: echo", f"name: {name}").replace("echo/echo", "echo/other"))
+    (folder / "echo" / "other.conf.j2").write_text(TEMPLATE)
+    (folder / "echo.yaml").unlink()
+    with pytest.raises(ConfigError) as caught:
+        check_config(folder.with_name("sms.yaml"))
+    assert any("sms export" in each.message and each.line == 1 for each in caught.value.problems)
 
 
 def test_a_shipped_service_is_not_replaced(folder: Path) -> None:

@@ -1,12 +1,12 @@
 # Written by `sms export nomad`. Changes belong into the site file.
-job "slurmrestd" {
+job "slurm-ctl" {
   type        = "service"
   namespace   = "default"
   datacenters = ["dc1"]
   node_pool   = "default"
   priority    = 95
 
-  group "slurmrestd" {
+  group "slurmctld" {
     count = 1
 
     constraint {
@@ -50,9 +50,18 @@ job "slurmrestd" {
     network {
       mode = "host"
 
-      port "probe" {
-        static = 6884
+      port "port_6817" {
+        static = 6817
       }
+
+      port "probe" {
+        static = 6882
+      }
+    }
+
+    volume "state" {
+      type   = "host"
+      source = "sms-sample"
     }
 
     task "place" {
@@ -138,6 +147,8 @@ SlurmctldHost=admin-1(10.20.0.8)
 SlurmctldHost=sms-services(10.20.0.1)
 SlurmUser=slurm
 AuthType=auth/munge
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key=/etc/slurm/jwt_hs256.key
 SlurmctldPort=6817
 SlurmdPort=6818
 SlurmctldPidFile=/run/slurmctld/slurmctld.pid
@@ -206,10 +217,94 @@ END
     "holds": [],
     "signal": "TERM",
     "stop_s": 30,
-    "release_s": 90,
+    "release_s": 60,
     "lease": null,
     "outlived": false,
     "ports": []
+   }
+  },
+  "sssd": {
+   "run": [
+    "sssd",
+    "--interactive",
+    "--logger=stderr"
+   ],
+   "user": "root",
+   "groups": [],
+   "capabilities": [
+    0,
+    1,
+    3,
+    5,
+    6,
+    7
+   ],
+   "setup": "[ -s /etc/sssd/sssd.conf ] || { echo \"/etc/sssd/sssd.conf is missing: set secrets.sssd_conf\" >&2; exit 1; }\ninstall -d -m 0755 /var/lib/sss /var/lib/sss/mc /var/lib/sss/pipes /var/lib/sss/pubconf /var/log/sssd\ninstall -d -m 0755 /var/lib/sss/deskprofile /var/lib/sss/gpo_cache /var/lib/sss/keytabs\ninstall -d -m 0700 /var/lib/sss/db /var/lib/sss/pipes/private /var/lib/sss/secrets\nrm -f /run/sssd.pid\n# What packages of Debian do when they are installed.\n[ -e /etc/nsswitch.conf ] || cp /usr/etc/nsswitch.conf /etc/nsswitch.conf\nsed -i -E '/^(passwd|group):/{/ sss/!s/$/ sss/}' /etc/nsswitch.conf\n",
+   "unclean": "",
+   "running": null,
+   "needs": [],
+   "sync": [],
+   "probe": {
+    "kind": "exec",
+    "exec": [
+     [
+      "/opt/sms/bin/sms-sssd-alive"
+     ]
+    ],
+    "timeout_s": 5
+   },
+   "jobsync": {
+    "holds": [],
+    "signal": "TERM",
+    "stop_s": 30,
+    "release_s": 0,
+    "lease": null,
+    "outlived": false,
+    "ports": []
+   }
+  },
+  "slurmdbd": {
+   "run": [
+    "slurmdbd",
+    "-D"
+   ],
+   "user": "slurm",
+   "groups": [],
+   "capabilities": [],
+   "setup": "",
+   "unclean": "",
+   "running": null,
+   "needs": [
+    "munge",
+    "sssd"
+   ],
+   "sync": [],
+   "probe": {
+    "kind": "exec",
+    "exec": [
+     [
+      "sacctmgr",
+      "--noheader",
+      "--parsable2",
+      "list",
+      "cluster",
+      "format=cluster"
+     ]
+    ],
+    "timeout_s": 10.0
+   },
+   "jobsync": {
+    "holds": [
+     "munge"
+    ],
+    "signal": "TERM",
+    "stop_s": 60,
+    "release_s": 0,
+    "lease": null,
+    "outlived": false,
+    "ports": [
+     6819
+    ]
    }
   },
   "slurmctld": {
@@ -223,11 +318,13 @@ END
     "maildrop"
    ],
    "capabilities": [],
-   "setup": "if [ -n \"$${SMS_UNCLEAN:-}\" ]; then\n/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\nfi\n",
+   "setup": "install -d -o slurm -g slurm -m 0755 /run/slurmctld /var/log/slurm\ninstall -d -o slurm -g slurm -m 0700 /var/spool/slurmctld\n# Of an image in which slurm had other ids.\nfind /var/spool/slurmctld /var/log/slurm ! -user slurm -exec chown -h slurm:slurm {} +\nif [ -n \"$${SMS_UNCLEAN:-}\" ]; then\n/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\nfi\n",
    "unclean": "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state",
    "running": "/var/spool/slurmctld/.sms-running",
    "needs": [
-    "munge"
+    "munge",
+    "slurmdbd",
+    "sssd"
    ],
    "sync": [
     "/etc/slurm/slurm.conf"
@@ -249,47 +346,12 @@ END
     ],
     "signal": "TERM",
     "stop_s": 60,
-    "release_s": 30,
+    "release_s": 0,
     "lease": "/var/spool/slurmctld",
     "outlived": false,
     "ports": [
      6817
     ]
-   }
-  },
-  "slurmrestd": {
-   "run": [
-    "sh",
-    "-c",
-    "# The plugin's name goes with Slurm's version: openapi/slurmctld since 23.11, openapi/v0.0.NN before.\nknown=$(slurmrestd -s list 2>&1 | grep -oE 'openapi/(slurmctld|v[0-9.]+)' | sort -V)\nplugin=$(echo \"$known\" | grep slurmctld || echo \"$known\" | tail -n 1)\nexec slurmrestd -s \"$plugin\" -a rest_auth/local unix:/run/slurmrestd/slurmrestd.sock\n"
-   ],
-   "user": "slurmrest",
-   "groups": [],
-   "capabilities": [],
-   "setup": "install -d -o slurmrest -g slurmrest -m 0755 /run/slurmrestd\nrm -f /run/slurmrestd/slurmrestd.sock\n",
-   "unclean": "",
-   "running": null,
-   "needs": [
-    "munge",
-    "slurmctld"
-   ],
-   "sync": [],
-   "probe": {
-    "kind": "http",
-    "http": "http+unix:/run/slurmrestd/slurmrestd.sock:/openapi/v3",
-    "timeout_s": 5
-   },
-   "jobsync": {
-    "holds": [
-     "munge",
-     "slurmctld"
-    ],
-    "signal": "TERM",
-    "stop_s": 30,
-    "release_s": 0,
-    "lease": null,
-    "outlived": false,
-    "ports": []
    }
   }
  }
@@ -308,16 +370,32 @@ END
 {"path": "/etc/slurm/cgroup.conf", "source": "/sms/config/slurm.cgroup.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/slurm/slurm.conf", "source": "/sms/config/slurm.slurm.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/sms/services.json", "source": "/sms/config/sms.services.json", "owner": "root", "group": "root", "mode": "0644"},
-{"path": "/etc/munge/munge.key", "source": "/sms/secrets/munge.key", "owner": "munge", "group": "munge", "mode": "0600"}
+{"path": "/etc/slurm/jwt_hs256.key", "source": "/sms/secrets/jwt_hs256.key", "owner": "slurm", "group": "slurm", "mode": "0600"},
+{"path": "/etc/munge/munge.key", "source": "/sms/secrets/munge.key", "owner": "munge", "group": "munge", "mode": "0600"},
+{"path": "/etc/sssd/sssd.conf", "source": "/sms/secrets/sssd.conf", "owner": "root", "group": "root", "mode": "0600"}
 ]
 END
+      }
+
+      template {
+        destination = "secrets/jwt_hs256.key"
+        perms       = "0400"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurm-ctl\" }}{{ .jwt_key.Value | base64Decode }}{{ end }}"
       }
 
       template {
         destination = "secrets/munge.key"
         perms       = "0400"
         change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/slurmrestd\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
+        data        = "{{ with nomadVar \"nomad/jobs/slurm-ctl\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
+      }
+
+      template {
+        destination = "secrets/sssd.conf"
+        perms       = "0400"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurm-ctl\" }}{{ .sssd_conf.Value | base64Decode }}{{ end }}"
       }
 
       template {
@@ -365,19 +443,21 @@ END
       driver       = "raw_exec"
       user         = "root"
       kill_signal  = "SIGTERM"
-      kill_timeout = "70s"
+      kill_timeout = "130s"
 
       config {
         command = "/bin/sh"
         args    = [
           "-eu",
           "local/verified.sh",
-          "",
+          "/var/lib/sms/nomad/sample",
           "/var/lib/sms/images/sample.sif",
+          "var/spool/slurmctld",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge",
+          "${NOMAD_ALLOC_DIR}/data/var/lib/sss",
           "--",
           "--no-home",
           "--contain",
@@ -396,7 +476,11 @@ END
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
           "--bind",
+          "/var/lib/sms/nomad/sample/var/spool/slurmctld:/var/spool/slurmctld",
+          "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
+          "--bind",
+          "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
           "/var/lib/sms/images/sample.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
@@ -440,7 +524,7 @@ END
       }
 
       service {
-        name     = "slurmrestd-munge"
+        name     = "slurmctld-munge"
         provider = "nomad"
         port     = "probe"
 
@@ -474,24 +558,25 @@ END
       }
     }
 
-    task "slurmrestd" {
+    task "sssd" {
       driver       = "raw_exec"
       user         = "root"
       kill_signal  = "SIGTERM"
-      kill_timeout = "70s"
-      leader       = true
+      kill_timeout = "130s"
 
       config {
         command = "/bin/sh"
         args    = [
           "-eu",
           "local/verified.sh",
-          "",
+          "/var/lib/sms/nomad/sample",
           "/var/lib/sms/images/sample.sif",
+          "var/spool/slurmctld",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge",
+          "${NOMAD_ALLOC_DIR}/data/var/lib/sss",
           "--",
           "--no-home",
           "--contain",
@@ -510,11 +595,15 @@ END
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
           "--bind",
+          "/var/lib/sms/nomad/sample/var/spool/slurmctld:/var/spool/slurmctld",
+          "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
+          "--bind",
+          "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
           "/var/lib/sms/images/sample.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
-          "slurmrestd",
+          "sssd",
         ]
       }
 
@@ -554,26 +643,26 @@ END
       }
 
       service {
-        name     = "slurmrestd"
+        name     = "slurmctld-sssd"
         provider = "nomad"
         port     = "probe"
 
         check {
           type     = "http"
           port     = "probe"
-          path     = "/ready/slurmrestd"
+          path     = "/ready/sssd"
           interval = "10s"
           timeout  = "7s"
-          name     = "slurmrestd is ready"
+          name     = "sssd is ready"
         }
 
         check {
           type     = "http"
           port     = "probe"
-          path     = "/live/slurmrestd"
+          path     = "/live/sssd"
           interval = "10s"
           timeout  = "7s"
-          name     = "slurmrestd is alive"
+          name     = "sssd is alive"
 
           check_restart {
             limit = 6
@@ -588,21 +677,26 @@ END
       }
     }
 
-    task "probe" {
-      driver = "raw_exec"
-      user   = "root"
+    task "slurmctld" {
+      driver       = "raw_exec"
+      user         = "root"
+      kill_signal  = "SIGTERM"
+      kill_timeout = "130s"
+      leader       = true
 
       config {
         command = "/bin/sh"
         args    = [
           "-eu",
           "local/verified.sh",
-          "",
+          "/var/lib/sms/nomad/sample",
           "/var/lib/sms/images/sample.sif",
+          "var/spool/slurmctld",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge",
+          "${NOMAD_ALLOC_DIR}/data/var/lib/sss",
           "--",
           "--no-home",
           "--contain",
@@ -621,7 +715,128 @@ END
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
           "--bind",
+          "/var/lib/sms/nomad/sample/var/spool/slurmctld:/var/spool/slurmctld",
+          "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
+          "--bind",
+          "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
+          "/var/lib/sms/images/sample.sif",
+          "/opt/sms/bin/sms-run",
+          "--jobsync",
+          "slurmctld",
+        ]
+      }
+
+      template {
+        destination = "local/verified.sh"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+# STATE IMAGE FOLDER... -- ARGUMENT...: run a program of the image, if one of the keys has signed it.
+state=$1 image=$2
+shift 2
+[ -z "$state" ] || cd "$state"
+while [ "$1" != -- ]; do
+  mkdir -p "$1"
+  shift
+done
+shift
+for key in "$NOMAD_TASK_DIR"/keys/*.pub; do
+  if apptainer verify --all --key "$key" "$image" >/dev/null 2>&1; then
+    exec apptainer exec "$@"
+  fi
+done
+echo "$image is not signed with a key of the site: it is not started" >&2
+exit 1
+END
+      }
+
+      template {
+        destination = "local/keys/0.pub"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+-----BEGIN PUBLIC KEY-----
+not a key
+-----END PUBLIC KEY-----
+END
+      }
+
+      service {
+        name     = "slurmctld"
+        provider = "nomad"
+        port     = "port_6817"
+
+        check {
+          type     = "http"
+          port     = "probe"
+          path     = "/ready/slurmctld"
+          interval = "10s"
+          timeout  = "7s"
+          name     = "slurmctld is ready"
+        }
+
+        check {
+          type     = "http"
+          port     = "probe"
+          path     = "/live/slurmctld"
+          interval = "10s"
+          timeout  = "7s"
+          name     = "slurmctld is alive"
+
+          check_restart {
+            limit = 6
+            grace = "120s"
+          }
+        }
+      }
+
+      resources {
+        cpu    = 50
+        memory = 512
+      }
+    }
+
+    task "probe" {
+      driver = "raw_exec"
+      user   = "root"
+
+      config {
+        command = "/bin/sh"
+        args    = [
+          "-eu",
+          "local/verified.sh",
+          "/var/lib/sms/nomad/sample",
+          "/var/lib/sms/images/sample.sif",
+          "var/spool/slurmctld",
+          "${NOMAD_ALLOC_DIR}/data/etc",
+          "${NOMAD_ALLOC_DIR}/data/run",
+          "${NOMAD_ALLOC_DIR}/data/log",
+          "${NOMAD_ALLOC_DIR}/data/var/lib/munge",
+          "${NOMAD_ALLOC_DIR}/data/var/lib/sss",
+          "--",
+          "--no-home",
+          "--contain",
+          "--cleanenv",
+          "--no-mount",
+          "sys",
+          "--dns",
+          "172.30.2.53",
+          "--no-privs",
+          "--add-caps",
+          "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
+          "--bind",
+          "${NOMAD_ALLOC_DIR}/data/etc:/etc",
+          "--bind",
+          "${NOMAD_ALLOC_DIR}/data/run:/run",
+          "--bind",
+          "${NOMAD_ALLOC_DIR}/data/log:/var/log",
+          "--bind",
+          "/var/lib/sms/nomad/sample/var/spool/slurmctld:/var/spool/slurmctld",
+          "--bind",
+          "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
+          "--bind",
+          "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
           "/var/lib/sms/images/sample.sif",
           "/opt/sms/bin/sms-probe",
           "--serve",

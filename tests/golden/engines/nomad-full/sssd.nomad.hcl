@@ -1,0 +1,237 @@
+# Written by `sms export nomad`. Changes belong into the site file.
+job "sssd" {
+  type        = "system"
+  namespace   = "default"
+  datacenters = ["dc1"]
+  node_pool   = "compute"
+  priority    = 95
+
+  group "sssd" {
+    restart {
+      attempts = 3
+      interval = "5m"
+      delay    = "5s"
+      mode     = "delay"
+    }
+
+    update {
+      max_parallel = 1
+    }
+
+    task "sssd" {
+      driver       = "raw_exec"
+      user         = "root"
+      kill_signal  = "SIGTERM"
+      kill_timeout = "40s"
+
+      config {
+        command = "/usr/bin/python3"
+        args    = [
+          "local/sms/sms-run",
+          "--services",
+          "local/sms/services.json",
+          "--jobsync",
+          "sssd",
+        ]
+      }
+
+      template {
+        destination = "local/sms/sms-probe"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/sms-run"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smsfiles.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smslease.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smsrt.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smsserve.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smsstart.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smssync.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/smstask.py"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "a program\n"
+      }
+
+      template {
+        destination = "local/sms/services.json"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+{
+ "services": {
+  "munge": {
+   "run": [
+    "munged",
+    "--foreground"
+   ],
+   "user": "munge",
+   "groups": [],
+   "capabilities": [],
+   "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
+   "unclean": "",
+   "running": null,
+   "needs": [],
+   "sync": [],
+   "probe": {
+    "kind": "exec",
+    "exec": [
+     [
+      "munge",
+      "--no-input"
+     ],
+     [
+      "unmunge"
+     ]
+    ],
+    "expect": "STATUS: +Success",
+    "timeout_s": 5
+   },
+   "jobsync": {
+    "holds": [],
+    "signal": "TERM",
+    "stop_s": 30,
+    "release_s": 30,
+    "lease": null,
+    "outlived": false,
+    "ports": []
+   }
+  },
+  "sssd": {
+   "run": [
+    "sssd",
+    "--interactive",
+    "--logger=stderr"
+   ],
+   "user": "root",
+   "groups": [],
+   "capabilities": [
+    0,
+    1,
+    3,
+    5,
+    6,
+    7
+   ],
+   "setup": "[ -s /etc/sssd/sssd.conf ] || { echo \"/etc/sssd/sssd.conf is missing: set secrets.sssd_conf\" >&2; exit 1; }\ninstall -d -m 0755 /var/lib/sss /var/lib/sss/mc /var/lib/sss/pipes /var/lib/sss/pubconf /var/log/sssd\ninstall -d -m 0755 /var/lib/sss/deskprofile /var/lib/sss/gpo_cache /var/lib/sss/keytabs\ninstall -d -m 0700 /var/lib/sss/db /var/lib/sss/pipes/private /var/lib/sss/secrets\nrm -f /run/sssd.pid\n# What packages of Debian do when they are installed.\n[ -e /etc/nsswitch.conf ] || cp /usr/etc/nsswitch.conf /etc/nsswitch.conf\nsed -i -E '/^(passwd|group):/{/ sss/!s/$/ sss/}' /etc/nsswitch.conf\n",
+   "unclean": "",
+   "running": null,
+   "needs": [],
+   "sync": [],
+   "probe": {
+    "kind": "exec",
+    "exec": [
+     [
+      "/opt/sms/bin/sms-sssd-alive"
+     ]
+    ],
+    "timeout_s": 5
+   },
+   "jobsync": {
+    "holds": [],
+    "signal": "TERM",
+    "stop_s": 30,
+    "release_s": 0,
+    "lease": null,
+    "outlived": false,
+    "ports": []
+   }
+  },
+  "slurmd": {
+   "run": [
+    "slurmd",
+    "-D",
+    "--conf-server",
+    "10.20.0.8:6817"
+   ],
+   "user": "root",
+   "groups": [],
+   "capabilities": null,
+   "setup": "mkdir -p /run/slurm /var/spool/slurmd",
+   "unclean": "",
+   "running": null,
+   "needs": [
+    "munge"
+   ],
+   "sync": [],
+   "probe": {
+    "kind": "exec",
+    "exec": [
+     [
+      "scontrol",
+      "show",
+      "slurmd"
+     ]
+    ],
+    "expect": "Slurmd PID",
+    "timeout_s": 5
+   },
+   "jobsync": {
+    "holds": [
+     "munge"
+    ],
+    "signal": "TERM",
+    "stop_s": 30,
+    "release_s": 0,
+    "lease": null,
+    "outlived": true,
+    "ports": []
+   }
+  }
+ }
+}
+END
+      }
+
+      resources {
+        cpu    = 50
+        memory = 64
+      }
+    }
+  }
+}
