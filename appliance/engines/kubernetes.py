@@ -26,6 +26,14 @@ IMAGE = "sms"
 PLACE = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
 PREPARE = (*PLACE, "SETGID", "SETUID")
 """Capabilities of init containers: files get their owners, and mariadb-install-db changes to its user."""
+ENVIRONMENT: Sequence[Value] = ({"name": "PATH", "value": PATH}, {"name": "LC_ALL", "value": "C.UTF-8"})
+HOLDER: Sequence[Value] = (
+    {"name": "SMS_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    {"name": "SMS_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+    {"name": "SMS_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    {"name": "SMS_HOLDER", "value": "$(SMS_POD) $(SMS_UID) on $(SMS_NODE)"},
+)
+"""Environment of what takes a lease: who has it."""
 CONFIG, SECRETS, ETC = "/sms/config", "/sms/secrets", "/sms/etc"
 LIST = "files.json"
 FIRST_PRIVILEGED, NODE_PORTS = 1024, (30000, 32767)
@@ -295,7 +303,8 @@ def _secret_folder(secret: SecretFile) -> str:
 def _prepare(one: Workload, unit: Unit) -> Object:
     """Return the init container that runs the preparation of a service as root."""
     added = sorted({*PREPARE, *unit.service.capabilities})
-    return _root(f"prepare-{unit.name}", unit_argv(unit, "--prepare"), _mounts(one, writable_etc=True), added)
+    made = _root(f"prepare-{unit.name}", unit_argv(unit, "--prepare"), _mounts(one, writable_etc=True), added)
+    return {**made, "env": [*ENVIRONMENT, *HOLDER]} if unit.service.engines.lease else made
 
 
 def _root(name: str, argv: Sequence[str], mounts: Sequence[Value], capabilities: Sequence[str]) -> Object:
@@ -318,7 +327,7 @@ def _image(name: str, argv: Sequence[str]) -> Object:
         "image": IMAGE,
         "imagePullPolicy": "IfNotPresent",
         "command": list(argv),
-        "env": [{"name": "PATH", "value": PATH}, {"name": "LC_ALL", "value": "C.UTF-8"}],
+        "env": ENVIRONMENT,
     }
 
 
@@ -336,6 +345,8 @@ def _container(one: Workload, unit: Unit, options: Options) -> Object:
     else:
         security["capabilities"] = {"drop": ["ALL"], "add": sorted(unit.service.capabilities)}
     made: Object = {**_image(unit.name, unit_argv(unit, "--jobsync", "--prepared")), "securityContext": security}
+    if unit.service.engines.lease:
+        made["env"] = [*ENVIRONMENT, *HOLDER]
     if unit.helper:
         made["restartPolicy"] = "Always"
     ports = [port for port in one.ports if port.service == unit.name]

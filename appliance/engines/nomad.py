@@ -12,22 +12,30 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 from appliance.catalog import Service
 from appliance.config.model import Site
 from appliance.engines.config import Network, placed_files, unit_argv
 from appliance.engines.hcl import Block, Raw, Value
-from appliance.engines.model import Deployment, Unit, Workload
+from appliance.engines.model import Deployment, Ids, SecretFile, Unit, Workload
 from appliance.errors import ConfigError
 from appliance.plan.machine import Places
+from appliance.plan.overlay.seed import secrets_of
 from appliance.plan.render import Templates
 from appliance.plan.services.confinement import capabilities_for, privilege_options
 from appliance.plan.services.jobsync import stop_limits, task_json
 
 PRIORITY = 95
 """Of document 000: before all that is not needed to run jobs."""
-FIRST_PROBE_PORT = 6880
+ABOVE, BY_NAME = 10_000, range(9_000, 9_900)
+"""Ports of the checks: so far above the first port of a workload; without one, in this range by its name."""
+LOOPBACK = "127.0.0.1"
+"""Where they are served: the client checks itself, and no other machine can keep them busy."""
+HOLDER = "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}"
+"""In the environment of ``sms-run``: who has a lease."""
 ALLOC, TASK, SECRETS = "${NOMAD_ALLOC_DIR}/data", "${NOMAD_TASK_DIR}", "${NOMAD_SECRETS_DIR}"
+LAST_PORT = 65535
 NODE_JOB, SLURMD_PORT = "slurm-cn", 6818
 """Job of document 000 on compute nodes, and its port (SlurmdPort of slurm.conf)."""
 VERIFIED = """\
@@ -76,8 +84,11 @@ class Options:
     dns: tuple[str, ...]
 
 
-def read_options(site: Site, keys: Sequence[str]) -> Options:
+def read_options(site: Site, keys: Sequence[str], image: str = "") -> Options:
     """Return the options of a site.
+
+    Args:
+        image: path of the current image on admin hosts, without a link; empty: that of the link.
 
     Raises:
         ConfigError: they are contradictory, or a path is one that Nomad or Apptainer would change.
@@ -97,7 +108,7 @@ def read_options(site: Site, keys: Sequence[str]) -> Options:
         str(given.address),
         given.pool,
         given.compute_pool,
-        str(given.image or Places(site).current),
+        str(given.image or image or Places(site).current),
         str(given.state or f"{site.state}/nomad/{site.cluster}"),
         tuple(keys),
         tuple(str(server) for server in site.networks.dns) or ("127.0.0.1",),
@@ -128,10 +139,25 @@ def service_jobs(deployment: Deployment, options: Options) -> dict[str, Block]:
     jobs = {}
     for path in (path for one in deployment.workloads for path in (*one.state, *one.scratch)):
         _check_path(path)
-    for number, one in enumerate(deployment.workloads):
-        group = _group(deployment, one, options, FIRST_PROBE_PORT + number)
+    ports = probe_ports(deployment.workloads)
+    for one in deployment.workloads:
+        group = _group(deployment, one, options, ports[one.name])
         jobs[job_name(one)] = _job(job_name(one), "service", options.pool, options, group)
     return jobs
+
+
+def probe_ports(workloads: Sequence[Workload]) -> dict[str, int]:
+    """Return the port of the checks by workload. It does not depend on which other services there are."""
+    taken = {port.number for one in workloads for port in one.ports}
+    found: dict[str, int] = {}
+    for one in workloads:
+        first = one.ports[0].number if one.ports else 0
+        port = first + ABOVE if 0 < first <= LAST_PORT - ABOVE else BY_NAME[crc32(one.name.encode()) % len(BY_NAME)]
+        while port in taken:
+            port += 1
+        taken.add(port)
+        found[one.name] = port
+    return found
 
 
 def _job(name: str, kind: str, pool: str, options: Options, group: Block) -> Block:
@@ -198,8 +224,8 @@ def port_label(number: int) -> str:
 
 
 def _place(one: Workload, options: Options) -> Block:
-    """Return the task that assembles /etc before the others start."""
-    sources = {secret.name: f"/sms/secrets/{secret.key}" for secret in one.secrets}
+    """Return the task that assembles /etc before the others start; in it, secrets are empty files."""
+    sources = dict.fromkeys((secret.name for secret in one.secrets), "/dev/null")
     templates = [_template(f"local/config/{file.key}", file.text) for file in one.files]
     templates.append(_template("local/config/files.json", placed_files(one, "/sms/config", sources)))
     binds = [
@@ -208,12 +234,6 @@ def _place(one: Workload, options: Options) -> Block:
         (f"{ALLOC}/run", "/run"),
         *((source, target) for source, target in _binds(one, options) if target == "/var/log"),
     ]
-    for secret in one.secrets:
-        item = f".{secret.name}.Value | base64Decode"
-        text = f'{{{{ with nomadVar "nomad/jobs/{job_name(one)}" }}}}{{{{ {item} }}}}{{{{ end }}}}'
-        templates.append(_template(f"secrets/{secret.key}", text, literal=False, perms="0400"))
-    if one.secrets:
-        binds.append((SECRETS, "/sms/secrets"))
     argv = ["/opt/sms/bin/sms-place", "/sms/config/files.json", "/sms/etc"]
     logs = [path.lstrip("/") for path in one.state if path == "/var/log"]
     command = _exec(options, options.state if logs else "", logs, binds, capabilities_for([]), argv)
@@ -240,20 +260,43 @@ def _unit(one: Workload, unit: Unit, options: Options) -> Block:
     }
     if unit.name == one.name:
         fields["leader"] = True  # it stops before its helpers
+    # Others may read the folder of the allocation by the API, but not this one, which is the task's alone.
+    own = [secret for secret in one.secrets if secret.name in secrets_of(unit.service)]
+    binds = [*_binds(one, options), *((f"{SECRETS}/{secret.key}", secret.path) for secret in own)]
     command = _exec(
         options,
         *_state(one, options),
-        _binds(one, options),
+        binds,
         capabilities_for([unit.service]),
         unit_argv(unit, "--jobsync"),
     )
-    blocks = [command, *_verified(options), _service(one, unit), _small(unit.service.engines.memory_mb)]
+    secrets = [_secret(one, secret) for secret in own]
+    services = [*_registration(one, unit), _checks(one, unit)]
+    blocks = [command, *secrets, *_verified(options), *services, _small(unit.service.engines.memory_mb)]
     return Block("task", (unit.name,), fields, tuple(blocks))
 
 
-def _service(one: Workload, unit: Unit) -> Block:
-    """Return the registration of a unit with its checks: readiness, and liveness, which restarts it."""
-    number = next((port.number for port in one.ports if port.service == unit.name), None)
+def _secret(one: Workload, secret: SecretFile) -> Block:
+    """Return the file of a secret, which is bound over the empty one."""
+    item = f".{secret.name}.Value | base64Decode"
+    text = f'{{{{ with nomadVar "nomad/jobs/{job_name(one)}" }}}}{{{{ {item} }}}}{{{{ end }}}}'
+    made = _template(f"secrets/{secret.key}", text, literal=False, perms=secret.mode)
+    owner = next((unit.ids for unit in one.units if unit.service.user == secret.owner), Ids(0, 0))
+    return Block("template", (), {**made.fields, "uid": owner.uid, "gid": owner.gid})
+
+
+def _registration(one: Workload, unit: Unit) -> Iterator[Block]:
+    """Yield the registration of a unit's first port."""
+    for port in [port for port in one.ports if port.service == unit.name][:1]:
+        fields: dict[str, Value] = {"name": unit.name, "provider": "nomad", "port": port_label(port.number)}
+        yield Block("service", (), fields)
+
+
+def _checks(one: Workload, unit: Unit) -> Block:
+    """Return the registration of a unit's checks: readiness, and liveness, which restarts it.
+
+    It is one of its own, as checks are made at its address.
+    """
     wait = f"{int(unit.service.probe.timeout_s) + 2 if unit.service.probe else 7}s"
     checks = [
         Block("check", (), {**_http(f"/ready/{unit.name}", wait), "name": f"{unit.name} is ready"}),
@@ -264,8 +307,8 @@ def _service(one: Workload, unit: Unit) -> Block:
             (Block("check_restart", (), {"limit": 6, "grace": "120s"}),),
         ),
     ]
-    fields: dict[str, Value] = {"name": f"{one.name}-{unit.name}" if unit.helper else unit.name, "provider": "nomad"}
-    fields["port"] = port_label(number) if number else "probe"
+    name = f"{one.name}-{unit.name}" if unit.helper else unit.name
+    fields: dict[str, Value] = {"name": f"{name}-check", "provider": "nomad", "port": "probe", "address": LOOPBACK}
     return Block("service", (), fields, tuple(checks))
 
 
@@ -275,7 +318,7 @@ def _http(path: str, timeout: str) -> dict[str, Value]:
 
 def _probe(one: Workload, options: Options) -> Block:
     """Return the task that answers the checks."""
-    argv = ["/opt/sms/bin/sms-probe", "--serve", "${NOMAD_IP_probe}:${NOMAD_PORT_probe}"]
+    argv = ["/opt/sms/bin/sms-probe", "--serve", f"{LOOPBACK}:${{NOMAD_PORT_probe}}"]
     command = _exec(options, *_state(one, options), _binds(one, options), capabilities_for([]), argv)
     fields: dict[str, Value] = {"driver": "raw_exec", "user": "root"}
     return Block("task", ("probe",), fields, (command, *_verified(options), _small()))
@@ -304,7 +347,8 @@ def _exec(
 ) -> Block:
     """Return the ``config`` of a task that runs a program of the verified image with these binds."""
     made = [source for source, _ in binds if source.startswith(ALLOC)]
-    confined = ["--no-home", "--contain", "--cleanenv", "--no-mount", "sys", "--dns", ",".join(options.dns)]
+    confined = ["--no-home", "--contain", "--cleanenv", "--env", HOLDER]
+    confined += ["--no-mount", "sys", "--dns", ",".join(options.dns)]
     confined += privilege_options(capabilities)
     words = [*confined, *(word for source, target in binds for word in ("--bind", f"{source}:{target}"))]
     args = ["-eu", "local/verified.sh", state, options.image, *folders, *made, "--", *words, options.image, *argv]

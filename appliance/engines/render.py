@@ -25,7 +25,7 @@ class Input:
     """All that an export is rendered from.
 
     Attributes:
-        image: name of the image where none is set.
+        image: name of the image where none is set; ``sif``: path of its SIF on admin hosts, empty: not built here.
         keys: public keys of the site, of which one signs images.
         nodes: services of compute nodes, which only engines start.
         programs: those of definitions/runtime that start them, by name.
@@ -39,6 +39,7 @@ class Input:
     keys: tuple[str, ...] = ()
     nodes: Sequence[Service] = ()
     programs: Mapping[str, str] = field(default_factory=dict)
+    sif: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _nomad(given: Input) -> Export:
 
 
 def _for_nomad(given: Input) -> tuple[Deployment, nomad.Options]:
-    options = nomad.read_options(given.site, given.keys)
+    options = nomad.read_options(given.site, given.keys, given.sif)
     bare = make_deployment(given.site, given.services, given.base)
     return _filled(given, bare, nomad.network_of(bare, options), NOMAD), options
 

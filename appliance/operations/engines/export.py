@@ -136,6 +136,7 @@ def read_input(cluster: Cluster, target: str) -> Input:
         keys,
         nodes=[one for one in catalog.values() if one.run and not one.container],
         programs={name: runtime[name].decode() for name in PROGRAMS},
+        sif=str(cluster.places.images / f"{current.key}.sif") if current else "",
     )
 
 

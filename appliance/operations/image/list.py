@@ -12,6 +12,9 @@ from appliance.operations.context import Cluster
 SUFFIXES = (".sif", ".json", ".cdx.json", ".packages")
 """Files of an image: the image, its manifest, its bill of materials, its package list."""
 
+SHORT = 12
+"""Characters of a key that name an image in an export."""
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -57,10 +60,18 @@ def find_image(cluster: Cluster, key: str | None) -> Stored:
 
 
 def prune_images(cluster: Cluster, keep: int, *, dry_run: bool) -> list[Stored]:
-    """Remove all but the newest ``keep`` images, never a cluster's current one; return the removed ones."""
+    """Remove all but the newest ``keep`` images; return the removed ones.
+
+    A cluster's current image stays, and what was deployed to an engine: its next start, or a rollback, needs it.
+    """
     # Several clusters may share the folder; each has its own link.
     used = {path.resolve() for path in Path(cluster.places.images).glob("*.sif") if path.is_symlink()}
-    old = [one for one in list_images(cluster)[keep:] if Path(one.path) not in used]
+    deployed = [path.read_text() for path in Path(cluster.places.deployments).parent.glob("*/*.json")]
+    old = [
+        one
+        for one in list_images(cluster)[keep:]
+        if Path(one.path) not in used and not any(one.key[:SHORT] in text for text in deployed)
+    ]
     for one in [] if dry_run else old:
         # The image last, so that a partly removed one is still listed.
         for suffix in reversed(SUFFIXES):

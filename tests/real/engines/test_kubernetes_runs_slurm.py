@@ -18,6 +18,7 @@ from appliance.operations.engines.export import export
 from appliance.operations.engines.image import make_oci
 from appliance.operations.image.build import Built
 from appliance.progress import Silent
+from appliance.shared.state_lease import StateLease, parse_state_lease
 from tests.real.labs import build_image, fresh_lab
 from tests.waiting import wait_until
 
@@ -27,6 +28,7 @@ ADDRESS = "10.77.0.31"
 """Of the cluster node, in the lab's provisioning network."""
 SPACE = "lab"
 NODES = ("node1", "node2")
+SELECTOR = "app.kubernetes.io/name=slurmctld"
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +134,31 @@ def test_the_controller_is_not_restarted_for_a_dead_munge(kubernetes: Kubernetes
     wait_until(lambda: find_ready(kubernetes, "slurmctld-0"), "the pod is ready again", 90, 0.5)
     assert restarts()["slurmctld"] == before["slurmctld"]
     assert sorted(as_alice(node, "srun", "-N2", "hostname").split()) == sorted(NODES)
+
+
+def read_lease(kubernetes: Kubernetes) -> StateLease:
+    """The lease of the controller's state, as a program of the image prints it."""
+    words = ("-c", "slurmctld", "--", "/opt/sms/bin/sms-lease", "/var/spool/slurmctld")
+    return parse_state_lease(kubernetes.kubectl("-n", SPACE, "exec", "slurmctld-0", *words).stdout)
+
+
+def test_a_controller_that_was_killed_assigns_no_job_id_again(kubernetes: Kubernetes, node: Netns) -> None:
+    """In the same pod nothing is prepared again, but its state is older than the last ids; it has the lease again."""
+    pod = wait_until(lambda: find_ready(kubernetes, "slurmctld-0"), "the pod is ready", 60, 0.5)
+    submit = ("sbatch", "--parsable", "-H", "-D", "/home/alice", "--wrap", "true")
+    last, before = int(as_alice(node, *submit)), read_lease(kubernetes)
+    (name,) = (each["spec"]["nodeName"] for each in kubernetes.get("-n", SPACE, "pods", "-l", SELECTOR)["items"])
+    assert before.holder == f"slurmctld-0 {pod} on {name}"
+    kubernetes.host.run("pkill", "-KILL", "-x", "slurmctld")
+
+    def restarted() -> bool:
+        statuses = kubernetes.get("-n", SPACE, "pod", "slurmctld-0")["status"]["containerStatuses"]
+        return any(each["restartCount"] and each["started"] for each in statuses)
+
+    wait_until(restarted, "it was started again", 120, 0.5)
+    wait_until(lambda: find_ready(kubernetes, "slurmctld-0"), "the pod is ready again", 90, 0.5)
+    after = read_lease(kubernetes)
+    assert (after.generation, after.holder) == (before.generation + 1, before.holder), "the same pod"
+    first = int(wait_until(lambda: node.run(*submit, ok=None).text, "a job is submitted", 60))
+    assert first >= last + 1000
+    node.run("scancel", str(last), str(first))

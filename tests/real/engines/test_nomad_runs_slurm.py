@@ -18,6 +18,7 @@ from appliance.operations.context import open_cluster
 from appliance.operations.engines.export import export
 from appliance.operations.image.build import Built
 from appliance.progress import Silent
+from appliance.shared.state_lease import LEASE_FILE, StateLease, parse_state_lease
 from tests.copies import give
 from tests.real.engines.conftest import need_engines
 from tests.real.labs import build_image, fresh_lab
@@ -112,7 +113,7 @@ def test_a_second_deployment_changes_nothing(cluster: NomadCluster, node: Netns,
     assert {name: plan(cluster, text) for name, text in jobs.items()} == dict.fromkeys(jobs, 0)
 
 
-def test_jobs_complete_though_the_controller_is_restarted(cluster: NomadCluster, node: Netns) -> None:
+def test_jobs_complete_though_the_controller_is_restarted(lab: Lab, cluster: NomadCluster, node: Netns) -> None:
     submit = ("sbatch", "--parsable", "-N2", "--exclusive", "-D", "/home/alice", "--wrap", "sleep 12; hostname")
     running, queued = as_alice(node, *submit), as_alice(node, *submit)
 
@@ -121,12 +122,104 @@ def test_jobs_complete_though_the_controller_is_restarted(cluster: NomadCluster,
 
     wait_until(lambda: state(running) == "RUNNING", "the first runs", 30)
     (before,) = cluster.running("slurm-ctl")
+    first = read_lease(lab)
+    assert first.holder == f"{before['ID']} on host-a"
     cluster.nomad("alloc", "stop", "-detach", before["ID"])
     wait_until(
         lambda: [each["ID"] for each in cluster.running("slurm-ctl")] not in ([], [before["ID"]]), "another one", 150
     )
     for job in (running, queued):
         wait_until(lambda: state(job) == "COMPLETED", f"job {job} completes", 120, 0.5)  # noqa: B023
+    (after,) = cluster.running("slurm-ctl")
+    second = read_lease(lab)
+    assert (second.generation, second.holder) == (first.generation + 1, f"{after['ID']} on host-a")
+
+
+def read_lease(lab: Lab) -> StateLease:
+    """The lease of the controller's state."""
+    return parse_state_lease(lab.host("host-a").read(f"{STATE}/var/spool/slurmctld/{LEASE_FILE}") or b"")
+
+
+def record(node: Netns, service: str) -> dict[str, Any]:
+    """What sms-run has recorded of a service of a node."""
+    return dict(json.loads(node.read(f"/run/sms/jobsync/{service}.json") or b"{}"))
+
+
+def ready_pid(node: Netns, service: str) -> int:
+    """The process of a service that is ready; 0 while it is not."""
+    found = record(node, service)
+    return int(found["process"]["pid"]) if found.get("state") == "ready" else 0
+
+
+def test_a_job_runs_on_though_slurmd_is_restarted(cluster: NomadCluster, node: Netns, jobs: dict[str, bytes]) -> None:
+    """Its task is restarted, then stopped for a changed one: what it has started is not in the task's cgroup."""
+    go = "/home/alice/go"
+    script = f"srun sh -c 'until [ -e {go} ]; do sleep 0.2; done; echo it ran on'"
+    job = as_alice(node, "sbatch", "--parsable", "-w", node.name, "-o", "/home/alice/out", "--wrap", script)
+    step = ("squeue", "-h", "-s", "-j", job, "-o", "%i")
+    wait_until(lambda: f"{job}.0" in node.run(*step, ok=None).text.split(), "the step runs", 60)
+    slurmd = ready_pid(node, "slurmd")
+    (own,) = (each["ID"] for each in cluster.running("slurm-cn") if each["NodeName"] == node.name)
+    cluster.nomad("alloc", "restart", own)
+    restarted = wait_until(lambda: (pid := ready_pid(node, "slurmd")) not in (0, slurmd) and pid, "another slurmd", 90)
+    changed = jobs["slurm-cn"].replace(b'"--jobsync",\n          "slurmd"', b'"--wait", "200", "--jobsync", "slurmd"')
+    assert changed != jobs["slurm-cn"]
+    cluster.submit(changed.decode())
+    wait_until(lambda: ready_pid(node, "slurmd") not in (0, restarted), "another task", 120)
+    assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+    node.run("touch", go)
+    wait_until(
+        lambda: node.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T", ok=None).text == "COMPLETED", "it", 60, 0.5
+    )
+    assert (node.read("/home/alice/out") or b"").decode() == "it ran on\n"
+    cluster.submit(jobs["slurm-cn"].decode())
+    wait_until(lambda: plan(cluster, jobs["slurm-cn"]) == 0, "the job as it was", 60)
+
+
+def test_the_key_is_not_readable_by_the_api(lab: Lab, cluster: NomadCluster, node: Netns) -> None:
+    """With read-fs all of an allocation is, but the folder `secrets` of its tasks."""
+    (one,) = (each["ID"] for each in cluster.running("slurm-ctl"))
+    placed = cluster.nomad("alloc", "fs", one, "alloc/data/etc/slurm/slurm.conf")
+    assert b"SlurmctldHost" in placed.stdout, "others are"
+    assert cluster.nomad("alloc", "fs", one, "alloc/data/etc/munge/munge.key").stdout == b""
+    secret = cluster.nomad("alloc", "fs", one, "munge/secrets/munge.key", ok=None)
+    assert secret.stdout.startswith(b"Reading secret file prohibited"), secret
+    folder = f"{LabRunner.disk}/nomad/alloc/{one}"
+    found = lab.host("host-a").run("find", folder, "-name", "munge.key", "-size", "+0").text.split()
+    assert found == [f"{folder}/munge/secrets/munge.key"]
+
+
+def test_checks_are_on_the_loopback(lab: Lab, cluster: NomadCluster, node: Netns) -> None:
+    (one,) = (each["ID"] for each in cluster.running("slurm-ctl"))
+    listening = lab.host("host-a").run("ss", "-Hltn", "sport", "=", ":16817").text.split("\n")
+    assert [line.split()[3] for line in listening] == ["127.0.0.1:16817"]
+
+    def statuses() -> list[str]:
+        checks = json.loads(cluster.nomad("alloc", "checks", "-json", one).stdout)
+        return sorted(each["Status"] for each in checks)
+
+    wait_until(lambda: statuses() == ["success"] * 4, "all succeed", 60)
+
+
+@pytest.mark.full
+def test_munge_stops_after_its_users_and_does_not_wait_for_ever(
+    cluster: NomadCluster, node: Netns, jobs: dict[str, bytes]
+) -> None:
+    """E14: the engine may stop both at once, or munge alone."""
+    cluster.nomad("job", "stop", "-detach", "munge")
+    wait_until(lambda: record(node, "munge")["detail"] == "is needed by slurmd", "it waits", 30)
+    assert node.run("sh", "-c", "munge -n | unmunge").status == 0, "and answers"
+    cluster.nomad("job", "stop", "-detach", "slurm-cn")
+    wait_until(lambda: record(node, "munge")["status"] == record(node, "slurmd")["status"] == 0, "both ended", 60)
+    assert record(node, "munge")["times"]["ended"] >= record(node, "slurmd")["times"]["ended"]
+    for name in ("slurm-cn", "munge"):
+        cluster.submit(jobs[name].decode())
+    slurmd = wait_until(lambda: ready_pid(node, "munge") and ready_pid(node, "slurmd"), "both run", 90)
+    cluster.nomad("job", "stop", "-detach", "munge")
+    wait_until(lambda: record(node, "munge")["status"] == 0, "it stops all the same", 120)
+    assert ready_pid(node, "slurmd") == slurmd, "which is not restarted for it"
+    cluster.submit(jobs["munge"].decode())
+    wait_until(lambda: ready_pid(node, "munge"), "it answers", 60)
 
 
 def test_slurmd_does_not_start_as_document_000_has_it(node: Netns) -> None:

@@ -19,6 +19,7 @@ from tests.places import GOLDEN
 
 SITES = GOLDEN / "sites"
 IMAGE = "localhost/sms/sample:0123456789ab"
+SIF = f"/var/lib/sms/images/{'0123456789ab'.ljust(64, '0')}.sif"
 KEY = "-----BEGIN PUBLIC KEY-----\nnot a key\n-----END PUBLIC KEY-----\n"
 KUBERNETES = {"address": "10.20.0.9"}
 NOMAD = {"address": "10.20.0.8"}
@@ -96,7 +97,7 @@ def make_input(folder: Path, site: str, changes: dict[str, Any]) -> Input:
     nodes = [one for one in catalog.values() if one.run and not one.container]
     # Their names only: a change of a program should change no golden file.
     programs = dict.fromkeys(PROGRAMS, "a program\n")
-    return Input(found, services, base, Sources(share("overlays"), given), IMAGE, (KEY,), nodes, programs)
+    return Input(found, services, base, Sources(share("overlays"), given), IMAGE, (KEY,), nodes, programs, SIF)
 
 
 def case_input(folder: Path, name: str) -> tuple[str, Input]:

@@ -209,7 +209,8 @@ def test_a_command_runs_as_its_task_does(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "verified.sh").write_text('printf "%s\\n" "$@"\n')
     environment = {
-        "NOMAD_TASK_DIR": f"{tmp_path}/local", "NOMAD_ALLOC_DIR": "/al loc", "NOMAD_SECRETS_DIR": "/s", "PATH": "/bin"
+        "NOMAD_TASK_DIR": f"{tmp_path}/local", "NOMAD_ALLOC_DIR": "/al loc", "NOMAD_SECRETS_DIR": "/s",
+        "NOMAD_ALLOC_ID": "a", "PATH": "/bin",
     }  # fmt: skip
     printed = subprocess.run(
         ["/bin/sh", "-euc", script], env=environment, capture_output=True, text=True, check=True

@@ -17,6 +17,7 @@ from appliance.catalog import read_catalog
 from appliance.engines.config import make_deployment, set_lines
 from appliance.engines.kubernetes import node_port
 from appliance.engines.model import Port
+from appliance.engines.nomad import probe_ports
 from appliance.engines.render import TARGETS, Export, render
 from appliance.errors import ConfigError
 from appliance.plan.services.jobsync import PROGRAMS
@@ -223,6 +224,18 @@ def test_slurmd_waits_for_munge(name: str, tmp_path: Path) -> None:
         listed = json.loads(files["local/sms/services.json"])["services"]
         assert listed["slurmd"]["jobsync"]["holds"] == ["munge"]
         assert {f"local/sms/{program}" for program in PROGRAMS} <= files.keys()
+
+
+def test_another_service_changes_no_other_job(tmp_path: Path) -> None:
+    """The ports of checks follow from the job itself."""
+    made = {}
+    for name, changes in (("many", {}), ("few", {"services": [*SMALL, "rsyslog"]})):
+        (tmp_path / name).mkdir()
+        given = make_input(tmp_path / name, "debian-12", {**changes, "engines": {"nomad": NOMAD}})
+        made[name] = probe_ports(make_deployment(given.site, given.services, given.base).workloads)
+    assert made["many"]["slurmctld"] == made["few"]["slurmctld"] == 16817
+    assert made["many"]["rsyslog"] == made["few"]["rsyslog"]
+    assert len(set(made["many"].values())) == len(made["many"]) > 3
 
 
 def test_units_stop_one_after_the_other(tmp_path: Path) -> None:

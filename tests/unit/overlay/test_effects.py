@@ -164,6 +164,20 @@ def test_pruning_keeps_the_current_image_of_every_cluster(tmp_path: Path) -> Non
     assert not (images / "c.json").exists()
 
 
+def test_pruning_keeps_what_is_deployed_to_an_engine(tmp_path: Path) -> None:
+    """A job names the file, a pod the beginning of the key; what was deployed before is for a rollback."""
+    cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
+    (tmp_path / "images").mkdir()
+    (tmp_path / "engines/other").mkdir(parents=True)
+    keys = [letter * 64 for letter in "abc"]
+    for key in keys:
+        (tmp_path / f"images/{key}.sif").write_bytes(b"x")
+        (tmp_path / f"images/{key}.json").write_text(json.dumps({"services": [], "base": {"name": "debian-12"}}))
+    (tmp_path / "engines/other/1.json").write_text(f'{{"items": [{{"text": "image /images/{keys[0]}.sif"}}]}}')
+    (tmp_path / "engines/other/2.json").write_text(f'{{"image": "localhost/sms/lab:{keys[1][:12]}"}}')
+    assert [one.key for one in prune_images(cluster, 0, dry_run=False)] == [keys[2]]
+
+
 class Notes(Silent):
     """Collects the lines that stay."""
 

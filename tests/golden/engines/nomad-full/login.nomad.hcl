@@ -55,7 +55,7 @@ job "login" {
       }
 
       port "probe" {
-        static = 6880
+        static = 12222
       }
     }
 
@@ -74,7 +74,7 @@ job "login" {
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -82,6 +82,8 @@ job "login" {
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -97,9 +99,7 @@ job "login" {
           "${NOMAD_ALLOC_DIR}/data/run:/run",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
-          "--bind",
-          "${NOMAD_SECRETS_DIR}:/sms/secrets",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-place",
           "/sms/config/files.json",
           "/sms/etc",
@@ -375,32 +375,11 @@ END
 {"path": "/etc/slurm/slurm.conf", "source": "/sms/config/slurm.slurm.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/sms/services.json", "source": "/sms/config/sms.services.json", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/ssh/sms.conf", "source": "/sms/config/ssh.sms.conf", "owner": "root", "group": "root", "mode": "0644"},
-{"path": "/etc/munge/munge.key", "source": "/sms/secrets/munge.key", "owner": "munge", "group": "munge", "mode": "0600"},
-{"path": "/etc/ssh/ssh_host_ed25519_key", "source": "/sms/secrets/ssh_host_ed25519_key", "owner": "root", "group": "root", "mode": "0600"},
-{"path": "/etc/sssd/sssd.conf", "source": "/sms/secrets/sssd.conf", "owner": "root", "group": "root", "mode": "0600"}
+{"path": "/etc/munge/munge.key", "source": "/dev/null", "owner": "munge", "group": "munge", "mode": "0600"},
+{"path": "/etc/ssh/ssh_host_ed25519_key", "source": "/dev/null", "owner": "root", "group": "root", "mode": "0600"},
+{"path": "/etc/sssd/sssd.conf", "source": "/dev/null", "owner": "root", "group": "root", "mode": "0600"}
 ]
 END
-      }
-
-      template {
-        destination = "secrets/munge.key"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/login\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
-      }
-
-      template {
-        destination = "secrets/ssh_host_ed25519_key"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/login\" }}{{ .ssh_host_key.Value | base64Decode }}{{ end }}"
-      }
-
-      template {
-        destination = "secrets/sssd.conf"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/login\" }}{{ .sssd_conf.Value | base64Decode }}{{ end }}"
       }
 
       template {
@@ -456,7 +435,7 @@ END
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -467,6 +446,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -486,11 +467,22 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/munge.key:/etc/munge/munge.key",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "munge",
         ]
+      }
+
+      template {
+        destination = "secrets/munge.key"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/login\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
+        uid         = 351
+        gid         = 351
       }
 
       template {
@@ -529,9 +521,10 @@ END
       }
 
       service {
-        name     = "login-munge"
+        name     = "login-munge-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -575,7 +568,7 @@ END
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -586,6 +579,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -605,11 +600,22 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/sssd.conf:/etc/sssd/sssd.conf",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "sssd",
         ]
+      }
+
+      template {
+        destination = "secrets/sssd.conf"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/login\" }}{{ .sssd_conf.Value | base64Decode }}{{ end }}"
+        uid         = 0
+        gid         = 0
       }
 
       template {
@@ -648,9 +654,10 @@ END
       }
 
       service {
-        name     = "login-sssd"
+        name     = "login-sssd-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -695,7 +702,7 @@ END
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -706,6 +713,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -725,11 +734,22 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/ssh_host_ed25519_key:/etc/ssh/ssh_host_ed25519_key",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "login",
         ]
+      }
+
+      template {
+        destination = "secrets/ssh_host_ed25519_key"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/login\" }}{{ .ssh_host_key.Value | base64Decode }}{{ end }}"
+        uid         = 0
+        gid         = 0
       }
 
       template {
@@ -771,6 +791,13 @@ END
         name     = "login"
         provider = "nomad"
         port     = "port_2222"
+      }
+
+      service {
+        name     = "login-check"
+        provider = "nomad"
+        port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -812,7 +839,7 @@ END
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -823,6 +850,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -842,10 +871,10 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-probe",
           "--serve",
-          "${NOMAD_IP_probe}:${NOMAD_PORT_probe}",
+          "127.0.0.1:${NOMAD_PORT_probe}",
         ]
       }
 

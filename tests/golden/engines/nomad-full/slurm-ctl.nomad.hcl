@@ -55,7 +55,7 @@ job "slurm-ctl" {
       }
 
       port "probe" {
-        static = 6882
+        static = 16817
       }
     }
 
@@ -79,7 +79,7 @@ job "slurm-ctl" {
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -87,6 +87,8 @@ job "slurm-ctl" {
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -102,9 +104,7 @@ job "slurm-ctl" {
           "${NOMAD_ALLOC_DIR}/data/run:/run",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
-          "--bind",
-          "${NOMAD_SECRETS_DIR}:/sms/secrets",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-place",
           "/sms/config/files.json",
           "/sms/etc",
@@ -370,32 +370,11 @@ END
 {"path": "/etc/slurm/cgroup.conf", "source": "/sms/config/slurm.cgroup.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/slurm/slurm.conf", "source": "/sms/config/slurm.slurm.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/sms/services.json", "source": "/sms/config/sms.services.json", "owner": "root", "group": "root", "mode": "0644"},
-{"path": "/etc/slurm/jwt_hs256.key", "source": "/sms/secrets/jwt_hs256.key", "owner": "slurm", "group": "slurm", "mode": "0600"},
-{"path": "/etc/munge/munge.key", "source": "/sms/secrets/munge.key", "owner": "munge", "group": "munge", "mode": "0600"},
-{"path": "/etc/sssd/sssd.conf", "source": "/sms/secrets/sssd.conf", "owner": "root", "group": "root", "mode": "0600"}
+{"path": "/etc/slurm/jwt_hs256.key", "source": "/dev/null", "owner": "slurm", "group": "slurm", "mode": "0600"},
+{"path": "/etc/munge/munge.key", "source": "/dev/null", "owner": "munge", "group": "munge", "mode": "0600"},
+{"path": "/etc/sssd/sssd.conf", "source": "/dev/null", "owner": "root", "group": "root", "mode": "0600"}
 ]
 END
-      }
-
-      template {
-        destination = "secrets/jwt_hs256.key"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/slurm-ctl\" }}{{ .jwt_key.Value | base64Decode }}{{ end }}"
-      }
-
-      template {
-        destination = "secrets/munge.key"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/slurm-ctl\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
-      }
-
-      template {
-        destination = "secrets/sssd.conf"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/slurm-ctl\" }}{{ .sssd_conf.Value | base64Decode }}{{ end }}"
       }
 
       template {
@@ -451,7 +430,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/spool/slurmctld",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
@@ -462,6 +441,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -481,11 +462,22 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/munge.key:/etc/munge/munge.key",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "munge",
         ]
+      }
+
+      template {
+        destination = "secrets/munge.key"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurm-ctl\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
+        uid         = 351
+        gid         = 351
       }
 
       template {
@@ -524,9 +516,10 @@ END
       }
 
       service {
-        name     = "slurmctld-munge"
+        name     = "slurmctld-munge-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -570,7 +563,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/spool/slurmctld",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
@@ -581,6 +574,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -600,11 +595,22 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/sssd.conf:/etc/sssd/sssd.conf",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "sssd",
         ]
+      }
+
+      template {
+        destination = "secrets/sssd.conf"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurm-ctl\" }}{{ .sssd_conf.Value | base64Decode }}{{ end }}"
+        uid         = 0
+        gid         = 0
       }
 
       template {
@@ -643,9 +649,10 @@ END
       }
 
       service {
-        name     = "slurmctld-sssd"
+        name     = "slurmctld-sssd-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -690,7 +697,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/spool/slurmctld",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
@@ -701,6 +708,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -720,11 +729,22 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/jwt_hs256.key:/etc/slurm/jwt_hs256.key",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "slurmctld",
         ]
+      }
+
+      template {
+        destination = "secrets/jwt_hs256.key"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurm-ctl\" }}{{ .jwt_key.Value | base64Decode }}{{ end }}"
+        uid         = 64030
+        gid         = 64030
       }
 
       template {
@@ -766,6 +786,13 @@ END
         name     = "slurmctld"
         provider = "nomad"
         port     = "port_6817"
+      }
+
+      service {
+        name     = "slurmctld-check"
+        provider = "nomad"
+        port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -807,7 +834,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/spool/slurmctld",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
@@ -818,6 +845,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -837,10 +866,10 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-probe",
           "--serve",
-          "${NOMAD_IP_probe}:${NOMAD_PORT_probe}",
+          "127.0.0.1:${NOMAD_PORT_probe}",
         ]
       }
 

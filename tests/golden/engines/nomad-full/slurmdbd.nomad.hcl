@@ -55,7 +55,7 @@ job "slurmdbd" {
       }
 
       port "probe" {
-        static = 6881
+        static = 16819
       }
     }
 
@@ -79,7 +79,7 @@ job "slurmdbd" {
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -87,6 +87,8 @@ job "slurmdbd" {
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -102,9 +104,7 @@ job "slurmdbd" {
           "${NOMAD_ALLOC_DIR}/data/run:/run",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
-          "--bind",
-          "${NOMAD_SECRETS_DIR}:/sms/secrets",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-place",
           "/sms/config/files.json",
           "/sms/etc",
@@ -387,32 +387,11 @@ END
 {"path": "/etc/slurm/slurm.conf", "source": "/sms/config/slurm.slurm.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/slurm/slurmdbd.conf", "source": "/sms/config/slurm.slurmdbd.conf", "owner": "slurm", "group": "slurm", "mode": "0600"},
 {"path": "/etc/sms/services.json", "source": "/sms/config/sms.services.json", "owner": "root", "group": "root", "mode": "0644"},
-{"path": "/etc/slurm/jwt_hs256.key", "source": "/sms/secrets/jwt_hs256.key", "owner": "slurm", "group": "slurm", "mode": "0600"},
-{"path": "/etc/munge/munge.key", "source": "/sms/secrets/munge.key", "owner": "munge", "group": "munge", "mode": "0600"},
-{"path": "/etc/sssd/sssd.conf", "source": "/sms/secrets/sssd.conf", "owner": "root", "group": "root", "mode": "0600"}
+{"path": "/etc/slurm/jwt_hs256.key", "source": "/dev/null", "owner": "slurm", "group": "slurm", "mode": "0600"},
+{"path": "/etc/munge/munge.key", "source": "/dev/null", "owner": "munge", "group": "munge", "mode": "0600"},
+{"path": "/etc/sssd/sssd.conf", "source": "/dev/null", "owner": "root", "group": "root", "mode": "0600"}
 ]
 END
-      }
-
-      template {
-        destination = "secrets/jwt_hs256.key"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/slurmdbd\" }}{{ .jwt_key.Value | base64Decode }}{{ end }}"
-      }
-
-      template {
-        destination = "secrets/munge.key"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/slurmdbd\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
-      }
-
-      template {
-        destination = "secrets/sssd.conf"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/slurmdbd\" }}{{ .sssd_conf.Value | base64Decode }}{{ end }}"
       }
 
       template {
@@ -468,7 +447,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -480,6 +459,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -501,11 +482,22 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/munge.key:/etc/munge/munge.key",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "munge",
         ]
+      }
+
+      template {
+        destination = "secrets/munge.key"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurmdbd\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
+        uid         = 351
+        gid         = 351
       }
 
       template {
@@ -544,9 +536,10 @@ END
       }
 
       service {
-        name     = "slurmdbd-munge"
+        name     = "slurmdbd-munge-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -590,7 +583,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -602,6 +595,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -623,11 +618,22 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/sssd.conf:/etc/sssd/sssd.conf",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "sssd",
         ]
+      }
+
+      template {
+        destination = "secrets/sssd.conf"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurmdbd\" }}{{ .sssd_conf.Value | base64Decode }}{{ end }}"
+        uid         = 0
+        gid         = 0
       }
 
       template {
@@ -666,9 +672,10 @@ END
       }
 
       service {
-        name     = "slurmdbd-sssd"
+        name     = "slurmdbd-sssd-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -712,7 +719,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -724,6 +731,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -745,7 +754,7 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "mariadb",
@@ -788,9 +797,10 @@ END
       }
 
       service {
-        name     = "slurmdbd-mariadb"
+        name     = "slurmdbd-mariadb-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -835,7 +845,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -847,6 +857,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -868,11 +880,22 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/jwt_hs256.key:/etc/slurm/jwt_hs256.key",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "slurmdbd",
         ]
+      }
+
+      template {
+        destination = "secrets/jwt_hs256.key"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurmdbd\" }}{{ .jwt_key.Value | base64Decode }}{{ end }}"
+        uid         = 64030
+        gid         = 64030
       }
 
       template {
@@ -914,6 +937,13 @@ END
         name     = "slurmdbd"
         provider = "nomad"
         port     = "port_6819"
+      }
+
+      service {
+        name     = "slurmdbd-check"
+        provider = "nomad"
+        port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -955,7 +985,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -967,6 +997,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -988,10 +1020,10 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-probe",
           "--serve",
-          "${NOMAD_IP_probe}:${NOMAD_PORT_probe}",
+          "127.0.0.1:${NOMAD_PORT_probe}",
         ]
       }
 

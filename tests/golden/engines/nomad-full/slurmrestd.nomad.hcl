@@ -55,7 +55,7 @@ job "slurmrestd" {
       }
 
       port "probe" {
-        static = 6883
+        static = 16820
       }
     }
 
@@ -74,7 +74,7 @@ job "slurmrestd" {
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -82,6 +82,8 @@ job "slurmrestd" {
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -97,9 +99,7 @@ job "slurmrestd" {
           "${NOMAD_ALLOC_DIR}/data/run:/run",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
-          "--bind",
-          "${NOMAD_SECRETS_DIR}:/sms/secrets",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-place",
           "/sms/config/files.json",
           "/sms/etc",
@@ -317,16 +317,9 @@ END
 {"path": "/etc/slurm/cgroup.conf", "source": "/sms/config/slurm.cgroup.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/slurm/slurm.conf", "source": "/sms/config/slurm.slurm.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/sms/services.json", "source": "/sms/config/sms.services.json", "owner": "root", "group": "root", "mode": "0644"},
-{"path": "/etc/munge/munge.key", "source": "/sms/secrets/munge.key", "owner": "munge", "group": "munge", "mode": "0600"}
+{"path": "/etc/munge/munge.key", "source": "/dev/null", "owner": "munge", "group": "munge", "mode": "0600"}
 ]
 END
-      }
-
-      template {
-        destination = "secrets/munge.key"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/slurmrestd\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
       }
 
       template {
@@ -382,7 +375,7 @@ END
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -391,6 +384,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -406,11 +401,22 @@ END
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/munge.key:/etc/munge/munge.key",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "munge",
         ]
+      }
+
+      template {
+        destination = "secrets/munge.key"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurmrestd\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
+        uid         = 351
+        gid         = 351
       }
 
       template {
@@ -449,9 +455,10 @@ END
       }
 
       service {
-        name     = "slurmrestd-munge"
+        name     = "slurmrestd-munge-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -496,7 +503,7 @@ END
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -505,6 +512,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -520,7 +529,7 @@ END
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "slurmrestd",
@@ -566,6 +575,13 @@ END
         name     = "slurmrestd"
         provider = "nomad"
         port     = "port_6820"
+      }
+
+      service {
+        name     = "slurmrestd-check"
+        provider = "nomad"
+        port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -607,7 +623,7 @@ END
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -616,6 +632,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -631,10 +649,10 @@ END
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-probe",
           "--serve",
-          "${NOMAD_IP_probe}:${NOMAD_PORT_probe}",
+          "127.0.0.1:${NOMAD_PORT_probe}",
         ]
       }
 

@@ -55,7 +55,7 @@ job "postfix" {
       }
 
       port "probe" {
-        static = 6881
+        static = 10025
       }
     }
 
@@ -79,7 +79,7 @@ job "postfix" {
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -87,6 +87,8 @@ job "postfix" {
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -102,7 +104,7 @@ job "postfix" {
           "${NOMAD_ALLOC_DIR}/data/run:/run",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-place",
           "/sms/config/files.json",
           "/sms/etc",
@@ -281,7 +283,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/mail",
           "var/spool/postfix",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -292,6 +294,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -311,7 +315,7 @@ END
           "/var/lib/sms/nomad/sample/var/spool/postfix:/var/spool/postfix",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/postfix:/var/lib/postfix",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "postfix",
@@ -357,6 +361,13 @@ END
         name     = "postfix"
         provider = "nomad"
         port     = "port_25"
+      }
+
+      service {
+        name     = "postfix-check"
+        provider = "nomad"
+        port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -398,7 +409,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/mail",
           "var/spool/postfix",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -409,6 +420,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -428,10 +441,10 @@ END
           "/var/lib/sms/nomad/sample/var/spool/postfix:/var/spool/postfix",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/postfix:/var/lib/postfix",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-probe",
           "--serve",
-          "${NOMAD_IP_probe}:${NOMAD_PORT_probe}",
+          "127.0.0.1:${NOMAD_PORT_probe}",
         ]
       }
 

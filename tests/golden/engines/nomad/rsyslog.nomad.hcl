@@ -59,7 +59,7 @@ job "rsyslog" {
       }
 
       port "probe" {
-        static = 6880
+        static = 10514
       }
     }
 
@@ -83,7 +83,7 @@ job "rsyslog" {
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/log",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
@@ -91,6 +91,8 @@ job "rsyslog" {
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -106,7 +108,7 @@ job "rsyslog" {
           "${NOMAD_ALLOC_DIR}/data/run:/run",
           "--bind",
           "/var/lib/sms/nomad/sample/var/log:/var/log",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-place",
           "/sms/config/files.json",
           "/sms/etc",
@@ -321,7 +323,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/log",
           "var/spool/rsyslog",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -330,6 +332,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -345,7 +349,7 @@ END
           "/var/lib/sms/nomad/sample/var/log:/var/log",
           "--bind",
           "/var/lib/sms/nomad/sample/var/spool/rsyslog:/var/spool/rsyslog",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "rsyslog",
@@ -391,6 +395,13 @@ END
         name     = "rsyslog"
         provider = "nomad"
         port     = "port_514"
+      }
+
+      service {
+        name     = "rsyslog-check"
+        provider = "nomad"
+        port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -432,7 +443,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/log",
           "var/spool/rsyslog",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -441,6 +452,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -456,10 +469,10 @@ END
           "/var/lib/sms/nomad/sample/var/log:/var/log",
           "--bind",
           "/var/lib/sms/nomad/sample/var/spool/rsyslog:/var/spool/rsyslog",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-probe",
           "--serve",
-          "${NOMAD_IP_probe}:${NOMAD_PORT_probe}",
+          "127.0.0.1:${NOMAD_PORT_probe}",
         ]
       }
 

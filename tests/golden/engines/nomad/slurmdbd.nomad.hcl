@@ -55,7 +55,7 @@ job "slurmdbd" {
       }
 
       port "probe" {
-        static = 6882
+        static = 16819
       }
     }
 
@@ -79,7 +79,7 @@ job "slurmdbd" {
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -87,6 +87,8 @@ job "slurmdbd" {
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -102,9 +104,7 @@ job "slurmdbd" {
           "${NOMAD_ALLOC_DIR}/data/run:/run",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
-          "--bind",
-          "${NOMAD_SECRETS_DIR}:/sms/secrets",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-place",
           "/sms/config/files.json",
           "/sms/etc",
@@ -342,16 +342,9 @@ END
 {"path": "/etc/slurm/slurm.conf", "source": "/sms/config/slurm.slurm.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/slurm/slurmdbd.conf", "source": "/sms/config/slurm.slurmdbd.conf", "owner": "slurm", "group": "slurm", "mode": "0600"},
 {"path": "/etc/sms/services.json", "source": "/sms/config/sms.services.json", "owner": "root", "group": "root", "mode": "0644"},
-{"path": "/etc/munge/munge.key", "source": "/sms/secrets/munge.key", "owner": "munge", "group": "munge", "mode": "0600"}
+{"path": "/etc/munge/munge.key", "source": "/dev/null", "owner": "munge", "group": "munge", "mode": "0600"}
 ]
 END
-      }
-
-      template {
-        destination = "secrets/munge.key"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/slurmdbd\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
       }
 
       template {
@@ -407,7 +400,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -418,6 +411,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -437,7 +432,7 @@ END
           "/var/lib/sms/nomad/sample/var/lib/mysql-dump:/var/lib/mysql-dump",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "mariadb",
@@ -480,9 +475,10 @@ END
       }
 
       service {
-        name     = "slurmdbd-mariadb"
+        name     = "slurmdbd-mariadb-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -526,7 +522,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -537,6 +533,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -556,11 +554,22 @@ END
           "/var/lib/sms/nomad/sample/var/lib/mysql-dump:/var/lib/mysql-dump",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/munge.key:/etc/munge/munge.key",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "munge",
         ]
+      }
+
+      template {
+        destination = "secrets/munge.key"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurmdbd\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
+        uid         = 351
+        gid         = 351
       }
 
       template {
@@ -599,9 +608,10 @@ END
       }
 
       service {
-        name     = "slurmdbd-munge"
+        name     = "slurmdbd-munge-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -646,7 +656,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -657,6 +667,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -676,7 +688,7 @@ END
           "/var/lib/sms/nomad/sample/var/lib/mysql-dump:/var/lib/mysql-dump",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "slurmdbd",
@@ -722,6 +734,13 @@ END
         name     = "slurmdbd"
         provider = "nomad"
         port     = "port_6819"
+      }
+
+      service {
+        name     = "slurmdbd-check"
+        provider = "nomad"
+        port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -763,7 +782,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -774,6 +793,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -793,10 +814,10 @@ END
           "/var/lib/sms/nomad/sample/var/lib/mysql-dump:/var/lib/mysql-dump",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-probe",
           "--serve",
-          "${NOMAD_IP_probe}:${NOMAD_PORT_probe}",
+          "127.0.0.1:${NOMAD_PORT_probe}",
         ]
       }
 

@@ -54,7 +54,7 @@ job "slurm-ctl" {
       }
 
       port "probe" {
-        static = 6881
+        static = 16817
       }
     }
 
@@ -78,7 +78,7 @@ job "slurm-ctl" {
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -86,6 +86,8 @@ job "slurm-ctl" {
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -101,9 +103,7 @@ job "slurm-ctl" {
           "${NOMAD_ALLOC_DIR}/data/run:/run",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
-          "--bind",
-          "${NOMAD_SECRETS_DIR}:/sms/secrets",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-place",
           "/sms/config/files.json",
           "/sms/etc",
@@ -325,16 +325,9 @@ END
 {"path": "/etc/slurm/cgroup.conf", "source": "/sms/config/slurm.cgroup.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/slurm/slurm.conf", "source": "/sms/config/slurm.slurm.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/sms/services.json", "source": "/sms/config/sms.services.json", "owner": "root", "group": "root", "mode": "0644"},
-{"path": "/etc/munge/munge.key", "source": "/sms/secrets/munge.key", "owner": "munge", "group": "munge", "mode": "0600"}
+{"path": "/etc/munge/munge.key", "source": "/dev/null", "owner": "munge", "group": "munge", "mode": "0600"}
 ]
 END
-      }
-
-      template {
-        destination = "secrets/munge.key"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/slurm-ctl\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
       }
 
       template {
@@ -390,7 +383,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/spool/slurmctld",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
@@ -400,6 +393,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -417,11 +412,22 @@ END
           "/var/lib/sms/nomad/sample/var/spool/slurmctld:/var/spool/slurmctld",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/munge.key:/etc/munge/munge.key",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "munge",
         ]
+      }
+
+      template {
+        destination = "secrets/munge.key"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurm-ctl\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
+        uid         = 351
+        gid         = 351
       }
 
       template {
@@ -460,9 +466,10 @@ END
       }
 
       service {
-        name     = "slurmctld-munge"
+        name     = "slurmctld-munge-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -507,7 +514,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/spool/slurmctld",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
@@ -517,6 +524,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -534,7 +543,7 @@ END
           "/var/lib/sms/nomad/sample/var/spool/slurmctld:/var/spool/slurmctld",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "slurmctld",
@@ -580,6 +589,13 @@ END
         name     = "slurmctld"
         provider = "nomad"
         port     = "port_6817"
+      }
+
+      service {
+        name     = "slurmctld-check"
+        provider = "nomad"
+        port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -621,7 +637,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/spool/slurmctld",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
@@ -631,6 +647,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -648,10 +666,10 @@ END
           "/var/lib/sms/nomad/sample/var/spool/slurmctld:/var/spool/slurmctld",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-probe",
           "--serve",
-          "${NOMAD_IP_probe}:${NOMAD_PORT_probe}",
+          "127.0.0.1:${NOMAD_PORT_probe}",
         ]
       }
 

@@ -54,7 +54,7 @@ job "slurmdbd" {
       }
 
       port "probe" {
-        static = 6880
+        static = 16819
       }
     }
 
@@ -78,7 +78,7 @@ job "slurmdbd" {
           "-eu",
           "local/verified.sh",
           "",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -86,6 +86,8 @@ job "slurmdbd" {
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -101,9 +103,7 @@ job "slurmdbd" {
           "${NOMAD_ALLOC_DIR}/data/run:/run",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
-          "--bind",
-          "${NOMAD_SECRETS_DIR}:/sms/secrets",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-place",
           "/sms/config/files.json",
           "/sms/etc",
@@ -341,16 +341,9 @@ END
 {"path": "/etc/slurm/slurm.conf", "source": "/sms/config/slurm.slurm.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/slurm/slurmdbd.conf", "source": "/sms/config/slurm.slurmdbd.conf", "owner": "slurm", "group": "slurm", "mode": "0600"},
 {"path": "/etc/sms/services.json", "source": "/sms/config/sms.services.json", "owner": "root", "group": "root", "mode": "0644"},
-{"path": "/etc/munge/munge.key", "source": "/sms/secrets/munge.key", "owner": "munge", "group": "munge", "mode": "0600"}
+{"path": "/etc/munge/munge.key", "source": "/dev/null", "owner": "munge", "group": "munge", "mode": "0600"}
 ]
 END
-      }
-
-      template {
-        destination = "secrets/munge.key"
-        perms       = "0400"
-        change_mode = "noop"
-        data        = "{{ with nomadVar \"nomad/jobs/slurmdbd\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
       }
 
       template {
@@ -406,7 +399,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -417,6 +410,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -436,7 +431,7 @@ END
           "/var/lib/sms/nomad/sample/var/lib/mysql-dump:/var/lib/mysql-dump",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "mariadb",
@@ -479,9 +474,10 @@ END
       }
 
       service {
-        name     = "slurmdbd-mariadb"
+        name     = "slurmdbd-mariadb-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -525,7 +521,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -536,6 +532,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -555,11 +553,22 @@ END
           "/var/lib/sms/nomad/sample/var/lib/mysql-dump:/var/lib/mysql-dump",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "--bind",
+          "${NOMAD_SECRETS_DIR}/munge.key:/etc/munge/munge.key",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "munge",
         ]
+      }
+
+      template {
+        destination = "secrets/munge.key"
+        perms       = "0600"
+        change_mode = "noop"
+        data        = "{{ with nomadVar \"nomad/jobs/slurmdbd\" }}{{ .munge_key.Value | base64Decode }}{{ end }}"
+        uid         = 351
+        gid         = 351
       }
 
       template {
@@ -598,9 +607,10 @@ END
       }
 
       service {
-        name     = "slurmdbd-munge"
+        name     = "slurmdbd-munge-check"
         provider = "nomad"
         port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -645,7 +655,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -656,6 +666,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -675,7 +687,7 @@ END
           "/var/lib/sms/nomad/sample/var/lib/mysql-dump:/var/lib/mysql-dump",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "slurmdbd",
@@ -721,6 +733,13 @@ END
         name     = "slurmdbd"
         provider = "nomad"
         port     = "port_6819"
+      }
+
+      service {
+        name     = "slurmdbd-check"
+        provider = "nomad"
+        port     = "probe"
+        address  = "127.0.0.1"
 
         check {
           type     = "http"
@@ -762,7 +781,7 @@ END
           "-eu",
           "local/verified.sh",
           "/var/lib/sms/nomad/sample",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
           "${NOMAD_ALLOC_DIR}/data/etc",
@@ -773,6 +792,8 @@ END
           "--no-home",
           "--contain",
           "--cleanenv",
+          "--env",
+          "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
           "--no-mount",
           "sys",
           "--dns",
@@ -792,10 +813,10 @@ END
           "/var/lib/sms/nomad/sample/var/lib/mysql-dump:/var/lib/mysql-dump",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
-          "/var/lib/sms/images/sample.sif",
+          "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "/opt/sms/bin/sms-probe",
           "--serve",
-          "${NOMAD_IP_probe}:${NOMAD_PORT_probe}",
+          "127.0.0.1:${NOMAD_PORT_probe}",
         ]
       }
 
