@@ -10,7 +10,7 @@ import json
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -25,6 +25,7 @@ from appliance.plan.overlay.seed import secrets_of
 from appliance.plan.render import Templates
 from appliance.plan.services.confinement import capabilities_for, privilege_options
 from appliance.plan.services.jobsync import stop_limits, task_json
+from appliance.units import read_duration
 
 PRIORITY = 95
 """Of document 000: before all that is not needed to run jobs."""
@@ -459,11 +460,23 @@ def node_jobs(deployment: Deployment, options: Options, nodes: Nodes) -> dict[st
     return jobs
 
 
-def notes(deployment: Deployment, options: Options) -> tuple[str, ...]:
-    """Return what is to be done once besides: the client's settings, and the variables with the Munge key."""
+def longest_stop(jobs: Iterable[Block]) -> int:
+    """Return the longest time that a task of the jobs may take to stop, in seconds."""
+    own = [read_duration(str(one.fields["kill_timeout"])) for one in jobs if "kill_timeout" in one.fields]
+    return max([*map(int, own), *(longest_stop(one.blocks) for one in jobs)], default=0)
+
+
+def notes(deployment: Deployment, options: Options, nodes: Iterable[Block] = ()) -> tuple[str, ...]:
+    """Return what is to be done once besides: settings of clients, and the variables with secrets.
+
+    Args:
+        nodes: jobs of compute nodes.
+    """
     longest = max((one.stop_s for one in deployment.workloads), default=30)
     client = f"in the configuration of the client {options.host}"
     found = [f'{client}: max_kill_timeout = "{longest}s"; it is 30 s by default']
+    if limit := longest_stop(nodes):
+        found.append(f'in the configuration of clients on compute nodes: max_kill_timeout = "{limit}s"')
     if any(one.state for one in deployment.workloads):
         # Each job that writes there needs it.
         found.append(f'{client}: host_volume "{volume_name(deployment.cluster)}" {{ path = "{options.state}" }}')

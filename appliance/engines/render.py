@@ -78,10 +78,11 @@ def _kubernetes_notes(given: Input, deployment: Deployment, options: kubernetes.
 
 def _nomad(given: Input) -> Export:
     deployment, options = _for_nomad(given)
-    jobs = {**nomad.service_jobs(deployment, options), **_node_jobs(given, deployment, options)}
+    nodes = _node_jobs(given, deployment, options)
+    jobs = {**nomad.service_jobs(deployment, options), **nodes}
     files = {f"{name}.nomad.hcl": NOMAD_HEADER + hcl.write([job]) for name, job in jobs.items()}
     files |= {f"json/{name}.json": job_json(job) for name, job in jobs.items()}
-    return Export(files, deployment.placements, nomad.notes(deployment, options))
+    return Export(files, deployment.placements, nomad.notes(deployment, options, list(nodes.values())))
 
 
 def _for_nomad(given: Input) -> tuple[Deployment, nomad.Options]:
@@ -196,7 +197,7 @@ def _terraform_nomad(given: Input) -> Export:
         started.append(name)
     modules = {name: f"files/{name}.nomad.hcl" for name in (*own, *nodes)}
     files |= terraform.terraform_files("nomad", modules, after)
-    return Export(files, deployment.placements, nomad.notes(deployment, options))
+    return Export(files, deployment.placements, nomad.notes(deployment, options, list(nodes.values())))
 
 
 def _quadlet(given: Input) -> Export:

@@ -54,8 +54,8 @@ def cluster(lab: Lab, built: Built) -> Iterator[NomadCluster]:
     give(host, built.image, f"/var/lib/sms/images/{built.key}.sif")
     host.run("ln", "-sfn", f"{built.key}.sif", "/var/lib/sms/images/lab.sif")
     runners = {name: LabRunner(lab, name) for name in ("host-a", "host-b", *NODES)}
-    settings: dict[str, dict[str, Any]] = {name: {"node_pool": "compute"} for name in NODES}
-    settings["host-a"] = {"host_volume": {"sms-lab": {"path": STATE, "read_only": False}}}
+    settings: dict[str, dict[str, Any]] = {name: {"node_pool": "compute", "max_kill_timeout": "300s"} for name in NODES}
+    settings["host-a"] = {"max_kill_timeout": "300s", "host_volume": {"sms-lab": {"path": STATE, "read_only": False}}}
     clients = [runners["host-a"], *(runners[name] for name in NODES)]
     try:
         yield NomadCluster([runners["host-b"]], clients, settings)
@@ -196,7 +196,7 @@ def test_checks_are_on_the_loopback(lab: Lab, cluster: NomadCluster, node: Netns
 
     def statuses() -> list[str]:
         checks = json.loads(cluster.nomad("alloc", "checks", "-json", one).stdout)
-        return sorted(each["Status"] for each in checks)
+        return sorted(each["Status"] for each in checks.values())
 
     wait_until(lambda: statuses() == ["success"] * 4, "all succeed", 60)
 

@@ -199,7 +199,9 @@ def jobs(made: Export) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", NOMAD_CASES)
 def test_the_jobs_of_document_000(name: str, tmp_path: Path) -> None:
     """A service job of the controller, system jobs of munge and slurmd; a second writer is never started."""
-    found = jobs(render(*case_input(tmp_path, name)))
+    made = render(*case_input(tmp_path, name))
+    assert [note for note in made.notes if 'compute nodes: max_kill_timeout = "70s"' in note], "munge after slurmd"
+    found = jobs(made)
     kinds = {job: found[job]["Type"] for job in ("slurm-ctl", "munge", "slurm-cn")}
     assert kinds == {"slurm-ctl": "service", "munge": "system", "slurm-cn": "system"}
     for job in found.values():
