@@ -37,6 +37,8 @@ BMC = "bmc"
 BMC_ADDRESS = "10.77.0.90"
 ENGINES = ("nomad", "kubernetes")
 """Other engines that a lab can have."""
+BALANCED = "10.77.0.40"
+"""Address of the load balancers of Kubernetes, which its control plane has."""
 NOMAD_SERVERS, CLUSTER_NODES = 3, 2
 SERVER, CONTROL, WORKER = "server", "control", "worker"
 """Kinds of hosts of engines: a server of Nomad, the control plane of Kubernetes, a cluster node that runs pods."""
@@ -242,9 +244,9 @@ class Layout:
 
     @property
     def engine_addresses(self) -> dict[str, str]:
-        """By engine the address at which compute nodes reach its services: of host-a, or of the first cluster node."""
-        first = {"nomad": "carrier", "kubernetes": WORKER}
-        return {engine: self.hosts_of(first[engine])[0].addresses[PROVISIONING] for engine in self.engines}
+        """By engine the address at which compute nodes reach its services: of host-a, or of the load balancer."""
+        addresses = {"nomad": self.hosts_of("carrier")[0].addresses[PROVISIONING], "kubernetes": BALANCED}
+        return {engine: addresses[engine] for engine in self.engines}
 
     def namespace(self, host: str) -> str:
         """Return the network namespace of a host, or of the ``switch``."""

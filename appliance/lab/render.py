@@ -111,15 +111,11 @@ DAEMONS: dict[str, tuple[Daemon, ...]] = {
 _NAMES = Daemon("names", "python3 /lab/names.py", "[ -e /run/names.ready ]")
 
 
-CONTROLLER_PORTS = {"nomad": 6817, "kubernetes": 30817}
-"""Of slurmctld on each engine, where compute nodes reach it."""
-
-
 def daemons(layout: Layout, host: LabHost) -> tuple[Daemon, ...]:
     """Return the daemons of a host."""
     plan = layout.plan
-    controllers = [f"{address}:{CONTROLLER_PORTS[engine]}" for engine, address in layout.engine_addresses.items()]
-    usual = {"slurmd": _slurmd(f"{plan.addresses[PROVISIONING]}:6817", *controllers)}
+    controllers = (plan.addresses[PROVISIONING], *layout.engine_addresses.values())
+    usual = {"slurmd": _slurmd(*(f"{address}:6817" for address in controllers))}
     found = tuple(usual.get(one.name, one) for one in DAEMONS[host.kind] if plan.ssh or one is not _SSHD)
     found += tuple(Daemon(name, *each) for name, each in members.commands(layout, host).items())
     return (*found, _NAMES) if host.kind == "outside" and plan.answers is not None else found
@@ -265,7 +261,7 @@ def host_files(
         files["lab/bmc.py"] = File(share("definitions", "lab", "bmc.py").read_bytes())
         files["lab/bmc.json"] = File(_bmc_settings(layout).encode())
     if host.kind == CONTROL:
-        files["lab/volumes.py"] = File(share("definitions", "lab", "volumes.py").read_bytes())
+        files["lab/cloud.py"] = File(share("definitions", "lab", "cloud.py").read_bytes())
     if "nomad" in programs and not members.has_agent(layout, host):
         words = f'export NOMAD_ADDR="${{NOMAD_ADDR:-{members.api(layout)}}}"\n'
         files["usr/local/bin/nomad"] = File(f'#!/bin/sh\n{words}exec {programs["nomad"]} "$@"\n'.encode(), 0o755)

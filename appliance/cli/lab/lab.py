@@ -9,6 +9,7 @@ from appliance.cli.common import Verbs, add_json, duration, print_result, verb
 
 EXAMPLES = """\
   sms lab demo                                     build, start and use the services container
+  sms lab demo --nodes 2 --engine kubernetes       the services leave the container for Kubernetes, and return
   sms lab up --nodes 2                             only the cluster
   sms lab up --shape routed                        compute nodes behind a router
   sms lab up --nodes 0 --metal 2                   diskless machines, for the provisioning VM
@@ -239,6 +240,7 @@ def _add_demo(parts: Any) -> None:
         metavar="N",
         help="demonstrate the provisioning VM instead: N diskless machines boot from it, then it is switched off",
     )
+    _add_engine(parser)
     add_json(parser)
     parser.set_defaults(run=_demo)
 
@@ -261,6 +263,10 @@ def _demo(arguments: argparse.Namespace) -> int:
         from appliance.operations.lab.demo_vm import demo_vm
 
         shown = demo_vm(arguments.name, arguments.metal, progress, quiet=arguments.quiet)
+    elif arguments.engines:
+        from appliance.operations.lab.demo_engines import demo_engines
+
+        shown = demo_engines(arguments.name, arguments.nodes, arguments.engines, progress, quiet=arguments.quiet)
     else:
         shown = demo(arguments.name, arguments.nodes, progress, quiet=arguments.quiet)
     if arguments.json:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.lab.engines.agents import Agent, ClusterNode, Files, control_plane, prepare_node
-from appliance.lab.layout import CONTROL, PROVISIONING, PUBLIC, SERVER, WORKER, LabHost, Layout
+from appliance.lab.layout import BALANCED, CONTROL, PROVISIONING, PUBLIC, SERVER, WORKER, LabHost, Layout
 
 DISK = "/var/lib/engines"
 """On every host of an engine: what it keeps while it is off."""
@@ -29,6 +29,7 @@ done
 KUBECTL = ("kubectl",)
 CONTROL_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", *KUBECTL)
 WORKER_PROGRAMS = ("kubelet", "kube-proxy", *KUBECTL)
+FORWARD = "echo 1 >/proc/sys/net/ipv4/ip_forward"
 STATE = "/var/lib/sms/nomad/lab"
 STOP_S = "600s"
 """The longest `kill_timeout` that a client of Nomad accepts; 30 s by default."""
@@ -79,7 +80,7 @@ def commands(layout: Layout, host: LabHost) -> dict[str, tuple[str, str]]:
         }
         argvs = control_plane(host.addresses[PROVISIONING], FILES)
         found |= {name: (shlex.join(argv), probes[name]) for name, argv in argvs.items()}
-        found["volumes"] = ("python3 /lab/volumes.py", "[ -e /run/volumes.ready ]")
+        found["cloud"] = (f"python3 /lab/cloud.py {BALANCED}", "[ -e /run/cloud.ready ]")
     if host.kind == WORKER:
         node = _node(layout, host)
         state = '{.status.conditions[?(@.type=="Ready")].status}'
@@ -117,10 +118,12 @@ def steps(layout: Layout, host: LabHost) -> list[str]:
         found.append(f"install -d -m 0711 {DISK} {DISK}/nomad")
     if "nomad" in layout.engines and host.kind == "carrier":
         found.append(f"mkdir -p -m 0700 {STATE}")
+    if host.kind == CONTROL:
+        found += [f"ip address add {BALANCED}/32 dev {host.interface(PROVISIONING)}", FORWARD]
     if host.kind == WORKER:
         others = [each for each in layout.hosts_of(WORKER) if each != host]
         found += [f"ip route add {_node(layout, each).pods} via {each.addresses[PROVISIONING]}" for each in others]
-        found += ["echo 1 >/proc/sys/net/ipv4/ip_forward", *prepare_node(DISK, cgroup(layout, host))]
+        found += [FORWARD, *prepare_node(DISK, cgroup(layout, host))]
     return found
 
 

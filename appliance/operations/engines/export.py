@@ -16,7 +16,6 @@ from appliance.engines.oci import image_name
 from appliance.engines.render import Input, render
 from appliance.errors import ConfigError, Refused
 from appliance.operations.context import Cluster, read_given, runtime_files
-from appliance.operations.image.list import list_images
 from appliance.plan.overlay.seed import slurm_sources
 from appliance.plan.services.jobsync import PROGRAMS
 from appliance.share import share
@@ -122,8 +121,9 @@ def read_input(cluster: Cluster, target: str) -> Input:
                 hint="keep secrets out of `slurm.files`; `chmod o+r` it if it contains none",
             )
     given = read_given([("passwd", site.accounts.passwd), ("group", site.accounts.group), *sources])
-    current = next((image for image in list_images(cluster) if image.current), None)
-    image = f"{image_name(site.cluster)}:{current.key[:12] if current else 'current'}"
+    # Also where `sms start` of another machine has put the image, without its manifest.
+    current = Path(cluster.places.current)
+    image = f"{image_name(site.cluster)}:{current.resolve().stem[:12] if current.is_symlink() else 'current'}"
     keys = tuple(_read_key(path) for path in site.signing.public_keys) if target in SIGNED else ()
     catalog = read_catalog(share("definitions", "services"))
     runtime = runtime_files()

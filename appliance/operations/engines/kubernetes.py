@@ -67,7 +67,7 @@ class OnKubernetes:
             time.sleep(1)
         hint = (
             "`sms image oci -o DIR --load HOST` imports it on an admin host; on others: "
-            "tar -C DIR -c . | ssh NODE ctr -n k8s.io images import --digests -"
+            "tar -C DIR -c oci-layout index.json blobs | ssh NODE ctr -n k8s.io images import --digests -"
         )
         if not nodes:
             raise Refused("no node of the Kubernetes cluster is ready for pods", hint="kubectl get nodes")

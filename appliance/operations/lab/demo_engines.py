@@ -1,0 +1,192 @@
+"""Demonstration of other engines in a lab: the services leave the container for Kubernetes and Nomad, and return."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import PurePosixPath
+
+from appliance.errors import ConfigError, SmsError
+from appliance.host.base import Host
+from appliance.lab import Lab
+from appliance.lab.engines.agents import IMPORT
+from appliance.lab.layout import WORKER
+from appliance.operations.context import open_cluster
+from appliance.operations.image.build import build
+from appliance.operations.lab.demo import (
+    CARRIER,
+    Check,
+    DemoReport,
+    as_alice,
+    ended_as,
+    job_state,
+    run_job,
+    start,
+    wait_for,
+    wait_idle,
+)
+from appliance.operations.lab.lab import lab_up
+from appliance.progress import Progress
+
+FOLDER = PurePosixPath("/root/demo")
+"""On admin and host-a: exports and the OCI form of the image."""
+MEMBERS = ("oci-layout", "index.json", "blobs")
+"""Of that form, what engines read."""
+LIMIT_S = 600
+JOB_S = 15
+
+
+def demo_engines(
+    name: str, nodes: int, engines: Sequence[str], progress: Progress, *, quiet: bool = False
+) -> DemoReport:
+    """Run the services in the container, on each of the engines, and in the container again.
+
+    Raises:
+        ConfigError: the lab has no compute node.
+        SmsError: a check failed.
+    """
+    if nodes < 1:
+        raise ConfigError("the demonstration runs jobs on a compute node", hint="--nodes 1 or more")
+    report = DemoReport(name)
+    check = partial(report.try_out, progress)
+    began = time.monotonic()
+    lab_up(name, nodes, progress, engines=engines)
+    lab = Lab.open(name)
+    hosts = f"{nodes} compute nodes, host-a, host-b, {', '.join(engines)}"
+    report.checks.append(
+        Check("a cluster on this machine, with the engines", hosts, round(time.monotonic() - began, 2))
+    )
+    check("a signed services container", lambda: _build(lab, progress), own_progress=True)
+    _leave_engine(lab)
+    check(f"sms start --host {CARRIER}", lambda: start(lab, quiet), own_progress=True)
+    node = lab.host(lab.nodes[0])
+    check("every compute node is idle", lambda: wait_idle(node, nodes))
+    check("a job, with the container's controller", lambda: run_job(node))
+    for engine in engines:
+        _show(lab, engine, check)
+    check("sms start: back in the container", lambda: start(lab, quiet), own_progress=True)
+    check("a job, with the container's controller again", lambda: _idle_job(lab))
+    return report
+
+
+def _show(lab: Lab, engine: str, check: Callable[[str, Callable[[], str]], str]) -> None:
+    """Export, deploy, a job, a second deployment, a killed controller, drain."""
+    admin = lab.host(CARRIER)
+    check(f"sms export {engine}", lambda: _export(admin, engine))
+    if engine == "kubernetes":
+        check("sms image oci, to the cluster nodes", lambda: _load_image(lab))
+    else:
+        check("munge and slurmd of the nodes are Nomad's from now on", lambda: _release_nodes(lab))
+    check(f"the services leave the container for {engine}", lambda: _deploy(lab, engine))
+    check(f"a job, with the controller on {engine}", lambda: _idle_job(lab))
+    check("a second sms deploy", lambda: _deploy_again(admin))
+    check("the controller is deleted under a running job", lambda: _kill_controller(lab, engine))
+    check(f"sms deploy drain {lab.nodes[-1]}, and --undo", lambda: _drain(lab))
+    check("sms deploy stop", lambda: _stop(admin))
+
+
+def _build(lab: Lab, progress: Progress) -> str:
+    built = build(open_cluster(lab.etc / "sms.yaml", None, progress), progress, lock=lab.etc / "sms.lock")
+    return f"{'built' if built.fresh else 'unchanged'}, {built.packages} packages, key {built.key[:12]}"
+
+
+def _leave_engine(lab: Lab) -> None:
+    """Stop what an interrupted demonstration has left on an engine."""
+    admin = lab.host(CARRIER)
+    if admin.run("sms", "-q", "deploy", "status", ok=None, timeout=LIMIT_S).status in (0, 4):
+        _stop(admin)
+
+
+def _export(admin: Host, engine: str) -> str:
+    """Export twice; the same bytes, without the Munge key."""
+    folder = str(FOLDER / engine)
+    admin.run("mkdir", "-p", "-m", "0700", str(FOLDER))
+    shown = json.loads(admin.run("sms", "-q", "export", engine, "-o", folder, "--json").stdout)
+    admin.run("sms", "-q", "export", engine, "-o", folder, "--check")
+    return f"{shown['files']} files in {folder}, the same bytes again"
+
+
+def _load_image(lab: Lab) -> str:
+    """Convert the image, and import it on every cluster node."""
+    admin, folder = lab.host("admin"), str(FOLDER / "image")
+    admin.run("mkdir", "-p", "-m", "0700", str(FOLDER))
+    done = admin.run("sms", "-q", "image", "oci", "-o", folder, "--json", ok=None, timeout=LIMIT_S)
+    if done.status == 3:  # of an earlier image
+        admin.run("rm", "-r", folder)
+        done = admin.run("sms", "-q", "image", "oci", "-o", folder, "--json", timeout=LIMIT_S)
+    made = json.loads(done.expect((0,)).stdout)
+    archive, workers = admin.run("tar", "-C", folder, "-c", *MEMBERS).stdout, lab.layout.hosts_of(WORKER)
+    for worker in workers:
+        lab.host(worker.name).run(*IMPORT, input=archive, timeout=LIMIT_S)
+    return f"{made['name']}, {made['digest'][:19]}, on {', '.join(worker.name for worker in workers)}"
+
+
+def _release_nodes(lab: Lab) -> str:
+    """End the lab's own daemons, as one disables their units on a real node."""
+    for name in lab.nodes:
+        lab.host(name).run("supervisorctl", "-c", "/lab/supervisord.conf", "stop", "slurmd", "munged", ok=None)
+    return f"{len(lab.nodes)} nodes; the exported jobs start them"
+
+
+def _deploy(lab: Lab, engine: str) -> str:
+    admin = lab.host(CARRIER)
+    admin.run("sms", "-q", "stop", timeout=LIMIT_S, ok=(0, 3))
+    done = json.loads(admin.run("sms", "-q", "deploy", "--engine", engine, "--json", timeout=LIMIT_S).stdout)
+    return ", ".join(f"{name} after {seconds:.0f} s" for name, seconds in done["waited"].items())
+
+
+def _deploy_again(admin: Host) -> str:
+    done = json.loads(admin.run("sms", "-q", "deploy", "--json", timeout=LIMIT_S).stdout)
+    if changed := [name for name, change in done["changes"].items() if change != "unchanged"]:
+        raise SmsError(f"a second deployment changed {', '.join(changed)}")
+    admin.run("sms", "-q", "deploy", "status", timeout=LIMIT_S)
+    return f"nothing changed, no drift, {len(done['changes'])} workloads"
+
+
+def _idle_job(lab: Lab) -> str:
+    node = lab.host(lab.nodes[0])
+    wait_idle(node, len(lab.nodes))
+    return run_job(node)
+
+
+def _kill_controller(lab: Lab, engine: str) -> str:
+    """Delete its pod, or stop its allocation, while a job runs; return how long a node could not reach it."""
+    node, admin = lab.host(lab.nodes[0]), lab.host(CARRIER)
+    job = as_alice(node, "sbatch", "--parsable", f"--wrap=sleep {JOB_S}")
+    wait_for("the start of the job", lambda: "yes" if job_state(node, job) == "RUNNING" else "")
+    if engine == "kubernetes":
+        admin.run("kubectl", "-n", "lab", "delete", "pod", "slurmctld-0", "--wait=false")
+    else:
+        shown = json.loads(admin.run("nomad", "job", "allocs", "-json", "slurm-ctl").stdout)
+        (running,) = (each["ID"] for each in shown if each["ClientStatus"] == "running")
+        admin.run("nomad", "alloc", "stop", "-detach", running)
+    ping = ("timeout", "1", "scontrol", "ping")
+    wait_for("the end of the controller", lambda: "" if "is UP" in node.run(*ping, ok=None).text else "down")
+    began = time.monotonic()
+    wait_for("another controller", lambda: "up" if "is UP" in node.run(*ping, ok=None).text else "")
+    outage = time.monotonic() - began
+    state = wait_for("the end of the job", lambda: ended_as(node, job))
+    if state != "COMPLETED":
+        raise SmsError(f"job {job} ended as {state}")
+    return f"job {job} {state}; an outage of {outage:.1f} s, seen from {node.name}"
+
+
+def _drain(lab: Lab) -> str:
+    """Drain a machine in Slurm while a job runs there: the engine waits for it."""
+    node, admin, drained = lab.host(lab.nodes[0]), lab.host(CARRIER), lab.nodes[-1]
+    job = as_alice(node, "sbatch", "--parsable", f"--nodelist={drained}", f"--wrap=sleep {JOB_S}")
+    wait_for("the start of the job", lambda: "yes" if job_state(node, job) == "RUNNING" else "")
+    done = json.loads(admin.run("sms", "-q", "deploy", "drain", drained, "--json", timeout=LIMIT_S).stdout)
+    state = ended_as(node, job)
+    if state != "COMPLETED":
+        raise SmsError(f"job {job} on {drained}, which was drained, ended as {state or 'running'}")
+    admin.run("sms", "-q", "deploy", "drain", drained, "--undo", timeout=LIMIT_S)
+    wait_idle(node, len(lab.nodes))
+    return f"job {job} {state} first, after {done['waited_s']:.0f} s; then {drained} was drained; idle again"
+
+
+def _stop(admin: Host) -> str:
+    admin.run("sms", "-q", "deploy", "stop", timeout=LIMIT_S)
+    return "the services have ended; their volumes, slurmd and jobs stay"
