@@ -52,7 +52,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
     "operations": {
         "classify": {"classify"},
         "hosts": {"guarded", "host", "installed"},
-        "image": {"build", "copy", "deliver", "list", "sources"},
+        "image": {"build", "copy", "deliver", "sources"},
         "lab": {"demo"},
         "migration": {"here"},
         "nodes": {"image"},

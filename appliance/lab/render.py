@@ -108,6 +108,8 @@ DAEMONS: dict[str, tuple[Daemon, ...]] = {
         *_COMMON,
     ),
 }
+TAKEN_OVER = ("slurmd", "munged")
+"""Daemons of compute nodes that jobs of Nomad start themselves."""
 _NAMES = Daemon("names", "python3 /lab/names.py", "[ -e /run/names.ready ]")
 
 

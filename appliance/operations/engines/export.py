@@ -123,7 +123,8 @@ def read_input(cluster: Cluster, target: str) -> Input:
     given = read_given([("passwd", site.accounts.passwd), ("group", site.accounts.group), *sources])
     # Also where `sms start` of another machine has put the image, without its manifest.
     current = Path(cluster.places.current)
-    image = f"{image_name(site.cluster)}:{current.resolve().stem[:12] if current.is_symlink() else 'current'}"
+    image_key = current.resolve().stem if current.is_symlink() else ""
+    image = f"{image_name(site.cluster)}:{image_key[:12] or 'current'}"
     keys = tuple(_read_key(path) for path in site.signing.public_keys) if target in SIGNED else ()
     catalog = read_catalog(share("definitions", "services"))
     runtime = runtime_files()
@@ -136,7 +137,7 @@ def read_input(cluster: Cluster, target: str) -> Input:
         keys,
         nodes=[one for one in catalog.values() if one.run and not one.container],
         programs={name: runtime[name].decode() for name in PROGRAMS},
-        sif=str(cluster.places.images / f"{current.key}.sif") if current else "",
+        sif=str(cluster.places.images / f"{image_key}.sif") if image_key else "",
     )
 
 

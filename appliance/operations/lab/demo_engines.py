@@ -13,6 +13,7 @@ from appliance.host.base import Host
 from appliance.lab import Lab
 from appliance.lab.engines.agents import IMPORT
 from appliance.lab.layout import WORKER
+from appliance.lab.render import TAKEN_OVER
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import build
 from appliance.operations.lab.demo import (
@@ -126,7 +127,7 @@ def _load_image(lab: Lab) -> str:
 def _release_nodes(lab: Lab) -> str:
     """End the lab's own daemons, as one disables their units on a real node."""
     for name in lab.nodes:
-        lab.host(name).run("supervisorctl", "-c", "/lab/supervisord.conf", "stop", "slurmd", "munged", ok=None)
+        lab.host(name).run("supervisorctl", "-c", "/lab/supervisord.conf", "stop", *TAKEN_OVER, ok=None)
     return f"{len(lab.nodes)} nodes; the exported jobs start them"
 
 
