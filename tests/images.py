@@ -1,6 +1,7 @@
 """Builds what real tests share, where it is not there yet: `tests/machine --fill python -m tests.images`.
 
-These are the root of a lab's nodes, the services container with and without accounting, the VM and its nodes' packages.
+These are the root of a lab's nodes, the services container with and without accounting, the VM and its nodes' packages;
+where engines are built, also the image that their tests run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from appliance.lab import Layout
+from appliance.lab.engines.programs import find_missing
 from appliance.lab.etc import make_etc
 from appliance.lab.root import make_root
 from appliance.operations.context import open_cluster
@@ -27,6 +29,9 @@ from appliance.progress import Silent
 from tests.real.images import SCRIPTS, kept_variant
 
 ACCOUNTING = ("slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync", "slurmdbd", "slurmrestd")
+
+ON_ENGINES = ("slurmctld", "munge", "slurmdbd", "slurmrestd", "sssd", "login")
+"""Services of labs with an engine: tests/real/engines/entries.py."""
 
 
 def with_accounting(document: dict[str, Any]) -> None:
@@ -51,6 +56,8 @@ def make_site() -> Path:
     document = yaml.safe_load(site.read_text())
     with_accounting(document)
     (layout.etc / "full.yaml").write_text(yaml.safe_dump(document))
+    document = yaml.safe_load(site.read_text()) | {"services": list(ON_ENGINES)}
+    (layout.etc / "engines.yaml").write_text(yaml.safe_dump(document))
     return site
 
 
@@ -64,7 +71,8 @@ def timed(what: str, work: Callable[[], object]) -> None:
 def main() -> int:
     """Build all of it, two at a time."""
     site = make_site()
-    usual, full = (open_cluster(path, None, Silent()) for path in (site, site.with_name("full.yaml")))
+    names = ("sms.yaml", "full.yaml", "engines.yaml")
+    usual, full, engines = (open_cluster(site.with_name(name), None, Silent()) for name in names)
 
     def variants() -> None:
         built = build(usual, Silent(), lock=site.with_name("sms.lock"))
@@ -74,6 +82,8 @@ def main() -> int:
     def containers() -> None:
         timed("services container and its variants", variants)
         timed("with accounting", lambda: build(full, Silent(), lock=site.with_name("full.lock")))
+        if not find_missing(("nomad",)):
+            timed("for engines", lambda: build(engines, Silent(), lock=site.with_name("engines.lock")))
 
     def machines() -> None:
         timed("root of lab nodes", lambda: make_root(Silent()))

@@ -18,7 +18,15 @@ from appliance.operations.context import read_given
 from appliance.operations.site.find import open_site
 from appliance.plan.image.definition import BuildInputs, plan_build, repository_urls
 from appliance.plan.machine import Places, inside_argv, seed_argv, start_argv, stop_argv
-from appliance.plan.overlay.seed import SECRET_PLACES, Seed, node_addresses, seed_archive, seed_digest, seed_files
+from appliance.plan.overlay.seed import (
+    OF_SERVICES,
+    SECRET_PLACES,
+    Seed,
+    node_addresses,
+    seed_archive,
+    seed_digest,
+    seed_files,
+)
 from appliance.plan.services.confinement import Confinement, capabilities_for
 from appliance.plan.services.network import conflists
 from appliance.plan.services.unit import unit_text
@@ -31,7 +39,7 @@ CATALOG = read_catalog(share("definitions", "services"))
 SERVICES = select(CATALOG, SITE.service_names)
 SOURCES = {**dict(SITE.secrets), **dict(SITE.accounts)}
 GIVEN = read_given([(name, SOURCES[name]) for name in SECRET_PLACES])
-SECRETS = sorted(set(SECRET_PLACES) - {"passwd", "group"})
+SECRETS = sorted(set(SECRET_PLACES) - {"passwd", "group", *OF_SERVICES})
 
 
 def seeds(given: dict[str, bytes], site: Site = SITE) -> tuple[Seed, ...]:
@@ -49,6 +57,27 @@ def test_secrets_are_readable_by_their_owner_only() -> None:
         assert seed.data == GIVEN[name]
     assert found["/etc/slurm/slurmdbd.conf"].mode == 0o600
     assert not [seed for seed in found.values() if seed.mode & 0o022], "others can write"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["slurmctld"], {"jwt_key": "slurm"}),
+        (["sssd"], {"sssd_conf": "root"}),
+        (["login"], {"ssh_host_key": "root"}),
+        (["munge"], {}),
+    ],
+)
+def test_secrets_of_services_are_there_for_these_only(names: list[str], expected: dict[str, str]) -> None:
+    """Their owners are in images with such a service."""
+    given = dict.fromkeys(OF_SERVICES, b"secret")
+    found = {
+        each.path: each
+        for each in seed_files(SITE, select(CATALOG, names), overlays=share("overlays"), extra=(), given=given)
+    }
+    paths = {name: SECRET_PLACES[name][0] for name in OF_SERVICES}
+    assert {name: found[path].owner for name, path in paths.items() if path in found} == expected
+    assert all(found[paths[name]].mode == 0o600 for name in expected)
 
 
 def everything_but_the_seed(site: Site) -> str:
@@ -152,7 +181,7 @@ def test_services_json_is_what_the_programs_read() -> None:
     assert list(services) == [service.name for service in SERVICES], "in starting order"
     for service in services.values():
         assert set(service) == {
-            *("run", "user", "groups", "capabilities", "setup", "running", "needs", "sync", "probe")
+            *("run", "user", "groups", "capabilities", "setup", "running", "unclean", "needs", "sync", "probe")
         }
         assert "{{" not in json.dumps(service)
 

@@ -176,6 +176,22 @@ def test_probe_http(smsrt: ModuleType, tmp_path: Path, answer: bytes, fine: bool
     assert asked[0].startswith(b"GET /slurm/ping HTTP/1.0\r\n")
 
 
+@pytest.mark.parametrize(("answer", "fine"), [(b"HTTP/1.1 401 No\r\n\r\n", True), (b"HTTP/1.1 200 OK\r\n\r\n", False)])
+def test_a_status_that_a_probe_expects(smsrt: ModuleType, answer: bytes, fine: bool) -> None:
+    """That it refuses whom it does not know, such as the probe."""
+
+    def reply(sock: socket.socket) -> None:
+        peer, _ = sock.accept()
+        with peer:
+            peer.recv(1000)
+            peer.sendall(answer)
+
+    server = socket.create_server(("127.0.0.1", 0))
+    with served(server, reply):
+        ok, detail = ask(smsrt, "http", http=f"http://127.0.0.1:{server.getsockname()[1]}/", status=401)
+    assert ok is fine, detail
+
+
 @pytest.mark.parametrize(
     ("status", "fine", "words"),
     [

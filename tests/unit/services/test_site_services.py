@@ -182,6 +182,15 @@ def test_names_of_exports(name: str, folder: Path) -> None:
     assert any("sms export" in each.message and each.line == 1 for each in caught.value.problems)
 
 
+@pytest.mark.parametrize(("service", "secret"), [("sssd", "sssd_conf"), ("login", "ssh_host_key")])
+def test_secret_files_that_services_need(service: str, secret: str, folder: Path) -> None:
+    site = folder.with_name("sms.yaml")
+    site.write_text(GOOD.replace("[slurmctld, munge]", f"[slurmctld, munge, {service}]"))
+    with pytest.raises(ConfigError) as caught:
+        check_config(site)
+    assert [each.message for each in caught.value.problems] == [f"{service} needs `secrets.{secret}`"]
+
+
 def test_a_shipped_service_is_not_replaced(folder: Path) -> None:
     (folder / "munge.yaml").write_text(ECHO.replace("name: echo", "name: munge").replace("7007", "7009"))
     with pytest.raises(ConfigError, match=r"munge\.yaml:1: name: munge is already the service munge"):

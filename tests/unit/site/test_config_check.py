@@ -274,7 +274,7 @@ CASES: dict[str, Case] = {
 )
 def test_a_node_has_no_cpus_besides_its_topology(extra: str, shown: str) -> None:
     site, _ = read_site_text(GOOD.replace('[101-104]"}', f'[101-104]"{extra}}}'), "sms.yaml")
-    text = Templates(share("overlays"), site=site, services=[]).file("slurm/slurm.conf.j2")
+    text = Templates(share("overlays"), site=site, services=[], other_controllers=[]).file("slurm/slurm.conf.j2")
     (line,) = (line for line in text.splitlines() if line.startswith("NodeName="))
     assert shown in line and line.count("CPUs=") == shown.count("CPUs=")
 

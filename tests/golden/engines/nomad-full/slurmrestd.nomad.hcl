@@ -267,7 +267,7 @@ END
    "run": [
     "sh",
     "-c",
-    "known=$(slurmrestd -s list 2>&1 | grep -oE 'openapi/(slurmctld|v[0-9.]+)' | sort -V)\nplugin=$(echo \"$known\" | grep slurmctld || echo \"$known\" | tail -n 1)\nSLURM_JWT=daemon exec slurmrestd -s \"$plugin\" -a rest_auth/jwt 0.0.0.0:6820\n"
+    "export SLURM_JWT=daemon SLURMRESTD_SECURITY=disable_unshare_files,disable_unshare_sysv\nknown=$(slurmrestd -s list 2>&1 | grep -oE 'openapi/(slurmctld|v[0-9.]+)' | sort -V)\nplugin=$(echo \"$known\" | grep slurmctld || echo \"$known\" | tail -n 1)\nexec slurmrestd -s \"$plugin\" -a rest_auth/jwt 0.0.0.0:6820\n"
    ],
    "user": "slurmrest",
    "groups": [],
