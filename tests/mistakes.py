@@ -225,6 +225,9 @@ TABLES = {
 2 usage          migrate ""
 2 usage          migrate host-b HERE
 2 ConfigError    migrate nowhere
+2 usage          migrate host-b --to nomad
+2 usage          migrate --to terraform
+2 ConfigError    migrate --to kubernetes
 3 Refused        migrate host-b
 3 Refused        migrate HERE
 3 Refused        migrate --site away.yaml host-b

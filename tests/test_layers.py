@@ -75,7 +75,6 @@ SUBJECTS = {
     "site": set(),
     "classify": {"site"},
     "image": {"site"},
-    "engines": {"image"},
     "hosts": {"image", "site"},
     "vm": {"hosts", "image", "site"},
     "nodes": {"image", "vm"},
@@ -83,6 +82,7 @@ SUBJECTS = {
     "overlay": {"image"},
     "snapshots": {"hosts", "overlay", "vm"},
     "services": {"hosts", "image", "overlay", "snapshots", "vm"},
+    "engines": {"image", "overlay", "services"},
     "migration": {"hosts", "image", "overlay", "services", "snapshots"},
     "upgrade": {"hosts", "image", "lab", "migration", "services", "snapshots", "vm"},
 }

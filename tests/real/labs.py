@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -19,10 +19,12 @@ from appliance.progress import Silent
 
 
 @contextmanager
-def fresh_lab(name: str, nodes: int, *, metal: int = 0, shape: str = "flat") -> Iterator[Lab]:
+def fresh_lab(
+    name: str, nodes: int, *, metal: int = 0, shape: str = "flat", engines: Sequence[str] = ()
+) -> Iterator[Lab]:
     """A lab without anything of an earlier run; nothing is left of it afterwards."""
     remove_lab(name)
-    lab_up(name, nodes, Silent(), metal=metal, shape=shape)
+    lab_up(name, nodes, Silent(), metal=metal, shape=shape, engines=engines)
     try:
         yield Lab.open(name)
     finally:

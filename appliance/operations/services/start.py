@@ -61,7 +61,13 @@ from appliance.operations.services.unfinished import (
 from appliance.operations.start_note import read_note, record_start
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv, probe_argv, start_argv
-from appliance.plan.migration.lease import find_newer, find_released, refuse_other_cluster, refuse_unknown_taker
+from appliance.plan.migration.lease import (
+    engine_error,
+    find_newer,
+    find_released,
+    refuse_other_cluster,
+    refuse_unknown_taker,
+)
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.network import conflists
 from appliance.plan.services.probes import read_probe
@@ -157,6 +163,8 @@ def start(cluster: Cluster, host: Host, progress: Progress, options: StartOption
     recover_migration(cluster, host, progress)
     if options.boot and not _is_still_held(cluster, host, progress):
         return None
+    if (lease := query_lease(host, cluster)).engine:  # before an image is sent
+        raise engine_error(lease)
     options = replace(options, image=options.image or image_of_unfinished(cluster, host, progress))
     with lock_host(cluster, host):
         refuse_interrupted(cluster, host)

@@ -1,0 +1,135 @@
+"""The services container of an admin host, as one that can have the services' state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from appliance.host.base import Host, Result
+from appliance.operations.context import Cluster
+from appliance.operations.engines.owners import CONTROL_S, Command, Owner
+from appliance.operations.image.deliver import Image, deliver, trust
+from appliance.operations.overlay.mirrored import opened
+from appliance.operations.overlay.overlay import ready_overlay
+from appliance.operations.preflight import (
+    check_networks,
+    check_programs,
+    find_instance,
+    prepare_confinement,
+    try_confinement,
+)
+from appliance.operations.services.start import StartOptions, start
+from appliance.operations.services.stop import stop
+from appliance.plan.machine import inside_argv, state_argv
+from appliance.plan.migration.state import Tree
+from appliance.plan.services.controllers import CONTAINER
+from appliance.progress import Progress
+from appliance.tools import ext3, files
+from appliance.tools.space import query_space
+
+COPY_S = 3600
+"""Seconds that a copy of the overlay may take."""
+
+
+class ContainerOwner(Owner):
+    """The services container on ``host``. A copy is made beside its overlay, which it replaces when it is complete."""
+
+    name = CONTAINER
+
+    def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str], progress: Progress) -> None:
+        super().__init__(cluster, paths, progress)
+        self.host = host
+        self.where = f"the services container on {host.name}"
+        self._image: Image | None = None
+
+    @property
+    def image(self) -> Image:
+        """The image that runs, or that a start would use."""
+        if self._image is None:
+            running = find_instance(self.cluster, self.host)
+            found = (running.image, "") if running else deliver(self.cluster, self.host, None, self.progress)
+            self._image = trust(self.cluster, self.host, *found)
+        return self._image
+
+    @property
+    def overlay(self) -> str:
+        """Path of the overlay itself, also where it is on a mirror."""
+        path = str(self.cluster.places.overlay)
+        return self.host.run("readlink", "-f", path, ok=None).text or path
+
+    @property
+    def moving(self) -> str:
+        """Path of the copy."""
+        return f"{self.overlay}.moving"
+
+    def check(self) -> None:
+        check_programs(self.host)
+        check_networks(self.cluster, self.host)
+        where = self.cluster.places
+        files.make_folders(self.host, *map(str, (where.images, where.overlay.parent, where.journal, where.public_keys)))
+        try_confinement(self.cluster, self.host, self.image.path)
+
+    def runs(self) -> bool:
+        return find_instance(self.cluster, self.host) is not None
+
+    def free_bytes(self) -> int:
+        """Return the space beside the overlay after a copy of that was made."""
+        used = ext3.sizes_of(self.host, self.overlay)[2] if self.host.works("test", "-f", self.overlay) else 0
+        return max(0, query_space(self.host, str(self.cluster.places.overlay.parent)).free - used)
+
+    def survey(self) -> Tree:
+        if self.runs():
+            argv = inside_argv(self.cluster.site, self.cluster.services, *self.tree_argv("brief"))
+            return self._query("brief", Command(self.host, argv))
+        with opened(self.cluster, self.host, self.progress):
+            return super().survey()
+
+    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False) -> Command:
+        confinement = prepare_confinement(self.cluster, self.host)
+        overlay = "" if not state else self.moving if copy else f"{self.overlay}:ro"
+        return Command(self.host, state_argv(self.cluster.site, confinement, self.image.path, argv, overlay=overlay))
+
+    def place(self, path: str, *, copy: bool = False) -> str:
+        return path
+
+    def stop(self) -> None:
+        stop(self.cluster, self.host, self.progress, keep_lease=True)
+        ext3.check(self.host, self.overlay)
+
+    def start(self) -> None:
+        start(self.cluster, self.host, self.progress, StartOptions())
+
+    def control(self, *argv: str) -> Result:
+        return self.host.run(*inside_argv(self.cluster.site, self.cluster.services, *argv), ok=None, timeout=CONTROL_S)
+
+    def prepare(self) -> None:
+        self.discard()
+        ready_overlay(self.cluster, self.host, self.image, self.progress)
+        files.copy_sparse(self.host, self.overlay, self.moving, timeout=COPY_S)
+
+    # The lease of the admin hosts covers its state.
+
+    def lock(self, where: str, *, copy: bool = False) -> None:
+        pass
+
+    def release(self, generation: int) -> None:
+        pass
+
+    def generation(self) -> int:
+        return 0
+
+    def accept(self, generation: int) -> None:
+        """The overlay of before stays as a second name of its file until the copy has replaced the first one."""
+        kept, number = f"{self.overlay}.before-{generation}", 0
+        while self.host.works("test", "-e", kept):  # of an attempt that was killed
+            number += 1
+            kept = f"{self.overlay}.before-{generation}.{number}"
+        self.host.run("ln", "--", self.overlay, kept)
+        ext3.check(self.host, self.moving)
+        files.place(self.host, self.moving, self.overlay)
+        self.progress.report(f"note: the overlay of before is kept as {kept}")
+
+    def discard(self) -> None:
+        self.host.remove(self.moving)
+
+    def close(self) -> None:
+        pass  # each of them is a container of its own

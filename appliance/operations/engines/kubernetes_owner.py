@@ -1,0 +1,130 @@
+"""Kubernetes, as one that can have the state of the services: volumes of claims, which a pod mounts while it moves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+
+from appliance.errors import SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.engines.clients import find_kubectl
+from appliance.operations.engines.deploy import read_secret
+from appliance.operations.engines.owners import Command, EngineOwner
+from appliance.plan.services.controllers import KUBERNETES
+from appliance.progress import Progress
+
+POD, CONTAINER = "sms-move", "state"
+READY_S = 180
+LONGEST_S = 6 * 3600
+"""Seconds after which the pod ends, if the run that started it was killed."""
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID")
+
+
+class KubernetesOwner(EngineOwner):
+    """The site's Kubernetes cluster."""
+
+    name = KUBERNETES
+
+    def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str], progress: Progress) -> None:
+        super().__init__(cluster, host, paths, progress)
+        self.kubectl = find_kubectl(cluster.site, host)
+        self.where = f"Kubernetes (namespace {self.bundle.namespace})"
+        self._mounted: bool | None = None
+        """Whether the pod has the volumes; None: there is none of this run."""
+
+    def check(self) -> None:
+        self._delete()  # of a run that was killed
+        super().check()
+
+    def free_bytes(self) -> int:
+        """Return the size that the site file gives each volume."""
+        return self.cluster.site.engines.kubernetes.storage_gb << 30
+
+    def root(self, path: str) -> str:
+        for name, folders in self._folders().items():
+            if any(path == folder or path.startswith(f"{folder}/") for folder in folders):
+                return f"/state/{name}"
+        raise SmsError(f"no workload of Kubernetes has {path}")
+
+    def _sets(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield name and specification of each StatefulSet with state, as it is deployed."""
+        for item in self.bundle.items:
+            for each in yaml.safe_load_all(item.text):
+                if each and each["kind"] == "StatefulSet" and each["spec"].get("volumeClaimTemplates"):
+                    yield item.name, each["spec"]
+
+    def _folders(self) -> dict[str, set[str]]:
+        """Return the folders of each volume, by workload."""
+        found: dict[str, set[str]] = {}
+        for name, spec in self._sets():
+            pod = spec["template"]["spec"]
+            mounts = (one for each in (*pod["initContainers"], *pod["containers"]) for one in each["volumeMounts"])
+            found[name] = {one["mountPath"] for one in mounts if one["name"] == "state"}
+        return found
+
+    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False) -> Command:
+        if self._mounted is None or (state and not self._mounted):
+            self._delete()
+            self._open(state)
+        return Command(self.host, self.kubectl.exec_argv(POD, CONTAINER, *argv))
+
+    def _open(self, state: bool) -> None:
+        """Start the pod; with ``state``, it has the volumes, whose claims are created as the StatefulSets would."""
+        self.engine.prepare(self.bundle, lambda name: read_secret(self.cluster, name))
+        sets = dict(self._sets())
+        objects = [_claim(name, spec) for name, spec in sets.items()] if state else []
+        template = next(iter(sets.values()))["template"]["spec"]
+        objects.append(_pod(self.bundle.image, template, list(sets) if state else []))
+        self.kubectl.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}).encode())
+        wait = ("wait", "--for=condition=Ready", f"--timeout={READY_S}s", f"pod/{POD}")
+        self.kubectl.run(*wait, timeout=READY_S + 30, limited=False)
+        self._mounted = state
+
+    def close(self) -> None:
+        if self._mounted is not None:
+            self._delete()
+
+    def _delete(self) -> None:
+        self.kubectl.delete("pod", POD, wait_s=60)
+        self._mounted = None
+
+
+def _claim(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    template = spec["volumeClaimTemplates"][0]
+    metadata = {"name": f"state-{name}-0", "labels": template["metadata"].get("labels", {})}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": template["spec"]}
+
+
+def _pod(image: str, template: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the pod. It runs where those of the services may run."""
+    mounts = [{"name": name, "mountPath": f"/state/{name}"} for name in names]
+    volumes = [{"name": name, "persistentVolumeClaim": {"claimName": f"state-{name}-0"}} for name in names]
+    own = {
+        "name": CONTAINER,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sleep", str(LONGEST_S)],
+        "securityContext": {
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"], "add": list(CAPABILITIES)},
+        },
+        "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],
+    }
+    spec = {
+        "automountServiceAccountToken": False,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 0,
+        "activeDeadlineSeconds": LONGEST_S,
+        "nodeSelector": template.get("nodeSelector", {}),
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [own],
+        "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],
+    }
+    labels = {"app.kubernetes.io/part-of": "sms", "app.kubernetes.io/component": "move"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": POD, "labels": labels}, "spec": spec}

@@ -1,0 +1,64 @@
+"""Nomad, as one that can have the services' state: a folder of the client that runs them, which is an admin host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from appliance.engines.nomad import read_options
+from appliance.errors import Refused
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.engines.owners import Command, EngineOwner
+from appliance.operations.preflight import prepare_confinement
+from appliance.plan.machine import state_argv
+from appliance.plan.services.controllers import NOMAD
+from appliance.progress import Progress
+from appliance.tools import files
+from appliance.tools.space import query_space
+
+ROOT = "/mnt"
+"""Where the folder is for a command."""
+
+
+class NomadOwner(EngineOwner):
+    """The site's Nomad cluster."""
+
+    name = NOMAD
+
+    def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str], progress: Progress) -> None:
+        super().__init__(cluster, host, paths, progress)
+        self.options = read_options(cluster.site, ())
+        self.where = f"Nomad on {self.options.host}"
+
+    @property
+    def client(self) -> Host:
+        """The client that runs the services.
+
+        Raises:
+            Refused: sms does not reach it.
+        """
+        if self.options.host not in {one.name for one in self.cluster.site.admin_hosts}:
+            raise Refused(
+                f"{self.options.host}, which has the state on Nomad, is not an admin host: the state cannot be moved",
+                hint="add it to `admin_hosts`, or name one of them as `engines.nomad.host`",
+            )
+        return self.cluster.host(self.options.host)
+
+    def check(self) -> None:
+        files.make_folders(self.client, self.options.state)
+        super().check()
+
+    def free_bytes(self) -> int:
+        return query_space(self.client, self.options.state).free
+
+    def root(self, path: str) -> str:
+        return ROOT
+
+    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False) -> Command:
+        confinement = prepare_confinement(self.cluster, self.client)
+        bind = f"{self.options.state}:{ROOT}" if state else ""
+        image = self.bundle.image
+        return Command(self.client, state_argv(self.cluster.site, confinement, image, argv, bind=bind))
+
+    def close(self) -> None:
+        pass  # each of them is a container of its own

@@ -1,0 +1,77 @@
+"""`sms migrate --to`: the services with their state from the container to Nomad and back, while jobs run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.real.engines.conftest import need_engines
+from tests.real.engines.moving import Jobs, move, moving_lab, writers
+from tests.real.moves import Hosts
+from tests.real.processes import begin, kill_sms, wait_for_step
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    """A lab with Nomad, whose services container runs."""
+    need_engines("nomad")
+    with moving_lab("t-move", ("nomad",)) as found:
+        yield found
+
+
+def test_a_state_newer_than_the_image_is_refused(hosts: Hosts) -> None:
+    """E17; before anything is stopped. A state file of a later Slurm begins as those of this one."""
+    made = "printf '\\0\\0\\0\\21PROTOCOL_VERSION\\0\\57\\0' >/var/spool/slurmctld/later_state"
+    hosts.sms("exec", "--", "sh", "-c", made, on="host-a")
+    before = hosts.status()["uptime_s"]
+    for words in (("--dry-run",), ()):
+        refused = hosts.sms("migrate", "--to", "nomad", "--force", *words, on="host-a", ok=(3,))
+        assert b"wrote the state, and the image of Nomad on host-a has" in refused.stderr
+    assert writers(hosts) == ["host-a"] and hosts.status()["uptime_s"] >= before
+    hosts.sms("exec", "--", "rm", "/var/spool/slurmctld/later_state", on="host-a")
+
+
+def test_to_nomad_and_back(hosts: Hosts) -> None:
+    plan = move(hosts, "--to", "nomad", "--dry-run", "--force")
+    assert plan["left"].keys() == {"nat", "chrony"} and plan["bytes"] > 0 and writers(hosts) == ["host-a"]
+    assert move(hosts, "--to", "nomad", ok=(3,)) == {}, "time and routes would stop"
+    jobs = Jobs(hosts, 45)
+    there = move(hosts, "--to", "nomad", "--force")
+    assert writers(hosts) == ["nomad"]
+    assert hosts.lease("host-b")["holder"] == "engine:nomad"
+    refused = hosts.sms("start", "--host", "host-b", on="host-b", ok=(3,))
+    assert b"sms migrate --to container" in refused.stderr
+    jobs.assert_whole()
+    assert move(hosts, "--to", "nomad")["same"]
+    jobs = Jobs(hosts, 45)
+    back = move(hosts, "--to", "container")
+    assert writers(hosts) == ["host-a"] and back["generation"] > there["generation"]
+    jobs.assert_whole()
+    print({"there": there["parts"], "back": back["parts"]})
+
+
+STEPS = ("stop ", "copy the state", "compare digests", "change the lease", "apply slurm-ctl", "take the lease")
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(each, marks=() if each == "change the lease" else pytest.mark.full) for each in STEPS]
+)
+def test_a_move_that_is_killed_is_resumed(hosts: Hosts, step: str) -> None:
+    """E16: at each step there is at most one writer, and the same command goes on; in both directions."""
+    jobs = Jobs(hosts, 60)
+    for target, owner in (("nomad", "nomad"), ("container", "host-a")):
+        if (step, target) in (("apply slurm-ctl", "container"), ("take the lease", "nomad")):
+            move(hosts, "--to", target, "--force")
+            continue
+        process = begin(hosts, "migrate", "--to", target, "--force", on="host-a")
+        wait_for_step(process, step)
+        kill_sms(process.pid)
+        process.wait()
+        assert len(writers(hosts)) <= 1, step
+        move(hosts, "--to", target, "--force")
+        assert writers(hosts) == [owner], step
+        assert hosts.lease("host-b")["holder"] == ("engine:nomad" if target == "nomad" else "host-a")
+    jobs.assert_whole()
