@@ -67,6 +67,23 @@ def test_a_changed_site_changes_its_files_alone(cluster: Cluster, site: Path, tm
     assert (out / "mine.yaml").read_text() == "kept\n"
 
 
+def test_jobs_name_one_image_and_not_the_link_to_the_current_one(site: Path, tmp_path: Path) -> None:
+    """Another build changes what an export writes, but nothing that was exported before."""
+    (tmp_path / "sign.pem").write_text("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n")
+    site.write_text(site.read_text().replace("kubernetes:", "nomad:") + "signing: {public_keys: [sign.pem]}\n")
+    cluster = open_cluster(site, None, Silent())
+    images, link = Path(cluster.places.images), Path(cluster.places.current)
+    images.mkdir(parents=True)
+    for key in ("1" * 64, "2" * 64):
+        (images / f"{key}.sif").write_bytes(b"x")
+        (images / f"{key}.json").write_text(json.dumps({"services": [], "base": {"name": "debian-12"}}))
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"{key}.sif")
+        export(cluster, "nomad", tmp_path / key)
+        text = (tmp_path / key / "slurm-ctl.nomad.hcl").read_text()
+        assert str(images / f"{key}.sif") in text and str(link) not in text
+
+
 def test_what_is_not_needed_any_more_is_removed(cluster: Cluster, site: Path, tmp_path: Path) -> None:
     site.write_text(site.read_text().replace("[slurmctld, munge]", "[slurmctld, munge, postfix]"))
     out = tmp_path / "out"

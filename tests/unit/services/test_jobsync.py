@@ -544,13 +544,14 @@ def test_what_an_unclean_end_needs_is_in_the_preparation_too(node: Node) -> None
 
 
 @needs_root
-def test_what_outlives_its_task_leaves_the_cgroups_of_the_engine(node: Node) -> None:
+@pytest.mark.parametrize("version", ["cgroup", "cgroup2"])
+def test_what_outlives_its_task_leaves_the_cgroups_of_the_engine(node: Node, version: str) -> None:
     """The executor of an engine is not in the cgroup of the task; jobs of slurmd must not be either."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    places = [row[1] for row in mounts if row[2] == "cgroup" and "freezer" in row[3].split(",")]
-    places += [row[1] for row in mounts if row[2] == "cgroup2" and row[1] == "/sys/fs/cgroup"]
+    wanted = {"freezer"} if version == "cgroup" else set()
+    places = [row[1] for row in mounts if row[2] == version and wanted <= set(row[3].split(","))]
     if not places:
-        pytest.skip("no cgroups are mounted")
+        pytest.skip(f"{version} is not mounted")
     folder = Path(places[0]) / f"engine-{os.getpid()}"
     node.add("it")
     node.services["it"]["jobsync"]["outlived"] = True

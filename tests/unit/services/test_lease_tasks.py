@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from tests.unit.services.conftest import RUNTIME, run_program
 from tests.unit.services.tasks import Node, end, gone, later, node_in
 
 STATE = "/var/state"
-TIMES = {"RENEW_S = 3": "RENEW_S = 0.2", "LIMIT_S = 20": "LIMIT_S = 5", "TTL_S = 30": "TTL_S = 8"}
+TIMES = {"RENEW_S = 3": "RENEW_S = 0.2", "LIMIT_S = 20": "LIMIT_S = 3", "TTL_S = 30": "TTL_S = 5"}
 LOCKS = "fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)"
 WRITER = "while :; do echo {name} >>{root}/var/state/writes; touch {root}/{name}.up; sleep 0.02; done"
 
@@ -91,10 +90,9 @@ def test_a_killed_holder_on_the_same_host_is_not_waited_for(pair: Pair) -> None:
     pid = pair.a.pid("it")
     pair.b.start("it", holder="second")
     later(lambda: "first holds it" in pair.b.record("it").get("detail", ""))
-    began = time.monotonic()
     task.kill()
     pair.b.await_state("it", "ready")
-    assert time.monotonic() - began < 8, "before it counts as dead elsewhere"
+    assert "until it is silent" not in pair.b.output("it"), "it does not count the time"
     gone(pid)
     pair.await_writer("a", "b")
     assert (pair.lease.generation, pair.lease.holder) == (2, "second")
@@ -144,7 +142,7 @@ def test_a_frozen_holder_is_superseded_and_ends_when_it_wakes_up(pair: Pair) -> 
 def test_a_live_holder_on_another_host_is_waited_for(pair: Pair) -> None:
     first = pair.a.start("it", holder="first")
     pair.a.await_state("it", "ready")
-    second = pair.b.start("it", "--wait", "12", holder="second")
+    second = pair.b.start("it", "--wait", "7", holder="second")
     assert second.wait(60) == 1
     assert "first holds it" in pair.b.output("it") and pair.writers == ["a"]
     assert end(first) == 0
