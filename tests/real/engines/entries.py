@@ -85,7 +85,7 @@ ldap_user_ssh_public_key = description
 class Entries:
     """A site file ``engines.yaml`` of a lab with these services and secret files; its directory runs."""
 
-    def __init__(self, lab: Lab, engines: Mapping[str, Any], directory: Runner, address: str) -> None:
+    def __init__(self, lab: Lab, engines: Mapping[str, Any], directory: Runner, address: str, **changes: Any) -> None:
         self.lab = lab
         self.keys = lab.etc / "keys"
         for name in ("ssh_host_key", "alice2"):
@@ -95,7 +95,7 @@ class Entries:
         self._write("sssd.conf", SSSD.format(address=address, reader=READER, reader_password=READER_PASSWORD))
         self._write("jwt.key", "0123456789abcdef0123456789abcdef")
         document = yaml.safe_load((lab.etc / "sms.yaml").read_text())
-        document["services"] = list(ON_ENGINES)
+        document |= {"services": list(ON_ENGINES), **changes}
         document["engines"] = dict(engines)
         document["secrets"] |= {
             "sssd_conf": "keys/sssd.conf",
