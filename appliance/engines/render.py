@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -203,16 +204,23 @@ def _terraform_nomad(given: Input) -> Export:
 def _quadlet(given: Input) -> Export:
     deployment, options = _for_podman(given)
     folder = podman.config_folder(deployment)
-    units = "cp *.container *.volume /etc/containers/systemd/"
-    note = f"on {options.host}: {units}; mkdir -p {folder}; cp -r config {folder}/"
     files = podman.quadlet_files(deployment, options)
-    return Export(files, deployment.placements, (note, *_podman_notes(given.site, deployment)))
+    made = podman.containers(deployment)
+    units = " ".join(f"{one.name}.service" for one in made if not one.once)
+    first = " ".join(f"{one.name}.service" for one in made if one.once)
+    notes = (
+        *_podman_notes(given, deployment),
+        f"on {options.host}, in this folder: cp *.container *.volume /etc/containers/systemd/; mkdir -p {folder}; "
+        f"cp -r config {folder}/; systemctl daemon-reload",
+        f"then: systemctl start {units}",
+        f"after another export, these steps again, and: systemctl restart {first}",
+    )
+    return Export(files, deployment.placements, notes)
 
 
 def _compose(given: Input) -> Export:
     deployment, options = _for_podman(given)
-    notes = _podman_notes(given.site, deployment)
-    return Export(podman.compose_files(deployment, options), deployment.placements, notes)
+    return Export(podman.compose_files(deployment, options), deployment.placements, _podman_notes(given, deployment))
 
 
 def _for_podman(given: Input) -> tuple[Deployment, podman.Options]:
@@ -221,12 +229,15 @@ def _for_podman(given: Input) -> tuple[Deployment, podman.Options]:
     return _filled(given, bare, podman.network_of(bare, options)), options
 
 
-def _podman_notes(site: Site, deployment: Deployment) -> tuple[str, ...]:
-    return tuple(
-        f"secret, once: podman secret create {podman.secret_name(deployment, each)} "
-        f"{getattr(site.secrets, each.name) or each.key}"
-        for each in secrets_of(deployment)
-    )
+def _podman_notes(given: Input, deployment: Deployment) -> tuple[str, ...]:
+    notes: list[str] = []
+    if not given.site.engines.podman.image:
+        # A name is in the archive only: one loaded from the folder is called by its path.
+        notes.append("the image, of `sms image oci -o image`: tar -C image -c . | podman load")
+    for each in secrets_of(deployment):
+        file = shlex.quote(str(getattr(given.site.secrets, each.name) or each.key))
+        notes.append(f"secret, once: podman secret create {podman.secret_name(deployment, each)} {file}")
+    return tuple(notes)
 
 
 TARGETS: Mapping[str, Callable[[Input], Export]] = {

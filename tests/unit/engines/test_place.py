@@ -68,6 +68,23 @@ def test_files_are_placed_and_accounts_merged(image: Path) -> None:
     assert (image / "etc/passwd").read_text() == "root:x:0:0::/root:/bin/sh\n"
 
 
+def test_files_that_the_site_has_no_more_are_removed(image: Path) -> None:
+    """Volumes of engines keep /etc; the image's own files come back."""
+    (image / "etc/issue").write_text("image\n")
+    files = {"/etc/slurm/slurm.conf": "x\n", "/etc/slurm/prolog.d/old.sh": "x\n", "/etc/issue": "site\n"}
+    etc = image / "sms/etc"
+    assert place(image, files).returncode == 0
+    (etc / "adjtime").write_text("of a service\n")
+    assert (etc / "issue").read_text() == "site\n"
+    del files["/etc/slurm/prolog.d/old.sh"], files["/etc/issue"]
+    for _ in range(2):
+        assert place(image, files).returncode == 0
+        assert not (etc / "slurm/prolog.d/old.sh").exists()
+        assert (etc / "slurm/slurm.conf").read_text() == "x\n"
+        assert (etc / "issue").read_text() == "image\n"
+        assert (etc / "adjtime").read_text() == "of a service\n"
+
+
 @pytest.mark.parametrize("path", ["/var/lib/x", "/etc/../root/x", "/etcetera"])
 def test_nothing_is_placed_elsewhere(path: str, image: Path) -> None:
     assert place(image, {path: "x"}).returncode != 0
