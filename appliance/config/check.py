@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from itertools import permutations
 from pathlib import PurePath
 
+from appliance.config.check_engines import check_engines
 from appliance.config.check_provisioning import check_provisioning
 from appliance.config.check_routes import check_routes
 from appliance.config.check_slurm import check_slurm
@@ -49,6 +50,7 @@ def check_site(
         *_admin_hosts(site),
         *_snapshots(site),
         *check_provisioning(site),
+        *check_engines(site),
         *_services(site, services),
         *_base(site, bases),
         *check_slurm(site, scheduled=scheduled),

@@ -101,23 +101,12 @@ def check_settings(site: Site) -> None:
     """Check settings of the site file that an export cannot follow.
 
     Raises:
-        ConfigError: ``slurm.extra`` sets what the export sets, or the address of an engine is another machine's.
+        ConfigError: ``slurm.extra`` sets what the export sets.
     """
     for line in site.slurm.extra:
         if found := TAKEN.match(line):
             raise ConfigError(
                 f"slurm.extra sets {found[1]}, which an export sets itself", hint="remove it from the site file"
-            )
-    networks = (site.networks.provisioning, site.networks.public)
-    own = {str(network.address.ip) for network in networks}
-    engines = site.engines
-    for name, each in (("kubernetes", engines.kubernetes), ("nomad", engines.nomad), ("podman", engines.podman)):
-        address = each.address
-        if address and (str(address) in own or address.is_unspecified or address.is_loopback or address.is_multicast):
-            what = "the services container's" if str(address) in own else "not that of a machine in a network"
-            raise ConfigError(
-                f"`engines.{name}.address`: {address} is {what}",
-                hint="name the machine at which nodes reach the engine",
             )
 
 

@@ -75,16 +75,6 @@ def read_options(site: Site) -> Options:
             "`engines.kubernetes.address` is missing: the address at which nodes reach the services",
             hint="of a cluster node or a load balancer; it cannot be the container's, which keeps what stays in it",
         )
-    namespace = given.namespace or site.cluster
-    if namespace == "default" or namespace.startswith("kube-"):
-        raise ConfigError(
-            f"the namespace {namespace} is the cluster's own: the export sets labels of it",
-            hint="set `engines.kubernetes.namespace` to one for these services alone",
-        )
-    if given.network == "host" and not given.node:
-        raise ConfigError(
-            "`engines.kubernetes.network: host` needs a cluster node, whose address nodes use", hint="set `node`"
-        )
     return Options(
         given.network,
         str(given.address),

@@ -327,8 +327,13 @@ class KubernetesManifest:
         if self._api is None:
             document = yaml.safe_load(Path(os.environ["KUBE_CONFIG_PATH"]).read_text())
             cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
-            context = ssl.create_default_context(cafile=cluster["certificate-authority"])
-            context.load_cert_chain(user["client-certificate"], user["client-key"])
+            authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+            context = ssl.create_default_context(cadata=authority)
+            with tempfile.NamedTemporaryFile() as pair:
+                pair.write(base64.b64decode(user["client-certificate-data"]) + b"\n")
+                pair.write(base64.b64decode(user["client-key-data"]))
+                pair.flush()
+                context.load_cert_chain(pair.name)
             self._api = Api(cluster["server"], context)
         return self._api
 

@@ -22,6 +22,33 @@ TARGETS = {
 }
 """Target, and what is written for it."""
 
+STEPS = {
+    "nomad": (
+        "sms export nomad -o jobs",
+        "nomad job plan jobs/slurm-ctl.nomad.hcl",
+        "nomad job run jobs/slurm-ctl.nomad.hcl",
+    ),
+    "kubernetes": (
+        "sms export kubernetes -o k8s",
+        "kubectl apply -k k8s/site --dry-run=server",
+        "kubectl apply -k k8s/site",
+    ),
+    "terraform": (
+        "sms export terraform -o modules",
+        "terraform -chdir=modules/nomad init",
+        "terraform -chdir=modules/nomad apply",
+    ),
+    "quadlet": (
+        "sms export quadlet -o quadlets          it prints where to copy them, and what to start",
+        "sms export quadlet -o quadlets --check  exit status 1 if another export would differ",
+    ),
+    "compose": (
+        "sms export compose -o compose",
+        "podman-compose -f compose/compose.yaml up -d",
+    ),
+}
+"""Examples by target: what is done with it."""
+
 EXAMPLES = """\
   sms export kubernetes -o k8s            StatefulSets, ConfigMaps, Services, policies
   sms export nomad -o jobs                jobs of the services, and of munge and slurmd on nodes
@@ -39,7 +66,8 @@ def add(verbs: Verbs) -> None:
     parser = verb(verbs, "export", "write files for other engines", text, EXAMPLES)
     targets = parser.add_subparsers(dest="target", required=True, metavar="TARGET")
     for name, what in TARGETS.items():
-        target = targets.add_parser(name, help=what)
+        about = f"Write {what}. Existing files of others are not overwritten."
+        target = verb(targets, name, what, about, "\n".join(f"  {line}" for line in STEPS[name]))
         target.add_argument("-o", "--output", type=filled, required=True, metavar="DIR", help="folder to write into")
         target.add_argument(
             "--check", action="store_true", help="only compare with the folder; exit status 1 if it differs"

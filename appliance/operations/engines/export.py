@@ -77,6 +77,11 @@ def export(cluster: Cluster, target: str, folder: Path, *, check: bool = False) 
     """
     shown, folder = folder, folder.absolute()
     made = render(target, read_input(cluster, target))
+    if not any(each.place == "engine" for each in made.placements):
+        raise ConfigError(
+            f"none of the services of {cluster.site.cluster} can run there: there is nothing to export",
+            hint="add one to `services`, such as slurmctld; docs/engines.md says what runs where",
+        )
     digests = {name: _digest(text.encode()) for name, text in made.files.items()}
     record = read_record(folder)
     if record.target and record.target != target:
@@ -162,6 +167,8 @@ def read_record(folder: Path) -> Record:
     if folder.exists() and not folder.is_dir():
         raise Refused(f"{folder} is not a folder", hint="name another one: -o DIR")
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError
         found = json.loads(path.read_text())
         files = {str(name): str(digest) for name, digest in found["files"].items()}
         previous = {str(name): [str(digest) for digest in each] for name, each in found.get("previous", {}).items()}
@@ -209,8 +216,9 @@ def _refuse_foreign(folder: Path, name: str, record: Record) -> None:
 
 def _current(folder: Path, name: str) -> str:
     """Return the digest of a file; empty if there is none."""
+    path = folder / name
     try:
-        return _digest((folder / name).read_bytes())
+        return _digest(path.read_bytes()) if path.is_file() else ""  # a pipe would be waited for
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return ""
 

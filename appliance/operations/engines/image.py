@@ -17,6 +17,7 @@ from appliance.shared.files import sync_folder
 from appliance.tools import apptainer, files
 from appliance.tools.oci import find_system, write_layer
 from appliance.tools.sealed import check_seal, seal
+from appliance.tools.sha256 import find_digest
 from appliance.tools.space import need_space
 
 GROWTH = 5
@@ -46,13 +47,15 @@ def make_oci(cluster: Cluster, image: Path, folder: Path, progress: Progress) ->
     Raises:
         Refused: the image is not trusted, or the folder has something else.
     """
-    host = Local()
+    host, folder = Local(), folder.absolute()
     with progress.step("verify the image") as step:
         trusted = trust(cluster, host, str(image.resolve()))
         step.detail(trusted.signer)
     tag = f"{image_name(cluster.site.cluster)}:{trusted.key[:12]}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         return _read(cluster, folder, tag, trusted.sha256)
+    if folder == Path.cwd():  # it is replaced, and the caller would be in a folder that is gone
+        raise Refused("the image cannot be written into the current folder", hint="name a new one: -o DIR")
     if not folder.parent.is_dir():
         raise Refused(f"there is no folder {folder.parent}", hint=f"mkdir -p {folder.parent}")
     need_space(
@@ -80,6 +83,8 @@ def _write(cluster: Cluster, sif: str, sha256: str, work: Path, progress: Progre
     number, architecture = find_system(host, sif)
     with progress.step("convert the file system") as step:
         digest, size = write_layer(host, sif, number, work / "layer")
+        if find_digest(host, sif) != sha256:
+            raise Refused(f"{sif} was changed while it was read", hint="`sms image oci` again, once it stays as it is")
         (work / "layer").rename(blobs / digest)
         step.detail(f"{size >> 20} MiB")
     made = describe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -239,6 +240,42 @@ def test_a_private_key_is_not_exported_as_a_public_one(site: Path, tmp_path: Pat
         (tmp_path / "sign.pem").write_text(f"-----BEGIN {name} KEY-----\nMCowBQYDK2VwAyEA\n-----END {name} KEY-----\n")
         with pytest.raises(Refused) if name == "PRIVATE" else nullcontext():
             export(open_cluster(site, None, Silent()), "nomad", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["base/slurmctld.yaml", RECORD])
+def test_a_pipe_in_the_folder_is_refused(name: str, cluster: Cluster, tmp_path: Path) -> None:
+    """It is not read: nobody writes."""
+    path = tmp_path / "out" / name
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    with pytest.raises(Refused):
+        export(cluster, "kubernetes", tmp_path / "out")
+    assert path.is_fifo()
+
+
+def test_a_site_without_a_service_for_engines(site: Path, tmp_path: Path) -> None:
+    site.write_text(site.read_text().replace("[slurmctld, munge]", "[chrony]"))
+    with pytest.raises(ConfigError, match="nothing to export"):
+        export(open_cluster(site, None, Silent()), "kubernetes", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("target", ["nomad", "kubernetes", "terraform", "quadlet", "compose"])
+def test_help_of_a_target_has_examples(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", target, "--help"])
+    shown = capsys.readouterr().out
+    assert f"sms export {target} -o" in shown.partition("examples:")[2]
+
+
+def test_mistakes_of_engines_have_a_line(site: Path) -> None:
+    site.write_text(site.read_text().replace("{address: 10.77.0.9}", "{address: 10.77.0.1, network: host}"))
+    with pytest.raises(ConfigError) as caught:
+        open_cluster(site, None, Silent())
+    found = {problem.line: problem.message for problem in caught.value.problems}
+    line = 1 + site.read_text().splitlines().index("  kubernetes: {address: 10.77.0.1, network: host}")
+    assert set(found) == {line}
+    assert len(caught.value.problems) == 2
 
 
 def test_a_link_beside_a_file_is_not_followed(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""Validation rules of the section ``engines`` of the site file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from appliance.config.check_starter import documentation_problem, find_documentation
+from appliance.config.finding import Finding
+from appliance.config.model import Site
+
+
+def check_engines(site: Site) -> Iterator[Finding]:
+    """Yield addresses at which no engine can be, and settings of Kubernetes that contradict each other."""
+    networks = (site.networks.provisioning, site.networks.public)
+    own = {network.address.ip for network in networks}
+    engines, hint = site.engines, "name the machine at which nodes reach the engine"
+    for name, each in (("kubernetes", engines.kubernetes), ("nomad", engines.nomad), ("podman", engines.podman)):
+        place, address = ("engines", name, "address"), each.address
+        if address is None:
+            continue
+        if address in own:
+            yield Finding(place, f"{address} is the services container's", hint)
+        elif address.is_unspecified or address.is_loopback or address.is_multicast:
+            yield Finding(place, f"{address} is not that of a machine in a network", hint)
+        elif found := find_documentation(str(address)):
+            yield Finding(place, *documentation_problem(found))
+    cluster = engines.kubernetes
+    if cluster.address is None:
+        return
+    namespace = cluster.namespace or site.cluster
+    if namespace == "default" or namespace.startswith("kube-"):
+        place = ("engines", "kubernetes", "namespace" if cluster.namespace else "address")
+        yield Finding(
+            place,
+            f"the namespace {namespace} is the cluster's own: the export sets labels of it",
+            "set `namespace` to one for these services alone",
+        )
+    if cluster.network == "host" and not cluster.node:
+        yield Finding(
+            ("engines", "kubernetes", "network"),
+            "`network: host` needs a cluster node, whose address nodes use",
+            "set `node` to its name, as `kubectl get nodes` prints it",
+        )
