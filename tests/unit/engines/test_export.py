@@ -304,7 +304,6 @@ SLURM = {"nodes": [{"name": "node1"}]}
         ("nomad", "debian-12", {}, "engines.nomad.address"),
         ("quadlet", "debian-12", {}, "engines.podman.address"),
         ("terraform", "debian-12", {}, "engines.nomad.address"),
-        ("kubernetes", "debian-12", {"engines": {"kubernetes": {**KUBERNETES, "network": "host"}}}, "sms.yaml"),
         ("kubernetes", "openhpc-rocky9", {"engines": {"kubernetes": KUBERNETES}, "slurm": SLURM}, "ids of slurm"),
         ("nomad", "debian-12", {"engines": {"nomad": {**NOMAD, "state": "/srv/a:b"}}}, "/srv/a:b"),
         ("nomad", "debian-12", {"engines": {"nomad": NOMAD}, "signing": {"pgp_fingerprint": "A" * 40}}, "PEM"),
