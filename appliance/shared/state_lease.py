@@ -62,15 +62,3 @@ def parse_state_lease(data: bytes) -> StateLease:
         if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not name.isprintable():
             raise ValueError(f"{str(name)[:20]!r} is not a name")
     return lease
-
-
-def moved_lease(lease: StateLease, where: str) -> StateLease:
-    """Return the lease of a folder whose state is carried to ``where``; the same again if it was before."""
-    if lease.moved == where:
-        return lease
-    return StateLease(lease.generation + 1, None, lease.since, lease.holder or lease.last, where, lease.boot)
-
-
-def free_lease(generation: int) -> StateLease:
-    """Return the lease of a folder that a carried state is put into: the task that starts takes the next generation."""
-    return StateLease(generation)

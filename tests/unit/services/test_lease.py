@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from appliance.shared.lease import peek
-from appliance.shared.state_lease import LEASE_FILE, LOCK_FILE, StateLease, free_lease, moved_lease, parse_state_lease
+from appliance.shared.state_lease import LEASE_FILE, LOCK_FILE, StateLease, parse_state_lease
 from tests.unit.services.conftest import load, run_program
 
 FOLDER = "/var/spool/slurmctld"
@@ -327,7 +327,3 @@ def test_the_text_form_is_the_same_on_both_sides(make: Callable[[], Any], smslea
     lease = read(folder)
     assert lease.text() == (folder / LEASE_FILE).read_bytes()
     assert smslease.parse(lease.text()) == json.loads(lease.text())
-    moved = moved_lease(lease, "container")
-    assert (moved.generation, moved.holder, moved.last, moved.moved) == (2, None, "one", "container")
-    assert moved_lease(moved, "container") == moved
-    assert smslease.parse(free_lease(9).text())["generation"] == 9

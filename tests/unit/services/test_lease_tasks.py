@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.shared.state_lease import LEASE_FILE, LOCK_FILE, StateLease, moved_lease, parse_state_lease
+from appliance.shared.state_lease import LEASE_FILE, LOCK_FILE, StateLease, parse_state_lease
 from tests.unit.services.conftest import RUNTIME, run_program
 from tests.unit.services.tasks import Node, end, gone, later, node_in
 
@@ -159,7 +159,7 @@ def test_a_holder_that_has_lost_it_kills_its_service(pair: Pair, how: str) -> No
         (pair.shared / LOCK_FILE).unlink()
         (pair.shared / LOCK_FILE).mkdir()
     elif how == "moved":
-        (pair.shared / LEASE_FILE).write_bytes(moved_lease(pair.lease, "container").text())
+        (pair.shared / LEASE_FILE).write_bytes(StateLease(pair.lease.generation + 1, moved="container").text())
     else:
         (pair.shared / LEASE_FILE).write_bytes(StateLease(7, "second").text())
     service = pair.a.pid("it")
@@ -173,7 +173,7 @@ def test_a_holder_that_has_lost_it_kills_its_service(pair: Pair, how: str) -> No
 
 @pytest.mark.parametrize("words", [("--jobsync",), ("--prepare",)])
 def test_a_moved_state_is_refused(pair: Pair, words: tuple[str, ...]) -> None:
-    (pair.shared / LEASE_FILE).write_bytes(moved_lease(StateLease(4), "container").text())
+    (pair.shared / LEASE_FILE).write_bytes(StateLease(5, moved="container").text())
     done = run_program("sms-run", pair.a.root, *words, "it")
     assert done.returncode == 3
     assert b"its state was moved to container (generation 5)" in done.stdout and b"sms migrate" in done.stdout
