@@ -255,27 +255,6 @@ def test_checks_are_on_the_loopback(lab: Lab, cluster: NomadCluster, node: Netns
     wait_until(lambda: statuses() == ["success"] * 6, "all succeed", 60)
 
 
-@pytest.mark.full
-def test_munge_stops_after_its_users_and_does_not_wait_for_ever(
-    cluster: NomadCluster, node: Netns, jobs: dict[str, bytes]
-) -> None:
-    """E14: the engine may stop both at once, or munge alone."""
-    cluster.nomad("job", "stop", "-detach", "munge")
-    wait_until(lambda: record(node, "munge")["detail"] == "is needed by slurmd", "it waits", 30)
-    assert node.run("sh", "-c", "munge -n | unmunge").status == 0, "and answers"
-    cluster.nomad("job", "stop", "-detach", "slurm-cn")
-    wait_until(lambda: record(node, "munge")["status"] == record(node, "slurmd")["status"] == 0, "both ended", 60)
-    assert record(node, "munge")["times"]["ended"] >= record(node, "slurmd")["times"]["ended"]
-    for name in ("slurm-cn", "munge"):
-        cluster.submit(jobs[name].decode())
-    slurmd = wait_until(lambda: ready_pid(node, "munge") and ready_pid(node, "slurmd"), "both run", 90)
-    cluster.nomad("job", "stop", "-detach", "munge")
-    wait_until(lambda: record(node, "munge")["status"] == 0, "it stops all the same", 120)
-    assert ready_pid(node, "slurmd") == slurmd, "which is not restarted for it"
-    cluster.submit(jobs["munge"].decode())
-    wait_until(lambda: ready_pid(node, "munge"), "it answers", 60)
-
-
 def test_slurmd_does_not_start_as_document_000_has_it(node: Netns) -> None:
     """X8: with -Z, where slurm.conf names the node."""
     dynamic = ("slurmd", "-D", "-Z", "--conf-server", f"{ADDRESS}:6817", "--conf", "Feature=compute")
@@ -319,3 +298,25 @@ def test_a_restarted_client_restarts_no_service(
     assert {name: (each["ID"], restarts(each)) for name, each in after.items()} == {
         name: (each["ID"], restarts(each)) for name, each in before.items()
     }
+
+
+@pytest.mark.full
+def test_munge_stops_after_its_users_and_does_not_wait_for_ever(
+    cluster: NomadCluster, node: Netns, jobs: dict[str, bytes]
+) -> None:
+    """E14: the engine may stop both at once, or munge alone."""
+    wait_until(lambda: ready_pid(node, "munge") and ready_pid(node, "slurmd"), "both run", 90)
+    cluster.nomad("job", "stop", "-detach", "munge")
+    wait_until(lambda: record(node, "munge")["detail"] == "is needed by slurmd", "it waits", 30)
+    assert node.run("sh", "-c", "munge -n | unmunge").status == 0, "and answers"
+    cluster.nomad("job", "stop", "-detach", "slurm-cn")
+    wait_until(lambda: record(node, "munge")["status"] == record(node, "slurmd")["status"] == 0, "both ended", 60)
+    assert record(node, "munge")["times"]["ended"] >= record(node, "slurmd")["times"]["ended"]
+    for name in ("slurm-cn", "munge"):
+        cluster.submit(jobs[name].decode())
+    slurmd = wait_until(lambda: ready_pid(node, "munge") and ready_pid(node, "slurmd"), "both run", 90)
+    cluster.nomad("job", "stop", "-detach", "munge")
+    wait_until(lambda: record(node, "munge")["status"] == 0, "it stops all the same", 120)
+    assert ready_pid(node, "slurmd") == slurmd, "which is not restarted for it"
+    cluster.submit(jobs["munge"].decode())
+    wait_until(lambda: ready_pid(node, "munge"), "it answers", 60)
