@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ from tests.unit.engines.cases import (
 
 VERSIONS = ("1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 """Of which kubernetes-validate has the schemas."""
+OLDER_VERSIONS = ("1.29", "1.30", "1.31")
 
 
 @pytest.fixture(params=sorted(CASES))
@@ -122,6 +126,28 @@ def test_objects_are_valid(name: str, tmp_path: Path) -> None:
         # One case with all versions: each takes seconds.
         for version in VERSIONS if name == "kubernetes" else VERSIONS[-1:]:
             kubernetes_validate.validate(each, version, strict=True)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_objects_are_valid_for_older_versions(tmp_path: Path) -> None:
+    """The newest package has no schemas of these: another one is installed beside it, for this test only."""
+    words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
+    lock = Path(__file__).with_name("schemas.lock")
+    subprocess.run([sys.executable, *words, "--target", tmp_path / "older", "-r", lock], check=True)
+    found = [each for name in KUBERNETES_CASES for each in objects(render(*case_input(tmp_path, name)))]
+    assert len(found) > 20
+    program = (
+        "import json, sys, kubernetes_validate as k\n"
+        "assert k.__file__.startswith(sys.argv[1]), k.__file__\n"
+        "for each in json.load(sys.stdin):\n"
+        "    for version in sys.argv[2:]:\n"
+        "        k.validate(each, version, strict=True)\n"
+    )
+    argv = [sys.executable, "-c", program, str(tmp_path / "older"), *OLDER_VERSIONS]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "older")}
+    done = subprocess.run(argv, input=json.dumps(found), env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def containers(made: Export) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
