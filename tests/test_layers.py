@@ -214,7 +214,7 @@ def test_subjects_of_operations_do_not_import_each_other_in_circles() -> None:
     assert [name for name in names if not SUBJECTS[name] <= set(names[: names.index(name)])] == []
 
 
-SHARED = ("context", "preflight", "history", "identity", "lease", "start_note")
+SHARED = ("context", "deployed", "preflight", "history", "identity", "lease", "start_note")
 """Modules of operations that all subjects may import."""
 
 
@@ -324,6 +324,7 @@ SHELL = {
     "appliance/lab/etc.py": 1,
     "appliance/lab/root.py": 1,
     "appliance/lab/up.py": 1,
+    "appliance/operations/engines/deployed.py": 1,
     "appliance/operations/lease.py": 1,
     "appliance/plan/machine.py": 1,
     "appliance/plan/services/jobs.py": 1,

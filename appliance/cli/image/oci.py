@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from appliance.cli.common import add_json, open_site, print_result
+from appliance.cli.common import add_json, filled, open_site, print_result
 
 
 def add(actions: Any) -> None:
@@ -14,6 +14,15 @@ def add(actions: Any) -> None:
     parser = actions.add_parser("oci", help="write the OCI form of an image, for containerd, Podman and registries")
     parser.add_argument("key", nargs="?", help="start of its key (default: the current image)")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="new folder for the OCI layout")
+    parser.add_argument(
+        "--load",
+        metavar="HOST",
+        type=filled,
+        action="append",
+        default=[],
+        help="import it into containerd and Podman of an admin host; may be given several times",
+    )
+    parser.add_argument("--push", action="store_true", help="copy it to the registry of `engines.kubernetes.image`")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -31,5 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
         f"  {done.digest}",
         f"  of the SIF sha256:{done.sif}",
     ]
+    if arguments.load or arguments.push:
+        from appliance.operations.engines.distribute import load_image, push_image
+
+        for name in arguments.load:
+            host = cluster.target(name)
+            lines.append(f"  on {name}: {', '.join(load_image(Path(done.path), host, shown))}")
+        if arguments.push:
+            lines.append(f"  pushed: {push_image(cluster, done, shown)}")
     print_result(arguments, done, lines)
     return 0

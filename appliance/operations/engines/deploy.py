@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from appliance.engines.deploy import Bundle, Item
@@ -12,18 +12,8 @@ from appliance.engines.render import make_bundle
 from appliance.errors import ConfigError, Refused, SmsError, Unverified
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster, read_given
-from appliance.operations.engines.deployed import (
-    APPLYING,
-    DEPLOYED,
-    STOPPED,
-    STOPPING,
-    Deployed,
-    begin,
-    find_deployed,
-    lock_deployment,
-    read_bundle,
-    set_phase,
-)
+from appliance.operations.deployed import APPLYING, DEPLOYED, STOPPED, STOPPING, Deployed
+from appliance.operations.engines.deployed import begin, find_deployed, lock_deployment, read_bundle, set_phase
 from appliance.operations.engines.engine import Difference, Engine, WorkloadState
 from appliance.operations.engines.export import read_input
 from appliance.operations.engines.kubernetes import find_kubernetes
@@ -162,6 +152,7 @@ def apply_bundle(
             waited |= _wait(engine, bundle, [one for one in wave if one.kind != "namespace"], run)
     except Refused as error:  # something may have been changed by now
         raise SmsError(error.message, hint=error.hint) from error
+    _check_applied(engine, bundle, changed)
     if any(one.name == bundle.controller and one.change == "change" for one in differences):
         _reload_nodes(engine, bundle, progress)
     record = set_phase(cluster, host, record, DEPLOYED, progress)
@@ -175,6 +166,20 @@ def apply_bundle(
         round(time.monotonic() - began, 1),
         {name: seconds for name, seconds in waited.items() if name in changed},
     )
+
+
+def _check_applied(engine: Engine, bundle: Bundle, changed: Collection[str]) -> None:
+    """Check that what runs is what was applied: Nomad reverts a job that was not healthy.
+
+    Raises:
+        Unverified: it is not.
+    """
+    part = replace(bundle, items=tuple(one for one in bundle.items if one.name in changed))
+    if other := [one.name for one in engine.differences(part) if one.change != "unchanged"]:
+        raise Unverified(
+            f"{', '.join(other)} is not what was applied: the engine went back, or somebody has changed it",
+            hint="`sms deploy status` shows the difference",
+        )
 
 
 def _next_generation(record: Deployed | None, bundle: Bundle) -> int:
@@ -202,6 +207,7 @@ def _next_record(cluster: Cluster, host: Host, bundle: Bundle, before: Deployed 
         bundle.image,
         image.sha256 if image else "",
         image.signer if image else "",
+        tuple(sorted({unit for item in bundle.items if item.kind == "service" for unit in item.units})),
     )
 
 

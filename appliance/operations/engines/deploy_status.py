@@ -9,8 +9,9 @@ from appliance.engines.deploy import Bundle
 from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
+from appliance.operations.deployed import APPLYING, STOPPED, Deployed, read_deployed
 from appliance.operations.engines.deploy import find_engine, need_deployed, render_bundle
-from appliance.operations.engines.deployed import APPLYING, STOPPED, Deployed, read_bundle, read_deployed
+from appliance.operations.engines.deployed import read_bundle
 from appliance.operations.engines.engine import Difference, Engine, WorkloadState
 from appliance.shared.state_lease import LEASE_FILE, parse_state_lease
 

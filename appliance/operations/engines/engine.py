@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from appliance.engines.deploy import Bundle, Item
@@ -81,6 +81,18 @@ class WorkloadState:
         if not self.wanted and self.kind == "service":
             return "it is stopped, or scaled to 0"
         return f"{len(self.instances)} of {self.wanted} run"
+
+
+def with_answers(state: WorkloadState, answers: dict[tuple[str, str], tuple[bool, str]]) -> WorkloadState:
+    """Return a state whose parts have the answers of their probes; one that does not answer is not ready."""
+    instances = []
+    for one in state.instances:
+        parts = []
+        for part in one.parts:
+            ok, detail = answers.get((one.name, part.name), (part.ready, part.detail))
+            parts.append(replace(part, ready=part.ready and ok, detail=detail, why=part.why or ("" if ok else detail)))
+        instances.append(replace(one, parts=tuple(parts), ready=one.ready and all(part.ready for part in parts)))
+    return replace(state, instances=tuple(instances))
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ RECORD = ".sms-export.json"
 """In the folder: its target, and the digest of each file as it was written."""
 MODE = 0o644
 PUBLIC_KEY = re.compile(r"\s*-----BEGIN PUBLIC KEY-----\s[A-Za-z0-9+/=\s]+-----END PUBLIC KEY-----\s*")
+UNBUILT = "current"
+"""Tag of the image where this host has none."""
 SIGNED = ("nomad", "terraform")
 """Targets that contain the public keys of the site."""
 
@@ -129,7 +131,7 @@ def read_input(cluster: Cluster, target: str) -> Input:
     # Also where `sms start` of another machine has put the image, without its manifest.
     current = Path(cluster.places.current)
     image_key = current.resolve().stem if current.is_symlink() else ""
-    image = f"{image_name(site.cluster)}:{image_key[:12] or 'current'}"
+    image = f"{image_name(site.cluster)}:{image_key[:12] or UNBUILT}"
     keys = tuple(_read_key(path) for path in site.signing.public_keys) if target in SIGNED else ()
     catalog = read_catalog(share("definitions", "services"))
     runtime = runtime_files()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from appliance.config.model import Site
 from appliance.engines.deploy import Bundle, Item
@@ -14,7 +14,8 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
 from appliance.operations.engines.clients import find_kubectl
-from appliance.operations.engines.engine import Difference, Instance, Part, WorkloadState
+from appliance.operations.engines.engine import Difference, Instance, Part, WorkloadState, with_answers
+from appliance.operations.engines.export import UNBUILT
 from appliance.plan.overlay.seed import SECRET_PLACES
 from appliance.plan.services.probes import read_probe
 from appliance.progress import Progress
@@ -27,7 +28,7 @@ LOCAL = "localhost/"
 """Start of the name of an image that is in no registry."""
 LISTED = 50
 """Images that a kubelet reports at most (nodeStatusMaxImages)."""
-REPORTED_S = 20
+REPORTED_S = 12
 """Seconds that a kubelet takes to report a new image."""
 DELETE_S = 30
 
@@ -50,6 +51,11 @@ class OnKubernetes:
         if found < (1, OLDEST):
             raise Refused(f"Kubernetes {found[0]}.{found[1]} has no sidecars", hint=f"use version 1.{OLDEST} or later")
         if bundle.image.startswith(LOCAL):
+            if bundle.image.endswith(f":{UNBUILT}"):
+                raise Refused(
+                    f"this host has no image {cluster.places.current}, after which that of the nodes is named",
+                    hint="`sms build` creates one; or set `engines.kubernetes.image`",
+                )
             self._check_image(bundle.image, progress)
 
     def _check_image(self, image: str, progress: Progress) -> None:
@@ -248,15 +254,3 @@ def _why(one: PodContainer) -> str:
     if one.reason:
         return f"{one.reason}: {one.message}" if one.message else one.reason
     return "" if one.ready else "its readiness probe fails"
-
-
-def with_answers(state: WorkloadState, answers: dict[tuple[str, str], tuple[bool, str]]) -> WorkloadState:
-    """Return a state whose parts have the answers of their probes; one that does not answer is not ready."""
-    instances = []
-    for one in state.instances:
-        parts = []
-        for part in one.parts:
-            ok, detail = answers.get((one.name, part.name), (part.ready, part.detail))
-            parts.append(replace(part, ready=part.ready and ok, detail=detail, why=part.why or ("" if ok else detail)))
-        instances.append(replace(one, parts=tuple(parts), ready=one.ready and all(part.ready for part in parts)))
-    return replace(state, instances=tuple(instances))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from appliance.config.model import Site
@@ -14,12 +15,13 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
 from appliance.operations.engines.clients import find_nomad
-from appliance.operations.engines.engine import Difference, Instance, Part, WorkloadState
+from appliance.operations.engines.engine import Difference, Instance, Part, WorkloadState, with_answers
 from appliance.operations.image.deliver import deliver, trust
+from appliance.plan.services.probes import read_probe
 from appliance.progress import Progress
 from appliance.tools import files
-from appliance.tools.engine import at, last_line, list_at, text_at
-from appliance.tools.nomad import Allocation, Check, Client, Nomad
+from appliance.tools.engine import at, last_line, list_at, number_at, text_at
+from appliance.tools.nomad import Allocation, Check, Client, Job, Nomad
 
 ENDED = ("complete", "failed", "lost")
 
@@ -138,12 +140,35 @@ class OnNomad:
                 continue
             checks = self.nomad.checks(one.id) if one.runs and item.kind == "service" else []
             own.append(_instance(item, one, checks, job.version))
-        problem = "somebody has stopped the job" if job.stopped else ""
+        problem = "somebody has stopped the job" if job.stopped else self._deployment_problem(job)
         return WorkloadState(item.name, item.kind, True, wanted, tuple(own), volume, problem)
 
+    def _deployment_problem(self, job: Job) -> str:
+        """Return what a deployment of the job's version lacks: until it is successful, Nomad may revert the job."""
+        if job.kind != "service":
+            return ""
+        found = self.nomad.get(f"job/{job.name}/deployment")
+        status = text_at(found, "Status")
+        if status in ("", "successful", "cancelled") or number_at(found, "JobVersion") != job.version:
+            return ""
+        return f"its deployment is {status}: {text_at(found, 'StatusDescription')}"
+
     def probe(self, bundle: Bundle, states: Sequence[WorkloadState]) -> list[WorkloadState]:
-        """Return the states as they are: Nomad's checks have the answers."""
-        return list(states)
+        """Run the probe of each service as its task runs: a check that succeeds keeps no answer."""
+        services = [one for one in bundle.items if one.kind == "service"]
+
+        def ask(item: Item) -> dict[tuple[str, str], tuple[bool, str]]:
+            try:
+                allocation, result = self._inside(item, ["/opt/sms/bin/sms-probe", *item.units], 60)
+            except SmsError as error:
+                return {("", unit): (False, error.message) for unit in item.units}
+            lines = result.stdout.decode(errors="replace").splitlines()
+            found = {each.name: (each.ok, each.detail) for each in map(read_probe, lines) if each}
+            return {(allocation[:8], unit): found.get(unit, (False, "no answer")) for unit in item.units}
+
+        with ThreadPoolExecutor(3) as pool:
+            answers = {key: answer for each in pool.map(ask, services) for key, answer in each.items()}
+        return [with_answers(state, answers) for state in states]
 
     def log(self, bundle: Bundle, state: WorkloadState, lines: int) -> str:
         """Return the last lines of the task that is not ready."""
@@ -162,15 +187,26 @@ class OnNomad:
 
     def control(self, bundle: Bundle, *argv: str, timeout: float = 60) -> Result:
         """Run a command as the controller's task runs: the verified image, its files and its folders."""
-        running = [one for one in self.nomad.allocations(bundle.controller) if one.runs]
-        job = self.nomad.spec(bundle.controller) if running else None
-        tasks = {text_at(one, "Name"): one for one in list_at(job, "TaskGroups", 0, "Tasks")}
         item = bundle.find(bundle.controller)
-        for unit in reversed(item.units if item else ()):
+        if item is None:
+            raise SmsError("the engine has no controller", hint="`sms deploy status` shows what it has")
+        return self._inside(item, argv, timeout)[1]
+
+    def _inside(self, item: Item, argv: Sequence[str], timeout: float) -> tuple[str, Result]:
+        """Run a command as the main task of a job; return the allocation's id, and the result of whatever status.
+
+        Raises:
+            SmsError: it does not run.
+        """
+        running = [one for one in self.nomad.allocations(item.name) if one.runs]
+        job = self.nomad.spec(item.name) if running else None
+        tasks = {text_at(one, "Name"): one for one in list_at(job, "TaskGroups", 0, "Tasks")}
+        for unit in reversed(item.units):
             args = [word for word in list_at(tasks.get(unit), "Config", "args") if isinstance(word, str)]
             if script := inside_script(args, argv):
-                return self.nomad.exec(running[0].id, unit, "/bin/sh", "-euc", script, ok=None, timeout=timeout)
-        raise SmsError(f"{bundle.controller} does not run", hint="`sms deploy status` shows why")
+                command = ("/bin/sh", "-euc", script)
+                return running[0].id, self.nomad.exec(running[0].id, unit, *command, ok=None, timeout=timeout)
+        raise SmsError(f"{item.name} does not run", hint="`sms deploy status` shows why")
 
     def has_node(self, node: str) -> bool:
         """Return whether a client has that name."""

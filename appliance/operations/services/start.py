@@ -15,6 +15,7 @@ from appliance.catalog import Service
 from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, runtime_files
+from appliance.operations.deployed import refuse_deployed
 from appliance.operations.history import note
 from appliance.operations.hosts.guarded import start_guard
 from appliance.operations.identity import ensure_identity
@@ -231,6 +232,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
     if find_instance(cluster, host):
         raise Refused(f"the services container runs on {host.name} already", hint="`sms status` probes every service")
     with progress.step("check the host"):
+        refuse_deployed(cluster, host)
         check_networks(cluster, host)
         refuse_taken(cluster, host)
     trusted = trust(cluster, host, *deliver(cluster, host, options.image, progress))
@@ -316,6 +318,7 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
     with ThreadPoolExecutor(1) as pool:
         query = pool.submit(_query_known, cluster, leases, options)  # while the image is verified
         with progress.step("check the host"):
+            refuse_deployed(cluster, host)
             check_networks(cluster, host)
             check_overlay(cluster, host)
         stopwatch.lap("preflight")

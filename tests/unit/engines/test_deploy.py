@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,17 +18,10 @@ from appliance.errors import ConfigError, Refused
 from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.deployed import APPLYING, Deployed, read_deployed, record_path, refuse_deployed
 from appliance.operations.engines import deploy as module
 from appliance.operations.engines.deploy import refuse_other_writer
-from appliance.operations.engines.deployed import (
-    APPLYING,
-    Deployed,
-    begin,
-    find_deployed,
-    read_bundle,
-    read_deployed,
-    record_path,
-)
+from appliance.operations.engines.deployed import begin, find_deployed, read_bundle
 from appliance.operations.engines.engine import Instance, Part, WorkloadState
 from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.progress import Silent
@@ -130,6 +124,21 @@ def test_another_engine_or_container_with_the_services_refuses(
     with pytest.raises(Refused, match=r"runs slurmctld") as caught:
         refuse_other_writer(cluster, host, bundle, None)
     assert "sms migrate --to nomad" in caught.value.hint and "sms stop" in caught.value.hint
+
+
+def test_the_container_does_not_start_what_an_engine_has(cluster: Cluster) -> None:
+    host = Local(cluster.site.admin_hosts[0].name)
+    refuse_deployed(cluster, host)
+    here = cluster.services[0].name
+    for services, phase, refused in (
+        ((here, "other"), APPLYING, True),
+        (("other",), APPLYING, False),
+        ((here,), "stopping", True),
+        ((here,), "stopped", False),
+    ):
+        begin(cluster, host, BUNDLE, replace(RECORD, services=services, phase=phase), Silent())
+        with pytest.raises(Refused, match=f"nomad has {here}") if refused else nullcontext():
+            refuse_deployed(cluster, host)
 
 
 def runs(name: str):  # type: ignore[no-untyped-def]

@@ -521,7 +521,13 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
             put(module, find_instance=fakes.find_instance)
         put(lease, agent=TOOLS, instance_name=lambda site: "sms")
         put(unfinished, agent=TOOLS, time=CLOCK, note=fakes.note, read_history=_read_history)
-        put(start, image_of_unfinished=lambda *_: None, check_networks=nothing, _verify_image=_verify_image)
+        put(
+            start,
+            image_of_unfinished=lambda *_: None,
+            check_networks=nothing,
+            refuse_deployed=nothing,
+            _verify_image=_verify_image,
+        )
         put(start, open_mirror=nothing, ready_overlay=_ready_overlay, _wait_for_services=_probe_start)
         put(start, _start_instance=lambda cluster, host, *_: effect("start_instance", host.name, True, 0))
         put(start, record_start=nothing, install_unit=nothing, _take_lease=_take_lease(real_take))

@@ -1,0 +1,178 @@
+"""`sms deploy` on an admin host of a lab, and jobs of a user."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+
+from appliance.host.base import Result
+from appliance.host.netns import Netns
+from appliance.lab import Lab
+from appliance.operations.image.build import Built
+from tests.copies import give
+from tests.waiting import wait_until
+
+SITE = "/etc/sms/engines.yaml"
+
+
+class Deployer:
+    """The site file ``engines.yaml`` of a lab, and `sms` with it on host-a.
+
+    ``document``: its content; ``write`` writes it.
+    """
+
+    def __init__(self, lab: Lab, engine: str, settings: dict[str, Any], services: list[str] | None = None) -> None:
+        self.lab, self.engine = lab, engine
+        self.document = yaml.safe_load((lab.etc / "sms.yaml").read_text())
+        own = self.document.get("engines", {}).get(engine, {})
+        self.document["engines"] = {engine: {**own, **settings}}
+        if services:
+            self.document["services"] = services
+        self.write()
+
+    @property
+    def host(self) -> Netns:
+        """The admin host."""
+        return self.lab.host("host-a")
+
+    def write(self) -> None:
+        """Write the site file."""
+        (self.lab.etc / "engines.yaml").write_text(yaml.safe_dump(self.document))
+
+    @contextmanager
+    def changed(self, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+        """Have another site file; the one of before is there again at the end."""
+        before = yaml.safe_dump(self.document)
+        change(self.document)
+        self.write()
+        try:
+            yield
+        finally:
+            self.document = yaml.safe_load(before)
+            self.write()
+
+    def sms(self, *words: str, ok: tuple[int, ...] | None = (0,), timeout: float = 420) -> Result:
+        """Run it."""
+        return self.host.run("sms", "--site", SITE, *words, ok=ok, timeout=timeout)
+
+    def deploy(self, *words: str, ok: tuple[int, ...] | None = (0,)) -> dict[str, Any]:
+        """`sms deploy --json`, of the engine."""
+        result = self.sms("deploy", "--engine", self.engine, *words, "--json", ok=ok)
+        found: dict[str, Any] = json.loads(result.stdout) if result.stdout else {}
+        return found
+
+    def status(self, ok: tuple[int, ...] = (0,)) -> dict[str, Any]:
+        """`sms deploy status --json`."""
+        found: dict[str, Any] = json.loads(self.sms("deploy", "status", "--json", ok=ok).stdout)
+        return found
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What host-a knows of the deployment."""
+        data = self.host.read("/var/lib/sms/engines/lab.json")
+        return json.loads(data) if data else {}
+
+    def deploy_after_a_kill(self) -> dict[str, Any]:
+        """Kill `sms deploy` once it has recorded what it does, and run it again."""
+        script = 'sms --site "$1" deploy --engine "$2" >/dev/null 2>&1 & echo $!; exec >/dev/null; wait'
+        with self.host.hold("sh", "-c", script, "deploy", SITE, self.engine) as pid:
+            wait_until(lambda: self.record or not self.host.works("kill", "-0", pid), "it is recorded", 120)
+            self.host.run("kill", "-KILL", pid)
+        assert self.record["phase"] == "applying"
+        return self.deploy()
+
+
+class Jobs:
+    """Jobs of a user on the nodes of a lab."""
+
+    def __init__(self, lab: Lab, nodes: tuple[str, ...]) -> None:
+        self.node, self.nodes = lab.host(nodes[0]), nodes
+
+    def run(self, *argv: str) -> str:
+        """What a command of a user prints."""
+        return self.node.run("runuser", "-u", "alice", "--", *argv, timeout=180).text
+
+    def submit(self, seconds: int, *options: str) -> str:
+        """Submit a job that sleeps; its number."""
+        return self.run("sbatch", "--parsable", *options, "-D", "/home/alice", "--wrap", f"sleep {seconds}; hostname")
+
+    def state(self, job: str) -> str:
+        """Its state; empty while the controller does not answer."""
+        return self.node.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T", ok=None).text
+
+    def wait_for(self, job: str, state: str, seconds: float = 150) -> None:
+        """Wait until it has a state."""
+        wait_until(lambda: self.state(job) == state, f"job {job} is {state}", seconds, 0.5)
+
+    def node_states(self) -> dict[str, str]:
+        """State of each node; empty while the controller does not answer."""
+        lines = self.node.run("sinfo", "-h", "-N", "-o", "%N %T", ok=None).text.splitlines()
+        return dict(line.split() for line in lines)
+
+    def wait_until_idle(self) -> None:
+        """Wait until all nodes are."""
+        wait_until(lambda: self.node_states() == dict.fromkeys(self.nodes, "idle"), "the nodes are idle", 150, 0.5)
+
+    @property
+    def partitions(self) -> set[str]:
+        """Names of the partitions, without the mark of the default one."""
+        return {line.rstrip("*") for line in self.node.run("sinfo", "-h", "-o", "%P", ok=None).text.split()}
+
+
+def give_image(lab: Lab, built: Built) -> None:
+    """Give host-a the image, as the current one."""
+    host = lab.host("host-a")
+    host.run("mkdir", "-p", "-m", "0700", "/var/lib/sms/images")
+    give(host, built.image, f"/var/lib/sms/images/{built.key}.sif")
+    host.run("ln", "-sfn", f"{built.key}.sif", "/var/lib/sms/images/lab.sif")
+
+
+def add_partition(document: dict[str, Any]) -> None:
+    """Add a partition with all nodes."""
+    document["slurm"]["partitions"] = [*document["slurm"].get("partitions", [{"name": "batch"}]), {"name": "fresh"}]
+
+
+def change_with_a_job(deployer: Deployer, jobs: Jobs) -> None:
+    """E8: a new partition is there, a running and a queued job complete, no node is down; and back again."""
+    running, queued = (jobs.submit(25, "-N2", "--exclusive") for _ in range(2))
+    jobs.wait_for(running, "RUNNING", 60)
+    seen: list[set[str]] = []
+    with deployer.changed(add_partition):
+        began = time.monotonic()
+        done = deployer.deploy()
+        print(f"deployed another configuration in {time.monotonic() - began:.1f} s: {done['waited']}")
+        controller = "slurm-ctl" if deployer.engine == "nomad" else "slurmctld"
+        assert {name for name, change in done["changes"].items() if change == "change"} == {controller}
+        wait_until(lambda: "fresh" in jobs.partitions, "the partition is there", 30, 0.5)
+        seen.append(set(jobs.node_states().values()))
+        assert deployer.deploy()["changes"] == dict.fromkeys(done["changes"], "unchanged")
+        back = json.loads(deployer.sms("deploy", "rollback", "--json").stdout)
+        assert (back["changes"][controller], back["generation"]) == ("change", done["generation"] + 1)
+        wait_until(lambda: jobs.partitions and "fresh" not in jobs.partitions, "it is gone", 30, 0.5)
+        status = deployer.status()
+        assert controller in status["pending"], "the site file still has it"
+    seen.append(set(jobs.node_states().values()))
+    assert not [state for states in seen for state in states if "down" in state]
+    for job in (running, queued):
+        jobs.wait_for(job, "COMPLETED")
+    assert set(deployer.deploy()["changes"].values()) == {"unchanged"}
+
+
+def stop_and_start(deployer: Deployer, jobs: Jobs) -> None:
+    """A stop keeps the state and lets jobs run; the second one finds nothing to do."""
+    job = jobs.submit(20, "-N1")
+    jobs.wait_for(job, "RUNNING", 60)
+    stopped = json.loads(deployer.sms("deploy", "stop", "--json").stdout)
+    assert "stop" in stopped["changes"].values() and deployer.record["phase"] == "stopped"
+    assert json.loads(deployer.sms("deploy", "stop", "--json").stdout)["changes"] == dict.fromkeys(
+        stopped["changes"], "unchanged"
+    )
+    assert deployer.status()["healthy"]
+    assert "drain a node" in deployer.sms("deploy", "drain", "node1", ok=(3,)).stderr.decode()
+    deployer.deploy()
+    jobs.wait_for(job, "COMPLETED")
