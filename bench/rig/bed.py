@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,17 +64,20 @@ class Bed:
 
 
 @contextmanager
-def open_bed(progress: Progress, name: str = LAB, *, nodes: int = 1, size_mb: int = 0) -> Iterator[Bed]:
+def open_bed(
+    progress: Progress, name: str = LAB, *, nodes: int = 1, size_mb: int = 0, engines: Sequence[str] = ()
+) -> Iterator[Bed]:
     """Create the lab, build the image if needed, start once to seed the overlay.
 
     Leftovers of an earlier run are removed first. The lab is removed at the end.
 
     Args:
         size_mb: size of the overlay in MiB; 0 for the default.
+        engines: engines of the lab.
     """
     try:
         _remove_lab(name, progress)
-        lab_up(name, nodes, progress)
+        lab_up(name, nodes, progress, engines=engines)
         lab = Lab.open(name)
         if size_mb:
             _set_size(lab, size_mb)

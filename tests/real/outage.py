@@ -50,13 +50,16 @@ class Seen:
 
 
 @contextmanager
-def watching(node: Host, outside: Host) -> Iterator[Seen]:
-    """Ask from the node for as long as the context lasts; what was seen is there when it is left."""
+def watching(node: Host, outside: Host, controller: str = "") -> Iterator[Seen]:
+    """Ask from the node for as long as the context lasts; what was seen is there when it is left.
+
+    ``controller``: address of Slurm's controller, if it is not that of the services container.
+    """
     seen = Seen()
     node.write(f"{FOLDER}/prober.py", PROBER.read_bytes())
     with ExitStack() as stack:
         stack.enter_context(outside.hold("python3", "-c", ECHO))
-        with node.hold("python3", f"{FOLDER}/prober.py", FOLDER):
+        with node.hold("python3", f"{FOLDER}/prober.py", FOLDER, *filter(None, [controller])):
             yield seen
     reported = json.loads(node.read(f"{FOLDER}/asked.json") or b"{}")
     seen.tag = reported["tag"]

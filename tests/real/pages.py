@@ -252,3 +252,33 @@ MACHINES = {
     ),
 }
 """Pages about the lab itself, and with the VM and the diskless machines that it has at the end of the first."""
+PODMAN = """python3 - <<'END'
+import yaml
+site = yaml.safe_load(open("/etc/sms/sms.yaml"))
+site["engines"]["podman"] = {"address": "10.77.0.11"}
+open("/etc/sms/sms.yaml", "w").write(yaml.safe_dump(site))
+END"""
+PARTITION = """python3 - <<'END'
+import yaml
+site = yaml.safe_load(open("/etc/sms/sms.yaml"))
+site["slurm"]["partitions"].append({"name": "second"})
+open("/etc/sms/sms.yaml", "w").write(yaml.safe_dump(site))
+END
+sms -q deploy"""
+TAKEN_OVER = "supervisorctl -c /lab/supervisord.conf stop slurmd munged"
+STOPPED_HERE = (("host-a", "sms -q stop"),)
+ENGINES = {
+    "engines.md": Page(
+        "host-a",
+        ((MACHINE, STORE), ("host-a", PODMAN)),
+        hooks={
+            "sms deploy rollback": (("host-a", PARTITION),),
+            "sms migrate --to nomad --dry-run": (
+                ("host-a", "sms -q start"),
+                *(("node1", TAKEN_OVER), ("node2", TAKEN_OVER)),
+            ),
+            "sms deploy --engine nomad --dry-run": STOPPED_HERE,
+        },
+    ),
+}
+"""Pages that are read in a lab with engines."""

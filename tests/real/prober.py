@@ -1,7 +1,7 @@
 """Probes the services container every 10 ms from a compute node and records when it answered. Standard library alone.
 
-``python3 prober.py FOLDER``: the questions end with standard input. FOLDER/asked.json then has, by service, pairs of
-when it was asked and when it answered (null: never), in seconds of the machine's monotonic clock.
+``python3 prober.py FOLDER [CONTROLLER]``: the questions end with standard input. FOLDER/asked.json then has, by
+service, pairs of when it was asked and when it answered (null: never), in seconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ EVERY_S = 0.01
 PING_EVERY_S = 0.2
 TRIED_S = 2.0
 APPLIANCE = "10.77.0.1"
+CONTROLLER = sys.argv[2] if len(sys.argv) > 2 else APPLIANCE
+"""Where an engine has the controller."""
 ECHO = ("10.78.0.254", 7007)
 TAG = f"outage-{os.getpid()}-{time.time_ns() % 10**9}"
 """Before the number of each line that goes to the system log."""
@@ -137,7 +139,7 @@ class Prober:
         lines.append([now, None])
         row: list[float | None] = [now, None]
         self.asked["slurmctld"].append(row)
-        one = Connection(self.poll, row, (APPLIANCE, 6817))
+        one = Connection(self.poll, row, (CONTROLLER, 6817))
         self.waiting[one.socket.fileno()] = one
         self.connections.append(one)
         while not self.connections[0].open or (self.connections[0].row[0] or 0) < now - TRIED_S:

@@ -77,15 +77,15 @@ def _show(lab: Lab, engine: str, check: Callable[[str, Callable[[], str]], str])
     admin = lab.host(CARRIER)
     check(f"sms export {engine}", lambda: _export(admin, engine))
     if engine == "kubernetes":
-        check("sms image oci, to the cluster nodes", lambda: _load_image(lab))
+        check("sms image oci, to the cluster nodes", lambda: load_image(lab))
     else:
-        check("munge and slurmd of the nodes are Nomad's from now on", lambda: _release_nodes(lab))
-    check(f"the services leave the container for {engine}", lambda: _deploy(lab, engine))
+        check("munge and slurmd of the nodes are Nomad's from now on", lambda: release_nodes(lab))
+    check(f"the services leave the container for {engine}", lambda: deploy_on(lab, engine))
     check(f"a job, with the controller on {engine}", lambda: _idle_job(lab))
     check("a second sms deploy", lambda: _deploy_again(admin))
     check("the controller is deleted under a running job", lambda: _kill_controller(lab, engine))
     check(f"sms deploy drain {lab.nodes[-1]}, and --undo", lambda: _drain(lab))
-    check("sms deploy stop", lambda: _stop(admin))
+    check("sms deploy stop", lambda: stop_on(admin))
 
 
 def _build(lab: Lab, progress: Progress) -> str:
@@ -97,7 +97,7 @@ def _leave_engine(lab: Lab) -> None:
     """Stop what an interrupted demonstration has left on an engine."""
     admin = lab.host(CARRIER)
     if admin.run("sms", "-q", "deploy", "status", ok=None, timeout=LIMIT_S).status in (0, 4):
-        _stop(admin)
+        stop_on(admin)
 
 
 def _export(admin: Host, engine: str) -> str:
@@ -109,7 +109,7 @@ def _export(admin: Host, engine: str) -> str:
     return f"{shown['files']} files in {folder}, the same bytes again"
 
 
-def _load_image(lab: Lab) -> str:
+def load_image(lab: Lab) -> str:
     """Convert the image, and import it on every cluster node."""
     admin, folder = lab.host("admin"), str(FOLDER / "image")
     admin.run("mkdir", "-p", "-m", "0700", str(FOLDER))
@@ -124,14 +124,15 @@ def _load_image(lab: Lab) -> str:
     return f"{made['name']}, {made['digest'][:19]}, on {', '.join(worker.name for worker in workers)}"
 
 
-def _release_nodes(lab: Lab) -> str:
+def release_nodes(lab: Lab) -> str:
     """End the lab's own daemons, as one disables their units on a real node."""
     for name in lab.nodes:
         lab.host(name).run("supervisorctl", "-c", "/lab/supervisord.conf", "stop", *TAKEN_OVER, ok=None)
     return f"{len(lab.nodes)} nodes; the exported jobs start them"
 
 
-def _deploy(lab: Lab, engine: str) -> str:
+def deploy_on(lab: Lab, engine: str) -> str:
+    """Stop the services container, if it runs, and deploy the services on an engine."""
     admin = lab.host(CARRIER)
     admin.run("sms", "-q", "stop", timeout=LIMIT_S, ok=(0, 3))
     done = json.loads(admin.run("sms", "-q", "deploy", "--engine", engine, "--json", timeout=LIMIT_S).stdout)
@@ -157,21 +158,30 @@ def _kill_controller(lab: Lab, engine: str) -> str:
     node, admin = lab.host(lab.nodes[0]), lab.host(CARRIER)
     job = as_alice(node, "sbatch", "--parsable", f"--wrap=sleep {JOB_S}")
     wait_for("the start of the job", lambda: "yes" if job_state(node, job) == "RUNNING" else "")
+    delete_controller(admin, engine)
+    wait_for("the end of the controller", lambda: "" if answers(node) else "down")
+    began = time.monotonic()
+    wait_for("another controller", lambda: "up" if answers(node) else "")
+    outage = time.monotonic() - began
+    state = wait_for("the end of the job", lambda: ended_as(node, job))
+    if state != "COMPLETED":
+        raise SmsError(f"job {job} ended as {state}")
+    return f"job {job} {state}; an outage of {outage:.1f} s, seen from {node.name}"
+
+
+def delete_controller(admin: Host, engine: str) -> None:
+    """Delete its pod, or stop its allocation; the engine starts another one."""
     if engine == "kubernetes":
         admin.run("kubectl", "-n", "lab", "delete", "pod", "slurmctld-0", "--wait=false")
     else:
         shown = json.loads(admin.run("nomad", "job", "allocs", "-json", "slurm-ctl").stdout)
         (running,) = (each["ID"] for each in shown if each["ClientStatus"] == "running")
         admin.run("nomad", "alloc", "stop", "-detach", running)
-    ping = ("timeout", "1", "scontrol", "ping")
-    wait_for("the end of the controller", lambda: "" if "is UP" in node.run(*ping, ok=None).text else "down")
-    began = time.monotonic()
-    wait_for("another controller", lambda: "up" if "is UP" in node.run(*ping, ok=None).text else "")
-    outage = time.monotonic() - began
-    state = wait_for("the end of the job", lambda: ended_as(node, job))
-    if state != "COMPLETED":
-        raise SmsError(f"job {job} ended as {state}")
-    return f"job {job} {state}; an outage of {outage:.1f} s, seen from {node.name}"
+
+
+def answers(node: Host) -> bool:
+    """Return whether a controller answers a compute node."""
+    return "is UP" in node.run("timeout", "2", "scontrol", "ping", ok=None).text
 
 
 def _drain(lab: Lab) -> str:
@@ -188,6 +198,7 @@ def _drain(lab: Lab) -> str:
     return f"job {job} {state} first, after {done['waited_s']:.0f} s; then {drained} was drained; idle again"
 
 
-def _stop(admin: Host) -> str:
+def stop_on(admin: Host) -> str:
+    """Stop the services on their engine."""
     admin.run("sms", "-q", "deploy", "stop", timeout=LIMIT_S)
     return "the services have ended; their volumes, slurmd and jobs stay"
