@@ -13,7 +13,7 @@ MAN = docs/man/sms.1
 help:
 	@echo "make demo    set up, then run the main job in the one-machine lab"
 	@echo "make demo-vm set up, then the provisioning VM: machines without a disk boot from it; it is switched off"
-	@echo "make demo-engines  make engines, then the services leave the container for Kubernetes and Nomad, and return"
+	@echo "make demo-engines  make engines, then the services move to Kubernetes, to Nomad and back under a running job"
 	@echo "make fast    unit tests that need no other program (under a minute, no root once set up)"
 	@echo "make test    set up, then check and test every behaviour, with real programs as root (half an hour)"
 	@echo "make test-engines  tests with Nomad and Kubernetes, which make engines builds, once per machine (20 minutes, 15 GB of disk meanwhile)"

@@ -9,7 +9,7 @@ from appliance.cli.common import Verbs, add_json, duration, print_result, verb
 
 EXAMPLES = """\
   sms lab demo                                     build, start and use the services container
-  sms lab demo --nodes 2 --engine kubernetes       the services leave the container for Kubernetes, and return
+  sms lab demo --nodes 2 --engine kubernetes       the services move to Kubernetes and back
   sms lab up --nodes 2                             only the cluster
   sms lab up --shape routed                        compute nodes behind a router
   sms lab up --nodes 0 --metal 2                   diskless machines, for the provisioning VM

@@ -1,4 +1,4 @@
-"""Demonstration of other engines in a lab: the services leave the container for Kubernetes and Nomad, and return."""
+"""Demonstration of other engines in a lab: the services move from the container to Kubernetes and Nomad, and back."""
 
 from __future__ import annotations
 
@@ -36,20 +36,23 @@ FOLDER = PurePosixPath("/root/demo")
 MEMBERS = ("oci-layout", "index.json", "blobs")
 """Of that form, what engines read."""
 LIMIT_S = 600
+USABLE = ("idle", "allocated", "mixed", "completing")
+END = "/home/alice/end"
+"""The first job ends when this file is there."""
 JOB_S = 15
 
 
 def demo_engines(
     name: str, nodes: int, engines: Sequence[str], progress: Progress, *, quiet: bool = False
 ) -> DemoReport:
-    """Run the services in the container, on each of the engines, and in the container again.
+    """Run the services in the container, on each of the engines, and in the container again, under a running job.
 
     Raises:
-        ConfigError: the lab has no compute node.
+        ConfigError: the lab has too few compute nodes.
         SmsError: a check failed.
     """
-    if nodes < 1:
-        raise ConfigError("the demonstration runs jobs on a compute node", hint="--nodes 1 or more")
+    if nodes < 2:
+        raise ConfigError("a job runs on one compute node through all of it", hint="--nodes 2 or more")
     report = DemoReport(name)
     check = partial(report.try_out, progress)
     began = time.monotonic()
@@ -64,12 +67,33 @@ def demo_engines(
     check(f"sms start --host {CARRIER}", lambda: start(lab, quiet), own_progress=True)
     node = lab.host(lab.nodes[0])
     check("every compute node is idle", lambda: wait_idle(node, nodes))
-    check("a job, with the container's controller", lambda: run_job(node))
+    job = check("a job begins, which is to run through all moves", lambda: _begin(node)).split()[1]
     for engine in engines:
         _show(lab, engine, check)
-    check("sms start: back in the container", lambda: start(lab, quiet), own_progress=True)
-    check("a job, with the container's controller again", lambda: _idle_job(lab))
+    check("sms migrate --to container", lambda: _move(lab, "container"))
+    check("a job, with the container's controller again", lambda: _run_job(lab))
+    check("the job of the beginning ends", lambda: _end(node, job))
     return report
+
+
+def _begin(node: Host) -> str:
+    """Start a job that runs until ``_end``."""
+    as_alice(node, "rm", "-f", END)
+    wait = f"until [ -e {END} ]; do sleep 1; done"
+    job = as_alice(node, "sbatch", "--parsable", f"--nodelist={node.name}", f"--wrap={wait}")
+    return f"job {job} {wait_for('its start', lambda: _running(node, job))} on {node.name}"
+
+
+def _running(node: Host, job: str) -> str:
+    return state if (state := job_state(node, job)) == "RUNNING" else ""
+
+
+def _end(node: Host, job: str) -> str:
+    as_alice(node, "touch", END)
+    state = wait_for("the end of the job", lambda: ended_as(node, job))
+    if state != "COMPLETED":
+        raise SmsError(f"job {job} ended as {state}")
+    return f"job {job} {state}, under the same id"
 
 
 def _show(lab: Lab, engine: str, check: Callable[[str, Callable[[], str]], str]) -> None:
@@ -80,12 +104,11 @@ def _show(lab: Lab, engine: str, check: Callable[[str, Callable[[], str]], str])
         check("sms image oci, to the cluster nodes", lambda: load_image(lab))
     else:
         check("munge and slurmd of the nodes are Nomad's from now on", lambda: release_nodes(lab))
-    check(f"the services leave the container for {engine}", lambda: deploy_on(lab, engine))
-    check(f"a job, with the controller on {engine}", lambda: _idle_job(lab))
+    check(f"sms migrate --to {engine}", lambda: _move(lab, engine))
+    check(f"a job, with the controller on {engine}", lambda: _run_job(lab))
     check("a second sms deploy", lambda: _deploy_again(admin))
     check("the controller is deleted under a running job", lambda: _kill_controller(lab, engine))
     check(f"sms deploy drain {lab.nodes[-1]}, and --undo", lambda: _drain(lab))
-    check("sms deploy stop", lambda: stop_on(admin))
 
 
 def _build(lab: Lab, progress: Progress) -> str:
@@ -94,10 +117,10 @@ def _build(lab: Lab, progress: Progress) -> str:
 
 
 def _leave_engine(lab: Lab) -> None:
-    """Stop what an interrupted demonstration has left on an engine."""
+    """Move the services back that an interrupted demonstration has left on an engine."""
     admin = lab.host(CARRIER)
-    if admin.run("sms", "-q", "deploy", "status", ok=None, timeout=LIMIT_S).status in (0, 4):
-        stop_on(admin)
+    if admin.run("sms", "-q", "deploy", "status", ok=None, timeout=LIMIT_S).status == 0:
+        _move(lab, "container")
 
 
 def _export(admin: Host, engine: str) -> str:
@@ -147,17 +170,37 @@ def _deploy_again(admin: Host) -> str:
     return f"nothing changed, no drift, {len(done['changes'])} workloads"
 
 
-def _idle_job(lab: Lab) -> str:
+def _move(lab: Lab, target: str) -> str:
+    """Move the services with their state; NAT and time, which only the container has, stop meanwhile."""
+    done = json.loads(
+        lab.host(CARRIER).run("sms", "-q", "migrate", "--to", target, "--force", "--json", timeout=LIMIT_S).stdout
+    )
+    return f"{done['files']} files of state compared, an outage of {done['outage_s']:.0f} s"
+
+
+def _run_job(lab: Lab) -> str:
+    """Run a job on another node than that of the first job."""
     node = lab.host(lab.nodes[0])
-    wait_idle(node, len(lab.nodes))
+    _wait_usable(node, len(lab.nodes))
     return run_job(node)
+
+
+def _wait_usable(node: Host, count: int) -> None:
+    """Wait until every node is idle or has a job."""
+
+    def usable() -> str:
+        shown = node.run("sinfo", "--noheader", "--Node", "--format=%N %T", ok=None).text.splitlines()
+        states = dict(line.split() for line in shown)
+        return "all" if sum(state in USABLE for state in states.values()) == count else ""
+
+    wait_for("registration of every node", usable)
 
 
 def _kill_controller(lab: Lab, engine: str) -> str:
     """Delete its pod, or stop its allocation, while a job runs; return how long a node could not reach it."""
     node, admin = lab.host(lab.nodes[0]), lab.host(CARRIER)
     job = as_alice(node, "sbatch", "--parsable", f"--wrap=sleep {JOB_S}")
-    wait_for("the start of the job", lambda: "yes" if job_state(node, job) == "RUNNING" else "")
+    wait_for("the start of the job", lambda: _running(node, job))
     delete_controller(admin, engine)
     wait_for("the end of the controller", lambda: "" if answers(node) else "down")
     began = time.monotonic()
@@ -188,13 +231,13 @@ def _drain(lab: Lab) -> str:
     """Drain a machine in Slurm while a job runs there: the engine waits for it."""
     node, admin, drained = lab.host(lab.nodes[0]), lab.host(CARRIER), lab.nodes[-1]
     job = as_alice(node, "sbatch", "--parsable", f"--nodelist={drained}", f"--wrap=sleep {JOB_S}")
-    wait_for("the start of the job", lambda: "yes" if job_state(node, job) == "RUNNING" else "")
+    wait_for("the start of the job", lambda: _running(node, job))
     done = json.loads(admin.run("sms", "-q", "deploy", "drain", drained, "--json", timeout=LIMIT_S).stdout)
     state = ended_as(node, job)
     if state != "COMPLETED":
         raise SmsError(f"job {job} on {drained}, which was drained, ended as {state or 'running'}")
     admin.run("sms", "-q", "deploy", "drain", drained, "--undo", timeout=LIMIT_S)
-    wait_idle(node, len(lab.nodes))
+    _wait_usable(node, len(lab.nodes))
     return f"job {job} {state} first, after {done['waited_s']:.0f} s; then {drained} was drained; idle again"
 
 
