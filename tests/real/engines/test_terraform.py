@@ -14,7 +14,9 @@ import yaml
 from appliance.lab.engines.hosts import DISK
 from appliance.lab.engines.kubernetes import Kubernetes
 from appliance.lab.engines.nomad import NomadCluster
+from appliance.lab.engines.programs import find_program
 from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.engines.deploy import find_engine, render_bundle
 from appliance.operations.engines.export import export
 from appliance.operations.engines.image import make_oci
 from appliance.operations.image.build import build
@@ -105,6 +107,29 @@ def test_jobs_are_created_when_what_they_need_is_ready(nomad: NomadCluster, on_n
 
 def test_a_second_plan_for_nomad_is_empty(on_nomad: Terraform) -> None:
     assert not on_nomad.has_changes()
+
+
+def test_sms_sees_what_a_refresh_does_not_see(
+    nomad: NomadCluster, site: Cluster, on_nomad: Terraform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X4: what `sms deploy status` and `sms deploy --dry-run` compare."""
+    assert site.path
+    cluster = open_cluster(site.path.with_name("terraform-nomad.yaml"), None, Silent())
+    server = nomad.servers[0]
+    monkeypatch.setenv("NOMAD_ADDR", f"http://{server.address}:4646")
+    # In the mounts of that host alone: its PATH is that of all hosts.
+    server.run("mount", "--bind", str(find_program("nomad").parent), "/usr/local/sbin")
+
+    def changed() -> list[str]:
+        engine = find_engine(cluster, server.host, "nomad")
+        found = engine.differences(render_bundle(cluster, "nomad"))
+        assert {one.name for one in found} == set(JOBS)
+        return [one.name for one in found if one.change != "unchanged"]
+
+    assert changed() == []
+    nomad.nomad("job", "scale", "-detach", "slurmdbd", "0")
+    assert not on_nomad.has_changes()
+    assert changed() == ["slurmdbd"]
 
 
 def test_no_secret_is_in_the_state(site: Cluster, on_nomad: Terraform) -> None:
