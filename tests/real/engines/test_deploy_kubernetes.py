@@ -71,11 +71,12 @@ def deployer(lab: Lab, built: Built, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def jobs(lab: Lab, deployer: Deployer) -> Jobs:
     """Jobs of a user; slurmd of each node has the controller in the pod."""
-    address = deployer.document["engines"]["kubernetes"]["address"]
+    settings = deployer.document["engines"]["kubernetes"]
+    server = f"{settings['address']}:{6817 if settings.get('service') == 'LoadBalancer' else 30817}"
     for name in NODES:
         host = lab.host(name)
         host.run("supervisorctl", "-c", "/lab/supervisord.conf", "stop", "slurmd")
-        host.run("sh", "-c", f"slurmd --conf-server {address}:30817", timeout=60)
+        host.run("sh", "-c", f"slurmd --conf-server {server}", timeout=60)
     made = Jobs(lab, NODES)
     made.wait_until_idle()
     return made
