@@ -81,7 +81,7 @@ class ContainerOwner(Owner):
             argv = inside_argv(self.cluster.site, self.cluster.services, *self.tree_argv("brief"))
             return self._query("brief", Command(self.host, argv))
         with opened(self.cluster, self.host, self.progress):
-            return super().survey()
+            return self.brief()
 
     def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False) -> Command:
         confinement = prepare_confinement(self.cluster, self.host)
@@ -111,13 +111,16 @@ class ContainerOwner(Owner):
     def lock(self, where: str, *, copy: bool = False) -> None:
         pass
 
+    def check_locked(self) -> None:
+        pass
+
     def release(self, generation: int) -> None:
         pass
 
     def generation(self) -> int:
         return 0
 
-    def accept(self, generation: int) -> None:
+    def accept(self, generation: int, tree: Tree) -> None:
         """The overlay of before stays as a second name of its file until the copy has replaced the first one."""
         kept, number = f"{self.overlay}.before-{generation}", 0
         while self.host.works("test", "-e", kept):  # of an attempt that was killed

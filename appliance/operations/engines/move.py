@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -21,12 +21,12 @@ from appliance.operations.engines.deploy import render_bundle
 from appliance.operations.engines.kubernetes_owner import KubernetesOwner
 from appliance.operations.engines.nomad_owner import NomadOwner
 from appliance.operations.engines.owners import Owner
+from appliance.operations.engines.transfer import transfer
 from appliance.operations.history import note, read_history
 from appliance.operations.lease import Leases, hand_over, query_lease
 from appliance.operations.overlay.generation import refuse_older
 from appliance.operations.overlay.overlay import keep_stopped
-from appliance.operations.preflight import lock_host
-from appliance.plan.machine import inside_argv
+from appliance.operations.preflight import lock_host, only_one
 from appliance.plan.migration.state import (
     COMMITTING,
     COPYING,
@@ -54,7 +54,6 @@ VERB = "move"
 """In the history."""
 OUTAGE_S = 30.0
 """Predicted outage while no move was measured."""
-BLOCK = 1 << 20
 DATABASES = (
     ("sacctmgr", "-nP", "list", "cluster", "format=cluster,id"),
     ("sacctmgr", "-nP", "list", "cluster", "format=cluster"),
@@ -64,7 +63,15 @@ DATABASES = (
 
 @dataclass
 class Move:
-    """A move under way. ``record``: as it was written last; ``resumes``: the target has the state already."""
+    """A move under way.
+
+    Attributes:
+        record: as it was written last.
+        resumes: the target has the state already.
+        interrupted: an earlier run of this move was killed, before which the source may have run.
+        ran: the source ran when this run began.
+        stopped: this run has stopped the source, or a part of it.
+    """
 
     cluster: Cluster
     host: Host
@@ -74,8 +81,16 @@ class Move:
     progress: Progress
     record: StateMove
     resumes: bool = False
+    interrupted: bool = False
+    ran: bool = False
+    stopped: bool = False
     generation: int = 0
     parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def served(self) -> bool:
+        """Whether the source had the services: where a step fails, it is started again."""
+        return self.ran or self.interrupted
 
     def enter(self, phase: str, **changes: Any) -> None:
         """Write the record durably, and the phase to the history; then the step may begin."""
@@ -165,23 +180,50 @@ def rehearse_move(cluster: Cluster, host: Host, target: str, progress: Progress)
 
 @contextmanager
 def inspected(cluster: Cluster, host: Host, target: str, progress: Progress) -> Iterator[tuple[MovePlan, Move]]:
-    """Check source and target; yield the plan, and the move that may begin.
+    """Check source and target; yield the plan, and the move that may begin. No other one may within the context.
 
     Raises:
         Refused: a check failed.
     """
-    current = _begin(cluster, host, target, progress)
-    try:
-        yield _inspect(current), current
-    finally:
-        for one in (current.source, current.target):
-            with suppress(SmsError):
-                one.close()
+    check_reports(cluster, target)
+    with lock_moves(cluster, host):
+        current = _begin(cluster, host, target, progress)
+        try:
+            yield _inspect(current), current
+        finally:
+            for one in (current.source, current.target):
+                with suppress(SmsError):
+                    one.close()
+
+
+@contextmanager
+def lock_moves(cluster: Cluster, host: Host) -> Iterator[None]:
+    """Hold the lock of moves on every admin host: another run would undo what this one does.
+
+    Raises:
+        Busy: another run moves the services.
+        Refused: a host cannot be reached.
+    """
+    path = f"{cluster.places.lock}.move"
+    with ExitStack() as stack:
+        for name in sorted({one.name for one in cluster.site.admin_hosts} | {host.name}):  # in the same order always
+            one = host if name == host.name else cluster.host(name)
+            try:
+                stack.enter_context(only_one(one, path, f"another `sms migrate --to` is at work; {name} has its lock"))
+            except Unreachable as error:
+                raise _unreachable([name]) from error
+        yield
+
+
+def _unreachable(names: Sequence[str]) -> Refused:
+    return Refused(
+        f"{', '.join(names)} cannot be reached, and would not know who has the services",
+        hint="make every admin host reachable, or remove it from `admin_hosts`",
+    )
 
 
 def _begin(cluster: Cluster, host: Host, target: str, progress: Progress) -> Move:
     """Find out who has the services."""
-    check_reports(cluster, target)
     with progress.step("query all admin hosts") as step:
         leases = Leases(host, cluster)
         lease = _query(leases)
@@ -190,9 +232,7 @@ def _begin(cluster: Cluster, host: Host, target: str, progress: Progress) -> Mov
     owner = lease.engine or CONTAINER
     resumes = owner == target
     if resumes and owner == CONTAINER:
-        if before is None or before.target != CONTAINER or before.phase == RETURNED:
-            raise Refused("the services container has the services already", hint="`sms start` starts it")
-        came_from = before.source
+        came_from = _refuse_elsewhere(lease, host.name, before)
     elif resumes:
         came_from = before.source if before and before.target == target else CONTAINER
     else:
@@ -203,7 +243,28 @@ def _begin(cluster: Cluster, host: Host, target: str, progress: Progress) -> Mov
     record = StateMove(cluster.site.cluster, STARTING if resumes else STOPPING, came_from, target, time.time())
     if resumes and before and before.target == target:
         record = before
-    return Move(cluster, host, source, to, leases, progress, record, resumes)
+    interrupted = before is not None and not before.ended and before.source == came_from
+    return Move(cluster, host, source, to, leases, progress, record, resumes, interrupted)
+
+
+def _refuse_elsewhere(lease: Lease, name: str, before: StateMove | None) -> str:
+    """Check that a move to the services container of a host has put the state there; return where it came from.
+
+    Args:
+        before: the last move that the host has run.
+
+    Raises:
+        Refused: it has not, or another host has the state by now.
+    """
+    if lease.taker not in ("", name):
+        raise Refused(
+            f"the services container on {lease.taker} has the services",
+            hint=f"`sms migrate {name}` moves it here, and `sms start` starts it there",
+        )
+    moved = before is not None and before.target == CONTAINER and before.phase in (COMMITTING, STARTING, DONE)
+    if before is None or not moved or lease.generation < before.generation:
+        raise Refused("the services container has the services already", hint="`sms start` starts it")
+    return before.source
 
 
 def _inspect(current: Move) -> MovePlan:
@@ -216,6 +277,7 @@ def _inspect(current: Move) -> MovePlan:
             one.check()
     if source.name == CONTAINER:
         _check_container(current)
+    current.ran = source.runs()
     if to.runs():
         raise Refused(f"{to.where} runs services already", hint=_stop_hint(to.name))
     with progress.step("check the state") as step:
@@ -236,17 +298,15 @@ def _query(leases: Leases) -> Lease:
     """Query all hosts, which all have to answer: one that does not would not know who has the state."""
     leases.query()
     if leases.unreachable:
-        raise Refused(
-            f"{', '.join(leases.unreachable)} cannot be reached, and would not know who has the services",
-            hint="make every admin host reachable, or remove it from `admin_hosts`",
-        )
+        raise _unreachable(leases.unreachable)
     lease = leases.views[leases.me].lease
     assert lease
     top = max((view.lease for view in leases.views.values() if view.lease), key=lambda one: one.generation)
-    if top.engine and top.generation > lease.generation:
+    if top.generation <= lease.generation:
+        return lease
+    if top.engine:
         leases.adopt(top)
-        return top
-    return lease
+    return top
 
 
 def _check_container(current: Move) -> None:
@@ -262,14 +322,21 @@ def _check_container(current: Move) -> None:
 
 
 def _databases(current: Move) -> list[str] | None:
-    """Return the clusters in the database; None if there is none, or the services do not run in the container."""
-    cluster = current.cluster
-    if cluster.find_role("accounting") is None or current.source.name != CONTAINER or not current.source.runs():
+    """Return the clusters in the database; None if there is none, or the source cannot tell, which is reported."""
+    if current.cluster.find_role("accounting") is None:
         return None
-    for argv in DATABASES:
-        result = current.host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None)
+    why = "" if current.ran else "its services do not run"
+    for argv in DATABASES if current.ran else ():
+        try:
+            result = current.source.control(*argv)
+        except SmsError as error:
+            why = error.message
+            continue
         if not result.status:
             return result.text.split()
+        why = result.stderr.decode(errors="replace").strip()[-200:]
+    where = current.source.where
+    current.progress.report(f"note: not checked: whether the database of {where} is this cluster's: {why}")
     return None
 
 
@@ -349,26 +416,51 @@ def _copy_and_commit(current: Move) -> None:
     """Stop the source, copy the state, change the lease.
 
     Raises:
+        Refused: nothing was stopped.
         RolledBack: the source was started again.
         SmsError: it could not be.
     """
+    source = current.source
     try:
-        current.enter(STOPPING)
+        with ExitStack() as stack:
+            if source.name != CONTAINER:
+                stack.enter_context(_keep_others_out(current))  # while a refusal costs nothing
+            _stop(current)
+            if source.name == CONTAINER:
+                stack.enter_context(_keep_others_out(current))
+            _refuse_changed(current)
+            source.lock(current.target.name)
+            tree = _copy(current)
+            _commit(current, tree)
+        source.close()
+    except BaseException as error:
+        if current.stopped and (current.record.phase in (STOPPING, COPYING) or not _is_committed(current)):
+            _undo(current, error)
+        raise
+
+
+def _keep_others_out(current: Move) -> AbstractContextManager[object]:
+    """Keep others from starting the services container, and from its overlay if that is one end of the move."""
+    if CONTAINER in (current.source.name, current.target.name):
+        return keep_stopped(current.cluster, current.host, current.progress)
+    return lock_host(current.cluster, current.host)
+
+
+def _stop(current: Move) -> None:
+    """Stop the source.
+
+    Raises:
+        Refused: nothing was stopped.
+    """
+    current.enter(STOPPING)
+    current.stopped = True
+    try:
         with current.timed("stop", f"stop {current.source.where}"):
             current.source.stop()
-        with ExitStack() as stack:
-            if CONTAINER in (current.source.name, current.target.name):
-                stack.enter_context(keep_stopped(current.cluster, current.host, current.progress))
-            else:
-                stack.enter_context(lock_host(current.cluster, current.host))
-            _refuse_changed(current)
-            current.source.lock(current.target.name)
-            _copy(current)
-            _commit(current)
-        current.source.close()
-    except BaseException as error:
-        if current.record.phase in (STOPPING, COPYING) or not _is_committed(current):
-            _undo(current, error)
+    except Refused as error:
+        current.stopped = False
+        if not current.interrupted:
+            current.enter(RETURNED, why=error.message)
         raise
 
 
@@ -380,8 +472,8 @@ def _refuse_changed(current: Move) -> None:
         raise Refused("another run has taken the lease meanwhile", hint="see `sms status`")
 
 
-def _copy(current: Move) -> None:
-    """Copy all of the state, and compare both ends."""
+def _copy(current: Move) -> Tree:
+    """Copy all of the state, compare both ends, return what it is."""
     source, target = current.source, current.target
     floors = (view.lease.floor for view in current.leases.views.values() if view.lease)
     current.generation = 1 + max(current.leases.top, source.generation(), *floors)
@@ -391,27 +483,29 @@ def _copy(current: Move) -> None:
         tree = source.list()
         reader = source.inside(source.tree_argv("read"))
         writer = target.inside(target.tree_argv("write", copy=True), copy=True)
-        with reader.host.stream(*reader.argv) as output, writer.host.stream(*writer.argv) as copy:
-            done = 0
-            while block := output.read(BLOCK):
-                copy.write(block)
-                done += len(block)
-                step.moved(done, max(done, tree.bytes))
-            output.result()
-            copy.end()
-            copy.result()
+        transfer(reader, writer, lambda done: step.moved(done, max(done, tree.bytes)))
     with current.timed("compare", "compare digests on both ends") as step:
         compare_trees(tree, target.list(copy=True))
         step.detail(f"{tree.files} files, sha256:{tree.digest[:16]}")
     current.record = replace(current.record, files=tree.files, bytes=tree.bytes, digest=tree.digest)
+    return tree
 
 
-def _commit(current: Move) -> None:
-    """Change the lease: from here on the target has the state."""
+def _commit(current: Move, tree: Tree) -> None:
+    """Change the lease: from here on the target has the state.
+
+    Raises:
+        SmsError: the copy is not in place, or the source's state is not locked any more.
+    """
     target = current.target
     with current.timed("commit", "change the lease") as step:
         current.enter(COMMITTING)
-        target.accept(current.generation)
+        target.accept(current.generation, tree)
+        placed = target.brief()
+        if (placed.files, placed.bytes) != (tree.files, tree.bytes):
+            has = f"{placed.files} files ({placed.bytes} bytes)"
+            raise SmsError(f"{target.where} has {has} in place; the copy has {tree.files} ({tree.bytes} bytes)")
+        current.source.check_locked()
         holder = None if target.name == CONTAINER else f"{ENGINE}{target.name}"
         host, cluster = current.host, current.cluster
         lease = hand_over(
@@ -435,30 +529,36 @@ def _is_committed(current: Move) -> bool:
 
 
 def _undo(current: Move, error: BaseException) -> None:
-    """Start the source again.
+    """Start the source again. The target may be what has failed: it is asked last, and only to remove the copy.
 
     Raises:
-        RolledBack: it has the services as before; an interruption and a refusal before the stop are raised unchanged.
+        RolledBack: it has the services as before; an interruption is raised unchanged.
         SmsError: it could not be started.
     """
-    source, why = current.source, str(error) or type(error).__name__
+    source, target, why = current.source, current.target, str(error) or type(error).__name__
     try:
-        current.target.discard()
         source.release(source.generation())
         source.close()
-        source.start()
+        if current.served:
+            source.start()
         current.enter(RETURNED, why=why)
     except SmsError as failed:
         raise SmsError(
             f"{why}\n  and {source.where} could not be started again: {failed.message}",
             hint="it has the only state: run this again, or " + _start_hint(source.name),
         ) from error
+    try:
+        target.discard()
+    except SmsError as left:
+        current.progress.report(f"note: {target.where} keeps an incomplete copy until the next move: {left.message}")
     if isinstance(error, SmsError):
-        raise RolledBack(f"{error.message}\n  {source.where} has the services as before", hint=error.hint) from error
+        has = "has the services as before" if current.served else "has the state as before, and is stopped as before"
+        raise RolledBack(f"{error.message}\n  {source.where} {has}", hint=error.hint) from error
 
 
 def _start_hint(name: str) -> str:
-    return "`sms start`" if name == CONTAINER else f"`sms deploy --engine {name}`"
+    """Return how to start the source: its state on an engine may still be locked, and a deployment leaves it so."""
+    return "`sms start`" if name == CONTAINER else f"`sms migrate --to {name}`"
 
 
 def _start(current: Move, result: MoveResult) -> None:

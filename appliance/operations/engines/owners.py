@@ -77,6 +77,10 @@ class Owner(ABC):
 
     def survey(self) -> Tree:
         """Return size and versions of the state here, which may be in use."""
+        return self.brief()
+
+    def brief(self) -> Tree:
+        """Return them where nothing runs."""
         return self._query("brief", self.inside(self.tree_argv("brief")))
 
     # The state
@@ -113,7 +117,11 @@ class Owner(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the services here, and wait until they have ended."""
+        """Stop the services here, and wait until they have ended.
+
+        Raises:
+            Refused: nothing was stopped.
+        """
 
     @abstractmethod
     def start(self) -> None:
@@ -155,6 +163,14 @@ class Owner(ABC):
         """
 
     @abstractmethod
+    def check_locked(self) -> None:
+        """Check that nobody has changed what ``lock`` did.
+
+        Raises:
+            Refused: somebody has; the state here may be newer than its copy.
+        """
+
+    @abstractmethod
     def release(self, generation: int) -> None:
         """Let services start with the state here, with a higher generation than this one. Repeatable."""
 
@@ -163,8 +179,12 @@ class Owner(ABC):
         """Return the highest generation that the state here has."""
 
     @abstractmethod
-    def accept(self, generation: int) -> None:
-        """Put the complete copy in place, and keep what was there. The lease still names the source."""
+    def accept(self, generation: int, tree: Tree) -> None:
+        """Put the complete copy in place, and keep what was there. The lease still names the source.
+
+        Args:
+            tree: what the copy has.
+        """
 
     @abstractmethod
     def discard(self) -> None:
@@ -187,6 +207,7 @@ class EngineOwner(Owner):
         self.host = host
         self.engine = find_engine(cluster, host, self.name)
         self.bundle = render_bundle(cluster, self.name)
+        self._locked: dict[str, StateLease] = {}
 
     @abstractmethod
     def root(self, path: str) -> str:
@@ -209,8 +230,14 @@ class EngineOwner(Owner):
 
     def stop(self) -> None:
         record = find_deployed(self.cluster, self.host)
-        if record and record.engine == self.name:
+        if record is None or record.engine != self.name:
+            return
+        try:
             stop(self.cluster, self.host, self.progress)
+        except Refused as error:
+            if find_deployed(self.cluster, self.host) == record:
+                raise
+            raise SmsError(error.message, hint=error.hint) from error  # after the first change
 
     def start(self) -> None:
         deploy(self.cluster, self.host, self.name, self.progress, timeout_s=self.timeout_s)
@@ -228,7 +255,14 @@ class EngineOwner(Owner):
 
     def lock(self, where: str, *, copy: bool = False) -> None:
         for folder in self.leased:
-            self._lease(folder, "--moved", where, copy=copy)
+            found = self._lease(folder, "--moved", where, copy=copy)
+            if not copy:
+                self._locked[folder] = found
+
+    def check_locked(self) -> None:
+        for folder, locked in self._locked.items():
+            if self._lease(folder) != locked:
+                raise Refused(f"{self.where}: another run has changed the lease of {folder}", hint="see `sms status`")
 
     def release(self, generation: int) -> None:
         for folder in self.leased:
@@ -258,8 +292,10 @@ class EngineOwner(Owner):
         command.host.run(*command.argv, timeout=120)
         self.lock("a copy", copy=True)
 
-    def accept(self, generation: int) -> None:
-        self._run("accept", f".before-{generation}", *(f"{self.root(path)}={path}" for path in self.paths))
+    def accept(self, generation: int, tree: Tree) -> None:
+        copied = [f"{self.root(path)}={path}" for path in self.paths if path in tree.entries]
+        absent = [f"{self.root(path)}={path}" for path in self.paths if path not in tree.entries]
+        self._run("accept", f".before-{generation}", *copied, *(["without", *absent] if absent else ()))
         self.discard()
 
     def discard(self) -> None:

@@ -53,6 +53,24 @@ def test_to_nomad_and_back(hosts: Hosts) -> None:
     print({"there": there["parts"], "back": back["parts"]})
 
 
+def test_another_run_changes_nothing_and_a_killed_one_is_undone(hosts: Hosts) -> None:
+    """While the state is copied to the container, its folders on Nomad are locked; `--to nomad` starts it there."""
+    move(hosts, "--to", "nomad", "--force")
+    jobs = Jobs(hosts, 60)
+    process = begin(hosts, "migrate", "--to", "container", on="host-a")
+    wait_for_step(process, "copy the state")
+    for words in (("nomad",), ("container",), ("container", "--dry-run")):
+        refused = hosts.sms("migrate", "--to", *words, on="host-a", ok=(3,))
+        assert b"another `sms migrate --to` is at work" in refused.stderr
+    kill_sms(process.pid)
+    process.wait()
+    move(hosts, "--to", "nomad")
+    assert writers(hosts) == ["nomad"] and hosts.lease("host-b")["holder"] == "engine:nomad"
+    jobs.assert_whole()
+    move(hosts, "--to", "container")
+    assert writers(hosts) == ["host-a"]
+
+
 STEPS = ("stop ", "copy the state", "compare digests", "change the lease", "apply slurm-ctl", "take the lease")
 
 

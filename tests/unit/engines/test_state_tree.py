@@ -133,8 +133,22 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile
         [("var/spool/state/one", tarfile.LNKTYPE, "etc/passwd")],
         [("var/spool/state/device", tarfile.CHRTYPE, "")],
         [("var/spool/state", tarfile.SYMTYPE, ".."), ("var/spool/state/outside", tarfile.REGTYPE, "")],
+        [("var/spool/state", tarfile.SYMTYPE, "..")],
+        [
+            ("var/spool/state/way", tarfile.SYMTYPE, ".."),
+            ("var/spool/state/two", tarfile.LNKTYPE, "var/spool/state/way"),
+        ],
     ],
-    ids=["elsewhere", "dots", "behind a link", "hard link", "device", "the folder is a link"],
+    ids=[
+        "elsewhere",
+        "dots",
+        "behind a link",
+        "hard link",
+        "device",
+        "below a link",
+        "a link",
+        "second name of a link",
+    ],
 )
 def test_nothing_outside_is_written(tmp_path: Path, entries: list[tuple[str, bytes, str]]) -> None:
     (tmp_path / "into").mkdir()
@@ -143,3 +157,103 @@ def test_nothing_outside_is_written(tmp_path: Path, entries: list[tuple[str, byt
     assert [path.name for path in tmp_path.iterdir()] == ["into"]
     assert not (tmp_path.parent / "outside").exists()
     assert (tmp_path / "into").is_symlink() or not [path for path in (tmp_path / "into").rglob("*") if path.is_file()]
+
+
+def test_links_do_not_lead_owner_or_mode_outside(tmp_path: Path) -> None:
+    """A folder in the place of a link; the mode is that of what was written."""
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o700)
+    (tmp_path / "into").mkdir()
+    (tmp_path / "into" / "way").symlink_to(outside)
+    folder = entry("var/spool/state/way", tarfile.DIRTYPE)
+    folder.mode = 0o777
+    link = entry("var/spool/state/other", tarfile.SYMTYPE, str(outside))
+    link.mode = 0o777
+    run("write", pair(tmp_path / "into"), input=archive((entry("var/spool/state", tarfile.DIRTYPE), b""), (folder, b""),
+                                                        (link, b"")))  # fmt: skip
+    assert outside.stat().st_mode & 0o777 == 0o700 and not (tmp_path / "into" / "way").is_symlink()
+
+
+def test_a_link_is_not_the_state(state: Path, tmp_path: Path) -> None:
+    """Only its target would be missing from the copy; in the image itself it is followed."""
+    link = tmp_path / "link"
+    link.symlink_to(state)
+    assert b"is a link" in run("brief", pair(link), ok=False)
+    found = json.loads(run("list", f"{link}={link}"))["entries"]
+    assert (
+        found[f"{link}/hash.1/script"]
+        == json.loads(run("list", pair(state)))["entries"]["/var/spool/state/hash.1/script"]
+    )
+
+
+def test_folders_that_are_nested_deeply(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    deep = f"{root}/.moving/{'/'.join(['a'] * 1200)}"
+    subprocess.run(["mkdir", "-p", deep], check=True)
+    assert json.loads(run("list", pair(root / ".moving")))["files"] == 1201
+    with tarfile.open(fileobj=io.BytesIO(run("read", pair(root / ".moving")))) as tar:
+        assert len(tar.getnames()) == 1201
+    run("discard", str(root))
+    assert list(root.iterdir()) == []
+
+
+def test_what_is_cut_off_is_refused(state: Path, tmp_path: Path) -> None:
+    whole = run("read", pair(state))
+    for part in (b"", whole[: len(whole) // 3 + 100]):
+        run("write", pair(tmp_path / "copy"), input=part, ok=False)
+
+
+class Root:
+    """The folder of a volume, with a state of before and a copy."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for path, text in (("spool/state", "old"), ("dump", "old"), (".moving/spool/state", "new")):
+            (folder / path).mkdir(parents=True)
+            (folder / path / "file").write_text(text)
+
+    def accept(self, *words: str, ok: bool = True) -> bytes:
+        return run("accept", ".before-7", *(f"{self.folder}={word}" if "/" in word else word for word in words), ok=ok)
+
+    def text(self, path: str) -> str:
+        return (self.folder / path / "file").read_text()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "root")
+
+
+def test_a_copy_is_put_in_place(root: Root) -> None:
+    root.accept("/spool/state", "without", "/dump")
+    assert root.text("spool/state") == "new" and not (root.folder / "dump").exists()
+    assert [root.text(f".before-7/{path}") for path in ("spool/state", "dump")] == ["old", "old"]
+
+
+def test_what_an_earlier_attempt_kept_stays(root: Root) -> None:
+    root.accept("/spool/state")
+    (root.folder / ".moving/spool/state").mkdir()
+    (root.folder / ".moving/spool/state/file").write_text("newer")
+    root.accept("/spool/state")
+    found = [root.text(path) for path in ("spool/state", ".before-7/spool/state", ".before-7.1/spool/state")]
+    assert found == ["newer", "old", "new"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("/spool/state", "/dump"), b"the copy lacks /dump"),
+        (("/dump", "without", "/spool/state"), b"the copy lacks /dump"),
+        (("without", "/spool/state"), b"the copy should not have /spool/state"),
+    ],
+)
+def test_a_copy_that_is_not_there_replaces_nothing(root: Root, words: tuple[str, ...], message: bytes) -> None:
+    assert message in root.accept(*words, ok=False)
+    assert (root.text("spool/state"), root.text("dump"), root.text(".moving/spool/state")) == ("old", "old", "new")
+
+
+def test_a_copy_is_discarded(root: Root) -> None:
+    run("discard", str(root.folder))
+    assert not (root.folder / ".moving").exists() and root.text("spool/state") == "old"
+    run("prepare", str(root.folder))
+    assert list((root.folder / ".moving").iterdir()) == []

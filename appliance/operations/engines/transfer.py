@@ -1,0 +1,71 @@
+"""Streams the output of a command into another one, and ends both if they hang."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from appliance.errors import SmsError
+from appliance.host.stream import Stream
+from appliance.operations.engines.owners import Command
+
+BLOCK = 1 << 20
+SILENT_S = 60.0
+"""Seconds without a block after which a copy has failed: a disk or a connection hangs."""
+END_S = 600.0
+"""Seconds that writing everything to the disk may take at the end."""
+
+
+class Pump:
+    """Copies in a thread of its own: a read or a write that hangs must not keep the caller."""
+
+    def __init__(self, output: Stream, copy: Stream) -> None:
+        self.output = output
+        self.copy = copy
+        self.done = 0
+        self.all_read = False
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            while block := self.output.read(BLOCK):
+                self.copy.write(block)
+                self.done += len(block)
+            self.all_read = True
+            self.output.result()
+            self.copy.end()
+            self.copy.result()
+        except BaseException as error:  # raised by the caller's thread
+            self.error = error
+
+
+def transfer(reader: Command, writer: Command, moved: Callable[[int], None]) -> None:
+    """Stream the output of ``reader`` into ``writer``.
+
+    Args:
+        moved: called with the number of bytes so far.
+
+    Raises:
+        SmsError: one of them failed, or nothing has moved for ``SILENT_S``.
+    """
+    with reader.host.stream(*reader.argv) as output, writer.host.stream(*writer.argv) as copy:
+        pump = Pump(output, copy)
+        pump.thread.start()
+        seen, since = (0, False), time.monotonic()
+        while pump.thread.is_alive():
+            pump.thread.join(0.2)
+            now = (pump.done, pump.all_read)
+            if now != seen:
+                seen, since = now, time.monotonic()
+                moved(pump.done)
+            limit = END_S if pump.all_read else SILENT_S
+            if time.monotonic() - since > limit:
+                raise SmsError(
+                    f"the copy made no progress for {limit:g} s",
+                    hint=f"does a disk, or the connection, of {reader.host.name} or {writer.host.name} hang?",
+                )
+        if pump.error:
+            raise pump.error
+        moved(pump.done)
