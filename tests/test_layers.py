@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 PUBLIC: dict[str, dict[str, set[str]]] = {
     "operations": {
         "classify": {"classify"},
+        "engines": {"deploy", "deployed"},
         "hosts": {"guarded", "host", "installed"},
         "image": {"build", "copy", "deliver", "sources"},
         "lab": {"demo"},
@@ -83,7 +84,7 @@ SUBJECTS = {
     "snapshots": {"hosts", "overlay", "vm"},
     "services": {"hosts", "image", "overlay", "snapshots", "vm"},
     "engines": {"image", "overlay", "services"},
-    "migration": {"hosts", "image", "overlay", "services", "snapshots"},
+    "migration": {"engines", "hosts", "image", "overlay", "services", "snapshots"},
     "upgrade": {"hosts", "image", "lab", "migration", "services", "snapshots", "vm"},
 }
 """Subject of operations, and the subjects that it imports: only those above it, so that there is no cycle.

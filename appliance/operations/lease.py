@@ -294,6 +294,39 @@ class Leases:
             changed = list(pool.map(lambda name: self._publish_to(name, lease), outdated))
         return [name for name, done in zip(outdated, changed, strict=True) if done]
 
+    def publish_to_all(self, lease: Lease) -> None:
+        """Copy the lease to all other hosts, and once more to those that have another one then.
+
+        ``unwritten`` gets the hosts whose files could not be written. They do not know the lease until another host's
+        guard or the next run writes it.
+        """
+        self.unwritten = {}
+        others = [name for name in self.hosts if name != self.me]
+        self.publish(lease, names=[name for name in others if self.views[name].lease])
+        left = [name for name in others if self._lacks(name, lease)]
+        if not left:
+            return
+        with suppress(SmsError):  # a damaged file of another host
+            self.views |= self._query_hosts(left)
+        self.publish(lease, names=[name for name in left if self.views[name].lease])
+        for name in left:
+            if self._lacks(name, lease):
+                answers = self.views[name].lease is not None
+                why = "another run changes its lease file, or that cannot be written" if answers else "no answer"
+                self.unwritten[name] = SmsError(why, hint=f"`sms status --host {name}`")
+
+    def _lacks(self, name: str, lease: Lease) -> bool:
+        """Return whether a host has no file with this lease or a later one, as far as that is known."""
+        return self.views[name].lease is None or self._update_for(name, lease) is not None
+
+    @property
+    def notes(self) -> list[str]:
+        """A warning for each host that ``hand_over`` could not tell who has the services."""
+        return [
+            f"warning: {name} does not know who has the services: {error.message}; do not start them there"
+            for name, error in self.unwritten.items()
+        ]
+
     def _update_for(self, name: str, lease: Lease) -> Lease | None:
         current = self.views[name].lease
         return merge_update(current, replace(lease, file=name), sender=self.me) if current and name != self.me else None
@@ -497,7 +530,7 @@ def hand_over(
 ) -> Lease:
     """Write into the file of ``host`` that an engine has the services from now on, then into those of the other hosts.
 
-    The first write decides. Return the lease.
+    The first write decides. Return the lease; ``leases.unwritten`` has the hosts that do not know it.
 
     Args:
         leases: queried just before.
@@ -508,18 +541,23 @@ def hand_over(
     Raises:
         Refused: another run changes the lease, or it is not what ``leases`` has.
     """
+    return give_lease(leases, holder, generation, "" if holder else host.name, locked=locked)
+
+
+def give_lease(leases: Leases, holder: str | None, generation: int, last: str, *, locked: bool = False) -> Lease:
+    """Write the lease as ``hand_over`` does; ``last``: as a lease has it."""
+    host, cluster = leases.hosts[leases.me], leases.cluster
     path = str(cluster.places.lease)
     data = host.read(path)
     before, known = _read(data, cluster, host), leases.views[host.name].lease
     if known is None or (before.holder, before.generation) != (known.holder, known.generation):
         raise Refused("the lease has changed meanwhile", hint="see `sms status`")
-    last = "" if holder else host.name
     lease = replace(
         before, generation=generation, holder=holder, since=time.time(), file=host.name, last=last
     ).with_identity_of(find_identity(leases.views) or before)
     swap = SwapLease(path, lease.text().decode(), digest(data), wait_s=OWN_WAIT_S, locked=locked)
     _check_outcome(agent.perform(host, swap))
-    leases.publish(lease)
+    leases.publish_to_all(lease)
     return lease
 
 

@@ -43,10 +43,11 @@ class Lease:
     ``holder`` is the name of an admin host, or that of an engine behind ``ENGINE``, None when the lease is free;
     ``since`` is Unix time in seconds, 0 if it was never taken; ``file`` is the admin host that the file belongs to. A
     copy in another host's folder has that host's name: the holder's overlay is not in that folder. Empty: not known.
-    ``last`` is the host that released it; empty: not known. ``sequence`` is the number of the last snapshot that the
-    file's host began to take. ``cluster_uuid`` and ``adopted``: the identity of the cluster (shared/identity.py).
-    ``floor``: generation of a snapshot that the file's host has pulled or restored; the lease is taken above it. It
-    does not show that any host has taken it.
+    ``last`` is the host that released it; empty: not known. Where a deployment gave the lease to an engine, without the
+    state of a services container, it is the host with the newest overlay, or that engine. ``sequence`` is the number of
+    the last snapshot that the file's host began to take. ``cluster_uuid`` and ``adopted``: the identity of the cluster
+    (shared/identity.py). ``floor``: generation of a snapshot that the file's host has pulled or restored; the lease is
+    taken above it. It does not show that any host has taken it.
     """
 
     cluster: str

@@ -45,6 +45,21 @@ def check(host: Host, path: str, *, whole: bool = False) -> None:
     )
 
 
+def free_bytes(host: Host, path: str) -> int:
+    """Return the bytes that an ordinary file can still get in an image that is not in use.
+
+    Raises:
+        SmsError: it is not an ext3 file system.
+    """
+    result = host.run("dumpe2fs", "-h", path, ok=None)
+    names = ("Free blocks", "Reserved block count", "Block size")
+    found = dict(re.findall(rf"^({'|'.join(names)}): +(\d+)$", result.text, re.MULTILINE))
+    if result.status or len(found) < len(names):
+        raise SmsError(f"{path} is not an ext3 file system", hint=f"dumpe2fs -h {path}")
+    free, reserved, unit = (int(found[name]) for name in names)
+    return max(0, free - reserved) * unit
+
+
 def sizes_of(host: Host, path: str) -> tuple[int, int, int]:
     """Return in bytes: the size of an image file, of its file system, and the file's usage on the disk.
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from appliance.host.base import CommandError, Host, OnLine, Result
-from appliance.host.stream import Stream
+from appliance.host.base import CommandError, Host, Result
 from appliance.tools.engine import at, list_at, number_at, read_json, run_program, text_at
 
 MANAGER = "sms"
@@ -136,10 +134,6 @@ class Kubectl:
         )
         return int(major), int(minor)
 
-    def may(self, verb: str, kind: str) -> bool:
-        """Return whether the account may do that in the namespace."""
-        return self.run("auth", "can-i", verb, kind, ok=(0, 1)).text.splitlines()[-1:] == ["yes"]
-
     # Objects
 
     def apply(self, objects: bytes) -> list[str]:
@@ -147,15 +141,8 @@ class Kubectl:
 
         Fields that others have changed become ours again.
         """
-        return self._apply(objects).text.splitlines()
-
-    def check(self, objects: bytes) -> None:
-        """Check objects by the API server, which changes nothing."""
-        self._apply(objects, "--dry-run=server")
-
-    def _apply(self, objects: bytes, *more: str) -> Result:
-        words = ("apply", "--server-side", f"--field-manager={MANAGER}", "--force-conflicts", *more, "-f", "-")
-        return self.run(*words, input=objects)
+        words = ("apply", "--server-side", f"--field-manager={MANAGER}", "--force-conflicts", "-f", "-")
+        return self.run(*words, input=objects).text.splitlines()
 
     def diff(self, objects: bytes) -> str:
         """Return how the cluster's objects differ from these, by a dry run of the server; empty if they do not.
@@ -218,18 +205,6 @@ class Kubectl:
         """Set the number of pods of a StatefulSet."""
         self.run("scale", "statefulset", name, f"--replicas={replicas}")
 
-    def rollout(self, action: Literal["undo", "restart"], name: str) -> None:
-        """Undo the last change of a StatefulSet's pod, or replace its pod."""
-        self.run("rollout", action, f"statefulset/{name}")
-
-    def rollout_status(self, name: str, timeout_s: float) -> bool:
-        """Wait until a StatefulSet has the pods that it is to have; return whether that was in time."""
-        words = ("rollout", "status", f"statefulset/{name}", f"--timeout={timeout_s:g}s")
-        result = self.run(*words, ok=(0, 1), timeout=timeout_s + 30, limited=False)
-        if result.status and b"timed out" not in result.stderr:
-            raise CommandError(result)
-        return not result.status
-
     def logs(self, pod: str, container: str, lines: int, *, previous: bool = False) -> str:
         """Return the last lines of a container; ``previous``: of the one before its last restart; empty if none."""
         words = ("logs", pod, f"--container={container}", f"--tail={lines}", *(["--previous"] if previous else []))
@@ -252,12 +227,6 @@ class Kubectl:
         """Run a command in a container to its end; its status is the command's, or 1 of kubectl."""
         words = self.exec_argv(pod, container, *argv)
         return run_program(self.host, words, input=input, ok=ok, timeout=timeout, hint=HINT)
-
-    @contextmanager
-    def exec_stream(self, pod: str, container: str, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
-        """Run a command in a container and stream its input and output."""
-        with self.host.stream(*self.exec_argv(pod, container, *argv), on_line=on_line) as stream:
-            yield stream
 
     # Nodes
 

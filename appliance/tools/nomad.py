@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from appliance.errors import SmsError
-from appliance.host.base import CommandError, Host, OnLine, Result, Unreachable
-from appliance.host.stream import Stream
+from appliance.host.base import CommandError, Host, Result, Unreachable
 from appliance.tools.engine import (
     NOT_PERMITTED,
     Forbidden,
@@ -205,10 +203,6 @@ class Nomad:
         if result.status and not NO_JOB.search((result.stderr + result.stdout).decode(errors="replace")):
             raise CommandError(result)
 
-    def revert(self, name: str, version: int) -> None:
-        """Run an earlier version of a job."""
-        self.run("job", "revert", "-detach", name, str(version))
-
     def job(self, name: str) -> Job | None:
         """Return a job; None if there is none."""
         found = self.get(f"job/{quote(name, safe='')}")
@@ -218,11 +212,6 @@ class Nomad:
         """Return a job as the API has it; None if there is none."""
         found = self.get(f"job/{quote(name, safe='')}")
         return found if isinstance(found, dict) else None
-
-    def versions(self, name: str) -> list[Job]:
-        """Return the versions of a job that the servers still have, the newest first."""
-        found = self.get(f"job/{quote(name, safe='')}/versions")
-        return [read_job(each) for each in list_at(found, "Versions")]
 
     def allocations(self, job: str) -> list[Allocation]:
         """Return the allocations of a job, the newest first."""
@@ -275,11 +264,9 @@ class Nomad:
         words = self.exec_argv(allocation, task, *argv)
         return run_program(self.host, words, input=input, ok=ok, timeout=timeout, hint=HINT)
 
-    @contextmanager
-    def exec_stream(self, allocation: str, task: str, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
-        """Run a command in a task and stream its input and output."""
-        with self.host.stream(*self.exec_argv(allocation, task, *argv), on_line=on_line) as stream:
-            yield stream
+    def replace(self, allocation: str) -> None:
+        """Stop an allocation, whose job gets another one; wait until the servers have planned that."""
+        self.run("alloc", "stop", allocation)
 
     # Clients
 

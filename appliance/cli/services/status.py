@@ -70,10 +70,11 @@ class Shown:
 
     @property
     def healthy(self) -> bool:
-        """Whether all that is to run is healthy: beside an engine the container is for what stays in it."""
+        """Whether all that is to run is healthy, and no service runs twice."""
         if self.engine is None:
             return self.container.healthy
-        return self.engine.healthy and (self.container.healthy or not self.container.running)
+        twice = {one.name for one in self.container.services if one.ok} & set(self.engine.record.services)
+        return self.engine.healthy and (not self.container.running or (self.container.healthy and not twice))
 
     def as_dict(self) -> dict[str, object]:
         """Return the value printed by --json."""

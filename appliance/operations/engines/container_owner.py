@@ -72,11 +72,19 @@ class ContainerOwner(Owner):
         return find_instance(self.cluster, self.host) is not None
 
     def free_bytes(self) -> int:
-        """Return the space beside the overlay after a copy of that was made."""
-        used = ext3.sizes_of(self.host, self.overlay)[2] if self.host.works("test", "-f", self.overlay) else 0
-        return max(0, query_space(self.host, str(self.cluster.places.overlay.parent)).free - used)
+        """Return the space for the state in a copy of the overlay, and for that copy beside it: the lower of both."""
+        with opened(self.cluster, self.host, self.progress):
+            overlay = self.overlay
+            there = query_space(self.host, overlay.rpartition("/")[0]).free
+            if not self.host.works("test", "-f", overlay):
+                return min(there, self.cluster.site.overlay.size_mb << 20)
+            replaced = self.survey(opened_already=True).bytes
+            inside = ext3.free_bytes(self.host, overlay) + replaced
+            return max(0, min(there - ext3.sizes_of(self.host, overlay)[2] + replaced, inside))
 
-    def survey(self) -> Tree:
+    def survey(self, *, opened_already: bool = False) -> Tree:
+        if opened_already:
+            return super().survey()
         if self.runs():
             argv = inside_argv(self.cluster.site, self.cluster.services, *self.tree_argv("brief"))
             return self._query("brief", Command(self.host, argv))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,16 +13,16 @@ from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster, read_given
 from appliance.operations.deployed import APPLYING, DEPLOYED, STOPPED, STOPPING, Deployed
 from appliance.operations.engines.deployed import begin, find_deployed, lock_deployment, read_bundle, set_phase
-from appliance.operations.engines.engine import Difference, Engine, WorkloadState
+from appliance.operations.engines.engine import Difference, Engine, SecretState, WorkloadState
 from appliance.operations.engines.export import read_input
 from appliance.operations.engines.kubernetes import find_kubernetes
 from appliance.operations.engines.nomad import find_on_nomad
 from appliance.operations.image.deliver import Image, trust
-from appliance.operations.lease import Leases
-from appliance.operations.preflight import find_instance
-from appliance.plan.machine import inside_argv
+from appliance.operations.lease import Leases, give_lease, query_lease
+from appliance.plan.migration.lease import find_holder, find_newest
 from appliance.plan.overlay.seed import SECRET_PLACES
 from appliance.progress import Progress
+from appliance.shared.lease import ENGINE
 
 ENGINES = ("kubernetes", "nomad")
 POLL_S = 1.0
@@ -93,6 +92,7 @@ def plan_deploy(cluster: Cluster, host: Host, engine: str) -> DeployPlan:
     refusal = ""
     try:
         refuse_other_writer(cluster, host, bundle, record)
+        compare_secrets(cluster, bundle, found)
     except Refused as error:
         refusal = error.message
     return DeployPlan(
@@ -115,20 +115,22 @@ def deploy(cluster: Cluster, host: Host, engine: str, progress: Progress, *, tim
     with lock_deployment(cluster, host):
         record = find_deployed(cluster, host)
         with progress.step("check where the services run"):
-            refuse_other_writer(cluster, host, bundle, record)
+            leases = refuse_other_writer(cluster, host, bundle, record)
         with progress.step(f"check {engine}"):
             found.check(cluster, bundle, progress)
+            report_drift(compare_secrets(cluster, bundle, found), progress)
         with progress.step("compare") as step:
             differences = found.differences(bundle)
             step.detail(", ".join(f"{one.name}: {one.change}" for one in differences if one.change != "unchanged"))
-        return apply_bundle(cluster, host, found, bundle, differences, Run(record, progress, timeout_s))
+        return apply_bundle(cluster, host, found, bundle, differences, Run(record, leases, progress, timeout_s))
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a deployment starts from: the record, and how it reports and waits."""
+    """What a deployment starts from: the record, the leases as queried, and how it reports and waits."""
 
     record: Deployed | None
+    leases: Leases
     progress: Progress
     timeout_s: float
 
@@ -136,14 +138,19 @@ class Run:
 def apply_bundle(
     cluster: Cluster, host: Host, engine: Engine, bundle: Bundle, differences: Sequence[Difference], run: Run
 ) -> Outcome:
-    """Record a deployment, apply what differs in order, and wait until all is ready; under the lock."""
+    """Take the lease, record the deployment, apply what differs in order, and wait until all is ready; under the lock.
+
+    Raises:
+        Refused: an admin host has taken the lease since; nothing was changed.
+    """
     began, progress = time.monotonic(), run.progress
+    take_for_engine(run.leases, bundle.engine, progress)
     record = _next_record(cluster, host, bundle, run.record)
     begin(cluster, host, bundle, record, progress)
     changed = {one.name for one in differences if one.change != "unchanged"}
     waited: dict[str, float] = {}
     try:
-        created = engine.prepare(bundle, lambda name: read_secret(cluster, name))
+        created = engine.prepare(bundle, new_secrets(cluster, bundle, engine))
         for wave in bundle.waves():
             for item in wave:
                 if item.name in changed:
@@ -232,11 +239,88 @@ def read_secret(cluster: Cluster, name: str) -> bytes:
     return read_given([(name, path)])[name]
 
 
-def refuse_other_writer(cluster: Cluster, host: Host, bundle: Bundle, record: Deployed | None) -> None:
-    """Check that no services container and no other engine runs the services.
+def compare_secrets(cluster: Cluster, bundle: Bundle, engine: Engine) -> list[str]:
+    """Return the secrets on the engine that are not sms's own, and are not those of the site.
 
     Raises:
-        Refused: one does, or the host that has the lease cannot be queried.
+        Refused: one is neither on the engine nor in the site file.
+    """
+    different = []
+    for one in engine.secrets(bundle):
+        given = getattr(cluster.site.secrets, one.name) is not None
+        value = read_secret(cluster, one.name) if given or one.value is None else one.value
+        if not one.own and value != one.value:
+            different.append(one.where)
+    return different
+
+
+def report_drift(different: Sequence[str], progress: Progress) -> None:
+    """Report secrets that are not those of the site."""
+    for where in different:
+        progress.report(f"warning: {where} is not the secret of the site file, and sms did not create it: it stays")
+
+
+def new_secrets(cluster: Cluster, bundle: Bundle, engine: Engine) -> list[tuple[SecretState, bytes]]:
+    """Return the secrets to write: those that are missing, and those of sms that are not those of the site any more."""
+    found = []
+    for one in engine.secrets(bundle):
+        if one.value is None or (one.own and getattr(cluster.site.secrets, one.name) is not None):
+            value = read_secret(cluster, one.name)
+            if value != one.value:
+                found.append((one, value))
+    return found
+
+
+def take_for_engine(leases: Leases, engine: str, progress: Progress) -> None:
+    """Give the lease of the admin hosts to an engine, unless it has that already.
+
+    Args:
+        leases: as queried; nobody else had it then.
+
+    Raises:
+        Refused: another run has changed it since.
+    """
+    holder, current = f"{ENGINE}{engine}", find_holder(leases.views)
+    if current and current.holder == holder:
+        leases.adopt(current)
+        return
+    floors = (view.lease.floor for view in leases.views.values() if view.lease)
+    with progress.step("take the lease") as step:
+        newest = find_newest(leases.views) or holder
+        lease = give_lease(leases, holder, 1 + max(leases.top, *floors), newest)
+        step.detail(f"generation {lease.generation}")
+    for line in leases.notes:
+        progress.report(line)
+
+
+def release_from_engine(cluster: Cluster, host: Host, engine: str, progress: Progress) -> bool:
+    """Release the lease that a deployment gave to an engine; return whether the engine has it no more.
+
+    One that a move gave to it stays: no admin host has that state.
+
+    Raises:
+        Refused: another run changes it.
+    """
+    leases = Leases(host, cluster, tolerant=True)
+    current = find_holder(leases.query())
+    if current is None or current.engine != engine:
+        return True
+    if not current.last:
+        return False
+    leases.adopt(current)
+    with progress.step("release the lease"):
+        last = "" if current.last.startswith(ENGINE) else current.last
+        give_lease(leases, None, 1 + leases.top, last)
+    for line in leases.notes:
+        progress.report(line)
+    return True
+
+
+def refuse_other_writer(cluster: Cluster, host: Host, bundle: Bundle, record: Deployed | None) -> Leases:
+    """Check that no admin host and no other engine has the services, whether they run or not; return the leases.
+
+    Raises:
+        Refused: one has, or the host that has the lease cannot be queried.
     """
     engine = bundle.engine
     if record and record.has_services and record.engine != engine:
@@ -244,37 +328,30 @@ def refuse_other_writer(cluster: Cluster, host: Host, bundle: Bundle, record: De
             f"{record.engine} has the services of {cluster.site.cluster}",
             hint=f"`sms deploy stop` stops them there; `sms migrate --to {engine}` moves them with their state",
         )
-    wanted = {unit for item in bundle.items if item.kind == "service" for unit in item.units}
     leases = Leases(host, cluster, tolerant=True)
     views = leases.query()
+    moves = f"`sms migrate --to {engine}` moves them with their state"
     for name, view in views.items():
-        if view.lease is None:
-            held = any(other.lease and other.lease.holder == name for other in views.values())
-            if held or not any(other.lease for other in views.values()):
-                raise Refused(
-                    f"{name} cannot be queried and has the lease: its services container may run the services",
-                    hint="switch it on; if it has failed: `sms failover` to another host",
-                )
-            continue
-        shared = wanted & services_of(cluster, leases.hosts[name]) if view.runs else set()
-        if shared:
+        if view.runs:
             raise Refused(
-                f"the services container on {name} runs {', '.join(sorted(shared))}",
-                hint=f"`sms migrate --to {engine}` moves them with their state; `sms stop --host {name}` stops them",
+                f"the services container runs on {name}", hint=f"{moves}; `sms stop --host {name}` stops them"
             )
-
-
-def services_of(cluster: Cluster, host: Host) -> set[str]:
-    """Return the services that the running container of a host starts; all of the site's if it does not tell."""
-    everything = {one.name for one in cluster.services}
-    if find_instance(cluster, host) is None:
-        return set()
-    argv = inside_argv(cluster.site, cluster.services, "cat", "/etc/sms/services.json")
-    try:
-        found = json.loads(host.run(*argv, timeout=30).stdout)
-        return set(found["services"]) & everything if isinstance(found.get("services"), dict) else everything
-    except (SmsError, ValueError, KeyError, TypeError, AttributeError):
-        return everything
+        if view.stuck:
+            raise Refused(f"{name} does not answer in time, and may run the services container", hint="check that host")
+    holder = find_holder(views)
+    if holder is None or holder.engine == engine:
+        return leases
+    if holder.engine:
+        raise Refused(f"{holder.engine} has the services and their state", hint=moves)
+    if holder.holder in leases.unreachable:
+        raise Refused(
+            f"{holder.holder} cannot be queried and has the lease: its services container may run the services",
+            hint="switch it on; if it has failed: `sms failover` to another host",
+        )
+    raise Refused(
+        f"{holder.holder} has the lease: its services container starts again with the host",
+        hint=f"{moves}; `sms stop --host {holder.holder}` gives them up",
+    )
 
 
 def _wait(engine: Engine, bundle: Bundle, items: Sequence[Item], run: Run) -> dict[str, float]:
@@ -358,12 +435,13 @@ def rollback(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: flo
                 hint="change the site file, or check out an earlier one, and `sms deploy`",
             )
         engine = find_engine(cluster, host, record.engine)
-        refuse_other_writer(cluster, host, bundle, record)
+        leases = refuse_other_writer(cluster, host, bundle, record)
         progress.report("note: configuration and image are rolled back; the state of the services is not")
         with progress.step("compare"):
             engine.check(cluster, bundle, progress)
+            report_drift(compare_secrets(cluster, bundle, engine), progress)
             differences = engine.differences(bundle)
-        return apply_bundle(cluster, host, engine, bundle, differences, Run(record, progress, timeout_s))
+        return apply_bundle(cluster, host, engine, bundle, differences, Run(record, leases, progress, timeout_s))
 
 
 def need_deployed(cluster: Cluster, host: Host) -> Deployed:
@@ -385,8 +463,11 @@ def current_bundle(cluster: Cluster, host: Host, record: Deployed) -> Bundle:
     return read_bundle(cluster, host, record.digest) or render_bundle(cluster, record.engine)
 
 
-def stop(cluster: Cluster, host: Host, progress: Progress) -> Outcome:
+def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool = False) -> Outcome:
     """Stop the services on their engine in the reverse order. Volumes stay; munge and slurmd of compute nodes run on.
+
+    Args:
+        keep_lease: of a move, which gives it to the target.
 
     Raises:
         Refused: nothing is deployed.
@@ -394,7 +475,10 @@ def stop(cluster: Cluster, host: Host, progress: Progress) -> Outcome:
     """
     began = time.monotonic()
     with lock_deployment(cluster, host):
-        record = need_deployed(cluster, host)
+        record = find_deployed(cluster, host)
+        if record is None and not keep_lease:
+            _release_unused(cluster, host, progress)
+        record = record or need_deployed(cluster, host)
         bundle, engine = current_bundle(cluster, host, record), find_engine(cluster, host, record.engine)
         stopped: dict[str, str] = {}
         if record.phase != STOPPED:
@@ -409,9 +493,20 @@ def stop(cluster: Cluster, host: Host, progress: Progress) -> Outcome:
             if running:
                 _wait_for_end(engine, part, progress)
         record = set_phase(cluster, host, record, STOPPED, progress)
+        if not keep_lease and not release_from_engine(cluster, host, record.engine, progress):
+            progress.report(
+                f"note: {record.engine} keeps the lease, as it has the state: `sms migrate --to container` moves it"
+            )
     return Outcome(
         record.engine, bundle.cluster, record.generation, record.digest, stopped, [], round(time.monotonic() - began, 1)
     )
+
+
+def _release_unused(cluster: Cluster, host: Host, progress: Progress) -> None:
+    """Release the lease of a deployment that was killed before it could record anything."""
+    lease = query_lease(host, cluster)
+    if lease.engine:
+        release_from_engine(cluster, host, lease.engine, progress)
 
 
 def _wait_for_end(engine: Engine, bundle: Bundle, progress: Progress) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from appliance.engines.deploy import Bundle, Item
@@ -96,6 +96,24 @@ def with_answers(state: WorkloadState, answers: dict[tuple[str, str], tuple[bool
 
 
 @dataclass(frozen=True)
+class SecretState:
+    """A secret on the engine.
+
+    Attributes:
+        name: as in the site file; ``where``: its place on the engine, for messages.
+        items: the workloads that read it there.
+        value: its content; None: it is not there.
+        own: whether sms has written it, or nobody has.
+    """
+
+    name: str
+    where: str
+    items: tuple[str, ...]
+    value: bytes | None = field(repr=False)
+    own: bool
+
+
+@dataclass(frozen=True)
 class Difference:
     """What a deployment would do with an item: ``create``, ``change`` or ``unchanged``, and the text of it."""
 
@@ -119,11 +137,16 @@ class Engine(Protocol):
     def differences(self, bundle: Bundle) -> list[Difference]:
         """Return what a deployment would do; nothing is changed."""
 
-    def prepare(self, bundle: Bundle, secret: Callable[[str], bytes]) -> list[str]:
-        """Create the namespace, and where they are missing the secrets; return what was created.
+    def secrets(self, bundle: Bundle) -> list[SecretState]:
+        """Return the secrets that the workloads need."""
+
+    def prepare(self, bundle: Bundle, secrets: Sequence[tuple[SecretState, bytes]]) -> list[str]:
+        """Create the namespace, and write secrets; return what was written.
+
+        A running workload that has an earlier one is started again.
 
         Args:
-            secret: returns a secret file, by its name in the site file.
+            secrets: those to write, with their new content.
         """
 
     def apply(self, item: Item) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,7 +15,14 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
 from appliance.operations.engines.clients import find_kubectl
-from appliance.operations.engines.engine import Difference, Instance, Part, WorkloadState, with_answers
+from appliance.operations.engines.engine import (
+    Difference,
+    Instance,
+    Part,
+    SecretState,
+    WorkloadState,
+    with_answers,
+)
 from appliance.operations.engines.export import UNBUILT
 from appliance.plan.overlay.seed import SECRET_PLACES
 from appliance.plan.services.probes import read_probe
@@ -26,6 +34,8 @@ OLDEST = 29
 """Minor version of Kubernetes 1 from which it has native sidecars."""
 LOCAL = "localhost/"
 """Start of the name of an image that is in no registry."""
+PART_OF = "app.kubernetes.io/part-of"
+"""Label of what sms has created."""
 LISTED = 50
 """Images that a kubelet reports at most (nodeStatusMaxImages)."""
 REPORTED_S = 12
@@ -37,11 +47,11 @@ DELETE_S = 30
 class OnKubernetes:
     """The site's Kubernetes cluster.
 
-    ``secrets``: Secret by the name of the file; ``node``: the cluster node that runs the pods, if one is set.
+    ``secret_names``: Secret by the name of the file; ``node``: the cluster node that runs the pods, if one is set.
     """
 
     kubectl: Kubectl
-    secrets: Mapping[str, str]
+    secret_names: Mapping[str, str]
     node: str = ""
     name = "kubernetes"
 
@@ -94,20 +104,43 @@ class OnKubernetes:
             for one, text in zip(bundle.items, texts, strict=True)
         ]
 
-    def prepare(self, bundle: Bundle, secret: Callable[[str], bytes]) -> list[str]:
-        """Create the namespace, and the Secrets that are missing."""
+    def secrets(self, bundle: Bundle) -> list[SecretState]:
+        """Return the Secrets; one that sms has created has its label."""
+        found = []
+        for name in sorted({name for one in bundle.items for name in one.secrets}):
+            present = self.kubectl.get("secret", self.secret_names[name])
+            text = text_at(present, "data", _file_of(name))
+            found.append(
+                SecretState(
+                    name,
+                    f"secret {self.secret_names[name]}",
+                    tuple(one.name for one in bundle.items if name in one.secrets),
+                    None if present is None else _decode(text),
+                    present is None or text_at(present, "metadata", "labels", PART_OF) == "sms",
+                )
+            )
+        return found
+
+    def prepare(self, bundle: Bundle, secrets: Sequence[tuple[SecretState, bytes]]) -> list[str]:
+        """Create the namespace, and write the Secrets; pods that have an earlier one are deleted."""
+        made = self.prepare_namespace(bundle)
+        own = {"app.kubernetes.io/instance": bundle.cluster, PART_OF: "sms"}
+        for one, value in secrets:
+            self.kubectl.put_secret(self.secret_names[one.name], {_file_of(one.name): value}, own)
+            made.append(one.where)
+        for name in dict.fromkeys(name for one, _ in secrets if one.value is not None for name in one.items):
+            item = bundle.find(name)
+            self.kubectl.delete("pod", f"{name}-0", wait_s=(item.stop_s if item else 0) + DELETE_S)
+        return made
+
+    def prepare_namespace(self, bundle: Bundle) -> list[str]:
+        """Create the namespace; return it, unless it was there."""
         made = []
         if self.kubectl.get("namespace", bundle.namespace) is None:
             made.append(f"namespace {bundle.namespace}")
         for one in bundle.items:
             if one.kind == "namespace":
                 self.kubectl.apply(one.text.encode())
-        own = {"app.kubernetes.io/instance": bundle.cluster, "app.kubernetes.io/part-of": "sms"}
-        for name in sorted({name for one in bundle.items for name in one.secrets}):
-            if self.kubectl.get("secret", self.secrets[name]) is None:
-                file = SECRET_PLACES[name][0].rpartition("/")[2]
-                self.kubectl.put_secret(self.secrets[name], {file: secret(name)}, own)
-                made.append(f"secret {self.secrets[name]}")
         return made
 
     def apply(self, item: Item) -> None:
@@ -203,9 +236,21 @@ class OnKubernetes:
         self.kubectl.cordon(node, undo=True)
 
 
+def _file_of(secret: str) -> str:
+    return SECRET_PLACES[secret][0].rpartition("/")[2]
+
+
+def _decode(text: str) -> bytes:
+    """Return a secret; what is none is another one than that of the site."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return b""
+
+
 def selector(bundle: Bundle) -> str:
     """Return the labels of all objects of a cluster."""
-    return f"{chosen_claims(bundle)},app.kubernetes.io/part-of=sms"
+    return f"{chosen_claims(bundle)},{PART_OF}=sms"
 
 
 def chosen_claims(bundle: Bundle) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from secrets import token_hex
 from typing import Any
 
 import yaml
@@ -12,12 +13,15 @@ from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.engines.clients import find_kubectl
-from appliance.operations.engines.deploy import read_secret
+from appliance.operations.engines.deploy import new_secrets
+from appliance.operations.engines.kubernetes import find_kubernetes
 from appliance.operations.engines.owners import Command, EngineOwner
 from appliance.plan.services.controllers import KUBERNETES
 from appliance.progress import Progress
 
 POD, CONTAINER = "sms-move", "state"
+"""Start of the name of the pod, and its container."""
+LABELS = {"app.kubernetes.io/part-of": "sms", "app.kubernetes.io/component": "move"}
 READY_S = 180
 LONGEST_S = 6 * 3600
 """Seconds after which the pod ends, if the run that started it was killed."""
@@ -32,13 +36,20 @@ class KubernetesOwner(EngineOwner):
     def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str], progress: Progress) -> None:
         super().__init__(cluster, host, paths, progress)
         self.kubectl = find_kubectl(cluster.site, host)
+        self.kubernetes = find_kubernetes(cluster.site, host)
         self.where = f"Kubernetes (namespace {self.bundle.namespace})"
+        self.pod = f"{POD}-{token_hex(4)}"
         self._mounted: bool | None = None
         """Whether the pod has the volumes; None: there is none of this run."""
 
-    def check(self) -> None:
-        self._delete()  # of a run that was killed
-        super().check()
+    def stop(self) -> None:
+        self._delete_others()
+        super().stop()
+
+    def prepare(self) -> None:
+        self._delete_others()
+        self.engine.prepare(self.bundle, new_secrets(self.cluster, self.bundle, self.engine))
+        super().prepare()
 
     def free_bytes(self) -> int:
         """Return the size that the site file gives each volume."""
@@ -70,17 +81,17 @@ class KubernetesOwner(EngineOwner):
         if self._mounted is None or (state and not self._mounted):
             self._delete()
             self._open(state)
-        return Command(self.host, self.kubectl.exec_argv(POD, CONTAINER, *argv))
+        return Command(self.host, self.kubectl.exec_argv(self.pod, CONTAINER, *argv))
 
     def _open(self, state: bool) -> None:
         """Start the pod; with ``state``, it has the volumes, whose claims are created as the StatefulSets would."""
-        self.engine.prepare(self.bundle, lambda name: read_secret(self.cluster, name))
+        self.kubernetes.prepare_namespace(self.bundle)
         sets = dict(self._sets())
         objects = [_claim(name, spec) for name, spec in sets.items()] if state else []
         template = next(iter(sets.values()))["template"]["spec"]
-        objects.append(_pod(self.bundle.image, template, list(sets) if state else []))
+        objects.append(_pod(self.pod, self.bundle.image, template, list(sets) if state else []))
         self.kubectl.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}).encode())
-        wait = ("wait", "--for=condition=Ready", f"--timeout={READY_S}s", f"pod/{POD}")
+        wait = ("wait", "--for=condition=Ready", f"--timeout={READY_S}s", f"pod/{self.pod}")
         self.kubectl.run(*wait, timeout=READY_S + 30, limited=False)
         self._mounted = state
 
@@ -89,8 +100,14 @@ class KubernetesOwner(EngineOwner):
             self._delete()
 
     def _delete(self) -> None:
-        self.kubectl.delete("pod", POD, wait_s=60)
+        self.kubectl.delete("pod", self.pod, wait_s=60)
         self._mounted = None
+
+    def _delete_others(self) -> None:
+        """Delete the pods of runs that were killed: their volumes cannot be mounted on another node."""
+        for pod in self.kubectl.pods(",".join(f"{name}={value}" for name, value in LABELS.items())):
+            if pod.name != self.pod:
+                self.kubectl.delete("pod", pod.name, wait_s=60)
 
 
 def _claim(name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +116,7 @@ def _claim(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": template["spec"]}
 
 
-def _pod(image: str, template: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _pod(name: str, image: str, template: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the pod. It runs where those of the services may run."""
     mounts = [{"name": name, "mountPath": f"/state/{name}"} for name in names]
     volumes = [{"name": name, "persistentVolumeClaim": {"claimName": f"state-{name}-0"}} for name in names]
@@ -126,5 +143,5 @@ def _pod(image: str, template: dict[str, Any], names: Sequence[str]) -> dict[str
         "containers": [own],
         "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],
     }
-    labels = {"app.kubernetes.io/part-of": "sms", "app.kubernetes.io/component": "move"}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": POD, "labels": labels}, "spec": spec}
+    metadata = {"name": name, "labels": LABELS}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

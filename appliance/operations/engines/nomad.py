@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,7 +15,14 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
 from appliance.operations.engines.clients import find_nomad
-from appliance.operations.engines.engine import Difference, Instance, Part, WorkloadState, with_answers
+from appliance.operations.engines.engine import (
+    Difference,
+    Instance,
+    Part,
+    SecretState,
+    WorkloadState,
+    with_answers,
+)
 from appliance.operations.image.deliver import deliver, trust
 from appliance.plan.services.probes import read_probe
 from appliance.progress import Progress
@@ -23,6 +30,8 @@ from appliance.tools import files
 from appliance.tools.engine import at, last_line, list_at, number_at, text_at
 from appliance.tools.nomad import Allocation, Check, Client, Job, Nomad
 
+OWN = "created_by"
+"""Item of a variable that sms has written."""
 ENDED = ("complete", "failed", "lost")
 
 
@@ -96,20 +105,35 @@ class OnNomad:
             Difference(one.name, plan.change, "" if plan.change == "unchanged" else plan.text) for one, plan in plans
         ]
 
-    def prepare(self, bundle: Bundle, secret: Callable[[str], bytes]) -> list[str]:
-        """Create the namespace, and the variables if they are missing."""
+    def secrets(self, bundle: Bundle) -> list[SecretState]:
+        """Return the items of the variable of each job; one that sms has written has an item that tells so."""
+        found = []
+        there = self.nomad.get(f"namespace/{bundle.namespace}") is not None
+        for one in bundle.items:
+            path = _variable_of(one.name)
+            present = self.nomad.variable(path) if one.secrets and there else {}
+            own = OWN in present or not set(present) & set(one.secrets)
+            for name in one.secrets:
+                value = _decode(present[name]) if name in present else None
+                found.append(SecretState(name, f"{name} of the variable {path}", (one.name,), value, own))
+        return found
+
+    def prepare(self, bundle: Bundle, secrets: Sequence[tuple[SecretState, bytes]]) -> list[str]:
+        """Create the namespace, and write the variables; tasks read them when they start."""
         made = []
         if self.nomad.get(f"namespace/{bundle.namespace}") is None:
             self.nomad.run("namespace", "apply", bundle.namespace)
             made.append(f"namespace {bundle.namespace}")
-        for one in bundle.items:
-            path = f"nomad/jobs/{one.name}"
-            present = self.nomad.variable(path) if one.secrets else {}
-            missing = [name for name in one.secrets if name not in present]
-            if missing:
-                added = {name: base64.b64encode(secret(name)).decode() for name in missing}
-                self.nomad.put_variable(path, {**present, **added})
-                made.append(f"variable {path}")
+        for job in dict.fromkeys(job for one, _ in secrets for job in one.items):
+            path = _variable_of(job)
+            new = {one.name: base64.b64encode(value).decode() for one, value in secrets if job in one.items}
+            mark = {OWN: "sms"} if all(one.own for one, _ in secrets if job in one.items) else {}
+            self.nomad.put_variable(path, {**self.nomad.variable(path), **new, **mark})
+            made.append(f"variable {path}")
+            if any(one.value is not None for one, _ in secrets if job in one.items):
+                for each in self.nomad.allocations(job):
+                    if each.runs:
+                        self.nomad.replace(each.id)
         return made
 
     def apply(self, item: Item) -> None:
@@ -256,6 +280,18 @@ def _instance(item: Item, one: Allocation, checks: Sequence[Check], version: int
     ready = one.runs and bool(parts) and all(part.ready for part in parts)
     why = one.message or f"{one.state}, to {one.desired}"
     return Instance(one.id[:8], one.node, ready, one.version == version, tuple(parts), why=why)
+
+
+def _variable_of(job: str) -> str:
+    return f"nomad/jobs/{job}"
+
+
+def _decode(text: str) -> bytes:
+    """Return a secret; what is none is another one than that of the site."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return b""
 
 
 def _detail(output: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
-from appliance.operations.engines.deploy import deploy, find_engine, render_bundle, stop
+from appliance.operations.engines.deploy import compare_secrets, deploy, find_engine, render_bundle, stop
 from appliance.operations.engines.deployed import find_deployed
 from appliance.plan.migration.state import Tree, Versions, read_tree, read_versions
 from appliance.progress import Progress
@@ -218,6 +218,11 @@ class EngineOwner(Owner):
 
     def check(self) -> None:
         self.engine.check(self.cluster, self.bundle, self.progress)
+        if different := compare_secrets(self.cluster, self.bundle, self.engine):
+            raise Refused(
+                f"{self.where}: {', '.join(different)} is not the secret of the site file: nodes could not be reached",
+                hint="write that of the site there, or remove it: `sms deploy` and a move create it",
+            )
         self.engine.differences(self.bundle)  # it accepts what it is given
         has = self.inside(("test", "-x", LEASE), state=False)
         if has.host.run(*has.argv, ok=None, timeout=120).status:
@@ -233,7 +238,7 @@ class EngineOwner(Owner):
         if record is None or record.engine != self.name:
             return
         try:
-            stop(self.cluster, self.host, self.progress)
+            stop(self.cluster, self.host, self.progress, keep_lease=True)
         except Refused as error:
             if find_deployed(self.cluster, self.host) == record:
                 raise

@@ -10,8 +10,11 @@ from typing import Any
 
 from appliance.config.model import AdminHost
 from appliance.errors import Refused, SmsError
-from appliance.host.base import Host
+from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
+from appliance.operations.deployed import STOPPED, read_deployed
+from appliance.operations.engines.deploy import find_engine, render_bundle
+from appliance.operations.engines.deployed import set_phase
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import deliver, trust
 from appliance.operations.lease import Leases, query_lease
@@ -136,6 +139,7 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
         result.taken = plan.snapshot_taken
     try:
         _restore(cluster, host, plan, result, progress)
+        _forget_engine(cluster, host, plan, progress)
         started = _start(cluster, host, plan, options, progress)
         served = time.time()
     except Refused as error:  # not a refusal of the whole: earlier steps were done
@@ -171,6 +175,9 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         if again and has_newer(list_snapshots(cluster, host).snapshots, again):
             interrupted = None
         old = _failed_hosts(leases, interrupted)
+        deployed = read_deployed(cluster, host)
+        if deployed and deployed.has_services and f"{ENGINE}{deployed.engine}" not in old:
+            old = (*old, f"{ENGINE}{deployed.engine}")
         step.detail(f"{', '.join(old)} held the lease")
         known = find_known(cluster, leases, without=old, without_remote=options.without_remote)
     if not options.fenced:
@@ -178,6 +185,9 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
             check_fence(_admin(cluster, name))
     else:
         _refuse_alive(leases, old)
+        for name in old:
+            if name.startswith(ENGINE):
+                _refuse_running(cluster, host, name.removeprefix(ENGINE))
     with progress.step(f"check {host.name}"):
         check_networks(cluster, host)
         image = trust(cluster, host, *deliver(cluster, host, options.image, progress))
@@ -259,6 +269,28 @@ def _refuse_alive(leases: Leases, old: Collection[str]) -> None:
             f"{', '.join(alive)} accepts connections, so it is not off, though it did not answer the query",
             hint="power it off and verify that it is off; if another machine has its address now, disconnect that one",
         )
+
+
+def _refuse_running(cluster: Cluster, host: Host, engine: str) -> None:
+    """Refuse if an engine that the user has stopped answers and runs the services."""
+    try:
+        bundle, found = render_bundle(cluster, engine), find_engine(cluster, host, engine)
+        states = found.states(bundle)
+    except (Unreachable, CommandError):
+        return
+    running = [one.name for state in states if state.kind == "service" for one in state.instances]
+    if running:
+        raise Refused(
+            f"{engine} answers and runs {', '.join(running)}",
+            hint="`sms migrate --to container` moves the services with their state; `sms deploy stop` stops them there",
+        )
+
+
+def _forget_engine(cluster: Cluster, host: Host, plan: Plan, progress: Progress) -> None:
+    """Record that an engine whose state is lost has the services no more."""
+    record = read_deployed(cluster, host)
+    if record and record.has_services and f"{ENGINE}{record.engine}" in plan.old:
+        set_phase(cluster, host, record, STOPPED, progress)
 
 
 def _failed_hosts(leases: Leases, interrupted: OpenFailover | None) -> tuple[str, ...]:

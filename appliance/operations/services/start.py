@@ -164,7 +164,8 @@ def start(cluster: Cluster, host: Host, progress: Progress, options: StartOption
     recover_migration(cluster, host, progress)
     if options.boot and not _is_still_held(cluster, host, progress):
         return None
-    if (lease := query_lease(host, cluster)).engine:  # before an image is sent
+    lease = query_lease(host, cluster)
+    if lease.engine and lease.holder not in options.fenced:  # before an image is sent
         raise engine_error(lease)
     options = replace(options, image=options.image or image_of_unfinished(cluster, host, progress))
     with lock_host(cluster, host):

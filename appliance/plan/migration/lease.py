@@ -222,8 +222,19 @@ def engine_error(lease: Lease) -> Refused:
     """Return the refusal of what an admin host may not do while an engine has the services."""
     return Refused(
         f"{lease.engine} has the services and their state (generation {lease.generation})",
-        hint="`sms migrate --to container` moves them back to an admin host",
+        hint="`sms deploy` applies the site file there, `sms deploy status` shows them; `sms migrate --to container` "
+        "moves them back to an admin host",
     )
+
+
+def find_newest(views: Views) -> str:
+    """Return the host with the newest overlay by the leases that answer, or the engine with the newest state.
+
+    Empty where that is not known.
+    """
+    leases = [view.lease for view in views.values() if view.lease]
+    top = max(leases, key=lambda one: (one.generation, bool(one.taker)), default=None)
+    return top.taker if top else ""
 
 
 def _held_error(me: str, lease: Lease, *, reachable: bool) -> Refused:

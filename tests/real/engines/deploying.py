@@ -77,6 +77,13 @@ class Deployer:
         data = self.host.read("/var/lib/sms/engines/lab.json")
         return json.loads(data) if data else {}
 
+    @property
+    def holder(self) -> str | None:
+        """Who has the lease."""
+        shown: dict[str, Any] = json.loads(self.sms("status", "--json", ok=None).stdout)
+        holder: str | None = shown["lease"]["holder"]
+        return holder
+
     def deploy_after_a_kill(self) -> dict[str, Any]:
         """Kill `sms deploy` once it has recorded what it does, and run it again."""
         script = 'sms --site "$1" deploy --engine "$2" >/dev/null 2>&1 & echo $!; exec >/dev/null; wait'
@@ -169,10 +176,12 @@ def stop_and_start(deployer: Deployer, jobs: Jobs) -> None:
     jobs.wait_for(job, "RUNNING", 60)
     stopped = json.loads(deployer.sms("deploy", "stop", "--json").stdout)
     assert "stop" in stopped["changes"].values() and deployer.record["phase"] == "stopped"
+    assert deployer.holder is None
     assert json.loads(deployer.sms("deploy", "stop", "--json").stdout)["changes"] == dict.fromkeys(
         stopped["changes"], "unchanged"
     )
     assert deployer.status()["healthy"]
     assert "drain a node" in deployer.sms("deploy", "drain", "node1", ok=(3,)).stderr.decode()
     deployer.deploy()
+    assert deployer.holder == f"engine:{deployer.engine}"
     jobs.wait_for(job, "COMPLETED")

@@ -111,6 +111,9 @@ def test_status(deployer: Deployer, user: Jobs) -> None:
     assert parts["slurmctld"]["ready"] and "UP" in parts["slurmctld"]["detail"], parts
     assert "signed by" in deployer.sms("deploy", "status").text
     assert deployer.sms("status").text.startswith("lab on nomad: healthy")
+    assert deployer.holder == "engine:nomad"
+    refused = deployer.sms("start", ok=(3,)).stderr.decode()
+    assert "nomad has the services" in refused and "sms migrate --to container" in refused
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 import subprocess
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -19,12 +22,15 @@ from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import APPLYING, Deployed, read_deployed, record_path, refuse_deployed
-from appliance.operations.engines import deploy as module
-from appliance.operations.engines.deploy import refuse_other_writer
+from appliance.operations.engines.deploy import compare_secrets, new_secrets, refuse_other_writer
 from appliance.operations.engines.deployed import begin, find_deployed, read_bundle
 from appliance.operations.engines.engine import Instance, Part, WorkloadState
 from appliance.operations.engines.kubernetes import OnKubernetes
+from appliance.operations.engines.nomad import OnNomad
+from appliance.operations.lease import Leases
+from appliance.plan.migration.lease import View
 from appliance.progress import Silent
+from appliance.shared.lease import Lease
 from appliance.shared.records import from_json, to_json
 from appliance.tools.kubectl import Kubectl
 from tests.sites import GOOD
@@ -108,22 +114,90 @@ def test_an_unreadable_record_is_an_error_not_none(cluster: Cluster) -> None:
             read_deployed(cluster, host)
 
 
-def test_another_engine_or_container_with_the_services_refuses(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_engine_with_the_services_refuses(cluster: Cluster) -> None:
     host = Local(cluster.site.admin_hosts[0].name)
-    bundle = replace(BUNDLE, items=(Item("slurm-ctl", "service", "", ("munge", "slurmctld")),))
-    refuse_other_writer(cluster, host, bundle, RECORD)
+    refuse_other_writer(cluster, host, BUNDLE, RECORD)
     with pytest.raises(Refused, match="kubernetes has the services"):
-        refuse_other_writer(cluster, host, bundle, replace(RECORD, engine="kubernetes"))
-    refuse_other_writer(cluster, host, bundle, replace(RECORD, engine="kubernetes", phase="stopped"))
-    monkeypatch.setattr(module.Leases, "query", runs(host.name))
-    monkeypatch.setattr(module, "services_of", lambda *_: {"nat", "chrony"})
-    refuse_other_writer(cluster, host, bundle, None)
-    monkeypatch.setattr(module, "services_of", lambda *_: {"nat", "slurmctld"})
-    with pytest.raises(Refused, match=r"runs slurmctld") as caught:
-        refuse_other_writer(cluster, host, bundle, None)
-    assert "sms migrate --to nomad" in caught.value.hint and "sms stop" in caught.value.hint
+        refuse_other_writer(cluster, host, BUNDLE, replace(RECORD, engine="kubernetes"))
+    refuse_other_writer(cluster, host, BUNDLE, replace(RECORD, engine="kubernetes", phase="stopped"))
+
+
+@pytest.mark.parametrize(
+    ("holder", "runs", "message"),
+    [
+        (None, False, ""),
+        ("engine:nomad", False, ""),
+        (None, True, "the services container runs on host-a"),
+        ("host-a", False, "host-a has the lease"),
+        ("engine:kubernetes", False, "kubernetes has the services and their state"),
+        ("host-b", False, "host-b cannot be queried and has the lease"),
+    ],
+)
+def test_who_has_the_lease_refuses(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, holder: str | None, runs: bool, message: str
+) -> None:
+    """Also where nothing runs: a host that was stopped for a reboot starts the services again."""
+    views = {"host-a": View(Lease(cluster.site.cluster, 7, holder, 1.0, "host-a"), runs), "host-b": View(None)}
+
+    def query(leases: Leases) -> dict[str, View]:
+        leases.views = views
+        return views
+
+    monkeypatch.setattr(Leases, "query", query)
+    host = Local("host-a")
+    with pytest.raises(Refused, match=message) if message else nullcontext() as caught:
+        refuse_other_writer(cluster, host, BUNDLE, None)
+    assert not message or holder == "host-b" or "sms migrate --to nomad" in caught.value.hint
+
+
+@pytest.mark.parametrize("engine", ["nomad", "kubernetes"])
+@pytest.mark.parametrize(
+    ("there", "own", "given", "outcome"),
+    [
+        (None, False, None, "refused"),
+        (None, False, b"new", "written"),
+        (b"old", True, b"new", "written"),
+        (b"new", True, b"new", "same"),
+        (b"old", True, None, "same"),
+        (b"old", False, b"new", "different"),
+        (b"new", False, b"new", "same"),
+    ],
+)
+def test_secrets_of_an_engine(
+    cluster: Cluster, tmp_path: Path, engine: str, there: bytes | None, own: bool, given: bytes | None, outcome: str
+) -> None:
+    """Those that sms has created follow the site file, also after a new key; others are only compared."""
+    if given is not None:
+        (tmp_path / "key").write_bytes(given)
+    secrets = cluster.site.secrets.model_copy(update={"munge_key": tmp_path / "key" if given is not None else None})
+    cluster = replace(cluster, site=cluster.site.model_copy(update={"secrets": secrets}))
+    bundle = replace(BUNDLE, items=(Item("a", "service", "", secrets=("munge_key",)),))
+    text = base64.b64encode(there).decode() if there is not None else ""
+    if engine == "nomad":
+        items = {"munge_key": text} | ({"created_by": "sms"} if own else {})
+        found = OnNomad(MagicMock(), "host-a", "compute")
+        found.nomad.get.return_value = {}
+        found.nomad.variable.return_value = items if there is not None else {}
+        found.nomad.allocations.return_value = [SimpleNamespace(id="x", runs=True)]
+        put, restart = found.nomad.put_variable, found.nomad.replace
+    else:
+        labels = {"app.kubernetes.io/part-of": "sms"} if own else {}
+        present = {"data": {"munge.key": text}, "metadata": {"labels": labels}}
+        found = OnKubernetes(MagicMock(), {"munge_key": "munge-key"})
+        found.kubectl.get.return_value = present if there is not None else None
+        put, restart = found.kubectl.put_secret, found.kubectl.delete
+    if outcome == "refused":
+        with pytest.raises(Refused, match="has no `secrets"):
+            compare_secrets(cluster, bundle, found)
+        return
+    assert len(compare_secrets(cluster, bundle, found)) == (outcome == "different")
+    new = new_secrets(cluster, bundle, found)
+    assert [value for _, value in new] == ([given] if outcome == "written" else [])
+    assert "b'old'" not in repr([one for one, _ in new])
+    found.prepare(bundle, new)
+    assert put.called == (outcome == "written") and restart.called == (outcome == "written" and there is not None)
+    if put.called and engine == "nomad":
+        assert put.call_args.args[1] == {"munge_key": base64.b64encode(b"new").decode(), "created_by": "sms"}
 
 
 def test_the_container_does_not_start_what_an_engine_has(cluster: Cluster) -> None:
@@ -139,13 +213,6 @@ def test_the_container_does_not_start_what_an_engine_has(cluster: Cluster) -> No
         begin(cluster, host, BUNDLE, replace(RECORD, services=services, phase=phase), Silent())
         with pytest.raises(Refused, match=f"nomad has {here}") if refused else nullcontext():
             refuse_deployed(cluster, host)
-
-
-def runs(name: str):  # type: ignore[no-untyped-def]
-    from appliance.plan.migration.lease import View
-    from appliance.shared.lease import Lease
-
-    return lambda self, **_: {name: View(Lease("sample"), True)}
 
 
 GOOD_PART = Part("slurmctld", True, 0)
