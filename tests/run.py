@@ -26,6 +26,8 @@ from tests.conftest import FIRST, find_group
 ROOT = Path(__file__).parents[1]
 MACHINE = ROOT / "tests" / "machine"
 STATE = Path(os.environ.get("SMS_TESTS", "/var/lib/sms-tests"))
+RUN = "SMS_TESTS_RUN"
+"""Set in the environment of tests by this program, which builds what they need: nothing that is missing is skipped."""
 WORKERS = 4
 """Real tests wait most of the time: two cores are busy with four of them. Each takes 1 to 3 GiB."""
 NO_TESTS = 5
@@ -61,7 +63,7 @@ class Stage:
     def run(self, *, quiet: bool = False) -> int:
         """Run it to its end; ``quiet``: print what it printed when it has ended."""
         began = time.monotonic()
-        environment = {**os.environ, "SMS_MACHINE_NAME": self.name.replace("/", "-"), **self.environment}
+        environment = {**os.environ, RUN: "1", "SMS_MACHINE_NAME": self.name.replace("/", "-"), **self.environment}
         done = subprocess.run(self.argv, cwd=ROOT, env=environment, capture_output=quiet, text=True, check=False)
         self.seconds = time.monotonic() - began
         self.empty = done.returncode == NO_TESTS

@@ -16,15 +16,16 @@ from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.build import build
 from appliance.progress import Silent
 from tests.images import make_site
+from tests.run import RUN
 
 STATE = DISK / "state"
 """The host volume ``sms-full`` of Nomad's first client."""
 
 
 def need_engines(*programs: str) -> None:
-    """Skip where they are not built; in CI that is a failure."""
+    """Skip where they are not built; in CI and in a run of all tests that is a failure."""
     if missing := find_missing(programs):
-        stop = pytest.fail if os.environ.get("CI") else pytest.skip
+        stop = pytest.fail if os.environ.get("CI") or os.environ.get(RUN) else pytest.skip
         stop(f"not built: {', '.join(missing)}; `make engines` does that")
 
 

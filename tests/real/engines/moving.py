@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from appliance.lab.engines.agents import IMPORT
 from appliance.lab.layout import DISK
 from appliance.operations.context import open_cluster
+from appliance.operations.engines.deploy import render_bundle
 from appliance.operations.engines.image import make_oci
 from appliance.operations.lab.demo import as_alice, wait_idle
 from appliance.progress import Silent
@@ -102,13 +104,21 @@ def move(hosts: Hosts, *words: str, ok: tuple[int, ...] = (0,)) -> dict[str, Any
 
 
 def writers(hosts: Hosts) -> list[str]:
-    """Who runs the controller: admin hosts by the services container, Nomad, Kubernetes."""
-    found = [host for host in ("host-a", "host-b") if hosts.instances(host)]
-    host = hosts.host("host-a")
-    listed = host.run("nomad", "job", "allocs", "-json", "slurm-ctl", ok=None)
-    allocations = json.loads(listed.stdout) if not listed.status else []
-    found += ["nomad" for each in allocations if each["ClientStatus"] == "running"]
+    """Who runs a service whose state two at once would destroy: admin hosts by the services container, the engines.
+
+    One that runs twice on an engine is there twice.
+    """
+    host, cluster = hosts.host("host-a"), open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
+    found = Counter(name for name in ("host-a", "host-b") if hosts.instances(name))
+    for item in render_bundle(cluster, "nomad").items:
+        if item.lease:
+            listed = host.run("nomad", "job", "allocs", "-json", item.name, ok=None)
+            allocations = json.loads(listed.stdout) if not listed.status else []
+            found |= Counter("nomad" for each in allocations if each["ClientStatus"] == "running")
     if "kubernetes" in hosts.lab.layout.engines:
-        pods = host.run("kubectl", "-n", "lab", "get", "pod", "slurmctld-0", "--ignore-not-found", "-o", "name")
-        found += ["kubernetes"] if pods.text else []
-    return found
+        for item in render_bundle(cluster, "kubernetes").items:
+            if item.lease:
+                pod = f"{item.name}-0"
+                listed = host.run("kubectl", "-n", "lab", "get", "pod", pod, "--ignore-not-found", "-o", "name")
+                found |= Counter(["kubernetes"] if listed.text else [])
+    return sorted(found.elements())

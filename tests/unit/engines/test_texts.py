@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.engines.hcl import Block, Expression, Raw, quote, write
-from appliance.engines.nomad_json import job_json
 from appliance.engines.yaml_text import dump
 
 HOSTILE = (
@@ -99,34 +93,6 @@ def job(data: str) -> Block:
     config = Block("config", (), {"command": data or "x", "args": [data, "b", "c", "d", "e"]})
     task = Block("task", ("t",), {"driver": "raw_exec"}, (config, template, Block("env", (), {"X": data})))
     return Block("job", ("j",), {"type": "service"}, (Block("group", ("g",), {"count": 1}, (task,)),))
-
-
-def nomad() -> str:
-    """The program that `make engines` builds; on a new machine it is not there yet when unit tests run."""
-    folder = Path(os.environ.get("SMS_ENGINES") or Path.home() / ".cache" / "sms" / "engines")
-    found = sorted(folder.glob("nomad-*/nomad")) or sorted(folder.glob("nomad"))
-    if not found:
-        pytest.skip("nomad is not built: make engines")
-    return str(found[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", [text for text in HOSTILE if "\x00" not in text], ids=ascii)
-def test_nomad_reads_what_was_written(text: str, tmp_path: Path) -> None:
-    """Its own parser, also of heredocs; and the JSON of the same job has the same texts."""
-    (tmp_path / "job.hcl").write_text(write([job(text)]))
-    done = subprocess.run(
-        [nomad(), "job", "run", "-output", str(tmp_path / "job.hcl")], capture_output=True, check=True, timeout=60
-    )
-    (task,) = json.loads(done.stdout)["Job"]["TaskGroups"][0]["Tasks"]
-    assert task["Config"]["args"][0] == text
-    assert task["Templates"][0]["EmbeddedTmpl"] == text
-    assert task["Env"]["X"] == text
-    (ours,) = json.loads(job_json(job(text)))["Job"]["TaskGroups"][0]["Tasks"]
-    assert (ours["Config"], ours["Templates"][0]["EmbeddedTmpl"]) == (
-        task["Config"],
-        task["Templates"][0]["EmbeddedTmpl"],
-    )
 
 
 def test_references_are_kept_where_they_are_meant() -> None:

@@ -14,7 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
+from appliance.share import share
 from tests.servers import free_port
 from tests.unit.services.conftest import probe_of, run_program, write_services
 from tests.waiting import soon
@@ -212,6 +214,8 @@ def test_probe_fresh(smsrt: ModuleType, root: Path, status: Any, fine: bool, wor
     assert (ok, words in detail) == (fine, True), detail
 
 
+PING = "Slurmctld(primary) at host-a is %s\\nSlurmctld(backup) at slurmctld-0 is %s\\n"
+CONTROLLER = yaml.safe_load(share("definitions", "services", "slurmctld.yaml").read_text())["probe"]["expect"]
 EXEC: list[tuple[list[list[str]], str | None, bool, str]] = [
     ([["true"]], None, True, "ok"),
     ([["echo", "STATUS:   Success"]], "STATUS: +Success", True, "STATUS: Success"),
@@ -219,6 +223,8 @@ EXEC: list[tuple[list[list[str]], str | None, bool, str]] = [
     ([["echo", "one two"], ["tr", "a-z", "A-Z"]], "ONE", True, "ONE"),
     ([["false"], ["echo", "UP"]], "UP", False, "false: status 1"),
     ([["sh", "-c", "echo first >&2; echo why it failed >&2; exit 3"]], None, False, "sh: why it failed"),
+    ([["printf", PING % ("UP", "DOWN")]], CONTROLLER, True, "Slurmctld(primary) at host-a is UP"),
+    ([["printf", PING % ("DOWN", "UP")]], CONTROLLER, False, "unexpected answer"),
     ([["no-such-program-here"]], None, False, "no-such-program-here"),
 ]
 

@@ -293,7 +293,7 @@ END
       "ping"
      ]
     ],
-    "expect": "is UP",
+    "expect": "Slurmctld[(]primary[)] at .* is UP",
     "timeout_s": 5
    },
    "jobsync": {
