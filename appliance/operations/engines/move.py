@@ -135,6 +135,7 @@ def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force
             result.same = current.record.ended and current.target.runs()
         else:
             _copy_and_commit(current)
+            result.notes += current.leases.notes
             result.generation, result.files, result.bytes = (
                 current.generation,
                 current.record.files,

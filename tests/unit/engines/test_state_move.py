@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
+from appliance.cli.services.status import Shown
 from appliance.errors import Refused, SmsError
+from appliance.host.local import Local
+from appliance.operations.engines import container_owner, kubernetes_owner, owners
+from appliance.operations.engines.container_owner import ContainerOwner
+from appliance.operations.engines.kubernetes_owner import KubernetesOwner
 from appliance.operations.engines.move import refuse_left
 from appliance.plan.migration.state import (
     COPYING,
@@ -26,7 +36,9 @@ from appliance.plan.migration.state import (
     release_of,
     state_version,
 )
+from appliance.progress import Silent
 from appliance.shared.records import to_json
+from appliance.tools import ext3
 from tests.unit.engines.cases import ONE, make_input
 
 DEBIAN = "slurm-wlm 22.05.8\nmariadbd  Ver 10.11.4-MariaDB-1~deb12u1 for debian-linux-gnu on x86_64 (Debian 12)\n"
@@ -132,6 +144,75 @@ def test_services_that_would_stop() -> None:
     with pytest.raises(Refused, match="nat would stop"):
         refuse_left(plan, force=False)
     refuse_left(plan, force=True)
+
+
+@pytest.mark.parametrize(
+    ("there", "inside", "replaced", "free"),
+    [(900, 100, 50, 150), (40, 100, 50, 70), (10, 100, 0, 0), (900, 0, 0, 0)],
+)
+def test_space_for_a_copy_in_the_overlay(
+    monkeypatch: pytest.MonkeyPatch, there: int, inside: int, replaced: int, free: int
+) -> None:
+    """The copy is inside the image; beside it is room for another one, which has 20 bytes."""
+    host = MagicMock()
+    host.run.return_value.text = "/mirror/lab.img"
+    owner = ContainerOwner(MagicMock(), host, ("/a",), Silent())
+    monkeypatch.setattr(container_owner, "opened", lambda *_: nullcontext())
+    asked: list[str] = []
+
+    def query_space(_: object, folder: str) -> SimpleNamespace:
+        asked.append(folder)
+        return SimpleNamespace(free=there)
+
+    monkeypatch.setattr(container_owner, "query_space", query_space)
+    monkeypatch.setattr(ext3, "free_bytes", lambda *_: inside)
+    monkeypatch.setattr(ext3, "sizes_of", lambda *_: (200, 200, 20))
+    monkeypatch.setattr(ContainerOwner, "_query", lambda *_: Tree(bytes=replaced))
+    monkeypatch.setattr(ContainerOwner, "inside", lambda *_, **__: None)
+    assert owner.free_bytes() == free and asked == ["/mirror"]
+
+
+def test_free_bytes_of_an_image(tmp_path: Path) -> None:
+    path = tmp_path / "x.img"
+    with path.open("wb") as stream:
+        stream.truncate(16 << 20)
+    with pytest.raises(SmsError, match="is not an ext3 file system"):
+        ext3.free_bytes(Local("here"), str(path))
+    subprocess.run(["mke2fs", "-q", "-t", "ext3", "-m", "0", path], check=True)
+    empty = ext3.free_bytes(Local("here"), str(path))
+    subprocess.run(["mke2fs", "-q", "-t", "ext3", "-m", "10", path], check=True)
+    assert 8 << 20 < ext3.free_bytes(Local("here"), str(path)) < empty < 16 << 20
+
+
+def test_each_move_has_a_pod_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks delete none of another run, and create no secret; a run that goes on deletes those that are left."""
+    monkeypatch.setattr(owners, "find_engine", MagicMock())
+    monkeypatch.setattr(owners, "render_bundle", lambda *_: MagicMock(image="i"))
+    kubectl, engine = MagicMock(), MagicMock()
+    monkeypatch.setattr(kubernetes_owner, "find_kubectl", lambda *_: kubectl)
+    monkeypatch.setattr(kubernetes_owner, "find_kubernetes", lambda *_: engine)
+    spec = {"template": {"spec": {}}, "volumeClaimTemplates": [{"metadata": {}, "spec": {}}]}
+    monkeypatch.setattr(KubernetesOwner, "_sets", lambda _: iter([("slurmctld", spec)]))
+    one, other = (KubernetesOwner(MagicMock(), MagicMock(), ("/a",), Silent()) for _ in range(2))
+    assert one.pod != other.pod
+    one.inside(("true",), state=False)
+    (made,) = json.loads(kubectl.apply.call_args.args[0])["items"]
+    assert made["metadata"]["name"] == one.pod and not engine.prepare.called and not one.engine.prepare.called
+    assert {call.args[1] for call in kubectl.delete.call_args_list} == {one.pod}
+    kubectl.pods.return_value = [SimpleNamespace(name=one.pod), SimpleNamespace(name=other.pod)]
+    kubectl.delete.reset_mock()
+    monkeypatch.setattr(owners, "find_deployed", lambda *_: None)
+    one.stop()
+    assert [call.args[1] for call in kubectl.delete.call_args_list] == [other.pod]
+
+
+@pytest.mark.parametrize(
+    ("runs", "services", "healthy"), [(False, (), True), (True, ("nat",), True), (True, ("nat", "slurmctld"), False)]
+)
+def test_services_that_run_twice_are_not_healthy(*, runs: bool, services: tuple[str, ...], healthy: bool) -> None:
+    engine = MagicMock(healthy=True, record=MagicMock(services=("slurmctld", "munge")))
+    answers = [SimpleNamespace(name=name, ok=True) for name in services]
+    assert Shown(MagicMock(healthy=True, running=runs, services=answers), engine).healthy == healthy
 
 
 def test_the_record() -> None:
