@@ -264,7 +264,7 @@ class Nomad:
         words = self.exec_argv(allocation, task, *argv)
         return run_program(self.host, words, input=input, ok=ok, timeout=timeout, hint=HINT)
 
-    def replace(self, allocation: str) -> None:
+    def stop_allocation(self, allocation: str) -> None:
         """Stop an allocation, whose job gets another one; wait until the servers have planned that."""
         self.run("alloc", "stop", allocation)
 

@@ -133,7 +133,7 @@ class OnNomad:
             if any(one.value is not None for one, _ in secrets if job in one.items):
                 for each in self.nomad.allocations(job):
                     if each.runs:
-                        self.nomad.replace(each.id)
+                        self.nomad.stop_allocation(each.id)
         return made
 
     def apply(self, item: Item) -> None:

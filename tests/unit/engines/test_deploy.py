@@ -173,19 +173,21 @@ def test_secrets_of_an_engine(
     cluster = replace(cluster, site=cluster.site.model_copy(update={"secrets": secrets}))
     bundle = replace(BUNDLE, items=(Item("a", "service", "", secrets=("munge_key",)),))
     text = base64.b64encode(there).decode() if there is not None else ""
+    program = MagicMock()
+    found: OnNomad | OnKubernetes
     if engine == "nomad":
         items = {"munge_key": text} | ({"created_by": "sms"} if own else {})
-        found = OnNomad(MagicMock(), "host-a", "compute")
-        found.nomad.get.return_value = {}
-        found.nomad.variable.return_value = items if there is not None else {}
-        found.nomad.allocations.return_value = [SimpleNamespace(id="x", runs=True)]
-        put, restart = found.nomad.put_variable, found.nomad.replace
+        found = OnNomad(program, "host-a", "compute")
+        program.get.return_value = {}
+        program.variable.return_value = items if there is not None else {}
+        program.allocations.return_value = [SimpleNamespace(id="x", runs=True)]
+        put, restart = program.put_variable, program.stop_allocation
     else:
         labels = {"app.kubernetes.io/part-of": "sms"} if own else {}
         present = {"data": {"munge.key": text}, "metadata": {"labels": labels}}
-        found = OnKubernetes(MagicMock(), {"munge_key": "munge-key"})
-        found.kubectl.get.return_value = present if there is not None else None
-        put, restart = found.kubectl.put_secret, found.kubectl.delete
+        found = OnKubernetes(program, {"munge_key": "munge-key"})
+        program.get.return_value = present if there is not None else None
+        put, restart = program.put_secret, program.delete
     if outcome == "refused":
         with pytest.raises(Refused, match="has no `secrets"):
             compare_secrets(cluster, bundle, found)

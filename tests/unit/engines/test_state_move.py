@@ -186,7 +186,8 @@ def test_free_bytes_of_an_image(tmp_path: Path) -> None:
 
 def test_each_move_has_a_pod_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks delete none of another run, and create no secret; a run that goes on deletes those that are left."""
-    monkeypatch.setattr(owners, "find_engine", MagicMock())
+    found = MagicMock()
+    monkeypatch.setattr(owners, "find_engine", found)
     monkeypatch.setattr(owners, "render_bundle", lambda *_: MagicMock(image="i"))
     kubectl, engine = MagicMock(), MagicMock()
     monkeypatch.setattr(kubernetes_owner, "find_kubectl", lambda *_: kubectl)
@@ -197,7 +198,7 @@ def test_each_move_has_a_pod_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert one.pod != other.pod
     one.inside(("true",), state=False)
     (made,) = json.loads(kubectl.apply.call_args.args[0])["items"]
-    assert made["metadata"]["name"] == one.pod and not engine.prepare.called and not one.engine.prepare.called
+    assert made["metadata"]["name"] == one.pod and not engine.prepare.called and not found.return_value.prepare.called
     assert {call.args[1] for call in kubectl.delete.call_args_list} == {one.pod}
     kubectl.pods.return_value = [SimpleNamespace(name=one.pod), SimpleNamespace(name=other.pod)]
     kubectl.delete.reset_mock()
