@@ -28,6 +28,7 @@ from appliance.operations.engines.engine import Instance, Part, WorkloadState
 from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.operations.engines.nomad import OnNomad
 from appliance.operations.lease import Leases
+from appliance.operations.migration import failover
 from appliance.plan.migration.lease import View
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
@@ -298,3 +299,15 @@ def test_a_command_runs_as_its_task_does(tmp_path: Path) -> None:
     assert printed[:2] == args[2:4]
     assert "/opt/sms/bin/sms-run" not in shlex.join(printed)
     assert inside_script(["-D"], ["x"]) == ""
+
+
+def test_a_failover_from_an_engine_records_that_it_has_the_services_no_more(cluster: Cluster) -> None:
+    """Else no admin host could start them again."""
+    host = Local(cluster.site.admin_hosts[0].name)
+    begin(cluster, host, BUNDLE, replace(RECORD, services=(cluster.services[0].name,)), Silent())
+    plan = failover.Plan(host.name, ("host-b",), 1, False, None, ())
+    failover._forget_engine(cluster, host, plan, Silent())
+    with pytest.raises(Refused, match="nomad has"):
+        refuse_deployed(cluster, host)
+    failover._forget_engine(cluster, host, replace(plan, old=("engine:nomad",)), Silent())
+    refuse_deployed(cluster, host)
