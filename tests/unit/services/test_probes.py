@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -215,7 +216,8 @@ def test_probe_fresh(smsrt: ModuleType, root: Path, status: Any, fine: bool, wor
 
 
 PING = "Slurmctld(primary) at host-a is %s\\nSlurmctld(backup) at slurmctld-0 is %s\\n"
-CONTROLLER = yaml.safe_load(share("definitions", "services", "slurmctld.yaml").read_text())["probe"]["expect"]
+PROBE = yaml.safe_load(share("definitions", "services", "slurmctld.yaml").read_text())["probe"]
+CONTROLLER = PROBE["expect"]
 EXEC: list[tuple[list[list[str]], str | None, bool, str]] = [
     ([["true"]], None, True, "ok"),
     ([["echo", "STATUS:   Success"]], "STATUS: +Success", True, "STATUS: Success"),
@@ -285,3 +287,18 @@ def test_packets_of_the_routed_probe(smsrt: ModuleType) -> None:
     others = [packet, reply[:40], b"", reply[:12] + packet[12:20] + reply[20:], reply[:20] + b"\3" + reply[21:]]
     assert not any(smsrt.is_reply(other, "192.0.2.1", 77, b"c" * 16) for other in others)
     assert not smsrt.is_reply(reply, "192.0.2.1", 78, b"c" * 16)
+
+
+def test_the_controller_is_asked_only_itself(tmp_path: Path) -> None:
+    """Another place may have one that runs; from one that is off no answer comes."""
+    hosts = "SlurmctldHost=own(10.0.0.1)\nSlurmctldPort=6817\n slurmctldhost = b(10.0.0.2)\nSlurmctldHost=c\n"
+    (tmp_path / "slurm.conf").write_text(f"{hosts}Include x.conf\ninclude /y.conf\n")
+    (tmp_path / "scontrol").write_text('#!/bin/sh\ncat "$SLURM_CONF"\necho "$@"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    (argv,) = PROBE["exec"]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_CONF": f"{tmp_path}/slurm.conf", "TMPDIR": str(tmp_path)}
+    printed = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    first, port, *rest = printed
+    assert (first, port) == ("SlurmctldHost=own(10.0.0.1)", "SlurmctldPort=6817")
+    assert rest == ["Include /etc/slurm/x.conf", "include /y.conf", "ping"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scontrol", "slurm.conf"]

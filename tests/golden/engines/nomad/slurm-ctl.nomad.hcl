@@ -289,8 +289,9 @@ END
     "kind": "exec",
     "exec": [
      [
-      "scontrol",
-      "ping"
+      "sh",
+      "-euc",
+      "from=$${SLURM_CONF:-/etc/slurm/slurm.conf}\nown=$(mktemp)\nsed -E '/^ *SlurmctldHost *=/I{x;s/^/x/;/^xx/{x;d};x};s#^( *Include +)([^/ ])#\\1/etc/slurm/\\2#I' \"$from\" >\"$own\"\nexec 3<\"$own\"\nrm \"$own\"\nSLURM_CONF=/dev/fd/3 exec scontrol ping\n"
      ]
     ],
     "expect": "Slurmctld[(]primary[)] at .* is UP",
