@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from tests.real.engines.conftest import need_engines
 from tests.real.engines.moving import Jobs, move, moving_lab, writers
 from tests.real.moves import Hosts
-from tests.real.processes import begin, kill_sms, wait_for_step
+from tests.real.processes import begin, kill_sms, sms_pids, wait_for_step
 
 pytestmark = pytest.mark.real
 
@@ -59,7 +61,9 @@ def test_another_run_changes_nothing_and_a_killed_one_is_undone(hosts: Hosts) ->
     jobs = Jobs(hosts, 60)
     process = begin(hosts, "migrate", "--to", "container", on="host-a")
     wait_for_step(process, "copy the state")
-    for words in (("nomad",), ("container",), ("container", "--dry-run")):
+    for pid in sms_pids(process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    for words in (("nomad",), ("container", "--dry-run")):
         refused = hosts.sms("migrate", "--to", *words, on="host-a", ok=(3,))
         assert b"another `sms migrate --to` is at work" in refused.stderr
     kill_sms(process.pid)
