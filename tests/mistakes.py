@@ -54,6 +54,7 @@ TABLES = {
     "engines": """
 2 usage          export
 2 usage          export k8s -o new
+2 usage          export podman -o new
 2 usage          export kubernetes
 2 usage          export nomad new
 2 usage          export nomad -o new -n

@@ -79,6 +79,10 @@ GLOBAL_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 """Options of every verb: their names, and how argparse reads them."""
 
 
+MEANT = {"podman": ("quadlet", "compose"), "k8s": ("kubernetes",)}
+"""Choices by another name of them."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors have a hint."""
 
@@ -110,6 +114,7 @@ class Parser(argparse.ArgumentParser):
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         known = re.findall(r"'([^']+)'", found[2]) if found else []
         begun = [one for one in known if found and found[1] and one.startswith(found[1])]
+        begun = begun or [one for one in MEANT.get(found[1] if found else "", ()) if one in known]
         near = begun or (difflib.get_close_matches(found[1], known, 1) if found else [])
         return f"did you mean {' or '.join(near[:3])}?" if near else ""
 

@@ -73,6 +73,22 @@ def add_host(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", type=filled, metavar="NAME", help="the admin host to act on (default: this machine)")
 
 
+def this_host(cluster: Cluster) -> Host:
+    """Return this machine, which has to be an admin host: for verbs without ``add_host``.
+
+    Raises:
+        Refused: it is not, or the caller is not root.
+    """
+    from appliance.errors import Refused
+
+    try:
+        cluster.host(None)
+    except Refused as error:
+        names = " or ".join(one.name for one in cluster.site.admin_hosts)
+        raise Refused(error.message, hint=f"run this on {names}") from None
+    return cluster.target(None)
+
+
 def add_snapshot_name(parser: argparse.ArgumentParser) -> None:
     """Add the argument for a snapshot in a repository or on another host."""
     parser.add_argument(

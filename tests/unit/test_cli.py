@@ -18,6 +18,8 @@ from tests.places import ROOT
 
 NEAR = {
     "staus": "status",
+    "export podman": "quadlet or compose",
+    "lab up --engine k8s": "kubernetes",
     "stat": "status",
     "overlay s": "snapshot or show or schedule",
     "config chek": "check",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import Verbs, add_json, duration, filled, open_site, print_result, verb
+from appliance.cli.common import Verbs, add_json, duration, filled, open_site, print_result, this_host, verb
 
 if TYPE_CHECKING:
     from appliance.host.base import Host
@@ -25,6 +25,27 @@ EXAMPLES = """\
   sms deploy rollback                        what was deployed before; the state is not rolled back
   sms deploy stop                            stop the services and keep their volumes"""
 
+ACTION_EXAMPLES = {
+    "status": (
+        "  sms deploy status          exit status 4 if a service is not ready, or was changed beside sms",
+        "  sms deploy status --json   the same for scripts",
+    ),
+    "drain": (
+        "  sms deploy drain node1                 status 1 if its jobs did not end: the engine was not touched",
+        "  sms deploy drain node1 --timeout 10m   wait no longer for them",
+        "  sms deploy drain node1 --undo          use it again",
+    ),
+    "rollback": (
+        "  sms deploy rollback   twice, and it is as before",
+        "  sms deploy status     with the generation that runs",
+    ),
+    "stop": (
+        "  sms deploy stop                  jobs run on; volumes are kept",
+        "  sms deploy --engine kubernetes   start them again",
+    ),
+}
+"""Examples of each action."""
+
 READY_S, DRAIN_S = 300, 3600
 """Default time limits: of each group of workloads, and of the jobs of a node."""
 
@@ -36,8 +57,11 @@ def add(verbs: Verbs) -> None:
         "deploy",
         "run the services on Nomad or Kubernetes",
         "Run the services of the site on another engine, as `sms export` renders them, by the engine's own program\n"
-        "(`kubectl`, `nomad`) on this admin host. Refused while a services container runs them. A second run changes\n"
-        "nothing. Exit status 4 if they are not ready in time.",
+        "(`kubectl`, `nomad`) on this admin host. A second run changes nothing.\n\n"
+        "The section `engines` of the site file has the engine's settings. Cluster and account: KUBECONFIG, or\n"
+        "NOMAD_ADDR, NOMAD_TOKEN, NOMAD_CACERT and so on, or `kubeconfig`, `context`, `api` and `token_file` there.\n\n"
+        "Exit status 3: refused, such as while a services container has the services (`sms migrate --to` moves them\n"
+        "with their state). 4: they are not ready in time; the same command goes on. 1: a step failed.",
         EXAMPLES,
     )
     parser.add_argument(
@@ -48,20 +72,28 @@ def add(verbs: Verbs) -> None:
     add_json(parser)
     parser.set_defaults(run=run)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    status = actions.add_parser("status", help="what runs there, whether it answers, and whether it was changed")
+    status = _action(
+        actions,
+        "status",
+        "what runs there, whether it answers, and what was changed beside sms",
+    )
     status.set_defaults(run=run_status)
-    drain = actions.add_parser("drain", help="drain a machine in Slurm, wait for its jobs, then drain it on the engine")
+    drain = _action(actions, "drain", "drain a machine in Slurm, wait for its jobs, then drain it on the engine")
     drain.add_argument("node", metavar="NODE", type=filled, help="name of the machine")
     drain.add_argument("--undo", action="store_true", help="let the engine and Slurm use it again")
     _add_timeout(drain, DRAIN_S, "time limit of its jobs")
     drain.set_defaults(run=run_drain)
-    rollback = actions.add_parser("rollback", help="apply what was deployed before; the state is not rolled back")
+    rollback = _action(actions, "rollback", "apply what was deployed before; the state is not rolled back")
     _add_timeout(rollback, READY_S, "time limit of each group of workloads")
     rollback.set_defaults(run=run_rollback)
-    stop = actions.add_parser("stop", help="stop the services in reverse order and keep their volumes")
+    stop = _action(actions, "stop", "stop the services in reverse order and keep their volumes")
     stop.set_defaults(run=run_stop)
     for action in (status, drain, rollback, stop):
         action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print the result as JSON")
+
+
+def _action(actions: Any, name: str, what: str) -> Any:
+    return verb(actions, name, what, f"{what[:1].upper()}{what[1:]}.", "\n".join(ACTION_EXAMPLES[name]))
 
 
 def _add_timeout(parser: argparse.ArgumentParser, default: int, what: str) -> None:
@@ -76,7 +108,7 @@ def _add_timeout(parser: argparse.ArgumentParser, default: int, what: str) -> No
 
 def _open(arguments: argparse.Namespace) -> tuple[Cluster, Host, Progress]:
     cluster, shown = open_site(arguments)
-    return cluster, cluster.target(None), shown
+    return cluster, this_host(cluster), shown
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -146,7 +178,9 @@ def run_drain(arguments: argparse.Namespace) -> int:
 def _drained_lines(done: Drained) -> Iterator[str]:
     yield from done.engine
     waited = f", its jobs had ended after {done.waited_s:g} s" if done.waited_s else ""
-    yield f"{done.node}: {f'{done.slurm} in Slurm' if done.slurm else 'not a node of Slurm'}{waited}"
+    state = done.slurm.rstrip("*")  # which Slurm appends if the node's slurmd does not answer
+    silent = "" if state == done.slurm else "; its slurmd does not answer" + " yet" * done.undone
+    yield f"{done.node}: {f'{state} in Slurm' if state else 'not a node of Slurm'}{waited}{silent}"
 
 
 def run_rollback(arguments: argparse.Namespace) -> int:

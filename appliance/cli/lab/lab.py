@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from appliance.cli.common import Verbs, add_json, duration, print_result, verb
@@ -18,7 +19,12 @@ EXAMPLES = """\
   sms lab exec node1                               a shell on a host
   sms lab power host-a off                         as if it had failed; `on` starts it again
   sms lab capture --duration 10m -o lab.pcap       capture the provisioning network, for `sms classify`
-  sms lab down                                     remove it"""
+  sms lab status                                   hosts, addresses, and daemons that do not answer
+  sms lab down                                     remove it
+  sms lab down --all                               and its files"""
+
+WIDE = 72
+"""Characters of a command, whose explanation is not in the column of the others."""
 
 
 def add(verbs: Verbs) -> None:
@@ -41,7 +47,9 @@ def add(verbs: Verbs) -> None:
 
 
 def _part(parts: Any, name: str, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = parts.add_parser(name, help=text, description=text)
+    """Add a part; its examples are those of the verb."""
+    examples = "\n".join(line for line in EXAMPLES.splitlines() if line.startswith(f"  sms lab {name} "))
+    parser: argparse.ArgumentParser = verb(parts, name, text, f"{text[:1].upper()}{text[1:]}.", examples)
     parser.add_argument("--name", default="lab", help="which lab (default: %(default)s)")
     return parser
 
@@ -92,20 +100,32 @@ def _up(arguments: argparse.Namespace) -> int:
             f"sms lab status{flag}": "hosts, addresses, and what is not ready",
             f"sms --site {lab.site_path(arguments.name)} build": "build the image here: lab hosts reach no mirror",
             f"sms lab exec{flag} admin -- sms start --host host-a": "start the services container",
-            **{
-                f"sms lab exec{flag} admin -- {command}": f"the clients of {name}"
-                for name, command in (("nomad", "nomad node status"), ("kubernetes", "kubectl get nodes"))
-                if name in arguments.engines
-            },
+            **_engine_steps(arguments.engines, flag),
             f"sms lab down{flag}": "remove the lab",
         }
-        width = max(map(len, steps))
+        width = max(len(words) for words in steps if len(words) < WIDE)
         lines = [f"  {words:{width}}  {what}" for words, what in steps.items()]
         screen.err.print(
             "\n".join([f"lab {arguments.name} is up{'' if made else ' already'}; next:", *lines]),
             markup=False,
         )
     return 0
+
+
+def _engine_steps(engines: Sequence[str], flag: str) -> dict[str, str]:
+    """Return what follows once the services container runs, in its order."""
+    steps = {}
+    if "nomad" in engines:
+        stop = "supervisorctl -c /lab/supervisord.conf stop slurmd munged"
+        steps[f"sms lab exec{flag} admin -- nomad node status"] = "the clients of Nomad"
+        steps[f"sms lab exec{flag} node1 -- {stop}"] = "and on each other node: Nomad starts its own"
+    if "kubernetes" in engines:
+        steps[f"sms lab exec{flag} admin -- kubectl get nodes"] = "cluster nodes: they need the image (docs/engines.md)"
+    for name in engines:
+        steps[f"sms lab exec{flag} host-a -- sms migrate --to {name} --force"] = (
+            f"the services to {name}, with their state"
+        )
+    return steps
 
 
 def _add_status(parts: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, verb
+from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, this_host, verb
 
 if TYPE_CHECKING:
     from appliance.operations.migration.state import MigrationResult
@@ -18,7 +18,9 @@ EXAMPLES = """\
   sms migrate host-b              to host-b, from the host that runs it
   sms migrate host-b --dry-run    run all checks, show the plan and the predicted outage of each service
   sms migrate host-b --force      even if predicted outages exceed the tolerated ones
+  sms migrate --to nomad -n       all checks of a move to Nomad; changes nothing
   sms migrate --to nomad          the services with their state to Nomad; running jobs run on
+  sms migrate --to nomad --force  although nat and chrony stop, if the site has them
   sms migrate --to container      back to the services container of this host"""
 
 
@@ -69,7 +71,7 @@ def _move(arguments: argparse.Namespace) -> int:
     from appliance.operations.engines.move import move, refuse_left, rehearse_move
 
     cluster, shown = open_site(arguments)
-    host = cluster.target(None)
+    host = this_host(cluster)
     if arguments.dry_run:
         plan = rehearse_move(cluster, host, arguments.to, shown)
         print_result(arguments, plan, _move_plan_lines(plan))
