@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from appliance.errors import Refused
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
 from appliance.operations.engines.owners import CONTROL_S, Command, Owner
@@ -46,9 +47,18 @@ class ContainerOwner(Owner):
         """The image that runs, or that a start would use."""
         if self._image is None:
             running = find_instance(self.cluster, self.host)
-            found = (running.image, "") if running else deliver(self.cluster, self.host, None, self.progress)
+            found = (running.image, "") if running else self._deliver()
             self._image = trust(self.cluster, self.host, *found)
         return self._image
+
+    def _deliver(self) -> tuple[str, str]:
+        try:
+            return deliver(self.cluster, self.host, None, self.progress)
+        except Refused as error:
+            raise Refused(
+                f"{self.where} does not run, and cannot be started: {error.message}",
+                hint=f"{error.hint}, `sms start` starts it; `sms deploy --engine ENGINE` begins without its state",
+            ) from error
 
     @property
     def overlay(self) -> str:

@@ -27,6 +27,7 @@ from appliance.operations.lease import Leases, hand_over, query_lease
 from appliance.operations.overlay.generation import refuse_older
 from appliance.operations.overlay.overlay import keep_stopped
 from appliance.operations.preflight import lock_host, only_one
+from appliance.operations.services.unfinished import moved_path
 from appliance.plan.migration.state import (
     COMMITTING,
     COPYING,
@@ -52,7 +53,7 @@ from appliance.shared.records import to_json
 
 VERB = "move"
 """In the history."""
-OUTAGE_S = 30.0
+OUTAGE_S = 90.0
 """Predicted outage while no move was measured."""
 DATABASES = (
     ("sacctmgr", "-nP", "list", "cluster", "format=cluster,id"),
@@ -109,7 +110,7 @@ class Move:
 
 def record_path(cluster: Cluster) -> str:
     """Return the path of the record of the last move, on the host that ran it."""
-    return f"{cluster.places.journal}/{cluster.site.cluster}.moved.json"
+    return moved_path(cluster)
 
 
 def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force: bool = False) -> MoveResult:
@@ -343,6 +344,7 @@ def _databases(current: Move) -> list[str] | None:
 
 def _plan(current: Move, tree: Tree) -> MovePlan:
     services = current.cluster.services
+    moving = _moving(current.cluster, (current.source.name, current.target.name))
     seconds = list(_measured(current))
     return MovePlan(
         current.source.name,
@@ -353,7 +355,7 @@ def _plan(current: Move, tree: Tree) -> MovePlan:
         -1,
         "",
         "",
-        dict(left_behind(services, _moving(current.cluster, (current.source.name, current.target.name)))),
+        {} if current.target.name == CONTAINER else dict(left_behind(services, moving)),
         round(median(seconds), 1) if seconds else OUTAGE_S,
         len(seconds),
         current.resumes,
@@ -361,9 +363,10 @@ def _plan(current: Move, tree: Tree) -> MovePlan:
 
 
 def _measured(current: Move) -> Iterator[float]:
-    """Yield the outages of earlier moves to the same target, in seconds."""
+    """Yield the outages of earlier moves in the same direction, in seconds."""
+    same = {"verb": VERB, "event": "figures", "source": current.source.name, "target": current.target.name}
     for line in read_history(current.cluster, current.host):
-        if (line.get("verb"), line.get("event"), line.get("target")) == (VERB, "figures", current.target.name):
+        if same.items() <= line.items():
             outage = line.get("outage_s")
             if isinstance(outage, int | float) and outage:
                 yield float(outage)
@@ -387,10 +390,14 @@ def check_reports(cluster: Cluster, name: str) -> None:
     """
     if name not in find_controllers(cluster.site, cluster.services):
         port = name == KUBERNETES and cluster.site.engines.kubernetes.address
+        if not port:
+            raise ConfigError(
+                f"`engines.{name}.address` is missing: the address at which nodes and running jobs reach the services",
+                hint="add the section to the site file, and `sms apply`: docs/engines.md",
+            )
         raise ConfigError(
-            f"running jobs could not report to {name}"
-            + (": a NodePort is another port than the services container's" if port else ""),
-            hint="set `network: host`, or `service: LoadBalancer`" if port else f"set `engines.{name}.address`",
+            f"running jobs could not report to {name}: a NodePort is another port than the services container's",
+            hint="set `network: host`, or `service: LoadBalancer`",
         )
 
 
@@ -579,6 +586,10 @@ def _start(current: Move, result: MoveResult) -> None:
             target.start()
             if why := target.reload():
                 result.notes.append(f"nodes keep the addresses of before as their first ones: {why}")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"{target.where} has the state (generation {result.generation}); `sms migrate --to {target.name}` goes on"
+        ) from None
     except SmsError as error:
         back = "" if target.name == CONTAINER else f", `sms migrate --to {current.source.name}` moves it back"
         raise Unverified(

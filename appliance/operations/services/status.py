@@ -15,12 +15,13 @@ from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
 from appliance.operations.preflight import UNCONFINED, find_instance, is_confined
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
-from appliance.operations.services.unfinished import read_last_upgrade
+from appliance.operations.services.unfinished import moved_path, read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status, vm_snapshot_status
 from appliance.operations.start_note import read_note
 from appliance.operations.vm.certificates import container_problems
 from appliance.operations.vm.deferred import Deferred, probe_vm
 from appliance.plan.machine import probe_argv
+from appliance.plan.migration.state import describe_interrupted, read_state_move
 from appliance.plan.services.links import NetworkState
 from appliance.plan.services.nodes import NetworkProbe, NodesView, Process
 from appliance.plan.services.probes import read_probe
@@ -120,7 +121,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
     )
     current = str(cluster.places.current)
     if not running:
-        warnings += filter(None, [find_refusal(host, current)])
+        warnings += filter(None, [find_refusal(host, current), _interrupted_move(cluster, host, lease)])
         if lease.holder == host.name:
             warnings.append(f"{host.name} holds the lease, but runs nothing")
         elif lease.engine:
@@ -202,6 +203,18 @@ def _interrupted_upgrade(cluster: Cluster, host: Host) -> list[str]:
     return [
         f"an upgrade to {last.after.key[:12]} is under way or was interrupted ({last.phase}); `sms upgrade` resumes it"
     ]
+
+
+def _interrupted_move(cluster: Cluster, host: Host, lease: Lease) -> str:
+    """Return the warning about an unfinished move to or from an engine; empty if there is none."""
+    try:
+        return describe_interrupted(
+            read_state_move(host.read(moved_path(cluster)), cluster.site.cluster), lease, host.name
+        )
+    except Unreachable:
+        raise
+    except SmsError as error:
+        return error.message
 
 
 def _mirror(cluster: Cluster, host: Host) -> tuple[MirrorState | None, list[str]]:

@@ -47,6 +47,11 @@ def mark_path(cluster: Cluster) -> str:
     return f"{cluster.places.journal}/{cluster.site.cluster}.move"
 
 
+def moved_path(cluster: Cluster) -> str:
+    """Return the path of the record of the last move between the services container and an engine."""
+    return f"{cluster.places.journal}/{cluster.site.cluster}.moved.json"
+
+
 def second_paths(cluster: Cluster) -> tuple[str, str]:
     """Return the paths of record and lock of the target of a switch on one host."""
     return f"{cluster.places.journal}/{cluster.site.cluster}.second.move", f"{cluster.places.lock}.second"

@@ -14,6 +14,8 @@ from typing import Any
 
 from appliance.catalog import Service
 from appliance.errors import Refused, SmsError
+from appliance.plan.services.controllers import CONTAINER
+from appliance.shared.lease import Lease
 from appliance.shared.records import RecordError, from_json, from_value
 
 STOPPING = "stopping"
@@ -89,6 +91,30 @@ def read_state_move(data: bytes | None, cluster: str) -> StateMove | None:
             hint="do two clusters share a state folder?",
         )
     return found
+
+
+def describe_interrupted(last: StateMove | None, lease: Lease, host: str) -> str:
+    """Return what a move left unfinished on a host whose services container does not run; empty if nothing.
+
+    Args:
+        lease: as the host has it.
+    """
+    if last is None or last.ended:
+        return ""
+    again = f"`sms migrate --to {last.target}` goes on"
+    if last.generation and last.generation == lease.generation:
+        # An engine shows itself whether its services run.
+        return (
+            "" if lease.engine else f"a move of the services from {last.source} was interrupted after its copy; {again}"
+        )
+    if last.generation and last.generation < lease.generation:
+        return ""  # others had the services since
+    if lease.engine:
+        back = f"`sms migrate --to {last.source}` starts them there" if lease.engine == last.source else ""
+    else:
+        back = "`sms start` starts them here" if lease.holder == host and last.source == CONTAINER else ""
+    what = f"a move of the services from {last.source} to {last.target} is under way or was interrupted ({last.phase})"
+    return f"{what}; {again}, {back}" if back else ""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from appliance.plan.migration.state import (
     RETURNED,
     STARTING,
     STOPPING,
+    MoveResult,
     StateMove,
     Tree,
     read_state_move,
@@ -220,6 +221,13 @@ def test_a_stopped_source_stays_stopped(current: Move) -> None:
     with pytest.raises(RolledBack, match="has the services as before"):
         module._copy_and_commit(current)
     assert current.source.runs(), "a run that was killed had stopped it"
+
+
+def test_an_interruption_after_the_commit_names_what_goes_on(current: Move) -> None:
+    module._copy_and_commit(current)
+    current.target.faults["start"] = KeyboardInterrupt()  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt, match=rf"has the state .*`sms migrate --to {current.target.name}` goes on"):
+        module._start(current, MoveResult(current.source.name, current.target.name, current.generation, 1, 1))
 
 
 def test_a_refusal_before_the_stop_is_one(current: Move) -> None:

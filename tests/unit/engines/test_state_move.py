@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,12 +22,15 @@ from appliance.operations.engines.move import refuse_left
 from appliance.plan.migration.state import (
     COPYING,
     DONE,
+    STARTING,
+    STOPPING,
     MovePlan,
     StateMove,
     Tree,
     Versions,
     check_identity,
     compare_trees,
+    describe_interrupted,
     left_behind,
     moved_paths,
     read_state_move,
@@ -37,6 +41,7 @@ from appliance.plan.migration.state import (
     state_version,
 )
 from appliance.progress import Silent
+from appliance.shared.lease import ENGINE, Lease
 from appliance.shared.records import to_json
 from appliance.tools import ext3
 from tests.unit.engines.cases import ONE, make_input
@@ -225,3 +230,26 @@ def test_the_record() -> None:
         read_state_move(b"{", "lab")
     with pytest.raises(SmsError, match="belongs to cluster lab"):
         read_state_move(to_json(record), "other")
+
+
+BACK = StateMove("lab", STARTING, "nomad", "container", 5.0, 8)
+THERE = StateMove("lab", STOPPING, "container", "nomad", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("last", "generation", "holder", "text"),
+    [
+        (None, 8, None, ""),
+        (BACK, 8, None, r"from nomad was interrupted after its copy; `sms migrate --to container` goes on$"),
+        (BACK.at(DONE), 8, None, ""),
+        (BACK, 9, None, ""),
+        (BACK.at(COPYING, generation=0), 7, f"{ENGINE}nomad", r"\(copying\); .*--to nomad` starts them there$"),
+        (BACK.at(COPYING, generation=0), 7, "host-b", ""),
+        (THERE, 7, "host-a", r"\(stopping\); `sms migrate --to nomad` goes on, `sms start` starts them here$"),
+        (THERE.at(STARTING, generation=8), 8, f"{ENGINE}nomad", ""),
+        (THERE, 9, "host-b", ""),
+    ],
+)
+def test_what_an_interrupted_move_left(last: StateMove | None, generation: int, holder: str | None, text: str) -> None:
+    found = describe_interrupted(last, Lease("lab", generation, holder), "host-a")
+    assert re.search(text, found) if text else not found
