@@ -17,9 +17,11 @@ from tests import causes
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Who runs the tests in the background of a shell has SIGINT ignored, and so have all programs that they start."""
+    """In the background of a shell, SIGINT is ignored, after `nohup` SIGHUP: also in all programs that tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # How long an example takes depends on what runs beside it.
     settings.register_profile("sms", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("sms")
