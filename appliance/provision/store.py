@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -84,17 +87,31 @@ def _open(url: str, busy_s: float) -> sa.engine.Engine:
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ImportError) as error:
         raise SmsError(f"invalid database URL: {error}", hint="sqlite:////PATH or postgresql://...") from error
     if sqlite:
-        sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "connect", partial(_prepare_sqlite, busy_s))
     sa.event.listen(engine, "begin", _begin_sqlite if sqlite else _begin_postgresql)
     return engine
 
 
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
+def _prepare_sqlite(busy_s: float, connection: Any, _record: Any) -> None:
     # With NORMAL a power failure takes away the last commits: a used token would be valid again.
     # The driver's implicit transactions do not include DDL.
     connection.isolation_level = None
-    for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    _use_wal(connection, time.monotonic() + busy_s)
+    for setting in ("synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {setting}")
+
+
+def _use_wal(connection: Any, deadline: float) -> None:
+    """Change the journal mode. SQLite's own timeout does not cover that where another connection changes it, too."""
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _writes(connection: Connection) -> bool:
