@@ -55,6 +55,7 @@ def test_to_nomad_and_back(hosts: Hosts) -> None:
     print({"there": there["parts"], "back": back["parts"]})
 
 
+@pytest.mark.full
 def test_another_run_changes_nothing_and_a_killed_one_is_undone(hosts: Hosts) -> None:
     """While the state is copied to the container, its folders on Nomad are locked; `--to nomad` starts it there."""
     move(hosts, "--to", "nomad", "--force")
