@@ -12,7 +12,9 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
+from appliance.errors import ConfigError
 from appliance.host.base import CommandError, Host, Result
+from appliance.text import printable
 from appliance.tools.engine import at, list_at, number_at, read_json, run_program, text_at
 
 MANAGER = "sms"
@@ -20,6 +22,10 @@ MANAGER = "sms"
 REQUEST_S, COMMAND_S = 30, 120
 """Time limits of one request, and of a command with several, in seconds."""
 HINT = "`engines.kubernetes.kubeconfig` and `context` of the site file, or KUBECONFIG, name cluster and account"
+NO_CONFIG = re.compile(
+    r"stat \S.*: no such file.*|error loading config file.*|context .*(?:does not exist|not found).*"
+)
+"""In messages of kubectl about its own configuration."""
 CHANGED = 1
 """Status of `kubectl diff` where objects differ."""
 MISSING = re.compile(r"\(NotFound\)|not found|doesn't have a resource type", re.IGNORECASE)
@@ -120,11 +126,20 @@ class Kubectl:
 
         Raises:
             Refused: there is no such program, or it is not permitted.
+            ConfigError: its configuration is missing or invalid.
             Unreachable: the API server did not answer.
             CommandError: another error.
         """
         limit = (f"--request-timeout={REQUEST_S}s",) if limited else ()
-        return run_program(self.host, self.argv(*limit, *words), input=input, ok=ok, timeout=timeout, hint=HINT)
+        try:
+            return run_program(self.host, self.argv(*limit, *words), input=input, ok=ok, timeout=timeout, hint=HINT)
+        except CommandError as error:
+            why = error.result.stderr.decode(errors="replace")
+            if found := NO_CONFIG.search(why):
+                raise ConfigError(
+                    f"{self.host.name}: `kubectl` cannot use its configuration: {printable(found[0])}", hint=HINT
+                ) from error
+            raise
 
     def version(self) -> tuple[int, int]:
         """Return the version of the API server."""

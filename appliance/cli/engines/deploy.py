@@ -113,7 +113,7 @@ def _open(arguments: argparse.Namespace) -> tuple[Cluster, Host, Progress]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Deploy, or show what that would do."""
-    from appliance.errors import ConfigError
+    from appliance.errors import ConfigError, Refused
     from appliance.operations.engines.deploy import deploy, plan_deploy
     from appliance.operations.engines.deployed import find_deployed
 
@@ -123,22 +123,24 @@ def run(arguments: argparse.Namespace) -> int:
     if not engine:
         raise ConfigError("no engine has the services yet", hint="name one: --engine kubernetes, or --engine nomad")
     if arguments.dry_run:
-        plan = plan_deploy(cluster, host, engine)
+        plan = plan_deploy(cluster, host, engine, shown)
         print_result(arguments, plan, _plan_lines(plan))
-        return 0
+        return Refused.status if plan.refusal else 0
     done = deploy(cluster, host, engine, shown, timeout_s=arguments.timeout)
     print_result(arguments, done, _outcome_lines(done))
     return 0
 
 
 def _plan_lines(plan: DeployPlan) -> Iterator[str]:
+    if plan.refusal:
+        yield f"it would be refused: {plan.refusal}"
+        if plan.hint:
+            yield f"  hint: {plan.hint}"
     yield f"{plan.cluster} on {plan.engine}, generation {plan.generation}" + ("; nothing to do" * plan.unchanged)
     for one in plan.differences:
         yield f"{one.name}: {one.change}"
         if one.change == "change":
             yield from (f"    {line}" for line in one.text.rstrip().splitlines())
-    if plan.refusal:
-        yield f"it would be refused: {plan.refusal}"
 
 
 def _outcome_lines(done: Outcome) -> Iterator[str]:

@@ -29,22 +29,29 @@ POLL_S = 1.0
 LOG_LINES = 8
 """Lines of a log that an error shows."""
 RELOAD_S = 30
+REPORT_S = 15
+"""Seconds after which a wait says what it waits for, and between such lines."""
 
 
 @dataclass(frozen=True)
 class DeployPlan:
-    """What a deployment would do: ``create``, ``change`` or ``unchanged`` for each workload; ``refusal``: why not."""
+    """What a deployment would do: ``create``, ``change`` or ``unchanged`` for each workload.
+
+    Attributes:
+        refusal: why it would be refused, and ``hint``; then differences may be missing.
+    """
 
     engine: str
     cluster: str
     generation: int
     differences: tuple[Difference, ...]
     refusal: str = ""
+    hint: str = ""
 
     @property
     def unchanged(self) -> bool:
         """Whether it would change nothing."""
-        return all(one.change == "unchanged" for one in self.differences)
+        return not self.refusal and all(one.change == "unchanged" for one in self.differences)
 
 
 @dataclass(frozen=True)
@@ -85,19 +92,25 @@ def render_bundle(cluster: Cluster, engine: str) -> Bundle:
     return make_bundle(engine, read_input(cluster, engine))
 
 
-def plan_deploy(cluster: Cluster, host: Host, engine: str) -> DeployPlan:
+def plan_deploy(cluster: Cluster, host: Host, engine: str, progress: Progress) -> DeployPlan:
     """Return what ``deploy`` would do; nothing is changed."""
     bundle, found = render_bundle(cluster, engine), find_engine(cluster, host, engine)
     record = find_deployed(cluster, host)
-    refusal = ""
+    refusal, hint = "", ""
     try:
         refuse_other_writer(cluster, host, bundle, record)
-        compare_secrets(cluster, bundle, found)
+        found.check(cluster, bundle, progress, send=False)
+        report_drift(compare_secrets(cluster, bundle, found), progress)
     except Refused as error:
-        refusal = error.message
-    return DeployPlan(
-        engine, cluster.site.cluster, _next_generation(record, bundle), tuple(found.differences(bundle)), refusal
-    )
+        refusal, hint = error.message, error.hint
+    try:
+        differences = found.differences(bundle)
+    except Refused:
+        if not refusal:
+            raise
+        differences = []
+    generation = _next_generation(record, bundle)
+    return DeployPlan(engine, cluster.site.cluster, generation, tuple(differences), refusal, hint)
 
 
 def deploy(cluster: Cluster, host: Host, engine: str, progress: Progress, *, timeout_s: float) -> Outcome:
@@ -361,13 +374,15 @@ def _wait(engine: Engine, bundle: Bundle, items: Sequence[Item], run: Run) -> di
         Unverified: one is not in time, with the last lines of its log.
     """
     began, done = time.monotonic(), dict[str, float]()
+    said, said_at = "", began
     names = [one.name for one in items]
     if not names:
         return {}
     part = Bundle(bundle.engine, bundle.cluster, bundle.namespace, bundle.image, bundle.controller, tuple(items))
+    nodes = any(one.kind == "node" for one in items)
     with run.progress.step(f"wait for {', '.join(names)}") as step:
         while True:
-            states = wait_silently(engine, part)
+            states = wait_silently(engine, part, probe=nodes)  # no check of the engine asks those of nodes
             for state in states:
                 if state.ready:
                     done.setdefault(state.name, round(time.monotonic() - began, 1))
@@ -376,17 +391,27 @@ def _wait(engine: Engine, bundle: Bundle, items: Sequence[Item], run: Run) -> di
                     engine.nudge(state)
             waiting = [state for state in states if not state.ready]
             if not waiting:
+                step.detail("")
                 return done
-            step.detail("; ".join(f"{state.name}: {state.why}" for state in waiting)[:200])
+            why = "; ".join(f"{state.name}: {state.why}" for state in waiting)[:200]
+            step.detail(why)
+            if why != said and time.monotonic() - said_at > REPORT_S:  # without a terminal, no step shows its detail
+                said, said_at = why, time.monotonic()
+                run.progress.report(f"note: not ready after {said_at - began:.0f} s: {why}")
             if time.monotonic() - began > run.timeout_s:
                 raise not_ready(engine, bundle, waiting, run.timeout_s)
             time.sleep(POLL_S)
 
 
-def wait_silently(engine: Engine, bundle: Bundle) -> list[WorkloadState]:
-    """Return the states; an engine that does not answer for a moment is not an error while one waits."""
+def wait_silently(engine: Engine, bundle: Bundle, *, probe: bool = False) -> list[WorkloadState]:
+    """Return the states; an engine that does not answer for a moment is not an error while one waits.
+
+    Args:
+        probe: whether services are probed once all are ready.
+    """
     try:
-        return engine.states(bundle)
+        states = engine.states(bundle)
+        return engine.probe(bundle, states) if probe and all(state.ready for state in states) else states
     except Unreachable as error:
         return [WorkloadState(one.name, one.kind, False, 1, problem=error.message) for one in bundle.items]
 

@@ -127,8 +127,11 @@ class Engine(Protocol):
 
     name: str
 
-    def check(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
+    def check(self, cluster: Cluster, bundle: Bundle, progress: Progress, *, send: bool = True) -> None:
         """Check that it answers, permits a deployment, and can run the image.
+
+        Args:
+            send: whether the image is sent where it is missing; without that nothing is changed.
 
         Raises:
             Refused: it does not.
@@ -159,7 +162,7 @@ class Engine(Protocol):
         """Return the state of each workload, in the bundle's order."""
 
     def probe(self, bundle: Bundle, states: Sequence[WorkloadState]) -> list[WorkloadState]:
-        """Return the states with the answer of each service's probe."""
+        """Return the states with the answer of each service's probe, on compute nodes as well."""
 
     def log(self, bundle: Bundle, state: WorkloadState, lines: int) -> str:
         """Return the last lines of the part that is not ready."""

@@ -55,7 +55,7 @@ class OnKubernetes:
     node: str = ""
     name = "kubernetes"
 
-    def check(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
+    def check(self, cluster: Cluster, bundle: Bundle, progress: Progress, *, send: bool = True) -> None:
         """Check the server's version, and that nodes have the image or can pull it."""
         found = self.kubectl.version()
         if found < (1, OLDEST):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from appliance.config.model import Site
 from appliance.engines.deploy import Bundle, Item
-from appliance.engines.nomad import inside_script, volume_name
+from appliance.engines.nomad import NODE_JOB, SLURMD_PORT, inside_script, volume_name
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
@@ -33,6 +34,15 @@ from appliance.tools.nomad import Allocation, Check, Client, Job, Nomad
 OWN = "created_by"
 """Item of a variable that sms has written."""
 ENDED = ("complete", "failed", "lost")
+AT_ONCE = 16
+"""Compute nodes that are queried at once."""
+CONNECT, CONNECT_S = 'exec 3<>"/dev/tcp/$1/$2"', 2
+"""Bash: connect to address $1 and port $2; its time limit in seconds."""
+NODE_PROBE = (
+    'cd "$NOMAD_TASK_DIR/.." && exec /usr/bin/python3 local/sms/sms-probe --services local/sms/services.json "$1"'
+)
+"""Shell: probe service $1 of a compute node, where its task runs."""
+PROBE_S = 30
 
 
 @dataclass(frozen=True)
@@ -44,9 +54,10 @@ class OnNomad:
     pool: str
     name = "nomad"
 
-    def check(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
+    def check(self, cluster: Cluster, bundle: Bundle, progress: Progress, *, send: bool = True) -> None:
         """Check the client that runs the services, and send it the image if it is an admin host."""
-        client = self._find_client()
+        clients = self.nomad.clients()
+        client = self._find_client(clients)
         if client is None or client.status != "ready":
             state = f"is {client.status}" if client else "is not a client"
             raise Refused(
@@ -65,7 +76,25 @@ class OnNomad:
                 f"the client {self.client} does not have the volume {volume}",
                 hint="`sms export nomad` prints what its configuration needs",
             )
-        self._bring_image(cluster, bundle, progress)
+        if bundle.find(NODE_JOB) and (own := self._find_slurmds(clients)):
+            progress.report(
+                f"warning: {', '.join(own)} already runs a slurmd that is not of Nomad: two stop each other; "
+                "stop and disable slurmd and munge there before (running jobs live on)"
+            )
+        if send:
+            self._bring_image(cluster, bundle, progress)
+
+    def _find_slurmds(self, clients: Sequence[Client]) -> list[str]:
+        """Return the compute nodes where something has slurmd's port, and it is not the job of Nomad."""
+        ours = {one.node for one in self.nomad.allocations(NODE_JOB) if one.state == "running"}
+        nodes = [one for one in clients if one.pool == self.pool and one.status == "ready" and one.name not in ours]
+
+        def listens(client: Client) -> bool:
+            argv = ("timeout", str(CONNECT_S), "bash", "-c", CONNECT, "connect", client.address, str(SLURMD_PORT))
+            return _is_address(client.address) and self.nomad.host.works(*argv)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return sorted(one.name for one, found in zip(nodes, pool.map(listens, nodes), strict=True) if found)
 
     def _bring_image(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
         """Send the current image to the client if that is an admin host, and verify it there."""
@@ -88,8 +117,7 @@ class OnNomad:
                 f"{self.client} does not have the image {bundle.image}", hint="copy it there, or `sms build` it again"
             )
 
-    def _find_client(self) -> Client | None:
-        clients = self.nomad.clients()
+    def _find_client(self, clients: Sequence[Client]) -> Client | None:
         found = next((one for one in clients if one.name == self.client), None)
         if found:
             return found
@@ -180,6 +208,28 @@ class OnNomad:
     def probe(self, bundle: Bundle, states: Sequence[WorkloadState]) -> list[WorkloadState]:
         """Run the probe of each service as its task runs: a check that succeeds keeps no answer."""
         services = [one for one in bundle.items if one.kind == "service"]
+        of_nodes = {one.name for one in bundle.items if one.kind == "node"}
+        todo = [
+            (state.name, one.name, part.name)
+            for state in states
+            if state.name in of_nodes
+            for one in state.instances
+            for part in one.parts
+            if part.ready
+        ]
+        listed = {name: self.nomad.allocations(name) for name in {job for job, _, _ in todo}}
+        ids = {(job, one.id[:8]): one.id for job, found in listed.items() for one in found}
+        names = {job: text_at(self._tasks(job).get(job), "Config", "args", -1) for job in listed}
+
+        def ask_node(one: tuple[str, str, str]) -> tuple[bool, str]:
+            job, name, task = one
+            command = ("/bin/sh", "-euc", NODE_PROBE, "probe", names[job])
+            try:
+                result = self.nomad.exec(ids[job, name], task, *command, ok=None, timeout=PROBE_S)
+            except (SmsError, KeyError) as error:
+                return False, error.message if isinstance(error, SmsError) else "it has ended"
+            answer = next(filter(None, map(read_probe, result.stdout.decode(errors="replace").splitlines())), None)
+            return (answer.ok, answer.detail) if answer else (False, "no answer")
 
         def ask(item: Item) -> dict[tuple[str, str], tuple[bool, str]]:
             try:
@@ -192,6 +242,9 @@ class OnNomad:
 
         with ThreadPoolExecutor(3) as pool:
             answers = {key: answer for each in pool.map(ask, services) for key, answer in each.items()}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            keys = [(name, task) for _, name, task in todo]
+            answers |= dict(zip(keys, pool.map(ask_node, todo), strict=True))
         return [with_answers(state, answers) for state in states]
 
     def log(self, bundle: Bundle, state: WorkloadState, lines: int) -> str:
@@ -223,14 +276,17 @@ class OnNomad:
             SmsError: it does not run.
         """
         running = [one for one in self.nomad.allocations(item.name) if one.runs]
-        job = self.nomad.spec(item.name) if running else None
-        tasks = {text_at(one, "Name"): one for one in list_at(job, "TaskGroups", 0, "Tasks")}
+        tasks = self._tasks(item.name) if running else {}
         for unit in reversed(item.units):
             args = [word for word in list_at(tasks.get(unit), "Config", "args") if isinstance(word, str)]
             if script := inside_script(args, argv):
                 command = ("/bin/sh", "-euc", script)
                 return running[0].id, self.nomad.exec(running[0].id, unit, *command, ok=None, timeout=timeout)
         raise SmsError(f"{item.name} does not run", hint="`sms deploy status` shows why")
+
+    def _tasks(self, name: str) -> dict[str, object]:
+        """Return the tasks of a job by name, as the API has them."""
+        return {text_at(one, "Name"): one for one in list_at(self.nomad.spec(name), "TaskGroups", 0, "Tasks")}
 
     def has_node(self, node: str) -> bool:
         """Return whether a client has that name."""
@@ -280,6 +336,14 @@ def _instance(item: Item, one: Allocation, checks: Sequence[Check], version: int
     ready = one.runs and bool(parts) and all(part.ready for part in parts)
     why = one.message or f"{one.state}, to {one.desired}"
     return Instance(one.id[:8], one.node, ready, one.version == version, tuple(parts), why=why)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _variable_of(job: str) -> str:

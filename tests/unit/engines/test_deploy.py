@@ -34,6 +34,7 @@ from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import from_json, to_json
 from appliance.tools.kubectl import Kubectl
+from appliance.tools.nomad import Client, read_allocation, read_job
 from tests.sites import GOOD
 from tests.unit.engines.cases import CASES, make_input
 
@@ -311,3 +312,56 @@ def test_a_failover_from_an_engine_records_that_it_has_the_services_no_more(clus
         refuse_deployed(cluster, host)
     failover._forget_engine(cluster, host, replace(plan, old=("engine:nomad",)), Silent())
     refuse_deployed(cluster, host)
+
+
+NODE_BUNDLE = replace(BUNDLE, items=(Item("slurm-cn", "node", "job", ("slurm-cn",)),))
+
+
+@pytest.mark.parametrize(
+    ("answer", "ready"),
+    [
+        (b'{"name": "slurmd", "ok": true, "detail": "Slurmd PID"}', True),
+        (b'{"name": "slurmd", "ok": false, "detail": "no socket"}', False),
+        (b"python3: no such file", False),
+    ],
+)
+def test_services_of_nodes_are_asked(answer: bytes, ready: bool) -> None:
+    """That their process lives says nothing."""
+    program = MagicMock()
+    allocation = read_allocation(
+        {
+            "ID": "0123456789", "NodeName": "node1", "ClientStatus": "running", "DesiredStatus": "run",
+            "TaskStates": {"slurm-cn": {"State": "running"}},
+        }
+    )  # fmt: skip
+    program.clients.return_value = [Client("1", "node1", "ready", True, False, "compute", "10.0.0.2")]
+    program.job.return_value = read_job({"ID": "slurm-cn", "Type": "system"})
+    program.allocations.return_value = [allocation]
+    args = ["--jobsync", "slurmd"]
+    program.spec.return_value = {"TaskGroups": [{"Tasks": [{"Name": "slurm-cn", "Config": {"args": args}}]}]}
+    program.exec.return_value = SimpleNamespace(stdout=answer, status=0)
+    found = OnNomad(program, "host-a", "compute")
+    (state,) = found.states(NODE_BUNDLE)
+    assert state.ready
+    (probed,) = found.probe(NODE_BUNDLE, [state])
+    assert probed.ready == ready
+    assert program.exec.call_args.args[-1] == "slurmd"
+
+
+def test_a_slurmd_beside_nomad_is_found() -> None:
+    program = MagicMock()
+    clients = [
+        Client(name, name, "ready", True, False, pool, address)
+        for name, pool, address in (
+            ("host-a", "default", "10.0.0.1"), ("node1", "compute", "10.0.0.2"), ("node2", "compute", "10.0.0.3"),
+            ("node3", "compute", "10.0.0.4"), ("node4", "compute", "localhost"),
+        )
+    ]  # fmt: skip
+    program.clients.return_value = clients
+    program.get.return_value = {"Drivers": {"raw_exec": {"Healthy": True}}}
+    program.allocations.return_value = [SimpleNamespace(node="node3", state="running")]
+    program.host.works.side_effect = lambda *argv: "10.0.0.2" not in argv
+    progress = MagicMock()
+    OnNomad(program, "host-a", "compute").check(MagicMock(), NODE_BUNDLE, progress, send=False)
+    ((line,), _) = progress.report.call_args
+    assert line.startswith("warning: node2 already runs a slurmd")

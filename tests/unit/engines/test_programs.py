@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Stuck, Unreachable
 from appliance.host.fake import Answer, Fake
 from appliance.host.local import Local
@@ -45,12 +45,14 @@ def with_program(folder: Path, name: str, script: str) -> Local:
         ('Error from server (Forbidden): pods is forbidden: User "x" cannot list resource "pods"', Forbidden),
         ("error: You must be logged in to the server (Unauthorized)", Forbidden),
         ("error: no objects passed to apply", CommandError),
+        ("error: stat /nope: no such file or directory", ConfigError),
+        ('error: context "nope" does not exist', ConfigError),
     ],
 )
 def test_errors_of_kubectl(message: str, kind: type[SmsError]) -> None:
     with pytest.raises(kind) as caught:
         kubectl({("get", "pods"): (1, message)}).pods()
-    assert caught.value.status == (3 if kind is Forbidden else 1)
+    assert caught.value.status == {Forbidden: 3, ConfigError: 2}.get(kind, 1)
     assert caught.value.hint or kind is CommandError
 
 
@@ -112,6 +114,8 @@ def test_plans(tmp_path: Path, status: int, text: str, change: str) -> None:
 def test_a_plan_that_failed_is_no_plan() -> None:
     with pytest.raises(CommandError):
         nomad({("job", "plan"): (255, "Error during plan: Unexpected response code: 500")}).plan("job {}")
+    with pytest.raises(Unreachable):
+        nomad({("job", "plan"): (255, "write tcp 10.0.0.1:1: use of closed network connection")}).plan("job {}")
     with pytest.raises(Unreachable):
         nomad({("job", "plan"): (255, "Put http://127.0.0.1:4646: dial tcp: connect: connection refused")}).plan("")
 
