@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def status_lines(found: DeployStatus) -> Iterator[str]:
     """Yield the status as lines for the terminal."""
     record = found.record
-    state = "stopped" if record.phase == "stopped" and found.healthy else "healthy" if found.healthy else "UNHEALTHY"
+    good = {"deployed": "healthy", "stopped": "stopped"}.get(record.phase, "healthy so far, and not finished")
+    state = good if found.healthy else "UNHEALTHY"
     yield f"{found.cluster} on {record.engine}: {state}; generation {record.generation}, {record.phase}"
     signed = f", SIF sha256:{record.sif[:16]}, signed by {record.signer}" if record.sif else ""
     yield f"image     {record.image}{signed}"

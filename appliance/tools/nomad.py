@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from difflib import unified_diff
 from typing import Any
 from urllib.parse import quote
 
@@ -36,6 +37,12 @@ NO_JOB = re.compile(r"job not found|No job\(s\) with prefix|not found", re.IGNOR
 NO_LEADER = re.compile(r"No cluster leader|rpc error|failed to", re.IGNORECASE)
 PLANNED = (0, 1)
 """Statuses of `nomad job plan`: 1 where it would start or stop something; 255 is an error."""
+ADVICE = re.compile(r"^Job Modify Index: ", re.MULTILINE)
+"""Where the advice of a plan begins."""
+FIELD = re.compile(
+    r'(\s*(?:\+/-\s|([+-])\s)?\s*[A-Za-z][\w.]*:\s+)("(?:[^"\\]|\\.)*")(?: => ("(?:[^"\\]|\\.)*"))?(\s\(.*\))?$'
+)
+"""A field of a plan: its name, its mark, its value, or the one before and the one after, and what Nomad says of it."""
 JOB_LINE = re.compile(r"^(\+/- |\+ |- |)Job: ", re.MULTILINE)
 """The first line of a plan; without a mark the job is as it was."""
 
@@ -190,7 +197,7 @@ class Nomad:
         if not found:
             raise CommandError(result)
         change = {"+/- ": "change", "+ ": "create", "": "unchanged"}.get(found[1], "change")
-        return Plan(change, text, result.status == 1)
+        return Plan(change, readable_plan(text), result.status == 1)
 
     def start(self, job: str) -> None:
         """Run a job, whose text is HCL; what it starts is not waited for."""
@@ -287,6 +294,34 @@ class Nomad:
     def set_eligible(self, client: str, eligible: bool) -> None:
         """Let the servers start something on a client, or nothing new."""
         self.run("node", "eligibility", "-enable" if eligible else "-disable", client)
+
+
+def readable_plan(text: str) -> str:
+    """Return a plan with the lines of files that differ, which `nomad` prints as one, and without its advice."""
+    advice = ADVICE.search(text)
+    return "\n".join(
+        line for each in text[: advice.start() if advice else None].splitlines() for line in _field_lines(each)
+    )
+
+
+def _field_lines(line: str) -> list[str]:
+    """Return the line of a field; of a text of several lines, the lines that differ."""
+    found = FIELD.match(line)
+    if not found or "\\n" not in line:
+        return [line]
+    head, mark, old, new, end = found.groups()
+    try:
+        before, after = (json.loads(each).splitlines() if each else [] for each in (old, new))
+    except ValueError:  # an escape of Go that JSON does not have
+        return [line]
+    if new is not None:
+        changed = list(unified_diff(before, after, lineterm="", n=1))[2:]
+    elif mark:
+        changed = [f"{mark}{each}" for each in before]
+    else:
+        return [f"{head.rstrip()} {len(before)} lines"]
+    space = " " * (len(head) - len(head.lstrip()) + 4)
+    return [f"{head.rstrip()}{end or ''}", *(space + each for each in changed)]
 
 
 def read_job(given: Any) -> Job:

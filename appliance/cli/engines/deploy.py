@@ -141,6 +141,8 @@ def _plan_lines(plan: DeployPlan) -> Iterator[str]:
         yield f"{one.name}: {one.change}"
         if one.change == "change":
             yield from (f"    {line}" for line in one.text.rstrip().splitlines())
+    for name, why in plan.left.items():
+        yield f"{name} does not run meanwhile: {why}"
 
 
 def _outcome_lines(done: Outcome) -> Iterator[str]:

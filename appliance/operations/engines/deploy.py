@@ -20,6 +20,7 @@ from appliance.operations.engines.nomad import find_on_nomad
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import Leases, give_lease, query_lease
 from appliance.plan.migration.lease import find_holder, find_newest
+from appliance.plan.migration.state import left_behind
 from appliance.plan.overlay.seed import SECRET_PLACES
 from appliance.progress import Progress
 from appliance.shared.lease import ENGINE
@@ -39,6 +40,7 @@ class DeployPlan:
 
     Attributes:
         refusal: why it would be refused, and ``hint``; then differences may be missing.
+        left: services that only the services container runs, and which do not run meanwhile; and why.
     """
 
     engine: str
@@ -47,6 +49,7 @@ class DeployPlan:
     differences: tuple[Difference, ...]
     refusal: str = ""
     hint: str = ""
+    left: dict[str, str] = field(default_factory=dict)
 
     @property
     def unchanged(self) -> bool:
@@ -110,7 +113,14 @@ def plan_deploy(cluster: Cluster, host: Host, engine: str, progress: Progress) -
             raise
         differences = []
     generation = _next_generation(record, bundle)
-    return DeployPlan(engine, cluster.site.cluster, generation, tuple(differences), refusal, hint)
+    left = find_left(cluster, bundle)
+    return DeployPlan(engine, cluster.site.cluster, generation, tuple(differences), refusal, hint, left)
+
+
+def find_left(cluster: Cluster, bundle: Bundle) -> dict[str, str]:
+    """Return the services of the site that do not run while an engine has the others, and why."""
+    has = {unit for item in bundle.items if item.kind == "service" for unit in item.units}
+    return dict(left_behind(cluster.services, has))
 
 
 def deploy(cluster: Cluster, host: Host, engine: str, progress: Progress, *, timeout_s: float) -> Outcome:
@@ -135,6 +145,10 @@ def deploy(cluster: Cluster, host: Host, engine: str, progress: Progress, *, tim
         with progress.step("compare") as step:
             differences = found.differences(bundle)
             step.detail(", ".join(f"{one.name}: {one.change}" for one in differences if one.change != "unchanged"))
+        if left := find_left(cluster, bundle):
+            progress.report(
+                f"note: {', '.join(left)} run only in the services container, and not while {engine} has the others"
+            )
         return apply_bundle(cluster, host, found, bundle, differences, Run(record, leases, progress, timeout_s))
 
 

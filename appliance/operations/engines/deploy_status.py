@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.engines.deploy import Bundle
 from appliance.errors import ConfigError, SmsError
@@ -13,6 +13,7 @@ from appliance.operations.deployed import APPLYING, STOPPED, Deployed, read_depl
 from appliance.operations.engines.deploy import find_engine, need_deployed, render_bundle
 from appliance.operations.engines.deployed import read_bundle
 from appliance.operations.engines.engine import Difference, Engine, WorkloadState
+from appliance.operations.lease import query_lease
 from appliance.shared.state_lease import LEASE_FILE, parse_state_lease
 
 
@@ -52,6 +53,9 @@ def deploy_status(cluster: Cluster, host: Host, *, record: Deployed | None = Non
     bundle, pending = _compare_site(cluster, host, record, warnings)
     states = engine.probe(bundle, engine.states(bundle))
     stopped = record.phase == STOPPED
+    if stopped:  # as it is to be
+        states = [replace(one, problem="") if one.kind == "service" else one for one in states]
+        warnings += _elsewhere(cluster, host, record)
     drift = () if stopped else tuple(one for one in engine.differences(bundle) if one.change != "unchanged")
     if record.phase == APPLYING:
         warnings.append("a deployment is under way or was interrupted; `sms deploy` goes on")
@@ -63,9 +67,25 @@ def deploy_status(cluster: Cluster, host: Host, *, record: Deployed | None = Non
         healthy = all(state.ready for state in states) and not drift
         warnings += [f"{state.name}: {state.why}" for state in states if not state.ready]
         warnings += [f"{one.name} was changed beside sms; `sms deploy` makes it as it was" for one in drift]
+    warnings += [
+        f"{name} is drained on {record.engine}: nothing starts there; `sms deploy drain {name} --undo` uses it again"
+        for name in engine.drained()
+    ]
     warnings += _image_warnings(record, states)
     lease = "" if stopped else read_state_lease(engine, bundle)
     return DeployStatus(cluster.site.cluster, record, healthy, tuple(states), drift, pending, lease, tuple(warnings))
+
+
+def _elsewhere(cluster: Cluster, host: Host, record: Deployed) -> list[str]:
+    """Return who has the services that are stopped on this engine."""
+    lease = query_lease(host, cluster)
+    if lease.engine == record.engine:
+        return [f"{record.engine} still has the state: `sms deploy` starts the services again"]
+    if lease.engine:
+        return [f"{lease.engine} has the services of {cluster.site.cluster} by now"]
+    if lease.holder:
+        return [f"the services container of {lease.holder} has the services of {cluster.site.cluster}: `sms status`"]
+    return []
 
 
 def engine_status(cluster: Cluster, host: Host) -> DeployStatus | None:

@@ -183,5 +183,8 @@ class Engine(Protocol):
     def drain_node(self, bundle: Bundle, node: str, timeout_s: float) -> list[str]:
         """Stop what the engine runs on a machine and start nothing there; return what was done."""
 
+    def drained(self) -> list[str]:
+        """Return the machines on which the engine starts nothing: somebody has drained them; none if not permitted."""
+
     def undo_drain(self, node: str) -> None:
         """Let the engine use a machine again."""

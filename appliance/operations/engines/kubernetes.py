@@ -231,6 +231,13 @@ class OnKubernetes:
         done.append("its other pods were evicted")
         return done
 
+    def drained(self) -> list[str]:
+        """Return the nodes that are cordoned."""
+        try:
+            return [one.name for one in self.kubectl.nodes() if one.cordoned]
+        except Forbidden:
+            return []
+
     def undo_drain(self, node: str) -> None:
         """Let pods start on the node."""
         self.kubectl.cordon(node, undo=True)

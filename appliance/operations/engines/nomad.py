@@ -305,6 +305,17 @@ class OnNomad:
                 done.append(f"{item.name} stops there; {end}")
         return done
 
+    def drained(self) -> list[str]:
+        """Return the clients of compute nodes, and that of the services, which are drained or not eligible."""
+        clients = self.nomad.clients()
+        return [
+            one.name
+            for one in clients
+            if (one.draining or not one.eligible)
+            and one.status == "ready"
+            and (one.pool == self.pool or one.name == self.client)
+        ]
+
     def undo_drain(self, node: str) -> None:
         """Let the client run its jobs again."""
         for one in self.nomad.clients():

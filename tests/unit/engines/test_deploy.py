@@ -14,6 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from appliance.cli.engine_facts import status_lines
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.nomad import inside_script
 from appliance.engines.render import make_bundle, render
@@ -22,7 +23,9 @@ from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import APPLYING, Deployed, read_deployed, record_path, refuse_deployed
+from appliance.operations.engines import deploy_status
 from appliance.operations.engines.deploy import compare_secrets, new_secrets, refuse_other_writer
+from appliance.operations.engines.deploy_status import DeployStatus
 from appliance.operations.engines.deployed import begin, find_deployed, read_bundle
 from appliance.operations.engines.engine import Instance, Part, WorkloadState
 from appliance.operations.engines.kubernetes import OnKubernetes
@@ -365,3 +368,45 @@ def test_a_slurmd_beside_nomad_is_found() -> None:
     OnNomad(program, "host-a", "compute").check(MagicMock(), NODE_BUNDLE, progress, send=False)
     ((line,), _) = progress.report.call_args
     assert line.startswith("warning: node2 already runs a slurmd")
+
+
+@pytest.mark.parametrize(
+    ("phase", "healthy", "state"),
+    [
+        ("deployed", True, "healthy"),
+        ("applying", True, "healthy so far, and not finished"),
+        ("stopped", True, "stopped"),
+        ("applying", False, "UNHEALTHY"),
+    ],
+)
+def test_an_unfinished_deployment_is_not_shown_as_healthy(phase: str, healthy: bool, state: str) -> None:
+    first = next(status_lines(DeployStatus("sample", replace(RECORD, phase=phase), healthy)))
+    assert first == f"sample on nomad: {state}; generation 3, {phase}"
+
+
+@pytest.mark.parametrize(
+    ("holder", "said"),
+    [
+        (None, []),
+        ("host-a", ["the services container of host-a has the services of lab: `sms status`"]),
+        ("engine:nomad", ["nomad still has the state: `sms deploy` starts the services again"]),
+    ],
+)
+def test_what_was_stopped_and_drained_is_told(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, holder: str | None, said: list[str]
+) -> None:
+    host, program = Local("host-a"), MagicMock()
+    begin(cluster, host, BUNDLE, RECORD, Silent())
+    program.job.return_value = read_job({"ID": "a", "Type": "service", "Stop": True, "TaskGroups": []})
+    program.allocations.return_value = []
+    program.clients.return_value = [
+        Client(name, name, "ready", eligible, False, "compute", "") for name, eligible in (("n1", True), ("n2", False))
+    ]
+    lease = Lease(cluster.site.cluster, 7, holder, 1.0, "host-a")
+    monkeypatch.setattr(deploy_status, "find_engine", lambda *_: OnNomad(program, "host-a", "compute"))
+    monkeypatch.setattr(deploy_status, "query_lease", lambda *_: lease)
+    monkeypatch.setattr(deploy_status, "render_bundle", lambda *_: BUNDLE)
+    found = deploy_status.deploy_status(cluster, host, record=replace(RECORD, phase="stopped"))
+    assert found.healthy and not any(one.problem for one in found.workloads)
+    drained = "n2 is drained on nomad: nothing starts there; `sms deploy drain n2 --undo` uses it again"
+    assert list(found.warnings) == [*said, drained]

@@ -14,7 +14,7 @@ from appliance.host.fake import Answer, Fake
 from appliance.host.local import Local
 from appliance.tools.engine import Forbidden, run_program
 from appliance.tools.kubectl import Kubectl, read_pod
-from appliance.tools.nomad import Nomad, read_allocation, read_job
+from appliance.tools.nomad import Nomad, read_allocation, read_job, readable_plan
 
 KUBECTL = ("kubectl", "--kubeconfig=/k", "--namespace=lab")
 NOMAD = ("env", "NOMAD_NAMESPACE=default", "NOMAD_CLI_SHOW_HINTS=false", "nomad")
@@ -109,6 +109,51 @@ def test_plans(tmp_path: Path, status: int, text: str, change: str) -> None:
     (tmp_path / "text").write_text(text)
     plan = Nomad(with_program(tmp_path, "nomad", f"cat {tmp_path}/text; exit {status}")).plan("job {}")
     assert (plan.change, plan.restarts) == (change, status == 1)
+
+
+def test_a_plan_shows_the_lines_that_differ() -> None:
+    plan = """\
++/- Job: "x"
+      +/- Template {
+        +/- EmbeddedTmpl: "a\\n\\"b\\"\\nc\\n" => "a\\n\\"d\\"\\nc\\n" (forces create/destroy update)
+            Perms:        "0444"
+        }
+      + Template {
+        + EmbeddedTmpl: "one\\ntwo\\n"
+          Other:        "one\\ntwo\\n"
+          Bell:         "\\a\\n"
+        }
+
+Scheduler dry-run:
+- All tasks successfully allocated.
+
+Job Modify Index: 34
+To submit the job with version verification run:
+
+nomad job run -check-index 34 -
+"""
+    assert readable_plan(plan).rstrip().splitlines() == [
+        '+/- Job: "x"',
+        "      +/- Template {",
+        "        +/- EmbeddedTmpl: (forces create/destroy update)",
+        "            @@ -1,3 +1,3 @@",
+        "             a",
+        '            -"b"',
+        '            +"d"',
+        "             c",
+        '            Perms:        "0444"',
+        "        }",
+        "      + Template {",
+        "        + EmbeddedTmpl:",
+        "            +one",
+        "            +two",
+        "          Other: 2 lines",
+        '          Bell:         "\\a\\n"',
+        "        }",
+        "",
+        "Scheduler dry-run:",
+        "- All tasks successfully allocated.",
+    ]
 
 
 def test_a_plan_that_failed_is_no_plan() -> None:
