@@ -30,6 +30,8 @@ POLL_S = 1.0
 LOG_LINES = 8
 """Lines of a log that an error shows."""
 RELOAD_S = 30
+STEADY_S = 10
+"""Seconds without a restart after which a job of compute nodes that was restarted is ready."""
 REPORT_S = 15
 """Seconds after which a wait says what it waits for, and between such lines."""
 
@@ -388,7 +390,7 @@ def _wait(engine: Engine, bundle: Bundle, items: Sequence[Item], run: Run) -> di
         Unverified: one is not in time, with the last lines of its log.
     """
     began, done = time.monotonic(), dict[str, float]()
-    said, said_at = "", began
+    said, said_at, restarts = "", began, Restarts()
     names = [one.name for one in items]
     if not names:
         return {}
@@ -397,6 +399,7 @@ def _wait(engine: Engine, bundle: Bundle, items: Sequence[Item], run: Run) -> di
     with run.progress.step(f"wait for {', '.join(names)}") as step:
         while True:
             states = wait_silently(engine, part, probe=nodes)  # no check of the engine asks those of nodes
+            states = [restarts.judge(state) for state in states]
             for state in states:
                 if state.ready:
                     done.setdefault(state.name, round(time.monotonic() - began, 1))
@@ -415,6 +418,29 @@ def _wait(engine: Engine, bundle: Bundle, items: Sequence[Item], run: Run) -> di
             if time.monotonic() - began > run.timeout_s:
                 raise not_ready(engine, bundle, waiting, run.timeout_s)
             time.sleep(POLL_S)
+
+
+@dataclass
+class Restarts:
+    """The restarts of jobs on compute nodes while one waits: no check of the engine holds those back.
+
+    Two slurmd on one node stop each other in turn, and each of them answers now and then.
+    """
+
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    at: dict[str, float] = field(default_factory=dict)
+
+    def judge(self, state: WorkloadState) -> WorkloadState:
+        """Return the state, which is not ready for a while after a restart that was seen."""
+        if state.kind != "node":
+            return state
+        for one in state.instances:
+            if one.restarts > self.counts.setdefault((state.name, one.name), one.restarts):
+                self.counts[state.name, one.name] = one.restarts
+                self.at[state.name] = time.monotonic()
+        if state.name not in self.at or time.monotonic() - self.at[state.name] > STEADY_S or not state.ready:
+            return state
+        return replace(state, problem="it was restarted just now")
 
 
 def wait_silently(engine: Engine, bundle: Bundle, *, probe: bool = False) -> list[WorkloadState]:

@@ -24,7 +24,7 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import APPLYING, Deployed, read_deployed, record_path, refuse_deployed
 from appliance.operations.engines import deploy_status
-from appliance.operations.engines.deploy import compare_secrets, new_secrets, refuse_other_writer
+from appliance.operations.engines.deploy import STEADY_S, Restarts, compare_secrets, new_secrets, refuse_other_writer
 from appliance.operations.engines.deploy_status import DeployStatus
 from appliance.operations.engines.deployed import begin, find_deployed, read_bundle
 from appliance.operations.engines.engine import Instance, Part, WorkloadState
@@ -315,6 +315,21 @@ def test_a_failover_from_an_engine_records_that_it_has_the_services_no_more(clus
         refuse_deployed(cluster, host)
     failover._forget_engine(cluster, host, replace(plan, old=("engine:nomad",)), Silent())
     refuse_deployed(cluster, host)
+
+
+def test_a_job_of_nodes_that_was_restarted_is_not_ready_yet() -> None:
+    def state(restarts: int, kind: str = "node") -> WorkloadState:
+        parts = (replace(GOOD_PART, restarts=restarts),)
+        return WorkloadState("slurm-cn", kind, True, 1, (replace(READY, parts=parts),))
+
+    seen = Restarts()
+    assert seen.judge(state(3)).ready, "before the wait"
+    assert seen.judge(state(3)).ready
+    assert "restarted" in seen.judge(state(4)).why
+    assert "restarted" in seen.judge(state(4)).why, "for a while"
+    seen.at["slurm-cn"] -= STEADY_S
+    assert seen.judge(state(4)).ready
+    assert seen.judge(state(5, "service")).ready, "of those, the engine's checks say when"
 
 
 NODE_BUNDLE = replace(BUNDLE, items=(Item("slurm-cn", "node", "job", ("slurm-cn",)),))
