@@ -30,14 +30,13 @@ from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.engine import at, last_line, list_at, number_at, text_at
 from appliance.tools.nomad import Allocation, Check, Client, Job, Nomad
+from appliance.tools.ports import probe_argv
 
 OWN = "created_by"
 """Item of a variable that sms has written."""
 ENDED = ("complete", "failed", "lost")
 AT_ONCE = 16
 """Compute nodes that are queried at once."""
-CONNECT, CONNECT_S = 'exec 3<>"/dev/tcp/$1/$2"', 2
-"""Bash: connect to address $1 and port $2; its time limit in seconds."""
 NODE_PROBE = (
     'cd "$NOMAD_TASK_DIR/.." && exec /usr/bin/python3 local/sms/sms-probe --services local/sms/services.json "$1"'
 )
@@ -90,7 +89,7 @@ class OnNomad:
         nodes = [one for one in clients if one.pool == self.pool and one.status == "ready" and one.name not in ours]
 
         def listens(client: Client) -> bool:
-            argv = ("timeout", str(CONNECT_S), "bash", "-c", CONNECT, "connect", client.address, str(SLURMD_PORT))
+            argv = probe_argv(client.address, SLURMD_PORT)
             return _is_address(client.address) and self.nomad.host.works(*argv)
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
