@@ -11,7 +11,8 @@ from appliance.cli.common import Verbs, add_json, duration, filled, open_site, p
 if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
-    from appliance.operations.engines.deploy import DeployPlan, Outcome
+    from appliance.operations.engines.deploy import Outcome
+    from appliance.operations.engines.deploy_plan import DeployPlan
     from appliance.operations.engines.drain import Drained
     from appliance.progress import Progress
 
@@ -36,10 +37,11 @@ ACTION_EXAMPLES = {
         "  sms deploy drain node1 --undo          use it again",
     ),
     "rollback": (
-        "  sms deploy rollback   twice, and it is as before",
-        "  sms deploy status     with the generation that runs",
+        "  sms deploy rollback -n   what would be changed",
+        "  sms deploy rollback      twice, and it is as before",
     ),
     "stop": (
+        "  sms deploy stop -n               what would be stopped, in its order",
         "  sms deploy stop                  jobs run on; volumes are kept",
         "  sms deploy --engine kubernetes   start them again",
     ),
@@ -88,6 +90,10 @@ def add(verbs: Verbs) -> None:
     rollback.set_defaults(run=run_rollback)
     stop = _action(actions, "stop", "stop the services in reverse order and keep their volumes")
     stop.set_defaults(run=run_stop)
+    for action in (rollback, stop):
+        action.add_argument(
+            "-n", "--dry-run", action="store_true", default=argparse.SUPPRESS, help="show what it would do"
+        )
     for action in (status, drain, rollback, stop):
         action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print the result as JSON")
 
@@ -113,8 +119,9 @@ def _open(arguments: argparse.Namespace) -> tuple[Cluster, Host, Progress]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Deploy, or show what that would do."""
-    from appliance.errors import ConfigError, Refused
-    from appliance.operations.engines.deploy import deploy, plan_deploy
+    from appliance.errors import ConfigError
+    from appliance.operations.engines.deploy import deploy
+    from appliance.operations.engines.deploy_plan import plan_deploy
     from appliance.operations.engines.deployed import find_deployed
 
     cluster, host, shown = _open(arguments)
@@ -123,12 +130,17 @@ def run(arguments: argparse.Namespace) -> int:
     if not engine:
         raise ConfigError("no engine has the services yet", hint="name one: --engine kubernetes, or --engine nomad")
     if arguments.dry_run:
-        plan = plan_deploy(cluster, host, engine, shown)
-        print_result(arguments, plan, _plan_lines(plan))
-        return Refused.status if plan.refusal else 0
+        return _show_plan(arguments, plan_deploy(cluster, host, engine, shown))
     done = deploy(cluster, host, engine, shown, timeout_s=arguments.timeout)
     print_result(arguments, done, _outcome_lines(done))
     return 0
+
+
+def _show_plan(arguments: argparse.Namespace, plan: DeployPlan) -> int:
+    from appliance.errors import Refused
+
+    print_result(arguments, plan, _plan_lines(plan))
+    return Refused.status if plan.refusal else 0
 
 
 def _plan_lines(plan: DeployPlan) -> Iterator[str]:
@@ -168,8 +180,11 @@ def run_status(arguments: argparse.Namespace) -> int:
 
 def run_drain(arguments: argparse.Namespace) -> int:
     """Drain a machine, or use it again."""
+    from appliance.errors import ConfigError
     from appliance.operations.engines.drain import drain, undo
 
+    if arguments.dry_run:  # in front of the action
+        raise ConfigError("a drain has no dry run", hint="`sms deploy drain --help`")
     cluster, host, shown = _open(arguments)
     if arguments.undo:
         done = undo(cluster, host, arguments.node, shown)
@@ -190,8 +205,11 @@ def _drained_lines(done: Drained) -> Iterator[str]:
 def run_rollback(arguments: argparse.Namespace) -> int:
     """Apply what was deployed before."""
     from appliance.operations.engines.deploy import rollback
+    from appliance.operations.engines.deploy_plan import plan_rollback
 
     cluster, host, shown = _open(arguments)
+    if arguments.dry_run:
+        return _show_plan(arguments, plan_rollback(cluster, host, shown))
     done = rollback(cluster, host, shown, timeout_s=arguments.timeout)
     print_result(arguments, done, _outcome_lines(done))
     return 0
@@ -200,8 +218,13 @@ def run_rollback(arguments: argparse.Namespace) -> int:
 def run_stop(arguments: argparse.Namespace) -> int:
     """Stop the services on the engine."""
     from appliance.operations.engines.deploy import stop
+    from appliance.operations.engines.deploy_plan import plan_stop
 
     cluster, host, shown = _open(arguments)
+    if arguments.dry_run:
+        plan = plan_stop(cluster, host)
+        print_result(arguments, {"changes": plan}, (f"{name}: {change}" for name, change in plan.items()))
+        return 0
     done = stop(cluster, host, shown)
     print_result(arguments, done, _outcome_lines(done))
     return 0

@@ -37,29 +37,6 @@ REPORT_S = 15
 
 
 @dataclass(frozen=True)
-class DeployPlan:
-    """What a deployment would do: ``create``, ``change`` or ``unchanged`` for each workload.
-
-    Attributes:
-        refusal: why it would be refused, and ``hint``; then differences may be missing.
-        left: services that only the services container runs, and which do not run meanwhile; and why.
-    """
-
-    engine: str
-    cluster: str
-    generation: int
-    differences: tuple[Difference, ...]
-    refusal: str = ""
-    hint: str = ""
-    left: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether it would change nothing."""
-        return not self.refusal and all(one.change == "unchanged" for one in self.differences)
-
-
-@dataclass(frozen=True)
 class Outcome:
     """A deployment, a rollback or a stop.
 
@@ -95,28 +72,6 @@ def find_engine(cluster: Cluster, host: Host, name: str) -> Engine:
 def render_bundle(cluster: Cluster, engine: str) -> Bundle:
     """Return what the site file says that an engine is to run."""
     return make_bundle(engine, read_input(cluster, engine))
-
-
-def plan_deploy(cluster: Cluster, host: Host, engine: str, progress: Progress) -> DeployPlan:
-    """Return what ``deploy`` would do; nothing is changed."""
-    bundle, found = render_bundle(cluster, engine), find_engine(cluster, host, engine)
-    record = find_deployed(cluster, host)
-    refusal, hint = "", ""
-    try:
-        refuse_other_writer(cluster, host, bundle, record)
-        found.check(cluster, bundle, progress, send=False)
-        report_drift(compare_secrets(cluster, bundle, found), progress)
-    except Refused as error:
-        refusal, hint = error.message, error.hint
-    try:
-        differences = found.differences(bundle)
-    except Refused:
-        if not refusal:
-            raise
-        differences = []
-    generation = _next_generation(record, bundle)
-    left = find_left(cluster, bundle)
-    return DeployPlan(engine, cluster.site.cluster, generation, tuple(differences), refusal, hint, left)
 
 
 def find_left(cluster: Cluster, bundle: Bundle) -> dict[str, str]:
@@ -218,7 +173,7 @@ def _check_applied(engine: Engine, bundle: Bundle, changed: Collection[str]) -> 
         )
 
 
-def _next_generation(record: Deployed | None, bundle: Bundle) -> int:
+def next_generation(record: Deployed | None, bundle: Bundle) -> int:
     if record is None:
         return 1
     return record.generation + (record.digest != bundle.digest or record.engine != bundle.engine)
@@ -235,7 +190,7 @@ def _next_record(cluster: Cluster, host: Host, bundle: Bundle, before: Deployed 
     return Deployed(
         bundle.engine,
         APPLYING,
-        _next_generation(before, bundle),
+        next_generation(before, bundle),
         bundle.digest,
         previous,
         time.time(),
@@ -493,12 +448,7 @@ def rollback(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: flo
     """
     with lock_deployment(cluster, host):
         record = need_deployed(cluster, host)
-        bundle = read_bundle(cluster, host, record.previous)
-        if bundle is None:
-            raise Refused(
-                "what was deployed before is not known" if record.previous else "nothing was deployed before",
-                hint="change the site file, or check out an earlier one, and `sms deploy`",
-            )
+        bundle = previous_bundle(cluster, host, record)
         engine = find_engine(cluster, host, record.engine)
         leases = refuse_other_writer(cluster, host, bundle, record)
         progress.report("note: configuration and image are rolled back; the state of the services is not")
@@ -507,6 +457,21 @@ def rollback(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: flo
             report_drift(compare_secrets(cluster, bundle, engine), progress)
             differences = engine.differences(bundle)
         return apply_bundle(cluster, host, engine, bundle, differences, Run(record, leases, progress, timeout_s))
+
+
+def previous_bundle(cluster: Cluster, host: Host, record: Deployed) -> Bundle:
+    """Return what was deployed before.
+
+    Raises:
+        Refused: nothing was, or it is not known.
+    """
+    bundle = read_bundle(cluster, host, record.previous)
+    if bundle is None:
+        raise Refused(
+            "what was deployed before is not known" if record.previous else "nothing was deployed before",
+            hint="change the site file, or check out an earlier one, and `sms deploy`",
+        )
+    return bundle
 
 
 def need_deployed(cluster: Cluster, host: Host) -> Deployed:

@@ -414,7 +414,7 @@ def find_owner(cluster: Cluster, host: Host, name: str, paths: Sequence[str], pr
 
 
 def _stop_hint(target: str) -> str:
-    return "`sms stop` stops them" if target == CONTAINER else f"`sms deploy stop --engine {target}` stops them"
+    return "`sms stop` stops them" if target == CONTAINER else "`sms deploy stop` stops them"
 
 
 # Steps

@@ -23,11 +23,18 @@ from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import APPLYING, Deployed, read_deployed, record_path, refuse_deployed
-from appliance.operations.engines import deploy_status
-from appliance.operations.engines.deploy import STEADY_S, Restarts, compare_secrets, new_secrets, refuse_other_writer
+from appliance.operations.engines import deploy_plan, deploy_status
+from appliance.operations.engines.deploy import (
+    STEADY_S,
+    Restarts,
+    compare_secrets,
+    new_secrets,
+    refuse_other_writer,
+)
+from appliance.operations.engines.deploy_plan import plan_rollback, plan_stop
 from appliance.operations.engines.deploy_status import DeployStatus
 from appliance.operations.engines.deployed import begin, find_deployed, read_bundle
-from appliance.operations.engines.engine import Instance, Part, WorkloadState
+from appliance.operations.engines.engine import Difference, Instance, Part, WorkloadState
 from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.operations.engines.nomad import OnNomad
 from appliance.operations.lease import Leases
@@ -425,3 +432,22 @@ def test_what_was_stopped_and_drained_is_told(
     assert found.healthy and not any(one.problem for one in found.workloads)
     drained = "n2 is drained on nomad: nothing starts there; `sms deploy drain n2 --undo` uses it again"
     assert list(found.warnings) == [*said, drained]
+
+
+def test_dry_runs_of_a_stop_and_of_a_rollback(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would stop, in its order; the differences to what was before, not to the site file."""
+    host, engine = Local("host-a"), MagicMock()
+    engine.states.return_value = [WorkloadState("a", "service", True, 1, (Instance("x", "n1", True, True, ()),))]
+    engine.differences.side_effect = lambda bundle: [Difference(bundle.image, "change", "")]
+    monkeypatch.setattr(deploy_plan, "find_engine", lambda *_: engine)
+    monkeypatch.setattr(deploy_plan, "refuse_other_writer", lambda *_: None)
+    monkeypatch.setattr(deploy_plan, "compare_secrets", lambda *_: [])
+    begin(cluster, host, BUNDLE, RECORD, Silent())
+    assert list(plan_stop(cluster, host).items()) == [("b", "unchanged"), ("a", "stop")]
+    with pytest.raises(Refused, match="nothing was deployed before"):
+        plan_rollback(cluster, host, Silent())
+    other = replace(BUNDLE, image="/j.sif")
+    begin(cluster, host, other, replace(RECORD, digest=other.digest, previous=BUNDLE.digest), Silent())
+    assert [one.name for one in plan_rollback(cluster, host, Silent()).differences] == ["/i.sif"]
+    changed = {name for name, *_ in engine.method_calls} - {"states", "differences", "check"}
+    assert not changed
