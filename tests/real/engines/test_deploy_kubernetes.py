@@ -53,8 +53,9 @@ def built(lab: Lab) -> Built:
 def deployer(lab: Lab, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Deployer:
     """`sms deploy`, which was refused without an image, and killed once."""
     made = Deployer(lab, "kubernetes", {})
-    plan = made.deploy("--dry-run")
+    plan = made.deploy("--dry-run", ok=(3,))
     assert {each["change"] for each in plan["differences"]} == {"create"}
+    assert "no node has the image" in plan["refusal"]
     assert not made.record
     assert "no node has the image" in made.sms("deploy", "--engine", "kubernetes", ok=(3,)).stderr.decode()
     assert not made.record
