@@ -550,7 +550,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(guard, Path=fakes.OwnPath, ports=TOOLS, ext3=TOOLS)
         put(failover, check_fence=nothing, fence=lambda admin: effect("fence", admin.name), check_networks=nothing)
         put(failover, deliver=lambda *_: (), trust=lambda *_: IMAGE, try_confinement=nothing)
-        put(failover, _count_jobs=nothing, restore=_restore)
+        put(failover, _count_jobs=nothing, restore=_restore, read_deployed=nothing)
         put(failover, list_snapshots=_list_snapshots, read_history=_read_history)
         put(restore, check_programs=nothing, list_snapshots=_list_snapshots, find_snapshot=_find_snapshot)
         put(restore, _replace=_replace, uuid_of=nothing)
