@@ -245,8 +245,8 @@ class Layout:
     @property
     def engine_addresses(self) -> dict[str, str]:
         """By engine the address at which compute nodes reach its services: of host-a, or of the load balancer."""
-        addresses = {"nomad": self.hosts_of("carrier")[0].addresses[PROVISIONING], "kubernetes": BALANCED}
-        return {engine: addresses[engine] for engine in self.engines}
+        carriers = [host.addresses[PROVISIONING] for host in self.hosts_of("carrier")]
+        return {engine: BALANCED if engine == "kubernetes" else carriers[0] for engine in self.engines}
 
     def namespace(self, host: str) -> str:
         """Return the network namespace of a host, or of the ``switch``."""

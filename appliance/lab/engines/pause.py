@@ -10,12 +10,13 @@ import tarfile
 from pathlib import Path
 
 from appliance.lab.engines.agents import PAUSE
+from appliance.share import share
 
 
 def pause_image(folder: Path) -> bytes:
     """The image of the first process of each pod, as an archive of Docker."""
     program = folder / "pause"
-    source = Path(__file__).with_name("pause.c")
+    source = share("definitions", "lab", "pause.c")
     subprocess.run(["gcc", "-static", "-Os", "-s", "-o", program, source], check=True)
     layer = _tar({"pause": program.read_bytes()}, mode=0o755)
     digest = hashlib.sha256(layer).hexdigest()
