@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Optional
+from typing import Any, Optional
 
 from appliance.shared.files import ALWAYS, make_folder, replace_file
 from appliance.shared.identity import UUID
@@ -99,26 +100,45 @@ def parse_lease(data: bytes) -> Lease:
     Raises:
         ValueError, TypeError: they are not a lease.
     """
+    found = read_object(data)
+    lease = Lease(**{field.name: found[field.name] for field in fields(Lease) if field.name in found})
+    check_fields(lease.generation, lease.since, (lease.cluster, lease.file, lease.last, lease.holder or "-"))
+    for what, number in (("sequence", lease.sequence), ("adopted", lease.adopted), ("floor", lease.floor)):
+        if type(number) is not int or not 0 <= number <= MAX_GENERATION:
+            raise ValueError(f"{what} {str(number)[:20]!r}")
+    if lease.cluster_uuid and not UUID.fullmatch(lease.cluster_uuid):
+        raise ValueError(f"cluster_uuid {str(lease.cluster_uuid)[:40]!r}")
+    return lease
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """Return the JSON object of a lease file of any kind.
+
+    Raises:
+        ValueError, TypeError: there is none.
+    """
     try:
         found = json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(found, dict):
         raise TypeError("it is not an object")
-    lease = Lease(**{field.name: found[field.name] for field in fields(Lease) if field.name in found})
-    if type(lease.generation) is not int or not 0 <= lease.generation <= MAX_GENERATION:
-        raise ValueError(f"generation {str(lease.generation)[:20]!r}")
-    for what, number in (("sequence", lease.sequence), ("adopted", lease.adopted), ("floor", lease.floor)):
-        if type(number) is not int or not 0 <= number <= MAX_GENERATION:
-            raise ValueError(f"{what} {str(number)[:20]!r}")
-    if lease.cluster_uuid and not UUID.fullmatch(lease.cluster_uuid):
-        raise ValueError(f"cluster_uuid {str(lease.cluster_uuid)[:40]!r}")
-    if type(lease.since) not in (int, float) or not 0 <= lease.since < MAX_TIME:  # not NaN
-        raise ValueError(f"since {str(lease.since)[:20]!r} is not a time")
-    for name in (lease.cluster, lease.file, lease.last, lease.holder or "-"):
+    return found
+
+
+def check_fields(generation: object, since: object, names: Sequence[object]) -> None:
+    """Check what leases of all kinds have.
+
+    Raises:
+        ValueError: it is not a generation, a time or a name.
+    """
+    if type(generation) is not int or not 0 <= generation <= MAX_GENERATION:
+        raise ValueError(f"generation {str(generation)[:20]!r}")
+    if not isinstance(since, (int, float)) or isinstance(since, bool) or not 0 <= since < MAX_TIME:  # not NaN
+        raise ValueError(f"since {str(since)[:20]!r} is not a time")
+    for name in names:
         if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not name.isprintable():
             raise ValueError(f"{str(name)[:20]!r} is not a name")
-    return lease
 
 
 def digest(data: bytes | None) -> str:

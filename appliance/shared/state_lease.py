@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 
-from appliance.shared.lease import MAX_GENERATION, MAX_NAME_LENGTH, MAX_TIME
+from appliance.shared.lease import check_fields, read_object
 
 LEASE_FILE, LOCK_FILE = ".sms-lease", ".sms-lock"
 """Their names in the folder with the state. They do not belong to the state: who copies that leaves them out."""
@@ -47,18 +47,8 @@ def parse_state_lease(data: bytes) -> StateLease:
     Raises:
         ValueError, TypeError: they are not a lease.
     """
-    try:
-        found = json.loads(data)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise TypeError("it is not an object")
+    found = read_object(data)
     lease = StateLease(**{field.name: found[field.name] for field in fields(StateLease) if field.name in found})
-    if type(lease.generation) is not int or not 0 <= lease.generation <= MAX_GENERATION:
-        raise ValueError(f"generation {str(lease.generation)[:20]!r}")
-    if type(lease.since) not in (int, float) or not 0 <= lease.since < MAX_TIME:  # not NaN
-        raise ValueError(f"since {str(lease.since)[:20]!r} is not a time")
-    for name in (lease.last, lease.moved, lease.boot, lease.token, lease.holder or "-"):
-        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not name.isprintable():
-            raise ValueError(f"{str(name)[:20]!r} is not a name")
+    names = (lease.last, lease.moved, lease.boot, lease.token, lease.holder or "-")
+    check_fields(lease.generation, lease.since, names)
     return lease

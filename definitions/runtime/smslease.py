@@ -198,7 +198,7 @@ class Lease:
     # The files
 
     def read(self):
-        """The lease in the file; one that was never taken where there is no file. Raises Refused, OSError."""
+        """The lease in the file; one that was never taken if the file is missing. Raises Refused, OSError."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -111,6 +112,14 @@ class SecretState:
     items: tuple[str, ...]
     value: bytes | None = field(repr=False)
     own: bool
+
+
+def decode_secret(text: str) -> bytes:
+    """Return the content of a secret on an engine; a text that is not base64 has none, and differs from the site's."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return b""
 
 
 @dataclass(frozen=True)

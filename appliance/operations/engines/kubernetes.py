@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from appliance.operations.engines.engine import (
     Part,
     SecretState,
     WorkloadState,
+    decode_secret,
     with_answers,
 )
 from appliance.operations.engines.export import UNBUILT
@@ -115,7 +115,7 @@ class OnKubernetes:
                     name,
                     f"secret {self.secret_names[name]}",
                     tuple(one.name for one in bundle.items if name in one.secrets),
-                    None if present is None else _decode(text),
+                    None if present is None else decode_secret(text),
                     present is None or text_at(present, "metadata", "labels", PART_OF) == "sms",
                 )
             )
@@ -245,14 +245,6 @@ class OnKubernetes:
 
 def _file_of(secret: str) -> str:
     return SECRET_PLACES[secret][0].rpartition("/")[2]
-
-
-def _decode(text: str) -> bytes:
-    """Return a secret; what is none is another one than that of the site."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        return b""
 
 
 def selector(bundle: Bundle) -> str:

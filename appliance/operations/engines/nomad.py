@@ -22,6 +22,7 @@ from appliance.operations.engines.engine import (
     Part,
     SecretState,
     WorkloadState,
+    decode_secret,
     with_answers,
 )
 from appliance.operations.image.deliver import deliver, trust
@@ -141,7 +142,7 @@ class OnNomad:
             present = self.nomad.variable(path) if one.secrets and there else {}
             own = OWN in present or not set(present) & set(one.secrets)
             for name in one.secrets:
-                value = _decode(present[name]) if name in present else None
+                value = decode_secret(present[name]) if name in present else None
                 found.append(SecretState(name, f"{name} of the variable {path}", (one.name,), value, own))
         return found
 
@@ -358,14 +359,6 @@ def _is_address(text: str) -> bool:
 
 def _variable_of(job: str) -> str:
     return f"nomad/jobs/{job}"
-
-
-def _decode(text: str) -> bytes:
-    """Return a secret; what is none is another one than that of the site."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        return b""
 
 
 def _detail(output: str) -> str:
