@@ -104,7 +104,7 @@ SHARED = {
     "appliance/operations/engines/container_owner.py": "grown overlay",
     "appliance/operations/engines/deployed.py": "records of verbs",
     "appliance/operations/engines/export.py": USER,
-    "appliance/operations/engines/move.py": "records of verbs",
+    "appliance/operations/engines/move_run.py": "records of verbs",
     "appliance/operations/engines/nomad.py": "current image",
     "appliance/operations/history.py": "history",
     "appliance/operations/hosts/guarded.py": DERIVED,

@@ -8,20 +8,19 @@ from appliance.engines.deploy import Bundle
 from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.engines.deploy import (
-    compare_secrets,
+from appliance.operations.engines.bundles import (
     current_bundle,
     find_engine,
     find_left,
     need_deployed,
-    next_generation,
     previous_bundle,
-    refuse_other_writer,
     render_bundle,
-    report_drift,
 )
+from appliance.operations.engines.deploy import next_generation
 from appliance.operations.engines.deployed import find_deployed
 from appliance.operations.engines.engine import Difference
+from appliance.operations.engines.secret_files import compare_secrets, report_drift
+from appliance.operations.engines.writer import refuse_other_writer
 from appliance.progress import Progress
 
 

@@ -10,7 +10,7 @@ from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import APPLYING, STOPPED, Deployed, read_deployed
-from appliance.operations.engines.deploy import find_engine, need_deployed, render_bundle
+from appliance.operations.engines.bundles import find_engine, need_deployed, render_bundle
 from appliance.operations.engines.deployed import read_bundle
 from appliance.operations.engines.engine import Difference, Engine, WorkloadState
 from appliance.operations.lease import query_lease

@@ -10,7 +10,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import STOPPED
-from appliance.operations.engines.deploy import current_bundle, find_engine, need_deployed
+from appliance.operations.engines.bundles import current_bundle, find_engine, need_deployed
 from appliance.operations.engines.deployed import lock_deployment
 from appliance.operations.engines.engine import Engine
 from appliance.progress import Progress

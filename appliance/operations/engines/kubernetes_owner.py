@@ -13,9 +13,9 @@ from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.engines.clients import find_kubectl
-from appliance.operations.engines.deploy import new_secrets
 from appliance.operations.engines.kubernetes import find_kubernetes
 from appliance.operations.engines.owners import Command, EngineOwner
+from appliance.operations.engines.secret_files import new_secrets
 from appliance.plan.services.controllers import KUBERNETES
 from appliance.progress import Progress
 

@@ -7,27 +7,19 @@ step fails, after that the next run starts the target.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from statistics import median
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 
-from appliance.errors import ConfigError, Refused, RolledBack, SmsError, Unverified
+from appliance.errors import Refused, RolledBack, SmsError, Unverified
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.engines.container_owner import ContainerOwner
-from appliance.operations.engines.deploy import render_bundle
-from appliance.operations.engines.kubernetes_owner import KubernetesOwner
-from appliance.operations.engines.nomad_owner import NomadOwner
-from appliance.operations.engines.owners import Owner
+from appliance.operations.engines.move_checks import inspected
+from appliance.operations.engines.move_run import VERB, Move
 from appliance.operations.engines.transfer import transfer
-from appliance.operations.history import note, read_history
-from appliance.operations.lease import Leases, hand_over, query_lease
-from appliance.operations.overlay.generation import refuse_older
+from appliance.operations.history import note
+from appliance.operations.lease import hand_over, query_lease
 from appliance.operations.overlay.overlay import keep_stopped
-from appliance.operations.preflight import lock_host, only_one
-from appliance.operations.services.unfinished import moved_path
+from appliance.operations.preflight import lock_host
 from appliance.plan.migration.state import (
     COMMITTING,
     COPYING,
@@ -37,80 +29,12 @@ from appliance.plan.migration.state import (
     STOPPING,
     MovePlan,
     MoveResult,
-    StateMove,
     Tree,
-    check_identity,
     compare_trees,
-    left_behind,
-    moved_paths,
-    read_state_move,
-    refuse_newer,
 )
-from appliance.plan.services.controllers import CONTAINER, KUBERNETES, find_controllers
+from appliance.plan.services.controllers import CONTAINER
 from appliance.progress import Progress
-from appliance.shared.lease import ENGINE, Lease
-from appliance.shared.records import to_json
-
-VERB = "move"
-"""In the history."""
-OUTAGE_S = 90.0
-"""Predicted outage while no move was measured."""
-DATABASES = (
-    ("sacctmgr", "-nP", "list", "cluster", "format=cluster,id"),
-    ("sacctmgr", "-nP", "list", "cluster", "format=cluster"),
-)
-"""List the clusters in the database; from Slurm 23.11 on with their ids."""
-
-
-@dataclass
-class Move:
-    """A move under way.
-
-    Attributes:
-        record: as it was written last.
-        resumes: the target has the state already.
-        interrupted: an earlier run of this move was killed, before which the source may have run.
-        ran: the source ran when this run began.
-        stopped: this run has stopped the source, or a part of it.
-    """
-
-    cluster: Cluster
-    host: Host
-    source: Owner
-    target: Owner
-    leases: Leases
-    progress: Progress
-    record: StateMove
-    resumes: bool = False
-    interrupted: bool = False
-    ran: bool = False
-    stopped: bool = False
-    generation: int = 0
-    parts: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def served(self) -> bool:
-        """Whether the source had the services: where a step fails, it is started again."""
-        return self.ran or self.interrupted
-
-    def enter(self, phase: str, **changes: Any) -> None:
-        """Write the record durably, and the phase to the history; then the step may begin."""
-        self.record = self.record.at(phase, **changes)
-        self.host.write(record_path(self.cluster), to_json(self.record), mode=0o600)
-        note(self.cluster, self.host, VERB, phase, source=self.source.name, target=self.target.name, **changes)
-
-    @contextmanager
-    def timed(self, part: str, text: str) -> Iterator[Any]:
-        """Measure and show a part."""
-        began = time.monotonic()
-        with self.progress.step(text) as step:
-            yield step
-        self.parts[part] = round(time.monotonic() - began, 3)
-
-
-def record_path(cluster: Cluster) -> str:
-    """Return the path of the record of the last move, on the host that ran it."""
-    return moved_path(cluster)
+from appliance.shared.lease import ENGINE
 
 
 def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force: bool = False) -> MoveResult:
@@ -175,246 +99,6 @@ def rehearse_move(cluster: Cluster, host: Host, target: str, progress: Progress)
     """
     with inspected(cluster, host, target, progress) as (plan, _):
         return plan
-
-
-# Checks
-
-
-@contextmanager
-def inspected(cluster: Cluster, host: Host, target: str, progress: Progress) -> Iterator[tuple[MovePlan, Move]]:
-    """Check source and target; yield the plan, and the move that may begin. No other one may within the context.
-
-    Raises:
-        Refused: a check failed.
-    """
-    check_reports(cluster, target)
-    with lock_moves(cluster, host):
-        current = _begin(cluster, host, target, progress)
-        try:
-            yield _inspect(current), current
-        finally:
-            for one in (current.source, current.target):
-                with suppress(SmsError):
-                    one.close()
-
-
-@contextmanager
-def lock_moves(cluster: Cluster, host: Host) -> Iterator[None]:
-    """Hold the lock of moves on every admin host: another run would undo what this one does.
-
-    Raises:
-        Busy: another run moves the services.
-        Refused: a host cannot be reached.
-    """
-    path = f"{cluster.places.lock}.move"
-    with ExitStack() as stack:
-        for name in sorted({one.name for one in cluster.site.admin_hosts} | {host.name}):  # in the same order always
-            one = host if name == host.name else cluster.host(name)
-            try:
-                stack.enter_context(only_one(one, path, f"another `sms migrate --to` is at work; {name} has its lock"))
-            except Unreachable as error:
-                raise _unreachable([name]) from error
-        yield
-
-
-def _unreachable(names: Sequence[str]) -> Refused:
-    return Refused(
-        f"{', '.join(names)} cannot be reached, and would not know who has the services",
-        hint="make every admin host reachable, or remove it from `admin_hosts`",
-    )
-
-
-def _begin(cluster: Cluster, host: Host, target: str, progress: Progress) -> Move:
-    """Find out who has the services."""
-    with progress.step("query all admin hosts") as step:
-        leases = Leases(host, cluster)
-        lease = _query(leases)
-        step.detail(f"{lease.holder or 'no host'} holds the lease")
-    before = read_state_move(host.read(record_path(cluster)), cluster.site.cluster)
-    owner = lease.engine or CONTAINER
-    resumes = owner == target
-    if resumes and owner == CONTAINER:
-        came_from = _refuse_elsewhere(lease, host.name, before)
-    elif resumes:
-        came_from = before.source if before and before.target == target else CONTAINER
-    else:
-        came_from = owner
-    names = _moving(cluster, (came_from, target))
-    paths = moved_paths([one for one in cluster.services if one.name in names])
-    source, to = (find_owner(cluster, host, name, paths, progress) for name in (came_from, target))
-    record = StateMove(cluster.site.cluster, STARTING if resumes else STOPPING, came_from, target, time.time())
-    if resumes and before and before.target == target:
-        record = before
-    interrupted = before is not None and not before.ended and before.source == came_from
-    return Move(cluster, host, source, to, leases, progress, record, resumes, interrupted)
-
-
-def _refuse_elsewhere(lease: Lease, name: str, before: StateMove | None) -> str:
-    """Check that a move to the services container of a host has put the state there; return where it came from.
-
-    Args:
-        before: the last move that the host has run.
-
-    Raises:
-        Refused: it has not, or another host has the state by now.
-    """
-    if lease.taker not in ("", name):
-        raise Refused(
-            f"the services container on {lease.taker} has the services",
-            hint=f"`sms migrate {name}` moves it here, and `sms start` starts it there",
-        )
-    moved = before is not None and before.target == CONTAINER and before.phase in (COMMITTING, STARTING, DONE)
-    if before is None or not moved or lease.generation < before.generation:
-        raise Refused("the services container has the services already", hint="`sms start` starts it")
-    return before.source
-
-
-def _inspect(current: Move) -> MovePlan:
-    """Run the checks; of a move that is resumed, the start runs them."""
-    cluster, source, to, progress = current.cluster, current.source, current.target, current.progress
-    if current.resumes:
-        return _plan(current, Tree())
-    for one in (source, to):
-        with progress.step(f"check {one.where}"):
-            one.check()
-    if source.name == CONTAINER:
-        _check_container(current)
-    current.ran = source.runs()
-    if to.runs():
-        raise Refused(f"{to.where} runs services already", hint=_stop_hint(to.name))
-    with progress.step("check the state") as step:
-        tree = source.survey()
-        step.detail(f"{tree.files} files, {tree.bytes >> 20} MiB")
-    image = to.versions()
-    refuse_newer(tree, image, to.where)
-    check_identity(tree, cluster.site.cluster, _databases(current))
-    free = to.free_bytes()
-    if 0 <= free < tree.bytes:
-        raise Refused(
-            f"{to.where} has {free >> 20} MiB free; the state has {tree.bytes >> 20} MiB", hint="free space there"
-        )
-    return replace(_plan(current, tree), free_bytes=free, slurm=image.slurm, mariadb=image.mariadb)
-
-
-def _query(leases: Leases) -> Lease:
-    """Query all hosts, which all have to answer: one that does not would not know who has the state."""
-    leases.query()
-    if leases.unreachable:
-        raise _unreachable(leases.unreachable)
-    lease = leases.views[leases.me].lease
-    assert lease
-    top = max((view.lease for view in leases.views.values() if view.lease), key=lambda one: one.generation)
-    if top.generation <= lease.generation:
-        return lease
-    if top.engine:
-        leases.adopt(top)
-    return top
-
-
-def _check_container(current: Move) -> None:
-    """Check that the state of the services container is that of ``host``.
-
-    Raises:
-        Refused: another host has it.
-    """
-    leases, host = current.leases, current.host
-    leases.check()
-    if not current.source.runs():
-        refuse_older(current.cluster, host, leases, set_aside=False)
-
-
-def _databases(current: Move) -> list[str] | None:
-    """Return the clusters in the database; None if there is none, or the source cannot tell, which is reported."""
-    if current.cluster.find_role("accounting") is None:
-        return None
-    why = "" if current.ran else "its services do not run"
-    for argv in DATABASES if current.ran else ():
-        try:
-            result = current.source.control(*argv)
-        except SmsError as error:
-            why = error.message
-            continue
-        if not result.status:
-            return result.text.split()
-        why = result.stderr.decode(errors="replace").strip()[-200:]
-    where = current.source.where
-    current.progress.report(f"note: not checked: whether the database of {where} is this cluster's: {why}")
-    return None
-
-
-def _plan(current: Move, tree: Tree) -> MovePlan:
-    services = current.cluster.services
-    moving = _moving(current.cluster, (current.source.name, current.target.name))
-    seconds = list(_measured(current))
-    return MovePlan(
-        current.source.name,
-        current.target.name,
-        current.target.paths,
-        tree.files,
-        tree.bytes,
-        -1,
-        "",
-        "",
-        {} if current.target.name == CONTAINER else dict(left_behind(services, moving)),
-        round(median(seconds), 1) if seconds else OUTAGE_S,
-        len(seconds),
-        current.resumes,
-    )
-
-
-def _measured(current: Move) -> Iterator[float]:
-    """Yield the outages of earlier moves in the same direction, in seconds."""
-    same = {"verb": VERB, "event": "figures", "source": current.source.name, "target": current.target.name}
-    for line in read_history(current.cluster, current.host):
-        if same.items() <= line.items():
-            outage = line.get("outage_s")
-            if isinstance(outage, int | float) and outage:
-                yield float(outage)
-
-
-def _moving(cluster: Cluster, owners: Sequence[str]) -> set[str]:
-    """Return the services that move between these: those that the engines among them run."""
-    found = {one.name for one in cluster.services}
-    for name in owners:
-        if name != CONTAINER:
-            items = render_bundle(cluster, name).items
-            found &= {unit for item in items if item.kind == "service" for unit in item.units}
-    return found
-
-
-def check_reports(cluster: Cluster, name: str) -> None:
-    """Check that running jobs can report to the controller there: the site file has its address.
-
-    Raises:
-        ConfigError: it does not, or nodes reach it at another port.
-    """
-    if name not in find_controllers(cluster.site, cluster.services):
-        port = name == KUBERNETES and cluster.site.engines.kubernetes.address
-        if not port:
-            raise ConfigError(
-                f"`engines.{name}.address` is missing: the address at which nodes and running jobs reach the services",
-                hint="add the section to the site file, and `sms apply`: docs/engines.md",
-            )
-        raise ConfigError(
-            f"running jobs could not report to {name}: a NodePort is another port than the services container's",
-            hint="set `network: host`, or `service: LoadBalancer`",
-        )
-
-
-def find_owner(cluster: Cluster, host: Host, name: str, paths: Sequence[str], progress: Progress) -> Owner:
-    """Return who has the services under this name.
-
-    Args:
-        paths: of the state that moves.
-    """
-    if name == CONTAINER:
-        return ContainerOwner(cluster, host, paths, progress)
-    kind = KubernetesOwner if name == KUBERNETES else NomadOwner
-    return kind(cluster, host, paths, progress)
-
-
-def _stop_hint(target: str) -> str:
-    return "`sms stop` stops them" if target == CONTAINER else "`sms deploy stop` stops them"
 
 
 # Steps

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
-from appliance.operations.engines.deploy import compare_secrets, deploy, find_engine, render_bundle, stop
+from appliance.operations.engines.bundles import find_engine, render_bundle
+from appliance.operations.engines.deploy import deploy, stop
 from appliance.operations.engines.deployed import find_deployed
+from appliance.operations.engines.secret_files import compare_secrets
 from appliance.plan.migration.state import Tree, Versions, read_tree, read_versions
 from appliance.progress import Progress
 from appliance.shared.state_lease import StateLease, parse_state_lease

@@ -13,7 +13,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import STOPPED, read_deployed
-from appliance.operations.engines.deploy import find_engine, render_bundle
+from appliance.operations.engines.bundles import find_engine, render_bundle
 from appliance.operations.engines.deployed import set_phase
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import deliver, trust

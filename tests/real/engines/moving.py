@@ -16,7 +16,7 @@ import yaml
 from appliance.lab.engines.agents import IMPORT
 from appliance.lab.layout import DISK
 from appliance.operations.context import open_cluster
-from appliance.operations.engines.deploy import render_bundle
+from appliance.operations.engines.bundles import render_bundle
 from appliance.operations.engines.image import make_oci
 from appliance.operations.lab.demo import as_alice, wait_idle
 from appliance.progress import Silent

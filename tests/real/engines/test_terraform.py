@@ -16,7 +16,7 @@ from appliance.lab.engines.kubernetes import Kubernetes
 from appliance.lab.engines.nomad import NomadCluster
 from appliance.lab.engines.programs import find_program
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.engines.deploy import find_engine, render_bundle
+from appliance.operations.engines.bundles import find_engine, render_bundle
 from appliance.operations.engines.export import export
 from appliance.operations.engines.image import make_oci
 from appliance.operations.image.build import build

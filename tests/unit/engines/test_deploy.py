@@ -24,19 +24,15 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import APPLYING, Deployed, read_deployed, record_path, refuse_deployed
 from appliance.operations.engines import deploy_plan, deploy_status
-from appliance.operations.engines.deploy import (
-    STEADY_S,
-    Restarts,
-    compare_secrets,
-    new_secrets,
-    refuse_other_writer,
-)
 from appliance.operations.engines.deploy_plan import plan_rollback, plan_stop
 from appliance.operations.engines.deploy_status import DeployStatus
 from appliance.operations.engines.deployed import begin, find_deployed, read_bundle
 from appliance.operations.engines.engine import Difference, Instance, Part, WorkloadState
 from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.operations.engines.nomad import OnNomad
+from appliance.operations.engines.secret_files import compare_secrets, new_secrets
+from appliance.operations.engines.waiting import STEADY_S, Restarts
+from appliance.operations.engines.writer import refuse_other_writer
 from appliance.operations.lease import Leases
 from appliance.operations.migration import failover
 from appliance.plan.migration.lease import View

@@ -16,8 +16,11 @@ from appliance.host.local import Local
 from appliance.operations import preflight
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.engines import move as module
+from appliance.operations.engines import move_checks
 from appliance.operations.engines import transfer as pump
-from appliance.operations.engines.move import Move, _refuse_elsewhere, lock_moves, rehearse_move
+from appliance.operations.engines.move import rehearse_move
+from appliance.operations.engines.move_checks import _refuse_elsewhere, lock_moves
+from appliance.operations.engines.move_run import Move, record_path
 from appliance.operations.engines.owners import Command, Owner, script_argv
 from appliance.operations.engines.transfer import transfer
 from appliance.operations.lease import Leases, hand_over, query_lease
@@ -160,7 +163,7 @@ def holder(current: Move) -> str:
 
 
 def phase(current: Move) -> str:
-    found = read_state_move(current.host.read(module.record_path(current.cluster)), current.cluster.site.cluster)
+    found = read_state_move(current.host.read(record_path(current.cluster)), current.cluster.site.cluster)
     return found.phase if found else ""
 
 
@@ -303,8 +306,8 @@ def test_another_run_has_taken_the_lease(current: Move) -> None:
 def test_there_is_one_move(cluster: Cluster, host: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one, also a rehearsal, ends before it looks at anything."""
     monkeypatch.setattr(preflight, "LOCK_WAIT_S", 0)
-    monkeypatch.setattr(module, "check_reports", lambda *_: None)
-    monkeypatch.setattr(module, "_begin", lambda *_: pytest.fail("it has begun"))
+    monkeypatch.setattr(move_checks, "check_reports", lambda *_: None)
+    monkeypatch.setattr(move_checks, "_begin", lambda *_: pytest.fail("it has begun"))
     with lock_moves(cluster, host), pytest.raises(Busy, match="another `sms migrate --to`"):
         rehearse_move(cluster, host, "nomad", Silent())
 

@@ -20,7 +20,7 @@ from appliance.operations import preflight
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import Deployed
 from appliance.operations.engines import engine as engines
-from appliance.operations.engines.deploy import release_from_engine, take_for_engine
+from appliance.operations.engines.writer import release_from_engine, take_for_engine
 from appliance.operations.history import note, read_history
 from appliance.operations.lease import (
     Leases,
