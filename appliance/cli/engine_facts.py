@@ -15,7 +15,8 @@ def status_lines(found: DeployStatus) -> Iterator[str]:
     record = found.record
     good = {"deployed": "healthy", "stopped": "stopped"}.get(record.phase, "healthy so far, and not finished")
     state = good if found.healthy else "UNHEALTHY"
-    yield f"{found.cluster} on {record.engine}: {state}; generation {record.generation}, {record.phase}"
+    phase = "" if record.phase in ("deployed", "stopped") else f", {record.phase}"
+    yield f"{found.cluster} on {record.engine}: {state}; deployment {record.generation}{phase}"
     signed = f", SIF sha256:{record.sif[:16]}, signed by {record.signer}" if record.sif else ""
     yield f"image     {record.image}{signed}"
     if found.lease:

@@ -148,7 +148,7 @@ def _plan_lines(plan: DeployPlan) -> Iterator[str]:
         yield f"it would be refused: {plan.refusal}"
         if plan.hint:
             yield f"  hint: {plan.hint}"
-    yield f"{plan.cluster} on {plan.engine}, generation {plan.generation}" + ("; nothing to do" * plan.unchanged)
+    yield f"{plan.cluster} on {plan.engine}, deployment {plan.generation}" + ("; nothing to do" * plan.unchanged)
     for one in plan.differences:
         yield f"{one.name}: {one.change}"
         if one.change == "change":
@@ -164,7 +164,7 @@ def _outcome_lines(done: Outcome) -> Iterator[str]:
         seconds = f", ready after {done.waited[name]:g} s" if name in done.waited else ""
         yield f"{name}: {change}{seconds}"
     what = "" if changed else "; nothing was changed"
-    yield f"{done.cluster} on {done.engine}, generation {done.generation}: {done.seconds:g} s{what}"
+    yield f"{done.cluster} on {done.engine}, deployment {done.generation}: {done.seconds:g} s{what}"
 
 
 def run_status(arguments: argparse.Namespace) -> int:

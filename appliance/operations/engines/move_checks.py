@@ -97,7 +97,7 @@ def _begin(cluster: Cluster, host: Host, target: str, progress: Progress) -> Mov
     with progress.step("query all admin hosts") as step:
         leases = Leases(host, cluster)
         lease = _query(leases)
-        step.detail(f"{lease.holder or 'no host'} holds the lease")
+        step.detail(f"{lease.engine or lease.holder or 'no host'} holds the lease")
     before = read_state_move(host.read(record_path(cluster)), cluster.site.cluster)
     owner = lease.engine or CONTAINER
     resumes = owner == target

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from appliance.config.model import Site
 from appliance.engines.deploy import Bundle, Item
@@ -83,6 +84,8 @@ class OnNomad:
             )
         if send:
             self._bring_image(cluster, bundle, progress)
+        else:
+            self._need_image(cluster, bundle)
 
     def _find_slurmds(self, clients: Sequence[Client]) -> list[str]:
         """Return the compute nodes where something has slurmd's port, and it is not the job of Nomad."""
@@ -95,6 +98,13 @@ class OnNomad:
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return sorted(one.name for one, found in zip(nodes, pool.map(listens, nodes), strict=True) if found)
+
+    def _need_image(self, cluster: Cluster, bundle: Bundle) -> None:
+        """Check that there is an image to send, if the client is an admin host and does not have it."""
+        if self.client in {one.name for one in cluster.site.admin_hosts}:
+            current = Path(cluster.places.current)
+            if not cluster.host(self.client).works("test", "-f", bundle.image) and not current.is_file():
+                raise Refused(f"there is no image {current}", hint="`sms build` creates one")
 
     def _bring_image(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
         """Send the current image to the client if that is an admin host, and verify it there."""
@@ -203,7 +213,8 @@ class OnNomad:
         status = text_at(found, "Status")
         if status in ("", "successful", "cancelled") or number_at(found, "JobVersion") != job.version:
             return ""
-        return f"its deployment is {status}: {text_at(found, 'StatusDescription')}"
+        why = text_at(found, "StatusDescription")
+        return "its health is awaited" if status == "running" else f"its deployment is {status}: {why}"
 
     def probe(self, bundle: Bundle, states: Sequence[WorkloadState]) -> list[WorkloadState]:
         """Run the probe of each service as its task runs: a check that succeeds keeps no answer."""
@@ -346,6 +357,7 @@ def _instance(item: Item, one: Allocation, checks: Sequence[Check], version: int
         parts.append(Part(task.name, ready, task.restarts, why, detail))
     ready = one.runs and bool(parts) and all(part.ready for part in parts)
     why = one.message or f"{one.state}, to {one.desired}"
+    parts.sort(key=lambda part: [*item.units, part.name].index(part.name))  # Nomad has them in no order
     return Instance(one.id[:8], one.node, ready, one.version == version, tuple(parts), why=why)
 
 

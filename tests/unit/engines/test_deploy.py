@@ -388,18 +388,34 @@ def test_a_slurmd_beside_nomad_is_found() -> None:
     assert line.startswith("warning: node2 already runs a slurmd")
 
 
+def test_a_dry_run_needs_an_image(tmp_path: Path) -> None:
+    """Neither the client nor this machine has one, which the deployment would find."""
+    program, cluster = MagicMock(), MagicMock()
+    program.clients.return_value = [Client("host-a", "host-a", "ready", True, False, "default", "10.0.0.1")]
+    program.get.return_value = {"Drivers": {"raw_exec": {"Healthy": True}}}
+    cluster.site.admin_hosts = [SimpleNamespace(name="host-a")]
+    cluster.places.current = tmp_path / "lab.sif"
+    bundle = replace(NODE_BUNDLE, items=())
+    engine = OnNomad(program, "host-a", "compute")
+    cluster.host.return_value.works.return_value = False
+    with pytest.raises(Refused, match="there is no image"):
+        engine.check(cluster, bundle, MagicMock(), send=False)
+    cluster.host.return_value.works.return_value = True
+    engine.check(cluster, bundle, MagicMock(), send=False)
+
+
 @pytest.mark.parametrize(
     ("phase", "healthy", "state"),
     [
-        ("deployed", True, "healthy"),
-        ("applying", True, "healthy so far, and not finished"),
-        ("stopped", True, "stopped"),
-        ("applying", False, "UNHEALTHY"),
+        ("deployed", True, "healthy; deployment 3"),
+        ("applying", True, "healthy so far, and not finished; deployment 3, applying"),
+        ("stopped", True, "stopped; deployment 3"),
+        ("applying", False, "UNHEALTHY; deployment 3, applying"),
     ],
 )
 def test_an_unfinished_deployment_is_not_shown_as_healthy(phase: str, healthy: bool, state: str) -> None:
     first = next(status_lines(DeployStatus("sample", replace(RECORD, phase=phase), healthy)))
-    assert first == f"sample on nomad: {state}; generation 3, {phase}"
+    assert first == f"sample on nomad: {state}"
 
 
 @pytest.mark.parametrize(
