@@ -45,8 +45,10 @@ demo-vm: setup
 demo-engines: engines
 	@.venv/bin/sms lab demo --nodes 2 --engine kubernetes --engine nomad
 
-# Not yet with the engines: what their build takes on a fresh machine beside the tests is to be measured first.
-test test-core: lint
+test: lint
+	.venv/bin/python -m tests.run
+
+test-core: lint
 	.venv/bin/python -m tests.run --core
 
 test-engines: lint

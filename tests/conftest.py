@@ -45,9 +45,14 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 TABLE_FROM_S = 60.0
-QEMU = ("test_provision", "test_vm", "test_node_image", "test_lab_metal", "test_docs_machines")
-"""Files that run QEMU: one of them at a time."""
+TOGETHER = {
+    "qemu": ("test_provision", "test_vm", "test_node_image", "test_lab_metal", "test_docs_machines"),
+    "nomad": ("test_nomad", "test_nomad_runs_slurm", "test_one_writer", "test_signed_image", "test_texts"),
+    "kubernetes": ("test_kubernetes_runs_slurm", "test_terraform", "test_exports"),
+}
+"""Files that run on one worker: of those with QEMU one at a time; those of an engine share its cluster."""
 FIRST = (
+    *("nomad", "kubernetes", "test_move"),
     *("qemu", "test_migrate_faults", "test_shared_faults", "test_migrate", "test_return", "test_upgrade"),
     *("test_rehearse", "test_snapshots", "test_push"),
 )
@@ -55,9 +60,9 @@ FIRST = (
 
 
 def find_group(nodeid: str) -> str:
-    """What stays together on a worker: a file's tests, which share its labs; and all files that run QEMU."""
+    """What stays together on a worker: a file's tests, which share its labs; and some files."""
     name = Path(nodeid.partition("::")[0]).stem
-    return "qemu" if name in QEMU else name
+    return next((group for group, names in TOGETHER.items() if name in names), name)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,7 +1,7 @@
 """Builds what real tests share, where it is not there yet: `tests/machine --fill python -m tests.images`.
 
 These are the root of a lab's nodes, the services container with and without accounting, the VM and its nodes' packages;
-where engines are built, also the image that their tests run.
+with `--engines` also the image that tests of these run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from appliance.lab import Layout
-from appliance.lab.engines.programs import find_missing
 from appliance.lab.etc import make_etc
 from appliance.lab.root import make_root
 from appliance.operations.context import open_cluster
@@ -82,7 +81,7 @@ def main() -> int:
     def containers() -> None:
         timed("services container and its variants", variants)
         timed("with accounting", lambda: build(full, Silent(), lock=site.with_name("full.lock")))
-        if not find_missing(("nomad",)):
+        if "--engines" in sys.argv[1:]:
             timed("for engines", lambda: build(engines, Silent(), lock=site.with_name("engines.lock")))
 
     def machines() -> None:

@@ -1,9 +1,10 @@
 """Runs the tests on this machine: `python -m tests.run`, as root; more words go to pytest.
 
 Unit tests run while the images of the real ones are built; then, one after the other, those that measure or inspect
-the whole machine; then real tests, each worker on a machine of its own (`tests/machine`); then those of the engines,
-which are built in the background meanwhile. `--core` leaves the engines out, `--engines` the others. `--full` runs
-every case; a part that has passed at this commit is not run again.
+the whole machine; then real tests, each worker on a machine of its own (`tests/machine`). Those of the engines are
+among them once these are built; before that they come last, and the build runs in the background meanwhile. `--core`
+leaves the engines out, `--engines` the others. `--full` runs every case; a part that has passed at this commit is not
+run again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
+from appliance.lab.engines.programs import PROGRAMS, find_missing
 from tests.conftest import FIRST, find_group
 
 ROOT = Path(__file__).parents[1]
@@ -30,14 +33,16 @@ RUN = "SMS_TESTS_RUN"
 """Set in the environment of tests by this program, which builds what they need: nothing that is missing is skipped."""
 WORKERS = 4
 """Real tests wait most of the time: two cores are busy with four of them. Each takes 1 to 3 GiB."""
+ENGINE_WORKERS = 3
+"""One has Nomad, one Kubernetes, one the moves between them."""
 NO_TESTS = 5
 """pytest's status where nothing was selected."""
 UNITS = ("tests/unit", "tests/test_layers.py")
 USUAL = "not full and not alone"
 ALONE = "alone and not full"
 ENGINES = "tests/real/engines"
-"""One session runs all of it: there is one control plane."""
 BUILD = [sys.executable, "-m", "tests.engines.build"]
+IMAGES = [str(MACHINE), "--fill", sys.executable, "-m", "tests.images"]
 
 
 def pytest_argv(*words: str, workers: int = 0) -> list[str]:
@@ -96,24 +101,29 @@ def engines_built_beside() -> Iterator[None]:
 
 
 def run_engines(more: list[str]) -> list[Stage]:
-    """Tests of the engines, once these are built."""
-    built = Stage("engines built", BUILD)
-    real = Stage("engines", pytest_argv("-m", "not full", ENGINES, *more))
-    if built.run() == 0:
-        real.run()
-    return [built, real]
+    """Tests of the engines, which are built first, as the images are."""
+    stages = [
+        Stage("engines built", BUILD),
+        Stage("images", [*IMAGES, "--engines"]),
+        Stage("engines", pytest_argv("-m", USUAL, ENGINES, *more, workers=ENGINE_WORKERS)),
+    ]
+    any(stage.run() for stage in stages)
+    return stages
 
 
 def run_both(more: list[str]) -> list[Stage]:
     """The usual cases of all."""
+    if not find_missing(PROGRAMS):
+        return run_core(more, engines="among the others")
     with engines_built_beside():
-        return [*run_core(more), *run_engines(more)]
+        core = run_core(more, engines="later")
+        return core if core[0].status else [*core, *run_engines(more)]
 
 
-def run_core(more: list[str]) -> list[Stage]:
-    """All but the engines."""
-    images = Stage("images", [str(MACHINE), "--fill", sys.executable, "-m", "tests.images"])
-    without = (f"--ignore={ENGINES}",)
+def run_core(more: list[str], *, engines: Literal["", "later", "among the others"] = "") -> list[Stage]:
+    """All but the engines, whose tests are among the others where these are built."""
+    images = Stage("images", [*IMAGES, *(["--engines"] if engines else [])])
+    without = () if engines == "among the others" else (f"--ignore={ENGINES}",)
     units = Stage("unit", pytest_argv("-m", USUAL, *UNITS, *more, workers=2), {"SMS_MACHINE_BARE": "1"})
     real = Stage("real", pytest_argv("-m", USUAL, "tests/real", *without, *more, workers=WORKERS))
     alone = Stage("alone", pytest_argv("-m", ALONE, "tests", *without, *more))
@@ -147,7 +157,7 @@ def run_full(more: list[str]) -> list[Stage]:
     record = STATE / "full" / f"{commit}.json"
     record.parent.mkdir(parents=True, exist_ok=True)
     passed: dict[str, float] = json.loads(record.read_text()) if commit and record.exists() else {}
-    stages = [Stage("images", [str(MACHINE), "--fill", sys.executable, "-m", "tests.images"])]
+    stages = [Stage("images", [*IMAGES, "--engines"])]
     recording = threading.Lock()
 
     def run_part(part: str, *words: str) -> None:
