@@ -25,13 +25,13 @@ def check_engines(site: Site) -> Iterator[Finding]:
         elif found := find_documentation(str(address)):
             yield Finding(place, *documentation_problem(found))
     cluster = engines.kubernetes
-    if cluster.address is None:
+    if not cluster.used:
         return
     namespace = cluster.namespace or site.cluster
     if namespace == "default" or namespace.startswith("kube-"):
-        place = ("engines", "kubernetes", "namespace" if cluster.namespace else "address")
+        setting = "namespace" if cluster.namespace else "address" if cluster.address else "network"
         yield Finding(
-            place,
+            ("engines", "kubernetes", setting),
             f"the namespace {namespace} is the cluster's own: the export sets labels of it",
             "set `namespace` to one for these services alone",
         )
@@ -40,4 +40,10 @@ def check_engines(site: Site) -> Iterator[Finding]:
             ("engines", "kubernetes", "network"),
             "`network: host` needs a cluster node, whose address nodes use",
             "set `node` to its name, as `kubectl get nodes` prints it",
+        )
+    if cluster.network == "attached" and not cluster.interface:
+        yield Finding(
+            ("engines", "kubernetes", "network"),
+            "`network: attached` needs the interface of cluster nodes that is in the provisioning network",
+            "set `interface`, such as br-prov; with `attach: macvlan` to a network card, such as eno1",
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from appliance.config.section import Section
-from appliance.config.types import Address, File, HostName, Name, Text, Url
+from appliance.config.types import Address, File, HostName, Interface, Name, Text, Url
 
 ImageName = Annotated[
     str,
@@ -41,8 +41,16 @@ class Kubernetes(Section):
     image: ImageName | None = Field(
         None, description="The image in a registry, with its digest (default: the imported one of `sms image oci`)."
     )
-    network: Literal["service", "host"] = Field(
-        "service", description="How nodes reach the pods: by services, or in the network of a cluster node."
+    network: Literal["service", "host", "attached"] = Field(
+        "service",
+        description="How nodes reach the pods: by services, in the network of a cluster node, or slurmctld's at the "
+        "services container's address and MAC address, by Multus, and the others by services.",
+    )
+    attach: Literal["bridge", "macvlan"] = Field(
+        "bridge", description="With `network: attached`: `interface` is a bridge, or carries a macvlan interface."
+    )
+    interface: Interface | None = Field(
+        None, description="With `network: attached`: interface of cluster nodes in the provisioning network."
     )
     address: Address | None = Field(
         None,
@@ -64,6 +72,11 @@ class Kubernetes(Section):
         None, description="File with cluster and account for `kubectl` (default: KUBECONFIG of the environment)."
     )
     context: Context | None = Field(None, description="Context of that file (default: its current one).")
+
+    @property
+    def used(self) -> bool:
+        """Whether the site file says how nodes reach the services there."""
+        return self.address is not None or self.network == "attached"
 
 
 class Nomad(Section):

@@ -93,9 +93,9 @@ INTERFACE_LENGTH = 15
 Interface = Annotated[
     str,
     Text(
-        r"[A-Za-z0-9_.-]{1,15}",
+        r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}",
         "a network interface name",
-        "Linux allows 15 letters, digits, dashes, dots and underscores, such as br-prov",
+        "use 15 letters, digits, dashes, dots and underscores at most, no dash or dot first, such as br-prov",
     ),
 ]
 """A Linux interface name."""

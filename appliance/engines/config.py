@@ -42,6 +42,7 @@ class Network:
         ports: port that nodes use by port of the service, where it is another one.
         shared: whether all workloads have the network of one host.
         others: HOST(ADDRESS) of the controllers at other places, to which the services may move.
+        controller: address of the controller, where it has another one.
     """
 
     address: str
@@ -49,6 +50,7 @@ class Network:
     ports: Mapping[int, int]
     shared: bool = False
     others: tuple[str, ...] = ()
+    controller: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def _slurm_lines(text: str, here: Workload, deployment: Deployment, network: Net
     """Yield the settings of slurm.conf that differ from those in the services container."""
     controller, accounting = deployment.find("controller"), deployment.find("accounting")
     if controller:
-        own = f"{network.hosts[controller.name]}({network.address})"
+        own = f"{network.hosts[controller.name]}({network.controller or network.address})"
         yield "SlurmctldHost", "\nSlurmctldHost=".join((own, *network.others))
         if port := network.ports.get(controller.ports[0].number):
             yield "SlurmctldPort", str(port)

@@ -13,6 +13,16 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from appliance.config.model import Site
+from appliance.engines.attachment import (
+    ANNOTATION,
+    Attachment,
+    check_attachment,
+    has_address,
+    keeps_away,
+    plugin_json,
+    read_attachment,
+    selection_json,
+)
 from appliance.engines.config import Network, placed_files, unit_argv
 from appliance.engines.model import Deployment, Placement, Port, SecretFile, Unit, Workload
 from appliance.engines.oci import PATH
@@ -46,14 +56,15 @@ class Options:
     """What of the site's settings the objects depend on.
 
     Attributes:
-        network: ``service`` or ``host``.
-        address: at which nodes reach the services.
+        network: ``service``, ``host`` or ``attached``.
+        address: at which nodes reach the services; empty where none needs one.
         node: cluster node that runs the pods; empty for any.
         secrets: existing Secret of each secret file, by its name in the site file.
         dns: name servers, as those of the container: pods need no name of the cluster, and none of its DNS.
+        attachment: interface of slurmctld's pod in the provisioning network.
     """
 
-    network: Literal["service", "host"]
+    network: Literal["service", "host", "attached"]
     address: str
     node: str
     secrets: Mapping[str, str]
@@ -61,6 +72,7 @@ class Options:
     dns: tuple[str, ...] = ()
     service: Literal["NodePort", "LoadBalancer"] = "NodePort"
     storage_class: str = ""
+    attachment: Attachment | None = None
 
 
 def read_options(site: Site) -> Options:
@@ -70,20 +82,21 @@ def read_options(site: Site) -> Options:
         ConfigError: they contradict each other.
     """
     given = site.engines.kubernetes
-    if given.address is None:
+    if not given.used:
         raise ConfigError(
             "`engines.kubernetes.address` is missing: the address at which nodes reach the services",
             hint="of a cluster node or a load balancer; it cannot be the container's, which keeps what stays in it",
         )
     return Options(
         given.network,
-        str(given.address),
+        str(given.address or ""),
         given.node or "",
         secret_names(site),
         given.storage_gb,
         tuple(str(server) for server in site.networks.dns) or ("127.0.0.1",),
         given.service,
         given.storage_class or "",
+        read_attachment(site),
     )
 
 
@@ -105,7 +118,8 @@ def network_of(deployment: Deployment, options: Options) -> Network:
     ports: dict[int, int] = {}
     taken: dict[tuple[str, int], str] = {}
     if not host and options.service == "NodePort":
-        for port in (port for one in deployment.workloads for port in one.ports):
+        moved = [one for one in deployment.workloads if not has_address(one, options.attachment)]
+        for port in (port for one in moved for port in one.ports):
             ports[port.number] = node_port(port)
             other = taken.setdefault((port.protocol, node_port(port)), f"{port.service} ({port.number})")
             if other != f"{port.service} ({port.number})":
@@ -113,7 +127,8 @@ def network_of(deployment: Deployment, options: Options) -> Network:
                     f"{port.service} ({port.number}) would have the node port {node_port(port)} of {other}",
                     hint="set `engines.kubernetes.service: LoadBalancer`, or `network: host`",
                 )
-    return Network(options.address, hosts, ports, shared=host)
+    controller = options.attachment.ip if options.attachment else ""
+    return Network(options.address, hosts, ports, shared=host, controller=controller)
 
 
 def node_port(port: Port) -> int:
@@ -140,7 +155,13 @@ def inside(one: Workload, port: Port, options: Options) -> int:
 
 
 def refused(deployment: Deployment, options: Options) -> Deployment:
-    """Return the deployment without workloads that pods in a host's network cannot run; their placement says why."""
+    """Return the deployment without workloads that pods in a host's network cannot run; their placement says why.
+
+    Raises:
+        ConfigError: the pod of slurmctld cannot have the container's address.
+    """
+    if options.attachment:
+        check_attachment(deployment, options.attachment, options.address, options.node)
     if options.network != "host":
         return deployment
     why = "as its own user it cannot bind port {} in a host's network: only a setting of the host permits it"
@@ -227,18 +248,22 @@ def stateful_set(deployment: Deployment, one: Workload, options: Options, config
             },
         }
     ]
+    attached = options.attachment if has_address(one, options.attachment) else None
+    content = repr(config["data"]) + (plugin_json(attached) if attached else "")
     annotations = {
         "kubectl.kubernetes.io/default-container": one.name,
         # Another configuration is another pod.
-        "checksum/config": hashlib.sha256(repr(config["data"]).encode()).hexdigest(),
+        "checksum/config": hashlib.sha256(content.encode()).hexdigest(),
     }
+    if attached:
+        annotations[ANNOTATION] = selection_json(attached)
     spec: Object = {
         "replicas": 1,
         "serviceName": one.name,
         "selector": {"matchLabels": selector(deployment, one)},
         "template": {
             "metadata": {"labels": labels(deployment, one), "annotations": annotations},
-            "spec": pod_spec(one, options),
+            "spec": pod_spec(deployment, one, options),
         },
     }
     if one.state:
@@ -246,7 +271,7 @@ def stateful_set(deployment: Deployment, one: Workload, options: Options, config
     return _object("StatefulSet", one.name, deployment, one, spec=spec)
 
 
-def pod_spec(one: Workload, options: Options) -> Object:
+def pod_spec(deployment: Deployment, one: Workload, options: Options) -> Object:
     """Return the pod: files are placed, then each service is prepared by root and started as its user."""
     host = options.network == "host"
     first: list[Value] = [_place(one)]
@@ -271,6 +296,13 @@ def pod_spec(one: Workload, options: Options) -> Object:
         spec["hostNetwork"] = True
     if options.node:
         spec["nodeSelector"] = {"kubernetes.io/hostname": options.node}
+    controller = deployment.find("controller")
+    if controller and keeps_away(deployment, one, options.attachment):
+        term: Object = {
+            "labelSelector": {"matchLabels": selector(deployment, controller)},
+            "topologyKey": "kubernetes.io/hostname",
+        }
+        spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     return {**spec, "initContainers": first, "containers": mains, "volumes": _volumes(one, options)}
 
 

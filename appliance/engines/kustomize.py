@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from appliance.config.model import Site
+from appliance.engines.attachment import NAME, has_address, plugin_json
 from appliance.engines.kubernetes import (
     IMAGE,
     Object,
@@ -20,6 +21,7 @@ from appliance.engines.kubernetes import (
 from appliance.engines.model import Deployment, SecretFile, Workload
 from appliance.engines.yaml_text import dump
 
+ATTACHMENT = "NetworkAttachmentDefinition"
 HEADER = "# Written by `sms export kubernetes`. Changes belong into the site file, or into an overlay of your own.\n"
 
 
@@ -35,14 +37,11 @@ def kubernetes_files(site: Site, deployment: Deployment, options: Options, image
     namespace = site.engines.kubernetes.namespace or site.cluster
     files["site/namespace.yaml"] = text_of([_namespace(namespace, options)])
     resources = ["namespace.yaml", "../base"]
-    services = [node_service(deployment, one, options) for one in deployment.workloads if one.ports]
-    if options.network == "service":
-        files["site/services.yaml"] = text_of(services)
-        resources.append("services.yaml")
-        files["site/policies.yaml"] = text_of(
-            [network_policy(deployment, one, options) for one in deployment.workloads]
-        )
-        resources.append("policies.yaml")
+    reached = [objects_for_nodes(deployment, one, options) for one in deployment.workloads]
+    for name, kind in (("networks", ATTACHMENT), ("services", "Service"), ("policies", "NetworkPolicy")):
+        if found := [each for listed in reached for each in listed if each["kind"] == kind]:
+            files[f"site/{name}.yaml"] = text_of(found)
+            resources.append(f"{name}.yaml")
     site_wide: dict[str, Value] = {"namespace": namespace, "resources": list(resources), "images": [_image(image)]}
     if patches := list(_patches(deployment, options)):
         site_wide["patches"] = patches
@@ -55,10 +54,7 @@ def whole_objects(site: Site, deployment: Deployment, options: Options, image: s
     namespace = site.engines.kubernetes.namespace or site.cluster
     found = {"namespace": [_namespace(namespace, options)]}
     for one in deployment.workloads:
-        objects = base_objects(deployment, options)[one.name]
-        if options.network == "service":
-            objects += [node_service(deployment, one, options)] if one.ports else []
-            objects.append(network_policy(deployment, one, options))
+        objects = base_objects(deployment, options)[one.name] + objects_for_nodes(deployment, one, options)
         found[one.name] = [_placed(each, namespace, options, image) for each in objects]
     return found
 
@@ -117,6 +113,24 @@ def _image(image: str) -> Object:
     return {**found, "newTag": tag} if tag else found
 
 
+def objects_for_nodes(deployment: Deployment, one: Workload, options: Options) -> list[Object]:
+    """Return the objects by which nodes, and they alone, reach a workload; none in the network of a cluster node."""
+    if options.network == "host":
+        return []
+    policy = network_policy(deployment, one, options)
+    if has_address(one, options.attachment):
+        return [network_attachment(deployment, one, options), policy]
+    return [node_service(deployment, one, options), policy] if one.ports else [policy]
+
+
+def network_attachment(deployment: Deployment, one: Workload, options: Options) -> Object:
+    """Return the network by which the workload's pod has the container's address."""
+    assert options.attachment
+    metadata: Object = {"name": NAME, "labels": labels(deployment, one)}
+    spec: Object = {"config": plugin_json(options.attachment)}
+    return {"apiVersion": "k8s.cni.cncf.io/v1", "kind": ATTACHMENT, "metadata": metadata, "spec": spec}
+
+
 def node_service(deployment: Deployment, one: Workload, options: Options) -> Object:
     """Return the Service that nodes use. The pod's own probe goes through it, so it counts before the pod is ready."""
     ports: list[Value] = []
@@ -146,9 +160,12 @@ def _policy(options: Options) -> str:
 
 
 def network_policy(deployment: Deployment, one: Workload, options: Options) -> Object:
-    """Return the policy: nodes and the other pods of the cluster reach the ports, others only those for users."""
-    blocks = list(deployment.networks)
-    if _policy(options) == "Cluster":
+    """Return the policy: nodes and the other pods of the cluster reach the ports, others only those for users.
+
+    It is one of the cluster's own network: nodes come to an attached pod by another one.
+    """
+    blocks = [] if has_address(one, options.attachment) else list(deployment.networks)
+    if blocks and _policy(options) == "Cluster":
         blocks.append(f"{options.address}/32")  # traffic of nodes has the address of the cluster node that it passes
     pods: Object = {
         "podSelector": {

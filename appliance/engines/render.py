@@ -154,7 +154,8 @@ BUNDLES: Mapping[str, Callable[[Input], Bundle]] = {"kubernetes": _bundle_for_ku
 def _terraform(given: Input) -> Export:
     """Render modules for each engine whose address the site file has."""
     engines = given.site.engines
-    chosen = [name for name, each in (("kubernetes", engines.kubernetes), ("nomad", engines.nomad)) if each.address]
+    used = {"kubernetes": engines.kubernetes.used, "nomad": engines.nomad.address is not None}
+    chosen = [name for name, each in used.items() if each]
     if not chosen:
         raise ConfigError(
             "neither `engines.kubernetes.address` nor `engines.nomad.address` is set",

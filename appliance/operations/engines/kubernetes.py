@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from appliance.config.model import Site
+from appliance.engines.attachment import DEFINITIONS
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.kubernetes import secret_names
 from appliance.errors import Refused, SmsError
@@ -47,12 +48,14 @@ DELETE_S = 30
 class OnKubernetes:
     """The site's Kubernetes cluster.
 
-    ``secret_names``: Secret by the name of the file; ``node``: the cluster node that runs the pods, if one is set.
+    ``secret_names``: Secret by the name of the file; ``node``: the cluster node that runs the pods, if one is set;
+    ``attached``: whether Multus attaches a pod.
     """
 
     kubectl: Kubectl
     secret_names: Mapping[str, str]
     node: str = ""
+    attached: bool = False
     name = "kubernetes"
 
     def check(self, cluster: Cluster, bundle: Bundle, progress: Progress, *, send: bool = True) -> None:
@@ -60,6 +63,8 @@ class OnKubernetes:
         found = self.kubectl.version()
         if found < (1, OLDEST):
             raise Refused(f"Kubernetes {found[0]}.{found[1]} has no sidecars", hint=f"use version 1.{OLDEST} or later")
+        if self.attached:
+            self._check_multus(progress)
         if bundle.image.startswith(LOCAL):
             if bundle.image.endswith(f":{UNBUILT}"):
                 raise Refused(
@@ -67,6 +72,18 @@ class OnKubernetes:
                     hint="`sms build` creates one; or set `engines.kubernetes.image`",
                 )
             self._check_image(bundle.image, progress)
+
+    def _check_multus(self, progress: Progress) -> None:
+        try:
+            found = self.kubectl.get("customresourcedefinition", DEFINITIONS)
+        except Forbidden:
+            progress.report("note: the account cannot list definitions: whether the cluster has Multus is not known")
+            return
+        if found is None:
+            raise Refused(
+                f"the Kubernetes cluster has no {DEFINITIONS}, which `network: attached` needs",
+                hint="install Multus, or set another `network` in `engines.kubernetes`",
+            )
 
     def _check_image(self, image: str, progress: Progress) -> None:
         deadline = time.monotonic() + REPORTED_S
@@ -260,7 +277,7 @@ def chosen_claims(bundle: Bundle) -> str:
 def find_kubernetes(site: Site, host: Host) -> OnKubernetes:
     """Return the site's cluster, with ``kubectl`` of a host."""
     given = site.engines.kubernetes
-    return OnKubernetes(find_kubectl(site, host), secret_names(site), given.node or "")
+    return OnKubernetes(find_kubectl(site, host), secret_names(site), given.node or "", given.network == "attached")
 
 
 def _volume(claim: dict[str, object]) -> str:

@@ -257,7 +257,7 @@ def check_reports(cluster: Cluster, name: str) -> None:
         ConfigError: it does not, or nodes reach it at another port.
     """
     if name not in find_controllers(cluster.site, cluster.services):
-        port = name == KUBERNETES and cluster.site.engines.kubernetes.address
+        port = name == KUBERNETES and cluster.site.engines.kubernetes.used
         if not port:
             raise ConfigError(
                 f"`engines.{name}.address` is missing: the address at which nodes and running jobs reach the services",
@@ -265,7 +265,7 @@ def check_reports(cluster: Cluster, name: str) -> None:
             )
         raise ConfigError(
             f"running jobs could not report to {name}: a NodePort is another port than the services container's",
-            hint="set `network: host`, or `service: LoadBalancer`",
+            hint="set `network: host`, `network: attached`, or `service: LoadBalancer`",
         )
 
 

@@ -24,24 +24,26 @@ def find_controllers(site: Site, services: Sequence[Service]) -> dict[str, str]:
     name = next((one.name for one in services if one.role == "controller"), "")
     if not name:
         return {}
-    found = {CONTAINER: f"{site.hostname}({site.networks.provisioning.address.ip})"}
+    own = site.networks.provisioning.address.ip
+    found = {CONTAINER: f"{site.hostname}({own})"}
     kubernetes, nomad = site.engines.kubernetes, site.engines.nomad
     if nomad.address:
         found[NOMAD] = f"{nomad.host or site.admin_hosts[0].name}({nomad.address})"
-    if kubernetes.address and (kubernetes.network == "host" or kubernetes.service == "LoadBalancer"):
+    if kubernetes.network == "attached":
+        found[KUBERNETES] = f"{name}-0({own})"
+    elif kubernetes.address and (kubernetes.network == "host" or kubernetes.service == "LoadBalancer"):
         host = kubernetes.node if kubernetes.network == "host" else f"{name}-0"
         found[KUBERNETES] = f"{host}({kubernetes.address})"
     return found
 
 
 def other_controllers(site: Site, services: Sequence[Service], own: str) -> list[str]:
-    """Return HOST(ADDRESS) of the controllers at other places than ``own``; each host once."""
+    """Return HOST(ADDRESS) of the controllers at other places than ``own``; each host and each address once."""
     found = find_controllers(site, services)
-    hosts = {found[own].partition("(")[0]} if own in found else set()
+    taken = set(found[own].split("(")) if own in found else set()
     others = []
     for place, each in found.items():
-        host = each.partition("(")[0]
-        if place != own and host not in hosts:
-            hosts.add(host)
+        if place != own and not taken & set(each.split("(")):
+            taken |= set(each.split("("))
             others.append(each)
     return others

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,66 @@ def test_the_api_server_accepts_every_object(control_plane: Kubernetes, exported
     assert control_plane.get("-A", "statefulsets")["items"] == []
     for path in (tmp_path / "k8s/base").glob("*.yaml"):
         path.write_text(path.read_text().replace("replicas: 1", "replicas: -1"))
+    assert control_plane.kubectl(*dry_run, ok=None).status != 0
+
+
+DEFINITIONS = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "network-attachment-definitions.k8s.cni.cncf.io"},
+    "spec": {
+        "group": "k8s.cni.cncf.io",
+        "scope": "Namespaced",
+        "names": {
+            "plural": "network-attachment-definitions",
+            "singular": "network-attachment-definition",
+            "kind": "NetworkAttachmentDefinition",
+        },
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {"spec": {"type": "object", "properties": {"config": {"type": "string"}}}},
+                    }
+                },
+            }
+        ],
+    },
+}
+"""What Multus installs (the standard of the Network Plumbing Working Group, 3.1)."""
+
+
+@pytest.fixture
+def multus(control_plane: Kubernetes) -> Iterator[None]:
+    """The definition of networks, without Multus itself."""
+    name = str(DEFINITIONS["metadata"]["name"])  # type: ignore[index]
+    control_plane.kubectl("apply", "-f", "-", input=json.dumps(DEFINITIONS).encode())
+    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{name}")
+    yield
+    control_plane.kubectl("delete", "crd", name)
+
+
+@pytest.mark.usefixtures("multus")
+def test_the_api_server_accepts_an_attached_pod(control_plane: Kubernetes, site: Cluster, tmp_path: Path) -> None:
+    """Its network is an object with a schema, too."""
+    assert site.path
+    document = yaml.safe_load(site.path.read_text())
+    document["services"] = ["slurmctld", "munge", "rsyslog"]
+    document["engines"] = {"kubernetes": {"address": "10.77.0.11", "network": "attached", "interface": "br-prov"}}
+    changed = site.path.with_name("attached.yaml")
+    changed.write_text(yaml.safe_dump(document))
+    export(open_cluster(changed, None, Silent()), "kubernetes", tmp_path / "k8s")
+    control_plane.kubectl("apply", "-f", str(tmp_path / "k8s/site/namespace.yaml"))
+    dry_run = ("apply", "--dry-run=server", "-k", str(tmp_path / "k8s/site"))
+    done = control_plane.kubectl(*dry_run, ok=None)
+    assert done.status == 0, done.stderr
+    assert b"networkattachmentdefinition.k8s.cni.cncf.io/provisioning created" in done.stdout
+    network = tmp_path / "k8s/site/networks.yaml"
+    network.write_text(network.read_text().replace("config: |", "configuration: |"))
     assert control_plane.kubectl(*dry_run, ok=None).status != 0
 
 

@@ -22,6 +22,7 @@ IMAGE = "localhost/sms/sample:0123456789ab"
 SIF = f"/var/lib/sms/images/{'0123456789ab'.ljust(64, '0')}.sif"
 KEY = "-----BEGIN PUBLIC KEY-----\nnot a key\n-----END PUBLIC KEY-----\n"
 KUBERNETES = {"address": "10.20.0.9"}
+ATTACHED = {**KUBERNETES, "network": "attached", "interface": "br-prov"}
 NOMAD = {"address": "10.20.0.8"}
 PODMAN = {"address": "10.20.0.7"}
 SMALL = ("slurmctld", "munge")
@@ -44,6 +45,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "kubernetes",
         "debian-12",
         {"engines": {"kubernetes": {**KUBERNETES, "network": "host", "node": "control-1"}}},
+    ),
+    "kubernetes-attached": (
+        "kubernetes",
+        "debian-12",
+        {
+            "services": [*SMALL, "slurmdbd", "mariadb", "rsyslog", "postfix", "cron"],
+            "engines": {"kubernetes": ATTACHED},
+        },
     ),
     "kubernetes-balanced": (
         "kubernetes",
