@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from appliance.config.check_starter import documentation_problem, find_documentation
+from appliance.config.engines import Kubernetes
 from appliance.config.finding import Finding
 from appliance.config.model import Site
 
@@ -25,6 +26,7 @@ def check_engines(site: Site) -> Iterator[Finding]:
         elif found := find_documentation(str(address)):
             yield Finding(place, *documentation_problem(found))
     cluster = engines.kubernetes
+    yield from _check_objects(cluster)
     if not cluster.used:
         return
     namespace = cluster.namespace or site.cluster
@@ -47,3 +49,23 @@ def check_engines(site: Site) -> Iterator[Finding]:
             "`network: attached` needs the interface of cluster nodes that is in the provisioning network",
             "set `interface`, such as br-prov; with `attach: macvlan` to a network card, such as eno1",
         )
+
+
+def _check_objects(cluster: Kubernetes) -> Iterator[Finding]:
+    """Yield what the API server would refuse, and Secrets that would overwrite one another."""
+    place = ("engines", "kubernetes")
+    for number, one in enumerate(cluster.tolerations):
+        if one.operator == "Exists" and one.value is not None:
+            yield Finding((*place, "tolerations", number), "`operator: Exists` has no value", "remove `value`")
+        if one.operator == "Equal" and one.key is None:
+            yield Finding(
+                (*place, "tolerations", number), "a toleration without `key` is one of all", "set `operator: Exists`"
+            )
+    taken: set[str] = set()
+    for setting in ("munge_secret", "jwt_secret", "sssd_secret", "ssh_secret"):
+        name = getattr(cluster, setting).name
+        if name in taken:
+            yield Finding((*place, setting), f"the Secret {name} is used twice", "sms needs one for each file")
+        taken.add(name)
+    if cluster.node and cluster.node_selector.get("kubernetes.io/hostname", cluster.node) != cluster.node:
+        yield Finding((*place, "node_selector"), "it names another cluster node than `node`", "remove one of them")

@@ -34,6 +34,52 @@ Context = Annotated[
 ]
 
 
+ObjectName = Annotated[
+    str,
+    Text(
+        r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
+        "a name of an object of Kubernetes",
+        "use 1 to 253 lower case letters, digits, dashes and dots",
+    ),
+]
+
+SecretKey = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,252}",
+        "a key of a Secret",
+        "use 1 to 253 letters, digits, dashes, dots and underscores, no dot first",
+    ),
+]
+
+LabelKey = Annotated[
+    str,
+    Text(
+        r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
+        "a key of a label",
+        "write it as kubernetes.io/os or pool",
+    ),
+]
+
+
+class SecretRef(Section):
+    """A key of a Secret of Kubernetes. A Secret that is missing is created by `sms deploy`."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: SecretKey = Field(description="Its key with the file.")
+
+
+class Toleration(Section):
+    """A taint of cluster nodes on which the pods may run all the same."""
+
+    key: LabelKey | None = Field(None, description="Key of the taint (default: all, with `operator: Exists`).")
+    operator: Literal["Equal", "Exists"] = Field("Equal", description="Whether its value counts.")
+    value: Label | None = Field(None, description="Its value, with `operator: Equal`.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="Its effect (default: any)."
+    )
+
+
 class Kubernetes(Section):
     """A Kubernetes cluster for the services, from version 1.29."""
 
@@ -60,13 +106,26 @@ class Kubernetes(Section):
         "NodePort", description="Type of the services that nodes use; NodePort gives them ports from 30000."
     )
     node: Label | None = Field(None, description="Cluster node that runs the pods; needed with `network: host`.")
+    node_selector: dict[LabelKey, Label] = Field(
+        {}, max_length=20, description="Labels that cluster nodes must have to run the pods."
+    )
+    tolerations: tuple[Toleration, ...] = Field(
+        (), max_length=20, description="Taints of cluster nodes on which the pods may run."
+    )
+    priority_class: ObjectName | None = Field(None, description="PriorityClass of the pods (default: the cluster's).")
     storage_class: Label | None = Field(None, description="Class of the volumes (default: the cluster's).")
     storage_gb: int = Field(4, ge=1, le=65536, description="Size of each volume, in GiB.")
-    munge_secret: Name = Field("munge-key", description="The Secret with the Munge key, under `munge.key`.")
-    jwt_secret: Name = Field("jwt-key", description="That with the key of tokens, under `jwt_hs256.key`.")
-    sssd_secret: Name = Field("sssd-conf", description="That with the file of sssd, under `sssd.conf`.")
-    ssh_secret: Name = Field(
-        "ssh-host-key", description="That with the host key of logins, under `ssh_host_ed25519_key`."
+    munge_secret: SecretRef = Field(
+        SecretRef(name="munge-key", key="munge.key"), description="The Secret with the Munge key."
+    )
+    jwt_secret: SecretRef = Field(
+        SecretRef(name="jwt-key", key="jwt_hs256.key"), description="That with the key of tokens."
+    )
+    sssd_secret: SecretRef = Field(
+        SecretRef(name="sssd-conf", key="sssd.conf"), description="That with the file of sssd."
+    )
+    ssh_secret: SecretRef = Field(
+        SecretRef(name="ssh-host-key", key="ssh_host_ed25519_key"), description="That with the host key of logins."
     )
     kubeconfig: File | None = Field(
         None, description="File with cluster and account for `kubectl` (default: KUBECONFIG of the environment)."

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from appliance.config.engines import Kubernetes as Cluster
+from appliance.config.engines import SecretRef
 from appliance.config.model import Site
 from appliance.engines.attachment import (
     ANNOTATION,
@@ -59,7 +61,8 @@ class Options:
         network: ``service``, ``host`` or ``attached``.
         address: at which nodes reach the services; empty where none needs one.
         node: cluster node that runs the pods; empty for any.
-        secrets: existing Secret of each secret file, by its name in the site file.
+        secrets: Secret and key of each secret file, by its name in the site file.
+        scheduling: fields of all pods that say where they may run, and their priority.
         dns: name servers, as those of the container: pods need no name of the cluster, and none of its DNS.
         attachment: interface of slurmctld's pod in the provisioning network.
     """
@@ -67,12 +70,13 @@ class Options:
     network: Literal["service", "host", "attached"]
     address: str
     node: str
-    secrets: Mapping[str, str]
+    secrets: Mapping[str, SecretRef]
     storage_gb: int
     dns: tuple[str, ...] = ()
     service: Literal["NodePort", "LoadBalancer"] = "NodePort"
     storage_class: str = ""
     attachment: Attachment | None = None
+    scheduling: Mapping[str, Value] = field(default_factory=dict)
 
 
 def read_options(site: Site) -> Options:
@@ -91,17 +95,29 @@ def read_options(site: Site) -> Options:
         given.network,
         str(given.address or ""),
         given.node or "",
-        secret_names(site),
+        find_secrets(site),
         given.storage_gb,
         tuple(str(server) for server in site.networks.dns) or ("127.0.0.1",),
         given.service,
         given.storage_class or "",
         read_attachment(site),
+        dict(_scheduling(given)),
     )
 
 
-def secret_names(site: Site) -> dict[str, str]:
-    """Return the Secret of each secret file, by its name in the site file."""
+def _scheduling(given: Cluster) -> Iterator[tuple[str, Value]]:
+    """Yield the fields of a pod that say where it may run, and its priority."""
+    host = {"kubernetes.io/hostname": given.node} if given.node else {}
+    if chosen := {**given.node_selector, **host}:
+        yield "nodeSelector", chosen
+    if given.tolerations:
+        yield "tolerations", [one.model_dump(exclude_none=True) for one in given.tolerations]
+    if given.priority_class:
+        yield "priorityClassName", given.priority_class
+
+
+def find_secrets(site: Site) -> dict[str, SecretRef]:
+    """Return Secret and key of each secret file, by its name in the site file."""
     given = site.engines.kubernetes
     return {
         "munge_key": given.munge_secret,
@@ -294,8 +310,7 @@ def pod_spec(deployment: Deployment, one: Workload, options: Options) -> Object:
     }
     if host:
         spec["hostNetwork"] = True
-    if options.node:
-        spec["nodeSelector"] = {"kubernetes.io/hostname": options.node}
+    spec |= options.scheduling
     controller = deployment.find("controller")
     if controller and keeps_away(deployment, one, options.attachment):
         term: Object = {
@@ -434,8 +449,9 @@ def _volumes(one: Workload, options: Options) -> list[Value]:
         volumes.append({"name": "log", "emptyDir": {}})
     volumes += [{"name": _slug(path), "emptyDir": {}} for path in one.scratch]
     for secret in one.secrets:
-        items: list[Value] = [{"key": secret.key, "path": secret.key}]
-        source: Object = {"secretName": options.secrets[secret.name], "defaultMode": 0o400, "items": items}
+        given = options.secrets[secret.name]
+        items: list[Value] = [{"key": given.key, "path": secret.key}]
+        source: Object = {"secretName": given.name, "defaultMode": 0o400, "items": items}
         volumes.append({"name": secret.slug, "secret": source})
     return volumes
 

@@ -82,8 +82,9 @@ def _placed(each: Object, namespace: str, options: Options, image: str) -> Objec
 def secret_command(site: Site, options: Options, secret: SecretFile) -> str:
     """Return the command that creates a Secret; its content is in no file of an export."""
     namespace, path = site.engines.kubernetes.namespace or site.cluster, getattr(site.secrets, secret.name)
-    source = shlex.quote(f"{secret.key}={path or secret.key}")
-    return f"kubectl -n {namespace} create secret generic {options.secrets[secret.name]} --from-file={source}"
+    given = options.secrets[secret.name]
+    source = shlex.quote(f"{given.key}={path or secret.key}")
+    return f"kubectl -n {namespace} create secret generic {given.name} --from-file={source}"
 
 
 def text_of(documents: list[Object]) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from appliance.config.engines import SecretRef
 from appliance.config.model import Site
 from appliance.engines.attachment import DEFINITIONS
 from appliance.engines.deploy import Bundle, Item
-from appliance.engines.kubernetes import secret_names
+from appliance.engines.kubernetes import find_secrets
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
@@ -25,7 +26,6 @@ from appliance.operations.engines.engine import (
     with_answers,
 )
 from appliance.operations.engines.export import UNBUILT
-from appliance.plan.overlay.seed import SECRET_PLACES
 from appliance.plan.services.probes import read_probe
 from appliance.progress import Progress
 from appliance.tools.engine import Forbidden, text_at
@@ -48,12 +48,12 @@ DELETE_S = 30
 class OnKubernetes:
     """The site's Kubernetes cluster.
 
-    ``secret_names``: Secret by the name of the file; ``node``: the cluster node that runs the pods, if one is set;
-    ``attached``: whether Multus attaches a pod.
+    ``secret_refs``: Secret and key by the name of the file; ``node``: the cluster node that runs the pods, if one is
+    set; ``attached``: whether Multus attaches a pod.
     """
 
     kubectl: Kubectl
-    secret_names: Mapping[str, str]
+    secret_refs: Mapping[str, SecretRef]
     node: str = ""
     attached: bool = False
     name = "kubernetes"
@@ -125,12 +125,13 @@ class OnKubernetes:
         """Return the Secrets; one that sms has created has its label."""
         found = []
         for name in sorted({name for one in bundle.items for name in one.secrets}):
-            present = self.kubectl.get("secret", self.secret_names[name])
-            text = text_at(present, "data", _file_of(name))
+            given = self.secret_refs[name]
+            present = self.kubectl.get("secret", given.name)
+            text = text_at(present, "data", given.key)
             found.append(
                 SecretState(
                     name,
-                    f"secret {self.secret_names[name]}",
+                    f"secret {given.name}",
                     tuple(one.name for one in bundle.items if name in one.secrets),
                     None if present is None else decode_secret(text),
                     present is None or text_at(present, "metadata", "labels", PART_OF) == "sms",
@@ -143,7 +144,8 @@ class OnKubernetes:
         made = self.prepare_namespace(bundle)
         own = {"app.kubernetes.io/instance": bundle.cluster, PART_OF: "sms"}
         for one, value in secrets:
-            self.kubectl.put_secret(self.secret_names[one.name], {_file_of(one.name): value}, own)
+            given = self.secret_refs[one.name]
+            self.kubectl.put_secret(given.name, {given.key: value}, own)
             made.append(one.where)
         for name in dict.fromkeys(name for one, _ in secrets if one.value is not None for name in one.items):
             item = bundle.find(name)
@@ -260,10 +262,6 @@ class OnKubernetes:
         self.kubectl.cordon(node, undo=True)
 
 
-def _file_of(secret: str) -> str:
-    return SECRET_PLACES[secret][0].rpartition("/")[2]
-
-
 def selector(bundle: Bundle) -> str:
     """Return the labels of all objects of a cluster."""
     return f"{chosen_claims(bundle)},{PART_OF}=sms"
@@ -277,7 +275,7 @@ def chosen_claims(bundle: Bundle) -> str:
 def find_kubernetes(site: Site, host: Host) -> OnKubernetes:
     """Return the site's cluster, with ``kubectl`` of a host."""
     given = site.engines.kubernetes
-    return OnKubernetes(find_kubectl(site, host), secret_names(site), given.node or "", given.network == "attached")
+    return OnKubernetes(find_kubectl(site, host), find_secrets(site), given.node or "", given.network == "attached")
 
 
 def _volume(claim: dict[str, object]) -> str:

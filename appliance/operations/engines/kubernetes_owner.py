@@ -133,12 +133,12 @@ def _pod(name: str, image: str, template: dict[str, Any], names: Sequence[str]) 
         },
         "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],
     }
-    spec = {
+    spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 0,
         "activeDeadlineSeconds": LONGEST_S,
-        "nodeSelector": template.get("nodeSelector", {}),
+        **{name: template[name] for name in ("nodeSelector", "tolerations", "priorityClassName") if name in template},
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [own],
         "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],

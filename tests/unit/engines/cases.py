@@ -66,6 +66,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
                     "service": "LoadBalancer",
                     "namespace": "slurm",
                     "storage_class": "fast",
+                    "munge_secret": {"name": "slurm.munge", "key": "munge"},
+                    "node_selector": {"kubernetes.io/os": "linux", "pool": "services"},
+                    "tolerations": [
+                        {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}
+                    ],
+                    "priority_class": "slurm-system-critical",
                     "image": f"registry.example.org:5000/sms/sample@sha256:{'a' * 64}",
                 }
             },

@@ -15,6 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from appliance.cli.engine_facts import status_lines
+from appliance.config.engines import SecretRef
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.nomad import inside_script
 from appliance.engines.render import make_bundle, render
@@ -193,7 +194,7 @@ def test_secrets_of_an_engine(
     else:
         labels = {"app.kubernetes.io/part-of": "sms"} if own else {}
         present = {"data": {"munge.key": text}, "metadata": {"labels": labels}}
-        found = OnKubernetes(program, {"munge_key": "munge-key"})
+        found = OnKubernetes(program, {"munge_key": SecretRef(name="munge-key", key="munge.key")})
         program.get.return_value = present if there is not None else None
         put, restart = program.put_secret, program.delete
     if outcome == "refused":
@@ -271,7 +272,7 @@ def test_an_image_that_no_node_has_is_refused(monkeypatch: pytest.MonkeyPatch) -
             (*limited, "get", "nodes"): (0, json.dumps({"items": nodes})),
         }
     )
-    found = OnKubernetes(Kubectl(fake, "lab"), {"munge_key": "munge-key"})
+    found = OnKubernetes(Kubectl(fake, "lab"), {"munge_key": SecretRef(name="munge-key", key="munge.key")})
     bundle = replace(BUNDLE, image="localhost/sms/sample:k")
     found.check(None, bundle, Silent())  # type: ignore[arg-type]
     for one in (replace(found, node="n2"), found):
