@@ -159,6 +159,13 @@ class Lease:
             TTL_S,
         )
 
+    def outlast(self, lease):
+        """Return once the holder of another host, or of before a reboot, counts as ended. Raises Refused: it lives."""
+        while self.watch(lease):
+            time.sleep(RENEW_S)
+            if lease != self.read() or self.seen[2] != os.pread(self.descriptor, LARGEST, 0):
+                raise Refused("%s holds it (generation %d)" % (lease["holder"], lease["generation"]))
+
     def settle(self):
         """After a holder of another host: it ends its service if it is alive, and one of several who took it stays."""
         if now() < self.settle_at:

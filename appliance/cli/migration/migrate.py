@@ -21,7 +21,8 @@ EXAMPLES = """\
   sms migrate --to nomad -n       all checks of a move to Nomad; changes nothing
   sms migrate --to nomad          the services with their state to Nomad; running jobs run on
   sms migrate --to nomad --force  although nat and chrony stop, if the site has them
-  sms migrate --to container      back to the services container of this host"""
+  sms migrate --to container      back to the services container of this host
+  sms migrate --to container --force   although Nomad's servers are lost: its state is on this host"""
 
 
 def add(verbs: Verbs) -> None:
@@ -40,7 +41,9 @@ def add(verbs: Verbs) -> None:
     target.add_argument("host", metavar="HOST", nargs="?", type=filled, help="the target admin host")
     target.add_argument("--to", choices=("kubernetes", "nomad", "container"), help="who gets the services")
     parser.add_argument(
-        "--force", action="store_true", help="ignore outage budgets, differing versions, and services that stay behind"
+        "--force",
+        action="store_true",
+        help="ignore outage budgets, differing versions, services that stay behind, an engine that does not answer",
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="check both hosts and show the plan")
     add_json(parser)
@@ -73,7 +76,7 @@ def _move(arguments: argparse.Namespace) -> int:
     cluster, shown = open_site(arguments)
     host = this_host(cluster)
     if arguments.dry_run:
-        plan = rehearse_move(cluster, host, arguments.to, shown)
+        plan = rehearse_move(cluster, host, arguments.to, shown, force=arguments.force)
         print_result(arguments, plan, _move_plan_lines(plan))
         refuse_left(plan, force=arguments.force)
         return 0

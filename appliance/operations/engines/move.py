@@ -44,7 +44,7 @@ def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force
     started.
 
     Args:
-        force: although services stop that only the services container runs.
+        force: although services stop that only the services container runs, and from an engine that does not answer.
 
     Raises:
         Refused: a check failed; nothing was changed.
@@ -53,7 +53,7 @@ def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force
         SmsError: a step failed, and the source could not be started again.
     """
     began = time.monotonic()
-    with inspected(cluster, host, target, progress) as (plan, current):
+    with inspected(cluster, host, target, progress, force=force) as (plan, current):
         refuse_left(plan, force=force)
         result = MoveResult(plan.source, plan.target, current.leases.top, plan.files, plan.bytes, resumed=plan.resumes)
         if plan.resumes:
@@ -91,13 +91,13 @@ def refuse_left(plan: MovePlan, *, force: bool) -> None:
         )
 
 
-def rehearse_move(cluster: Cluster, host: Host, target: str, progress: Progress) -> MovePlan:
+def rehearse_move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force: bool = False) -> MovePlan:
     """Run all checks of a move and return its plan. Sends the image; changes nothing else.
 
     Raises:
         Refused: as ``move``.
     """
-    with inspected(cluster, host, target, progress) as (plan, _):
+    with inspected(cluster, host, target, progress, force=force) as (plan, _):
         return plan
 
 

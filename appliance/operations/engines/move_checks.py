@@ -49,8 +49,13 @@ DATABASES = (
 
 
 @contextmanager
-def inspected(cluster: Cluster, host: Host, target: str, progress: Progress) -> Iterator[tuple[MovePlan, Move]]:
+def inspected(
+    cluster: Cluster, host: Host, target: str, progress: Progress, *, force: bool
+) -> Iterator[tuple[MovePlan, Move]]:
     """Check source and target; yield the plan, and the move that may begin. No other one may within the context.
+
+    Args:
+        force: from an engine that does not answer, too.
 
     Raises:
         Refused: a check failed.
@@ -59,7 +64,7 @@ def inspected(cluster: Cluster, host: Host, target: str, progress: Progress) -> 
     with lock_moves(cluster, host):
         current = _begin(cluster, host, target, progress)
         try:
-            yield _inspect(current), current
+            yield _inspect(current, force=force), current
         finally:
             for one in (current.source, current.target):
                 with suppress(SmsError):
@@ -137,14 +142,17 @@ def _refuse_elsewhere(lease: Lease, name: str, before: StateMove | None) -> str:
     return before.source
 
 
-def _inspect(current: Move) -> MovePlan:
+def _inspect(current: Move, *, force: bool) -> MovePlan:
     """Run the checks; of a move that is resumed, the start runs them."""
     cluster, source, to, progress = current.cluster, current.source, current.target, current.progress
     if current.resumes:
         return _plan(current, Tree())
-    for one in (source, to):
-        with progress.step(f"check {one.where}"):
-            one.check()
+    with progress.step(f"check {source.where}") as step:
+        if not _answers(source, force=force):
+            source.check_lost()
+            step.detail("it does not answer; the state is there, and no service runs with it")
+    with progress.step(f"check {to.where}"):
+        to.check()
     if source.name == CONTAINER:
         _check_container(current)
     current.ran = source.runs()
@@ -162,6 +170,27 @@ def _inspect(current: Move) -> MovePlan:
             f"{to.where} has {free >> 20} MiB free; the state has {tree.bytes >> 20} MiB", hint="free space there"
         )
     return replace(_plan(current, tree), free_bytes=free, slurm=image.slurm, mariadb=image.mariadb)
+
+
+def _answers(source: Owner, *, force: bool) -> bool:
+    """Check the source; return whether it answers.
+
+    Raises:
+        Refused: a check failed, or it does not answer, without ``force``.
+    """
+    try:
+        source.check()
+    except Unreachable as error:
+        if source.name == CONTAINER:
+            raise
+        if force:
+            return False
+        raise Refused(
+            f"{source.where} cannot be queried: {error.message}",
+            hint="make it answer; if that is not possible: `--force` moves the state without it, if an admin host has "
+            "that, as Nomad's client",
+        ) from error
+    return True
 
 
 def _query(leases: Leases) -> Lease:

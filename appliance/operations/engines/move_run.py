@@ -53,7 +53,7 @@ class Move:
     @property
     def served(self) -> bool:
         """Whether the source had the services: where a step fails, it is started again."""
-        return self.ran or self.interrupted
+        return not self.source.lost and (self.ran or self.interrupted)
 
     def enter(self, phase: str, **changes: Any) -> None:
         """Write the record durably, and the phase to the history; then the step may begin."""

@@ -83,7 +83,7 @@ class OnNomad:
                 "stop and disable slurmd and munge there before (running jobs live on)"
             )
         if send:
-            self._bring_image(cluster, bundle, progress)
+            self.send_image(cluster, bundle, progress)
         else:
             self._need_image(cluster, bundle)
 
@@ -106,7 +106,7 @@ class OnNomad:
             if not cluster.host(self.client).works("test", "-f", bundle.image) and not current.is_file():
                 raise Refused(f"there is no image {current}", hint="`sms build` creates one")
 
-    def _bring_image(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
+    def send_image(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
         """Send the current image to the client if that is an admin host, and verify it there."""
         if self.client not in {one.name for one in cluster.site.admin_hosts}:
             progress.report(f"note: {self.client} is not an admin host: {bundle.image} has to be there")

@@ -8,12 +8,14 @@ from appliance.engines.nomad import read_options
 from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
+from appliance.operations.engines.nomad import find_on_nomad
 from appliance.operations.engines.owners import Command, EngineOwner
 from appliance.operations.preflight import prepare_confinement
 from appliance.plan.machine import state_argv
-from appliance.plan.services.controllers import NOMAD
+from appliance.plan.services.controllers import CONTAINER, NOMAD
 from appliance.progress import Progress
 from appliance.tools import files
+from appliance.tools.ports import probe_argv
 from appliance.tools.space import query_space
 
 ROOT = "/mnt"
@@ -47,6 +49,47 @@ class NomadOwner(EngineOwner):
     def check(self) -> None:
         files.make_folders(self.client, self.options.state)
         super().check()
+
+    def check_lost(self) -> None:
+        client, folder = self.client, self.options.state
+        if not client.works("test", "-d", folder):
+            raise Refused(
+                f"{self.where} does not answer, and {client.name} does not have the state: there is no {folder}",
+                hint="if it is lost: `sms failover`, which continues from a snapshot, as docs/engines.md says",
+            )
+        self._refuse_running()
+        self.lost = True
+        self._send_image()
+
+    def abandon(self) -> None:
+        """Let no task start with the state here, which is not that of the services any more, or is gone.
+
+        Raises:
+            Refused: one runs with it.
+        """
+        files.make_folders(self.client, self.options.state)
+        self._refuse_running()
+        self._send_image()
+        self.lock(CONTAINER)
+
+    def _send_image(self) -> None:
+        find_on_nomad(self.cluster.site, self.host).send_image(self.cluster, self.bundle, self.progress)
+        self._need_lease_program()
+
+    def _refuse_running(self) -> None:
+        """Check that no service listens there."""
+        client = self.client
+        if ports := [port for port in self._ports() if client.works(*probe_argv(self.options.address, port))]:
+            raise Refused(
+                f"tasks of {self.where} run: port {', '.join(map(str, ports))} of {self.options.address} is in use",
+                hint=f"end them, by a restart of {client.name} if need be; then run this again",
+            )
+
+    def _ports(self) -> list[int]:
+        """Return the TCP ports of the services that move."""
+        names = {unit for item in self.bundle.items if item.kind == "service" for unit in item.units}
+        moving = [one for one in self.cluster.services if one.name in names]
+        return sorted({int(port.partition("/")[2]) for one in moving for port in one.ports if port.startswith("tcp/")})
 
     def free_bytes(self) -> int:
         return query_space(self.client, self.options.state).free

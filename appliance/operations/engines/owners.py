@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
+from appliance.operations.deployed import STOPPED
 from appliance.operations.engines.bundles import find_engine, render_bundle
 from appliance.operations.engines.deploy import deploy, stop
-from appliance.operations.engines.deployed import find_deployed
+from appliance.operations.engines.deployed import find_deployed, lock_deployment, set_phase
 from appliance.operations.engines.secret_files import compare_secrets
 from appliance.plan.migration.state import Tree, Versions, read_tree, read_versions
+from appliance.plan.services.controllers import CONTAINER
 from appliance.progress import Progress
 from appliance.shared.state_lease import StateLease, parse_state_lease
 from appliance.tools.scripts import python_argv
@@ -46,6 +48,8 @@ class Owner(ABC):
 
     name: str
     where: str
+    lost = False
+    """Whether the state is here, and nothing is left that could run the services; see ``check_lost``."""
 
     def __init__(self, cluster: Cluster, paths: Sequence[str], progress: Progress) -> None:
         """``paths``: of the state, as the services have them."""
@@ -62,6 +66,17 @@ class Owner(ABC):
         Raises:
             Refused: with what is missing.
         """
+
+    def check_lost(self) -> None:
+        """Check that the state here can be moved although the engine does not answer, and no service runs with it.
+
+        Raises:
+            Refused: it cannot, or one does.
+        """
+        raise Refused(
+            f"{self.where} does not answer, and without it nobody reaches the state",
+            hint="if the state is lost: `sms failover`, which continues from a snapshot, as docs/engines.md says",
+        )
 
     @abstractmethod
     def runs(self) -> bool:
@@ -226,6 +241,9 @@ class EngineOwner(Owner):
                 hint="write that of the site there, or remove it: `sms deploy` and a move create it",
             )
         self.engine.differences(self.bundle)  # it accepts what it is given
+        self._need_lease_program()
+
+    def _need_lease_program(self) -> None:
         has = self.inside(("test", "-x", LEASE), state=False)
         if has.host.run(*has.argv, ok=None, timeout=120).status:
             raise Refused(
@@ -233,11 +251,16 @@ class EngineOwner(Owner):
             )
 
     def runs(self) -> bool:
-        return any(one.instances for one in self.engine.states(self.bundle) if one.kind == "service")
+        return not self.lost and any(one.instances for one in self.engine.states(self.bundle) if one.kind == "service")
 
     def stop(self) -> None:
         record = find_deployed(self.cluster, self.host)
         if record is None or record.engine != self.name:
+            return
+        if self.lost:
+            self.lock(CONTAINER)  # refused while a task has it; from now on none starts, also when the engine is back
+            with lock_deployment(self.cluster, self.host):
+                set_phase(self.cluster, self.host, record, STOPPED, self.progress)
             return
         try:
             stop(self.cluster, self.host, self.progress, keep_lease=True)

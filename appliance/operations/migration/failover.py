@@ -13,6 +13,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import STOPPED, read_deployed
+from appliance.operations.engines.abandon import abandon_engine
 from appliance.operations.engines.bundles import find_engine, render_bundle
 from appliance.operations.engines.deployed import set_phase
 from appliance.operations.history import note, read_history
@@ -128,6 +129,9 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
     if not options.fenced and not plan.taken:
         _fence(cluster, plan, progress)
         plan = _choose_again(cluster, host, plan, options)
+    for name in plan.old if not plan.taken else ():
+        if name.startswith(ENGINE):
+            abandon_engine(cluster, host, name.removeprefix(ENGINE), progress)
     snapshot = plan.snapshot and plan.snapshot["number"]
     event = "resumed" if plan.restored else "begun"
     facts = {"old": plan.old, "shared": plan.shared, "snapshot": snapshot, "by_hand": options.fenced}
@@ -320,8 +324,9 @@ def _admin(cluster: Cluster, name: str) -> AdminHost:
     if name.startswith(ENGINE):
         raise Refused(
             f"{name.removeprefix(ENGINE)} has the services and their state",
-            hint="`sms migrate --to container` moves them back. If its state is lost: stop it, so that it never starts "
-            "them again, and pass --i-have-fenced",
+            hint="`sms migrate --to container` moves them back, with `--force` if the engine does not answer and an "
+            "admin host has the state. If its state is lost: stop it, so that it never starts them again, and pass "
+            "--i-have-fenced",
         )
     for admin in cluster.site.admin_hosts:
         if admin.name == name:

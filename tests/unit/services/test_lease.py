@@ -316,9 +316,40 @@ def test_no_change_of_a_lease_that_is_held(make: Callable[[], Any], root: Path, 
         done = run_program("sms-lease", root, *words, FOLDER)
         assert done.returncode == 3 and b"one holds it" in done.stderr
     assert json.loads(run_program("sms-lease", root, FOLDER).stdout)["holder"] == "one"
-    task.unlock()
+
+
+def test_a_holder_of_before_a_reboot_counts_as_ended_when_it_is_silent(
+    make: Callable[[], Any], smslease: ModuleType, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a power failure: a change of the lease waits as long as the next task would."""
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(smslease.time, "sleep", sleep)
     elsewhere(folder)
-    assert run_program("sms-lease", root, "--moved", "container", FOLDER).returncode == 3
+    beat(folder, 1)
+    began, lease = clock.now, make()
+    assert lease.lock()
+    lease.outlast(lease.read())
+    assert smslease.TTL_S <= clock.now - began < 2 * smslease.TTL_S
+
+
+def test_a_holder_elsewhere_that_lives_is_not_outlasted(
+    make: Callable[[], Any], smslease: ModuleType, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        beat(folder, int(clock.now))
+
+    monkeypatch.setattr(smslease.time, "sleep", sleep)
+    elsewhere(folder)
+    beat(folder, 1)
+    began, lease = clock.now, make()
+    assert lease.lock()
+    with pytest.raises(smslease.Refused, match=r"two holds it .generation 4"):
+        lease.outlast(lease.read())
+    assert clock.now - began < smslease.TTL_S
 
 
 def test_the_text_form_is_the_same_on_both_sides(make: Callable[[], Any], smslease: ModuleType, folder: Path) -> None:
