@@ -13,6 +13,7 @@ from appliance.operations.deployed import APPLYING, STOPPED, Deployed, read_depl
 from appliance.operations.engines.bundles import find_engine, need_deployed, render_bundle
 from appliance.operations.engines.deployed import read_bundle
 from appliance.operations.engines.engine import Difference, Engine, WorkloadState
+from appliance.operations.engines.secret_files import new_secrets
 from appliance.operations.lease import query_lease
 from appliance.shared.state_lease import LEASE_FILE, parse_state_lease
 
@@ -72,6 +73,7 @@ def deploy_status(cluster: Cluster, host: Host, *, record: Deployed | None = Non
         for name in engine.drained()
     ]
     warnings += _image_warnings(record, states)
+    warnings += [] if stopped else _secret_warnings(cluster, engine, bundle)
     lease = "" if stopped else read_state_lease(engine, bundle)
     return DeployStatus(cluster.site.cluster, record, healthy, tuple(states), drift, pending, lease, tuple(warnings))
 
@@ -123,6 +125,18 @@ def _compare_site(
     if changed:
         warnings.append(f"the site file has changes of {', '.join(changed)}: `sms deploy --dry-run` shows them")
     return kept, changed
+
+
+def _secret_warnings(cluster: Cluster, engine: Engine, bundle: Bundle) -> list[str]:
+    """Return warnings about secret files that another deployment would write."""
+    try:
+        changed = {state.name for state, _ in new_secrets(cluster, bundle, engine)}
+    except SmsError:  # the account may not read them, or a file is missing here
+        return []
+    return [
+        f"the site file has another {name} than {engine.name}: `sms deploy` replaces what reads it"
+        for name in sorted(changed)
+    ]
 
 
 def _image_warnings(record: Deployed, states: Sequence[WorkloadState]) -> list[str]:

@@ -88,7 +88,7 @@ class Entries:
     def __init__(self, lab: Lab, engines: Mapping[str, Any], directory: Runner, address: str, **changes: Any) -> None:
         self.lab = lab
         self.keys = lab.etc / "keys"
-        for name in ("ssh_host_key", "alice2"):
+        for name in ("ssh_host_key", USER, "alice"):
             make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", self.keys / name]
             subprocess.run(make, check=True)
         self._start_directory(directory, address)
@@ -155,7 +155,7 @@ class Entries:
         for node in nodes:
             node.run("useradd", "-m", "-u", str(UID), USER)
 
-    def ssh(self, address: str, port: int, *command: str, password: str = "") -> str:
+    def ssh(self, address: str, port: int, *command: str, user: str = USER, password: str = "") -> str:
         """Log in from an admin host, which knows the host key of the site file; what a command prints, or its error."""
         public = " ".join((self.keys / "ssh_host_key.pub").read_text().split()[:2])
         known = self.keys / "known_login"
@@ -169,9 +169,9 @@ class Entries:
             options.append("PubkeyAuthentication=no")
             words = ["env", f"SSH_ASKPASS={SITE / 'keys' / ask.name}", "SSH_ASKPASS_REQUIRE=force", *words]
         else:
-            options += [f"IdentityFile={SITE / 'keys' / USER}", "IdentitiesOnly=yes", "BatchMode=yes"]
+            options += [f"IdentityFile={SITE / 'keys' / user}", "IdentitiesOnly=yes", "BatchMode=yes"]
         words += [word for option in options for word in ("-o", option)]
-        done = self.lab.host("host-b").run(*words, f"{USER}@{address}", "--", *command, ok=None, timeout=60)
+        done = self.lab.host("host-b").run(*words, f"{user}@{address}", "--", *command, ok=None, timeout=60)
         return f"status {done.status}: {done.stderr.decode()}" if done.status else done.text
 
     def request(self, url: str, token: str = "") -> str:

@@ -135,6 +135,26 @@ def test_a_user_of_the_directory_logs_in(node: Netns, entries: Entries) -> None:
     wait_until(lambda: entries.ssh(*LOGIN, *listed) == f"COMPLETED|{USER}", "the job completes", 60)
 
 
+def test_a_user_of_accounts_logs_in_with_an_authorized_key(
+    kubernetes: Kubernetes, node: Netns, entries: Entries
+) -> None:
+    """Who is in the site's passwd only; the home in the volume has the key. root does not log in with the same."""
+    refused = entries.ssh(*LOGIN, "id", "-un", user="alice")
+    assert "Permission denied" in refused, "there is no key yet"
+    public = (entries.keys / "alice.pub").read_bytes()
+    script = (
+        "umask 077 && install -d -o alice -g alice -m 0700 /home/alice /home/alice/.ssh && "
+        "cat >/home/alice/.ssh/authorized_keys && chown alice:alice /home/alice/.ssh/authorized_keys"
+    )
+    inside = ("-n", SPACE, "exec", "-i", "login-0", "-c", "login", "--", "sh", "-c", script)
+    kubernetes.kubectl(*inside, input=public)
+    assert entries.ssh(*LOGIN, "id", "-un", user="alice") == "alice"
+    assert entries.ssh(*LOGIN, "pwd", user="alice") == "/home/alice"
+    job = entries.ssh(*LOGIN, "sbatch", "--parsable", "-D", "/tmp", "--wrap", "true", user="alice")
+    listed = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,User")
+    wait_until(lambda: entries.ssh(*LOGIN, *listed, user="alice") == "COMPLETED|alice", "the job completes", 60)
+
+
 def test_tokens_are_needed(node: Netns, entries: Entries) -> None:
     url = f"http://{ADDRESS}:30820/slurm/v0.0.38/nodes"
     assert " 200 " not in f" {entries.request(url)} " and "401" in entries.request(url)

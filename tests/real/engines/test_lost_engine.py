@@ -1,8 +1,9 @@
-"""All of Nomad had a power failure: the services continue in the container, and nothing writes beside it afterwards."""
+"""While Nomad has the services: another Munge key; and all of Nomad is lost, the services continue in the container."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,7 +37,7 @@ def hosts() -> Iterator[Hosts]:
         yield found
 
 
-def again() -> Hosts:
+def reopen() -> Hosts:
     """The lab as it is now: a host that was off has another first process."""
     return Hosts(Lab.open(NAME))
 
@@ -63,14 +64,35 @@ def refused_starts(host: Host) -> int:
     return sum("Exit Code: 3" in event["DisplayMessage"] for event in events)
 
 
+def test_another_munge_key_while_an_engine_has_the_services(hosts: Hosts) -> None:
+    """`sms apply` refers to `sms deploy`, which replaces the tasks. Jobs run on; a later move has the key, too."""
+    move(hosts, "--to", "nomad", "--force")
+    jobs = Jobs(hosts, 60)
+    key = os.urandom(128)
+    (hosts.lab.etc / "keys" / "munge.key").write_bytes(key)
+    refused = hosts.sms("apply", on="host-a", ok=(3,))
+    assert b"sms deploy" in refused.stderr
+    assert b"another munge_key" in hosts.sms("deploy", "status", on="host-a").stdout
+    done = json.loads(hosts.sms("-q", "deploy", "--json", on="host-a").stdout)
+    assert "variable nomad/jobs/slurm-ctl" in done["created"]
+    for name in hosts.lab.nodes:
+        node = hosts.host(name)
+        node.write("/etc/munge/munge.key", key, mode=0o400)
+        node.run("chown", "munge:munge", "/etc/munge/munge.key")
+        node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "munged", "slurmd")
+    jobs.assert_whole()
+    again = json.loads(hosts.sms("-q", "deploy", "--json", on="host-a").stdout)
+    assert again["created"] == [] and set(again["changes"].values()) == {"unchanged"}
+
+
 def test_the_state_of_a_nomad_that_is_off_moves_to_the_container(hosts: Hosts) -> None:
     """Nothing is lost; when Nomad is back, its slurmctld does not start."""
-    move(hosts, "--to", "nomad", "--force")
+    assert move(hosts, "--to", "nomad", "--force")["target"] == "nomad"
     jobs = Jobs(hosts, 90)
     for name in (*SERVERS, "host-a"):
         power_off(NAME, name)
     power_on(NAME, "host-a")
-    found = again()
+    found = reopen()
     host, node, path = found.host("host-a"), found.host("node1"), lease_path(found)
     held = json.loads(host.read(path) or b"")
     assert held["holder"]
@@ -103,7 +125,7 @@ def test_the_state_of_a_nomad_that_is_off_moves_to_the_container(hosts: Hosts) -
 
 def test_without_the_state_a_snapshot_is_restored(hosts: Hosts) -> None:
     """host-a is lost with the state; what was done since the snapshot is. Nomad never starts it again."""
-    found = again()
+    found = reopen()
     found.sms("overlay", "snapshot", on="host-a")
     found.sms("overlay", "push", "--to", "host-b", on="host-a")
     node = found.host("node1")
@@ -111,7 +133,7 @@ def test_without_the_state_a_snapshot_is_restored(hosts: Hosts) -> None:
     lost = as_alice(node, "sbatch", "--parsable", "--wrap=true")
     for name in (*SERVERS, "host-a"):
         power_off(NAME, name)
-    found = again()
+    found = reopen()
     refused = found.sms("failover", "host-b", on="host-b", ok=(3,))
     assert b"--i-have-fenced" in refused.stderr
     done = found.sms("failover", "host-b", "--i-have-fenced", on="host-b")
@@ -126,7 +148,7 @@ def test_without_the_state_a_snapshot_is_restored(hosts: Hosts) -> None:
     wait_until(lambda: found.host("host-b").run("nomad", "job", "status", ok=None).status == 0, "a leader", 60)
     found.sms("deploy", "stop", on="host-b")
     power_on(NAME, "host-a")
-    found = again()
+    found = reopen()
     ready = ("nomad", "node", "status", "-filter", 'Name == "host-a" and Status == "ready"', "-quiet")
     wait_until(lambda: found.host("host-b").run(*ready, ok=None).text, "Nomad's client is back", 60)
     held = (found.host("host-a").read(lease_path(found)) or b"").decode()
