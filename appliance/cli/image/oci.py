@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"  {done.digest}",
         f"  of the SIF sha256:{done.sif}",
     ]
+    pushed = ""
     if arguments.load or arguments.push:
         from appliance.operations.engines.distribute import load_image, push_image
 
@@ -47,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             host = cluster.target(name)
             lines.append(f"  on {name}: {', '.join(load_image(Path(done.path), host, shown))}")
         if arguments.push:
-            lines.append(f"  pushed: {push_image(cluster, done, shown)}")
-    print_result(arguments, done, lines)
+            pushed = push_image(cluster, done, shown)
+            lines.append(f"  pushed: {pushed}")
+    print_result(arguments, {**asdict(done), "pushed": pushed}, lines)
     return 0
