@@ -7,12 +7,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from appliance.cli.common import add_json, filled, open_site, print_result
+from appliance.cli.common import add_json, filled, open_site, print_result, verb
+
+
+EXAMPLES = """\
+  sms image oci -o image                  a folder for `podman load`, `ctr images import` and skopeo
+  sms image oci -o image --load host-a    also import it on an admin host that is a cluster node
+  sms image oci -o image --push           also copy it to the registry of the site file
+  sms image oci -o image --push --json    `pushed` is its name with the digest, for `engines.kubernetes.image`"""
 
 
 def add(actions: Any) -> None:
     """Add the action's parser."""
-    parser = actions.add_parser("oci", help="write the OCI form of an image, for containerd, Podman and registries")
+    parser = verb(
+        actions,
+        "oci",
+        "write the OCI form of an image, for containerd, Podman and registries",
+        "Write the OCI form of a signed image: the same SIF gives the same digest. The registry's account is that of\n"
+        "`skopeo login`, which keeps it in a file; it is never an argument.",
+        EXAMPLES,
+    )
     parser.add_argument("key", nargs="?", help="start of its key (default: the current image)")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="new folder for the OCI layout")
     parser.add_argument(

@@ -19,7 +19,7 @@ from appliance.operations.engines import move as module
 from appliance.operations.engines import move_checks
 from appliance.operations.engines import transfer as pump
 from appliance.operations.engines.move import rehearse_move
-from appliance.operations.engines.move_checks import _refuse_elsewhere, lock_moves
+from appliance.operations.engines.move_checks import _answers, _refuse_elsewhere, lock_moves
 from appliance.operations.engines.move_run import Move, record_path
 from appliance.operations.engines.owners import Command, Owner, script_argv
 from appliance.operations.engines.transfer import transfer
@@ -298,6 +298,34 @@ def test_another_run_has_taken_the_lease(current: Move) -> None:
     with pytest.raises(RolledBack, match="another run has taken the lease"):
         module._copy_and_commit(current)
     assert isinstance(current.target, Volume) and set(current.target.calls) == {"discard"}
+
+
+# An engine that does not answer
+
+
+def test_it_is_left_out_only_with_force(current: Move) -> None:
+    """With it, where the state can be reached; what cannot run is not started again after a failed step."""
+    engine = current.target if current.source.name == "container" else current.source
+    container = current.source if engine is current.target else current.target
+    for one in (engine, container):
+        one.faults["check"] = Unreachable("no route")  # type: ignore[attr-defined]
+    with pytest.raises(Refused, match="cannot be queried: no route") as caught:
+        _answers(engine, force=False)
+    assert "--force" in str(caught.value.hint)
+    assert not _answers(engine, force=True)
+    with pytest.raises(Refused, match="does not answer"):
+        engine.check_lost()
+    with pytest.raises(Unreachable):
+        _answers(container, force=True)
+
+
+def test_a_lost_engine_is_not_started_again(current: Move) -> None:
+    current.source.lost = True
+    current.target.faults["accept"] = FAILED  # type: ignore[attr-defined]
+    with pytest.raises(RolledBack, match="has the state as before, and is stopped as before"):
+        module._copy_and_commit(current)
+    assert isinstance(current.source, Volume) and "start" not in current.source.calls
+    assert holder(current) == current.source.name and not current.source.moved
 
 
 # One at a time
