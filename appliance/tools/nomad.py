@@ -34,7 +34,7 @@ HINT = "`engines.nomad.api` and `token_file` of the site file, or NOMAD_ADDR and
 READ_FILE = 'NOMAD_TOKEN=$(cat -- "$1") && export NOMAD_TOKEN && shift && exec "$@"'
 """Shell: run $2... with the content of file $1 as NOMAD_TOKEN."""
 NO_JOB = re.compile(r"job not found|No job\(s\) with prefix|not found", re.IGNORECASE)
-NO_LEADER = re.compile(r"No cluster leader|rpc error|failed to", re.IGNORECASE)
+NO_LEADER = re.compile(r"No cluster leader|rpc error|failed to|no servers|No path to region", re.IGNORECASE)
 PLANNED = (0, 1)
 """Statuses of `nomad job plan`: 1 where it would start or stop something; 255 is an error."""
 ADVICE = re.compile(r"^Job Modify Index: ", re.MULTILINE)
