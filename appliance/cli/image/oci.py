@@ -9,7 +9,6 @@ from typing import Any
 
 from appliance.cli.common import add_json, filled, open_site, print_result, verb
 
-
 EXAMPLES = """\
   sms image oci -o image                  a folder for `podman load`, `ctr images import` and skopeo
   sms image oci -o image --load host-a    also import it on an admin host that is a cluster node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -24,6 +25,8 @@ IMPORTS = {
 }
 """Command by program: each reads an archive. The kubelet's images are in the namespace k8s.io."""
 PUSH_S = 1800
+FATAL = re.compile(r'level=fatal msg="(.*)"$')
+NO_ACCOUNT = "unauthorized"
 
 
 def load_image(folder: Path, host: Host, progress: Progress) -> list[str]:
@@ -83,13 +86,25 @@ def push_image(cluster: Cluster, made: OciFolder, progress: Progress) -> str:
         raise Refused(f"{host.name} lacks skopeo", hint="install the package skopeo")
     target = f"{_untagged(name)}@{digest}" if digest else name
     with progress.step(f"push to {target}"):
-        result = host.run("skopeo", "copy", f"oci:{made.path}", f"docker://{target}", ok=None, timeout=PUSH_S)
+        # Without the option it compresses the layer, and the registry has another digest than the signed one.
+        words = ("copy", "--preserve-digests", f"oci:{made.path}", f"docker://{target}")
+        result = host.run("skopeo", *words, ok=None, timeout=PUSH_S)
     if result.status:
-        lines = result.stderr.decode(errors="replace").strip().splitlines()
+        text = result.stderr.decode(errors="replace").strip()
+        host_name = name.partition("/")[0]
         raise SmsError(
-            f"{target}: {lines[-1][:300] if lines else 'skopeo failed'}", hint="`skopeo login` names its account"
+            f"{target}: {_reason(text) or 'skopeo failed'}",
+            hint=f"`skopeo login {host_name}` gives it an account"
+            if NO_ACCOUNT in text
+            else "`skopeo inspect` shows more",
         )
     return f"{_untagged(name)}@{made.digest}"
+
+
+def _reason(text: str) -> str:
+    """Return what an error of skopeo ends with: before that it has what it was about to do."""
+    message = FATAL.search(text)
+    return (message[1] if message else text.rpartition("\n")[2]).replace('\\"', '"')[-300:]
 
 
 def _untagged(name: str) -> str:
