@@ -83,7 +83,8 @@ TABLES = {
 3 Refused        deploy rollback --dry-run
 3 Refused        deploy stop
 3 Refused        deploy stop --dry-run
-2 ConfigError    deploy --dry-run drain node1
+3 Refused        deploy --dry-run drain node1
+3 Refused        deploy drain node1 --undo --dry-run
 """,
     "hosts": """
 2 usage          host

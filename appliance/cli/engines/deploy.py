@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from appliance.operations.context import Cluster
     from appliance.operations.engines.deploy import Outcome
     from appliance.operations.engines.deploy_plan import DeployPlan
-    from appliance.operations.engines.drain import Drained
+    from appliance.operations.engines.drain import Drained, DrainPlan
     from appliance.progress import Progress
 
 EXAMPLES = """\
@@ -32,6 +32,7 @@ ACTION_EXAMPLES = {
         "  sms deploy status --json   the same for scripts",
     ),
     "drain": (
+        "  sms deploy drain node1 -n              its jobs, and what would be stopped",
         "  sms deploy drain node1                 status 1 if its jobs did not end: the engine was not touched",
         "  sms deploy drain node1 --timeout 10m   wait no longer for them",
         "  sms deploy drain node1 --undo          use it again",
@@ -90,7 +91,7 @@ def add(verbs: Verbs) -> None:
     rollback.set_defaults(run=run_rollback)
     stop = _action(actions, "stop", "stop the services in reverse order and keep their volumes")
     stop.set_defaults(run=run_stop)
-    for action in (rollback, stop):
+    for action in (drain, rollback, stop):
         action.add_argument(
             "-n", "--dry-run", action="store_true", default=argparse.SUPPRESS, help="show what it would do"
         )
@@ -180,18 +181,25 @@ def run_status(arguments: argparse.Namespace) -> int:
 
 def run_drain(arguments: argparse.Namespace) -> int:
     """Drain a machine, or use it again."""
-    from appliance.errors import ConfigError
-    from appliance.operations.engines.drain import drain, undo
+    from appliance.operations.engines.drain import drain, plan_drain, plan_undo, undo
 
-    if arguments.dry_run:  # in front of the action
-        raise ConfigError("a drain has no dry run", hint="`sms deploy drain --help`")
     cluster, host, shown = _open(arguments)
+    if arguments.dry_run:
+        plan = (plan_undo if arguments.undo else plan_drain)(cluster, host, arguments.node)
+        print_result(arguments, plan, _drain_plan_lines(plan))
+        return 0
     if arguments.undo:
         done = undo(cluster, host, arguments.node, shown)
     else:
         done = drain(cluster, host, arguments.node, shown, timeout_s=arguments.timeout)
     print_result(arguments, done, _drained_lines(done))
     return 0
+
+
+def _drain_plan_lines(plan: DrainPlan) -> Iterator[str]:
+    state = f"{plan.slurm} in Slurm" if plan.slurm else "no state in Slurm"
+    yield f"{plan.node}: {state}" + "; nothing to do" * (not plan.steps)
+    yield from plan.steps
 
 
 def _drained_lines(done: Drained) -> Iterator[str]:

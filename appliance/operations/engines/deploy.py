@@ -19,8 +19,9 @@ from appliance.operations.engines.bundles import (
     previous_bundle,
     render_bundle,
 )
-from appliance.operations.engines.deployed import begin, find_deployed, lock_deployment, set_phase
+from appliance.operations.engines.deployed import begin, find_deployed, set_phase
 from appliance.operations.engines.engine import Difference, Engine
+from appliance.operations.engines.move_lock import lock_moves
 from appliance.operations.engines.secret_files import compare_secrets, new_secrets, report_drift
 from appliance.operations.engines.waiting import wait, wait_for_end
 from appliance.operations.engines.writer import (
@@ -64,25 +65,30 @@ def deploy(cluster: Cluster, host: Host, engine: str, progress: Progress, *, tim
         timeout_s: seconds that each group of workloads may take.
 
     Raises:
-        Refused: the services run elsewhere, or the engine cannot run them.
+        Refused: the services run elsewhere, or the engine cannot run them; or another run is at work.
         Unverified: they are not ready in time.
     """
+    with lock_moves(cluster, host, tolerant=True):
+        return deploy_locked(cluster, host, engine, progress, timeout_s=timeout_s)
+
+
+def deploy_locked(cluster: Cluster, host: Host, engine: str, progress: Progress, *, timeout_s: float) -> Outcome:
+    """Do what ``deploy`` does, under the lock of moves."""
     bundle, found = render_bundle(cluster, engine), find_engine(cluster, host, engine)
-    with lock_deployment(cluster, host):
-        record = find_deployed(cluster, host)
-        with progress.step("check where the services run"):
-            leases = refuse_other_writer(cluster, host, bundle, record)
-        with progress.step(f"check {engine}"):
-            found.check(cluster, bundle, progress)
-            report_drift(compare_secrets(cluster, bundle, found), progress)
-        with progress.step("compare") as step:
-            differences = found.differences(bundle)
-            step.detail(", ".join(f"{one.name}: {one.change}" for one in differences if one.change != "unchanged"))
-        if left := find_left(cluster, bundle):
-            progress.report(
-                f"note: {', '.join(left)} run only in the services container, and not while {engine} has the others"
-            )
-        return apply_bundle(cluster, host, found, bundle, differences, Run(record, leases, progress, timeout_s))
+    record = find_deployed(cluster, host)
+    with progress.step("check where the services run"):
+        leases = refuse_other_writer(cluster, host, bundle, record)
+    with progress.step(f"check {engine}"):
+        found.check(cluster, bundle, progress)
+        report_drift(compare_secrets(cluster, bundle, found), progress)
+    with progress.step("compare") as step:
+        differences = found.differences(bundle)
+        step.detail(", ".join(f"{one.name}: {one.change}" for one in differences if one.change != "unchanged"))
+    if left := find_left(cluster, bundle):
+        progress.report(
+            f"note: {', '.join(left)} run only in the services container, and not while {engine} has the others"
+        )
+    return apply_bundle(cluster, host, found, bundle, differences, Run(record, leases, progress, timeout_s))
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,7 @@ def rollback(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: flo
     Raises:
         Refused: nothing is deployed, or what was before is not known.
     """
-    with lock_deployment(cluster, host):
+    with lock_moves(cluster, host, tolerant=True):
         record = need_deployed(cluster, host)
         bundle = previous_bundle(cluster, host, record)
         engine = find_engine(cluster, host, record.engine)
@@ -220,40 +226,42 @@ def rollback(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: flo
         return apply_bundle(cluster, host, engine, bundle, differences, Run(record, leases, progress, timeout_s))
 
 
-def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool = False) -> Outcome:
+def stop(cluster: Cluster, host: Host, progress: Progress) -> Outcome:
     """Stop the services on their engine in the reverse order. Volumes stay; munge and slurmd of compute nodes run on.
 
-    Args:
-        keep_lease: of a move, which gives it to the target.
-
     Raises:
-        Refused: nothing is deployed.
+        Refused: nothing is deployed, or another run is at work.
         Unverified: they did not end in time.
     """
-    began = time.monotonic()
-    with lock_deployment(cluster, host):
+    with lock_moves(cluster, host, tolerant=True):
         record = find_deployed(cluster, host)
-        if record is None and not keep_lease:
+        if record is None:
             release_unused(cluster, host, progress)
-        record = record or need_deployed(cluster, host)
-        bundle, engine = current_bundle(cluster, host, record), find_engine(cluster, host, record.engine)
-        stopped: dict[str, str] = {}
-        if record.phase != STOPPED:
-            record = set_phase(cluster, host, record, STOPPING, progress)
-        for wave in reversed(bundle.waves()):
-            items = [one for one in wave if one.kind == "service"]
-            part = replace(bundle, items=tuple(items))
-            running = {one.name for one in engine.states(part) if one.instances} if items else set()
-            for item in items:
-                engine.stop(item)
-                stopped[item.name] = "stop" if item.name in running else "unchanged"
-            if running:
-                wait_for_end(engine, part, progress)
-        record = set_phase(cluster, host, record, STOPPED, progress)
-        if not keep_lease and not release_from_engine(cluster, host, record.engine, progress):
+        done = stop_locked(cluster, host, record or need_deployed(cluster, host), progress)
+        if not release_from_engine(cluster, host, done.engine, progress):
             progress.report(
-                f"note: {record.engine} keeps the lease, as it has the state: `sms migrate --to container` moves it"
+                f"note: {done.engine} keeps the lease, as it has the state: `sms migrate --to container` moves it"
             )
+    return done
+
+
+def stop_locked(cluster: Cluster, host: Host, record: Deployed, progress: Progress) -> Outcome:
+    """Stop the services under the lock of moves; the engine keeps the lease."""
+    began = time.monotonic()
+    bundle, engine = current_bundle(cluster, host, record), find_engine(cluster, host, record.engine)
+    stopped: dict[str, str] = {}
+    if record.phase != STOPPED:
+        record = set_phase(cluster, host, record, STOPPING, progress)
+    for wave in reversed(bundle.waves()):
+        items = [one for one in wave if one.kind == "service"]
+        part = replace(bundle, items=tuple(items))
+        running = {one.name for one in engine.states(part) if one.instances} if items else set()
+        for item in items:
+            engine.stop(item)
+            stopped[item.name] = "stop" if item.name in running else "unchanged"
+        if running:
+            wait_for_end(engine, part, progress)
+    record = set_phase(cluster, host, record, STOPPED, progress)
     return Outcome(
         record.engine, bundle.cluster, record.generation, record.digest, stopped, [], round(time.monotonic() - began, 1)
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,7 +13,6 @@ from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import Deployed, read_deployed, record_path
-from appliance.operations.preflight import only_one
 from appliance.progress import Progress
 from appliance.shared.records import RecordError, from_json, to_json
 
@@ -31,16 +29,6 @@ done
 def bundle_path(cluster: Cluster, digest: str) -> str:
     """Return the path of what was deployed, on an admin host."""
     return f"{cluster.places.deployments}/{digest}.json"
-
-
-def lock_deployment(cluster: Cluster, host: Host) -> AbstractContextManager[None]:
-    """Hold the lock under which services are deployed, moved to an engine, and stopped there.
-
-    Raises:
-        Busy: another run is at work.
-    """
-    path = f"{cluster.places.lock.parent}/{cluster.site.cluster}.deploy.lock"
-    return only_one(host, path, f"another `sms deploy` is at work on {host.name}")
 
 
 def _on_others(cluster: Cluster, host: Host, act: Callable[[Host], Found]) -> dict[str, Found | SmsError]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from appliance.engines.deploy import Bundle
@@ -11,8 +12,8 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import STOPPED
 from appliance.operations.engines.bundles import current_bundle, find_engine, need_deployed
-from appliance.operations.engines.deployed import lock_deployment
 from appliance.operations.engines.engine import Engine
+from appliance.operations.engines.move_lock import lock_moves
 from appliance.progress import Progress
 from appliance.text import one_line
 
@@ -40,6 +41,23 @@ class Drained:
 
 
 @dataclass(frozen=True)
+class DrainPlan:
+    """What a drain, or its undo, would do with a machine.
+
+    Attributes:
+        slurm: state of the node in Slurm; empty if Slurm does not have it, or does not answer.
+        jobs: ids of the jobs that a drain would wait for.
+        steps: what would be done, in this order.
+    """
+
+    node: str
+    undo: bool
+    slurm: str
+    jobs: tuple[str, ...]
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SlurmNode:
     """A node as Slurm has it."""
 
@@ -57,7 +75,7 @@ def drain(cluster: Cluster, host: Host, node: str, progress: Progress, *, timeou
         Refused: neither Slurm nor the engine has the machine, or nothing is deployed.
         SmsError: its jobs did not end in time.
     """
-    with lock_deployment(cluster, host):
+    with lock_moves(cluster, host, tolerant=True):
         bundle, engine = _running(cluster, host)
         known, here = find_slurm_node(engine, bundle, node), engine.has_node(node)
         _need_either(known, here, node, bundle)
@@ -73,6 +91,57 @@ def drain(cluster: Cluster, host: Host, node: str, progress: Progress, *, timeou
                 done = engine.drain_node(bundle, node, timeout_s)
         after = known and _state_after(engine, bundle, node, known)
         return Drained(node, False, after or "", done, waited)
+
+
+def plan_drain(cluster: Cluster, host: Host, node: str) -> DrainPlan:
+    """Return what ``drain`` would do; nothing is changed.
+
+    Raises:
+        Refused: as ``drain``.
+        SmsError: the controller does not answer.
+    """
+    bundle, engine = _running(cluster, host)
+    known, here = find_slurm_node(engine, bundle, node), engine.has_node(node)
+    _need_either(known, here, node, bundle)
+    steps, jobs = [], []
+    if known is not None:
+        jobs = _jobs(engine, bundle, node)
+        if "drain" not in known.state:
+            steps.append(f"drain {node} in Slurm")
+        if jobs:
+            steps.append(f"wait for {len(jobs)} jobs: {_some(jobs)}")
+    if here:
+        steps.append(f"drain {node} on {bundle.engine}")
+        steps += [
+            f"stop {one.name} there"
+            for one in engine.states(bundle)
+            if any(each.node == node for each in one.instances)
+        ]
+    return DrainPlan(node, False, known.state if known else "", tuple(jobs), tuple(steps))
+
+
+def plan_undo(cluster: Cluster, host: Host, node: str) -> DrainPlan:
+    """Return what ``undo`` would do; nothing is changed.
+
+    Raises:
+        Refused: as ``undo``.
+        SmsError: the controller does not answer, and the engine does not have the machine.
+    """
+    bundle, engine = _running(cluster, host)
+    here = engine.has_node(node)
+    steps = [f"let {bundle.engine} use {node}"] if here else []
+    try:
+        known = find_slurm_node(engine, bundle, node)
+    except SmsError:
+        if not here:
+            raise
+        steps += ["wait for the controller, which does not answer", f"resume {node} in Slurm if this drained it"]
+        return DrainPlan(node, True, "", (), tuple(steps))
+    _need_either(known, here, node, bundle)
+    if known and "drain" in known.state:
+        mine = known.reason == REASON
+        steps.append(f"resume {node} in Slurm" if mine else f"leave it drained in Slurm, for {known.reason}")
+    return DrainPlan(node, True, known.state if known else "", (), tuple(steps))
 
 
 def _state_after(engine: Engine, bundle: Bundle, node: str, before: SlurmNode) -> str:
@@ -91,7 +160,7 @@ def undo(cluster: Cluster, host: Host, node: str, progress: Progress) -> Drained
         Refused: neither has it, or nothing is deployed.
         SmsError: the controller does not answer in time.
     """
-    with lock_deployment(cluster, host):
+    with lock_moves(cluster, host, tolerant=True):
         bundle, engine = _running(cluster, host)
         here = engine.has_node(node)
         done = []
@@ -179,16 +248,23 @@ def _wait_for_jobs(engine: Engine, bundle: Bundle, node: str, progress: Progress
     """
     began = time.monotonic()
     with progress.step(f"wait for the jobs of {node}") as step:
-        while True:
-            listed = ("squeue", "--noheader", f"--nodelist={node}", "--states=R,CG,S,ST,SO", "--format=%A")
-            jobs = sorted({*_slurm(engine, bundle, *listed).split()}, key=lambda one: (len(one), one))
-            if not jobs:
-                return round(time.monotonic() - began, 1)
-            step.detail(f"{len(jobs)}: {', '.join(jobs[:8])}")
+        while jobs := _jobs(engine, bundle, node):
+            step.detail(f"{len(jobs)}: {_some(jobs)}")
             if time.monotonic() - began > timeout_s:
                 raise SmsError(
-                    f"{len(jobs)} jobs still run on {node} after {timeout_s:g} s: {', '.join(jobs[:8])}; "
+                    f"{len(jobs)} jobs still run on {node} after {timeout_s:g} s: {_some(jobs)}; "
                     f"it is drained in Slurm, {bundle.engine} was not touched",
                     hint=f"`sms deploy drain {node}` waits again; `sms deploy drain {node} --undo` undoes it",
                 )
             time.sleep(POLL_S)
+    return round(time.monotonic() - began, 1)
+
+
+def _jobs(engine: Engine, bundle: Bundle, node: str) -> list[str]:
+    """Return the ids of the jobs on a node."""
+    listed = ("squeue", "--noheader", f"--nodelist={node}", "--states=R,CG,S,ST,SO", "--format=%A")
+    return sorted({*_slurm(engine, bundle, *listed).split()}, key=lambda one: (len(one), one))
+
+
+def _some(jobs: Sequence[str]) -> str:
+    return ", ".join(jobs[:8]) + ", ..." * (len(jobs) > 8)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from statistics import median
 
 from appliance.errors import ConfigError, Refused, SmsError
-from appliance.host.base import Host, Unreachable
+from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.engines.bundles import render_bundle
 from appliance.operations.engines.container_owner import ContainerOwner
 from appliance.operations.engines.kubernetes_owner import KubernetesOwner
+from appliance.operations.engines.move_lock import lock_moves, unreachable
 from appliance.operations.engines.move_run import VERB, Move, record_path
 from appliance.operations.engines.nomad_owner import NomadOwner
 from appliance.operations.engines.owners import Owner
 from appliance.operations.history import read_history
 from appliance.operations.lease import Leases
 from appliance.operations.overlay.generation import refuse_older
-from appliance.operations.preflight import only_one
 from appliance.plan.migration.state import (
     COMMITTING,
     DONE,
@@ -69,32 +69,6 @@ def inspected(
             for one in (current.source, current.target):
                 with suppress(SmsError):
                     one.close()
-
-
-@contextmanager
-def lock_moves(cluster: Cluster, host: Host) -> Iterator[None]:
-    """Hold the lock of moves on every admin host: another run would undo what this one does.
-
-    Raises:
-        Busy: another run moves the services.
-        Refused: a host cannot be reached.
-    """
-    path = f"{cluster.places.lock}.move"
-    with ExitStack() as stack:
-        for name in sorted({one.name for one in cluster.site.admin_hosts} | {host.name}):  # in the same order always
-            one = host if name == host.name else cluster.host(name)
-            try:
-                stack.enter_context(only_one(one, path, f"another `sms migrate --to` is at work; {name} has its lock"))
-            except Unreachable as error:
-                raise _unreachable([name]) from error
-        yield
-
-
-def _unreachable(names: Sequence[str]) -> Refused:
-    return Refused(
-        f"{', '.join(names)} cannot be reached, and would not know who has the services",
-        hint="make every admin host reachable, or remove it from `admin_hosts`",
-    )
 
 
 def _begin(cluster: Cluster, host: Host, target: str, progress: Progress) -> Move:
@@ -197,7 +171,7 @@ def _query(leases: Leases) -> Lease:
     """Query all hosts, which all have to answer: one that does not would not know who has the state."""
     leases.query()
     if leases.unreachable:
-        raise _unreachable(leases.unreachable)
+        raise unreachable(leases.unreachable)
     lease = leases.views[leases.me].lease
     assert lease
     top = max((view.lease for view in leases.views.values() if view.lease), key=lambda one: one.generation)

@@ -15,8 +15,8 @@ from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import STOPPED
 from appliance.operations.engines.bundles import find_engine, render_bundle
-from appliance.operations.engines.deploy import deploy, stop
-from appliance.operations.engines.deployed import find_deployed, lock_deployment, set_phase
+from appliance.operations.engines.deploy import deploy_locked, stop_locked
+from appliance.operations.engines.deployed import find_deployed, set_phase
 from appliance.operations.engines.secret_files import compare_secrets
 from appliance.plan.migration.state import Tree, Versions, read_tree, read_versions
 from appliance.plan.services.controllers import CONTAINER
@@ -259,18 +259,17 @@ class EngineOwner(Owner):
             return
         if self.lost:
             self.lock(CONTAINER)  # refused while a task has it; from now on none starts, also when the engine is back
-            with lock_deployment(self.cluster, self.host):
-                set_phase(self.cluster, self.host, record, STOPPED, self.progress)
+            set_phase(self.cluster, self.host, record, STOPPED, self.progress)
             return
         try:
-            stop(self.cluster, self.host, self.progress, keep_lease=True)
+            stop_locked(self.cluster, self.host, record, self.progress)
         except Refused as error:
             if find_deployed(self.cluster, self.host) == record:
                 raise
             raise SmsError(error.message, hint=error.hint) from error  # after the first change
 
     def start(self) -> None:
-        deploy(self.cluster, self.host, self.name, self.progress, timeout_s=self.timeout_s)
+        deploy_locked(self.cluster, self.host, self.name, self.progress, timeout_s=self.timeout_s)
 
     def control(self, *argv: str) -> Result:
         return self.engine.control(self.bundle, *argv, timeout=CONTROL_S)

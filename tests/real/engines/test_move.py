@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -64,9 +65,15 @@ def test_another_run_changes_nothing_and_a_killed_one_is_undone(hosts: Hosts) ->
     wait_for_step(process, "copy the state")
     for pid in sms_pids(process.pid):
         os.kill(pid, signal.SIGSTOP)
-    for words in (("nomad",), ("container", "--dry-run")):
-        refused = hosts.sms("migrate", "--to", *words, on="host-a", ok=(3,))
-        assert b"another `sms migrate --to` is at work" in refused.stderr
+    record = hosts.sms("deploy", "status", "--json", on="host-a", ok=(0, 4)).stdout
+    moves = [("migrate", "--to", *words) for words in (("nomad",), ("container", "--dry-run"))]
+    for words in (*moves, *(("deploy", *words) for words in ((), ("stop",), ("rollback",), ("drain", "node1")))):
+        refused = hosts.sms(*words, on="host-a", ok=(3,))
+        assert b"another `sms migrate --to` or `sms deploy` is at work" in refused.stderr, words
+    assert (
+        json.loads(record)["record"]
+        == json.loads(hosts.sms("deploy", "status", "--json", on="host-a", ok=(0, 4)).stdout)["record"]
+    )
     kill_sms(process.pid)
     process.wait()
     move(hosts, "--to", "nomad")

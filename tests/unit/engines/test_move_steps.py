@@ -19,7 +19,8 @@ from appliance.operations.engines import move as module
 from appliance.operations.engines import move_checks
 from appliance.operations.engines import transfer as pump
 from appliance.operations.engines.move import rehearse_move
-from appliance.operations.engines.move_checks import _answers, _refuse_elsewhere, lock_moves
+from appliance.operations.engines.move_checks import _answers, _refuse_elsewhere
+from appliance.operations.engines.move_lock import lock_moves
 from appliance.operations.engines.move_run import Move, record_path
 from appliance.operations.engines.owners import Command, Owner, script_argv
 from appliance.operations.engines.transfer import transfer
@@ -342,6 +343,7 @@ def test_there_is_one_move(cluster: Cluster, host: Local, monkeypatch: pytest.Mo
 
 def test_the_lock_is_on_every_admin_host(cluster: Cluster, host: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two admin hosts start a move at once; one of them that cannot be reached refuses it."""
+    monkeypatch.setattr(preflight, "LOCK_WAIT_S", 0)
     opened = []
 
     class Gone(Local):
@@ -358,6 +360,10 @@ def test_the_lock_is_on_every_admin_host(cluster: Cluster, host: Local, monkeypa
     with pytest.raises(Refused, match="other cannot be reached"), lock_moves(both, host):
         pytest.fail("it has begun")
     assert len(opened) == 1
+    with lock_moves(both, host, tolerant=True):  # a deployment, which the lock of this host keeps from a move
+        assert len(opened) == 2
+        with pytest.raises(Busy), lock_moves(both, host, tolerant=True):
+            pytest.fail("it has begun")
     with lock_moves(cluster, host):
         pass
 
