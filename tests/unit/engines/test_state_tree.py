@@ -124,36 +124,42 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile
     return found
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [("etc/passwd", tarfile.REGTYPE, "")],
-        [("var/spool/state/../../outside", tarfile.REGTYPE, "")],
-        [("var/spool/state/way", tarfile.SYMTYPE, ".."), ("var/spool/state/way/outside", tarfile.REGTYPE, "")],
-        [("var/spool/state/one", tarfile.LNKTYPE, "etc/passwd")],
-        [("var/spool/state/device", tarfile.CHRTYPE, "")],
-        [("var/spool/state", tarfile.SYMTYPE, ".."), ("var/spool/state/outside", tarfile.REGTYPE, "")],
-        [("var/spool/state", tarfile.SYMTYPE, "..")],
-        [
-            ("var/spool/state/way", tarfile.SYMTYPE, ".."),
-            ("var/spool/state/two", tarfile.LNKTYPE, "var/spool/state/way"),
-        ],
+TOP = ("var/spool/state", tarfile.DIRTYPE, "")
+HOSTILE = {
+    "elsewhere": [("etc/passwd", tarfile.REGTYPE, "")],
+    "dots": [TOP, ("var/spool/state/../../outside", tarfile.REGTYPE, "")],
+    "behind a link": [
+        TOP,
+        ("var/spool/state/way", tarfile.SYMTYPE, ".."),
+        ("var/spool/state/way/outside", tarfile.REGTYPE, ""),
     ],
-    ids=[
-        "elsewhere",
-        "dots",
-        "behind a link",
-        "hard link",
-        "device",
-        "below a link",
-        "a link",
-        "second name of a link",
+    "behind a folder that became a link": [
+        TOP,
+        ("var/spool/state/way", tarfile.DIRTYPE, ""),
+        ("var/spool/state/way", tarfile.SYMTYPE, ".."),
+        ("var/spool/state/way/outside", tarfile.REGTYPE, ""),
     ],
-)
-def test_nothing_outside_is_written(tmp_path: Path, entries: list[tuple[str, bytes, str]]) -> None:
+    "behind a folder that it does not have": [TOP, ("var/spool/state/way/outside", tarfile.REGTYPE, "")],
+    "hard link": [TOP, ("var/spool/state/one", tarfile.LNKTYPE, "etc/passwd")],
+    "device": [TOP, ("var/spool/state/device", tarfile.CHRTYPE, "")],
+    "below a link": [("var/spool/state", tarfile.SYMTYPE, ".."), ("var/spool/state/outside", tarfile.REGTYPE, "")],
+    "a link": [("var/spool/state", tarfile.SYMTYPE, "..")],
+    "second name of a link": [
+        TOP,
+        ("var/spool/state/way", tarfile.SYMTYPE, ".."),
+        ("var/spool/state/two", tarfile.LNKTYPE, "var/spool/state/way"),
+    ],
+    "lease": [TOP, ("var/spool/state/.sms-lease", tarfile.REGTYPE, "")],
+    "depth": [TOP, *((f"var/spool/state/{'/'.join('a' * depth)}", tarfile.DIRTYPE, "") for depth in range(1, 200))],
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_nothing_outside_is_written(tmp_path: Path, case: str) -> None:
     (tmp_path / "into").mkdir()
-    data = archive(*((entry(*each), b"x" if each[1] == tarfile.REGTYPE else b"") for each in entries))
-    run("write", pair(tmp_path / "into"), input=data, ok=False)
+    data = archive(*((entry(*each), b"x" if each[1] == tarfile.REGTYPE else b"") for each in HOSTILE[case]))
+    why = run("write", pair(tmp_path / "into"), input=data, ok=False)
+    assert why.startswith((b"the archive has ", b"the state has more")) and b"Traceback" not in why
     assert [path.name for path in tmp_path.iterdir()] == ["into"]
     assert not (tmp_path.parent / "outside").exists()
     assert (tmp_path / "into").is_symlink() or not [path for path in (tmp_path / "into").rglob("*") if path.is_file()]
@@ -186,15 +192,26 @@ def test_a_link_is_not_the_state(state: Path, tmp_path: Path) -> None:
     )
 
 
-def test_folders_that_are_nested_deeply(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    deep = f"{root}/.moving/{'/'.join(['a'] * 1200)}"
-    subprocess.run(["mkdir", "-p", deep], check=True)
-    assert json.loads(run("list", pair(root / ".moving")))["files"] == 1201
-    with tarfile.open(fileobj=io.BytesIO(run("read", pair(root / ".moving")))) as tar:
-        assert len(tar.getnames()) == 1201
+@pytest.mark.parametrize(("depth", "refused"), [(128, False), (129, True), (1200, True)])
+def test_folders_that_are_nested_deeply(tmp_path: Path, depth: int, refused: bool) -> None:
+    """Where the source is checked, before anything is stopped, as where its copy is written; both can be removed."""
+    root, copy = tmp_path / "root", tmp_path / "copy"
+    subprocess.run(["mkdir", "-p", f"{root}/.moving/{'/'.join('a' * depth)}"], check=True)
+    for command in ("brief", "list", "read"):
+        found = run(command, pair(root / ".moving"), ok=not refused)
+        assert not refused or b"more than 128 folders" in found
+    if not refused:
+        run("write", pair(copy), input=found)
+        assert json.loads(run("list", pair(copy)))["files"] == depth + 1
     run("discard", str(root))
     assert list(root.iterdir()) == []
+
+
+def test_there_is_an_end_to_the_number_of_files(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = run("read", pair(state))
+    monkeypatch.setitem(globals(), "SCRIPT", SCRIPT.replace("ENTRIES = 128, 4000000", "ENTRIES = 128, 5"))
+    assert b"more than 5 files" in run("brief", pair(state), ok=False)
+    assert b"more than 5 files" in run("write", pair(tmp_path / "copy"), input=data, ok=False)
 
 
 def test_what_is_cut_off_is_refused(state: Path, tmp_path: Path) -> None:
