@@ -9,6 +9,7 @@ PIPE = "not state: a pipe or a standard stream"
 BUILD = "not state: within the folder of a build, which is removed; the result is flushed and renamed"
 RUN = "not state: below /run, lost in a reboot; it is written again by the next start"
 USER = "not state: a file that the user has named, made from others"
+ETC = "not state: /etc of a container of an engine, written again at each start"
 KERNEL = "not state: a device, or a file of the kernel"
 DERIVED = "not state: made from the inventory or the site file again at each start, compared first"
 MOUNTED = "not state: a copy beside the overlay, on a mounted file system; placed by place_paths"
@@ -83,6 +84,7 @@ DIRECT = {
     "appliance/shared/files.py:replace_file": "lease",
     "appliance/shared/history.py:perform": "history",
     "appliance/tools/oci.py:_write_output": BUILD,
+    "definitions/runtime/sms-place:merge": ETC,
     "definitions/runtime/sms-run:note_start": RUN,
     "definitions/runtime/sms-slurm-ids:raise_id": "job ids",
     "definitions/runtime/smsenroll.py:enroll": "certificate of a node",
@@ -165,7 +167,7 @@ SHARED = {
     "appliance/tools/qemu.py": "VM restore of lost disks",
     "appliance/tools/sealed.py": "image of the VM",
     "definitions/runtime/sms-filesync": RUN,
-    "definitions/runtime/sms-place": "not state: /etc of a container of an engine, written again at each start",
+    "definitions/runtime/sms-place": ETC,
     "definitions/runtime/sms-apply": "changed files of a running container",
     "definitions/runtime/sms-seed": "seed of an overlay",
     "definitions/runtime/sms-slurm-ids": "job ids",

@@ -8,6 +8,7 @@ import os
 import pwd
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,51 @@ def test_files_that_the_site_has_no_more_are_removed(image: Path) -> None:
         assert (etc / "slurm/slurm.conf").read_text() == "x\n"
         assert (etc / "issue").read_text() == "image\n"
         assert (etc / "adjtime").read_text() == "of a service\n"
+
+
+def test_placed_files_are_never_missing_or_older(image: Path) -> None:
+    """Another run beside services, where the image has other files; what is the same stays the same file."""
+    files = {"/etc/issue": "site\n", "/etc/slurm/slurm.conf": "x\n"}
+    (image / "etc/issue").write_text("image\n")
+    assert place(image, files).returncode == 0
+    etc = image / "sms/etc"
+    before = {path: (etc / path).stat().st_ino for path in ("issue", "slurm/slurm.conf", "os-release", "slurm")}
+    (etc / ".sms-etc").mkdir()  # of a run that was killed
+    (etc / ".sms-etc" / "left").touch()
+    (image / "etc/os-release").write_text("newer image\n")
+    seen, ended = set(), threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            for path in ("issue", "slurm/slurm.conf"):
+                try:
+                    seen.add((path, (etc / path).read_text()))
+                except FileNotFoundError:
+                    seen.add((path, "missing"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(5):
+        assert place(image, files).returncode == 0
+    ended.set()
+    watcher.join()
+    assert seen == {("issue", "site\n"), ("slurm/slurm.conf", "x\n")}
+    after = {path: (etc / path).stat().st_ino for path in before}
+    assert {path for path in before if before[path] != after[path]} == {"os-release"}
+    assert (etc / "os-release").read_text() == "newer image\n" and not (etc / ".sms-etc").exists()
+
+
+def test_what_is_of_another_kind_is_replaced(image: Path) -> None:
+    assert place(image, {}).returncode == 0
+    etc = image / "sms/etc"
+    (etc / "os-release").unlink()
+    (etc / "os-release").mkdir()
+    (etc / "os-release/file").touch()
+    (etc / "slurm").rmdir()
+    (etc / "slurm").symlink_to("/nowhere")
+    assert place(image, {"/etc/slurm/slurm.conf": "x\n"}).returncode == 0
+    assert (etc / "os-release").read_text() == "image\n" and not (etc / "slurm").is_symlink()
+    assert (etc / "slurm/slurm.conf").read_text() == "x\n"
 
 
 @pytest.mark.parametrize("path", ["/var/lib/x", "/etc/../root/x", "/etcetera"])
