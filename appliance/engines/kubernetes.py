@@ -51,6 +51,10 @@ LIST = "files.json"
 FIRST_PRIVILEGED, NODE_PORTS = 1024, (30000, 32767)
 START_S, START_TRIES = 2, 150
 """Period and number of startup probes: the first start creates a database."""
+EXEC_S = 25
+"""Seconds that a probe's timeout leaves for the start of its program, above those in which that ends: on a busy machine
+this takes long, and a healthy service must not be restarted for it. Only a service that hangs is noticed later: the
+kubelet does not need a probe to see that a process has ended."""
 
 
 @dataclass(frozen=True)
@@ -391,7 +395,7 @@ def _container(one: Workload, unit: Unit, options: Options) -> Object:
         made["ports"] = [_container_port(port, inside(one, port, options), options) for port in ports]
     ready, alive = ["/opt/sms/bin/sms-probe", unit.name], ["/opt/sms/bin/sms-probe", "--live", unit.name]
     assert unit.service.probe
-    wait = int(unit.service.probe.timeout_s) + 2
+    wait = int(unit.service.probe.timeout_s) + EXEC_S
     # What follows a sidecar starts when its startup probe has succeeded. It has no dependencies.
     made |= {
         "startupProbe": _probe(ready if unit.helper else alive, START_S, START_TRIES, wait),
