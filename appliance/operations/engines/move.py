@@ -67,6 +67,8 @@ def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force
                 current.record.bytes,
             )
         _start(current, result)
+        if not result.same:  # a start of the services container takes the lease, and so the next generation
+            result.generation = query_lease(host, cluster).generation
         result.parts, result.seconds = current.parts, round(time.monotonic() - began, 3)
         if not plan.resumes:
             result.outage_s = round(sum(current.parts.values()), 3)

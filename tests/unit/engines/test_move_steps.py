@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -183,6 +184,22 @@ def test_all_steps(current: Move) -> None:
     assert (holder(current), target.text, source.serves) == (target.name, source.name, False)
     assert source.moved == target.name and "start" not in source.calls
     assert current.generation > OLD and phase(current) == COMMITTING
+
+
+def test_the_generation_is_that_with_which_the_target_serves(current: Move, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start of the services container takes one more."""
+    plan = MagicMock(source=current.source.name, target=current.target.name, resumes=False, left={}, files=0, bytes=0)
+    monkeypatch.setattr(module, "inspected", lambda *_: nullcontext((plan, current)))
+    start = current.target.start
+
+    def start_and_take() -> None:
+        start()
+        lease = query_lease(current.host, current.cluster)
+        current.host.write(str(current.cluster.places.lease), replace(lease, generation=lease.generation + 1).text())
+
+    monkeypatch.setattr(current.target, "start", start_and_take)
+    done = module.move(current.cluster, current.host, current.target.name, Silent())
+    assert done.generation == current.generation + 1 == query_lease(current.host, current.cluster).generation
 
 
 FAILED, HELD = SmsError("it fails"), Refused("somebody has it")
