@@ -93,7 +93,8 @@ def _move_plan_lines(plan: MovePlan) -> Iterator[str]:
     yield f"{plan.source} to {plan.target}: {plan.files} files, {plan.bytes >> 20} MiB to copy{free}"
     yield f"state: {', '.join(plan.paths)}"
     has = [f"{name} {version}" for name, version in (("Slurm", plan.slurm), ("MariaDB", plan.mariadb)) if version]
-    yield f"image there: {', '.join(has)}"
+    if has:
+        yield f"image there: {', '.join(has)}"
     basis = f"median of {plan.measured} previous moves" if plan.measured else "default: nothing measured yet"
     yield f"predicted: outage of {plan.predicted_s:g} s ({basis}); running jobs run on"
     for name, why in plan.left.items():

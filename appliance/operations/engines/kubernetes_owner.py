@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from secrets import token_hex
 from typing import Any
 
 import yaml
 
-from appliance.errors import SmsError
+from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.engines.clients import find_kubectl
@@ -18,11 +19,15 @@ from appliance.operations.engines.owners import Command, EngineOwner
 from appliance.operations.engines.secret_files import new_secrets
 from appliance.plan.services.controllers import KUBERNETES
 from appliance.progress import Progress
+from appliance.tools.engine import text_at
 
 POD, CONTAINER = "sms-move", "state"
 """Start of the name of the pod, and its container."""
 LABELS = {"app.kubernetes.io/part-of": "sms", "app.kubernetes.io/component": "move"}
 READY_S = 180
+ACCOUNT_S = 60
+"""Seconds in which a new namespace has its service account."""
+LOST = "has somebody deleted it? `sms failover --i-have-fenced` begins with a snapshot: docs/engines.md"
 LONGEST_S = 6 * 3600
 """Seconds after which the pod ends, if the run that started it was killed."""
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID")
@@ -46,10 +51,29 @@ class KubernetesOwner(EngineOwner):
         self._delete_others()
         super().stop()
 
+    def lacks(self) -> str:
+        name = self.bundle.namespace
+        return "" if self.kubectl.get("namespace", name) is not None else f"the namespace {name}"
+
+    def open(self) -> None:
+        self.kubernetes.prepare_namespace(self.bundle)
+        deadline = time.monotonic() + ACCOUNT_S
+        while self.kubectl.get("serviceaccount", "default") is None:  # without it no pod is accepted
+            if time.monotonic() > deadline:
+                raise SmsError(f"namespace {self.bundle.namespace} has no service account `default`")
+            time.sleep(0.5)
+        self.check_image()
+
     def prepare(self) -> None:
         self._delete_others()
         self.engine.prepare(self.bundle, new_secrets(self.cluster, self.bundle, self.engine))
+        claims = [_claim(name, spec) for name, spec in self._sets()]
+        self.kubectl.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": claims}).encode())
         super().prepare()
+
+    def discard(self) -> None:
+        if not self._lacking():
+            super().discard()
 
     def free_bytes(self) -> int:
         """Return the size that the site file gives each volume."""
@@ -84,16 +108,26 @@ class KubernetesOwner(EngineOwner):
         return Command(self.host, self.kubectl.exec_argv(self.pod, CONTAINER, *argv))
 
     def _open(self, state: bool) -> None:
-        """Start the pod; with ``state``, it has the volumes, whose claims are created as the StatefulSets would."""
-        self.kubernetes.prepare_namespace(self.bundle)
+        """Start the pod; with ``state``, it has the volumes.
+
+        Raises:
+            Refused: a volume is missing.
+        """
+        if state and (lacking := self._lacking()):
+            raise Refused(f"{self.where} does not have the state: the claim {lacking[0]} is missing", hint=LOST)
         sets = dict(self._sets())
-        objects = [_claim(name, spec) for name, spec in sets.items()] if state else []
         template = next(iter(sets.values()))["template"]["spec"]
-        objects.append(_pod(self.pod, self.bundle.image, template, list(sets) if state else []))
-        self.kubectl.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}).encode())
+        self.kubectl.apply(
+            json.dumps(_pod(self.pod, self.bundle.image, template, list(sets) if state else [])).encode()
+        )
         wait = ("wait", "--for=condition=Ready", f"--timeout={READY_S}s", f"pod/{self.pod}")
         self.kubectl.run(*wait, timeout=READY_S + 30, limited=False)
         self._mounted = state
+
+    def _lacking(self) -> list[str]:
+        """Return the claims that are not there."""
+        there = {text_at(one, "metadata", "name") for one in self.kubectl.find("persistentvolumeclaims")}
+        return [name for name in map(_claim_name, dict(self._sets())) if name not in there]
 
     def close(self) -> None:
         if self._mounted is not None:
@@ -110,16 +144,21 @@ class KubernetesOwner(EngineOwner):
                 self.kubectl.delete("pod", pod.name, wait_s=60)
 
 
+def _claim_name(name: str) -> str:
+    return f"state-{name}-0"
+
+
 def _claim(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a claim as the StatefulSet would create it."""
     template = spec["volumeClaimTemplates"][0]
-    metadata = {"name": f"state-{name}-0", "labels": template["metadata"].get("labels", {})}
+    metadata = {"name": _claim_name(name), "labels": template["metadata"].get("labels", {})}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": template["spec"]}
 
 
 def _pod(name: str, image: str, template: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the pod. It runs where those of the services may run."""
     mounts = [{"name": name, "mountPath": f"/state/{name}"} for name in names]
-    volumes = [{"name": name, "persistentVolumeClaim": {"claimName": f"state-{name}-0"}} for name in names]
+    volumes = [{"name": name, "persistentVolumeClaim": {"claimName": _claim_name(name)}} for name in names]
     own = {
         "name": CONTAINER,
         "image": image,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from appliance.errors import Refused, RolledBack, SmsError, Unverified
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.engines.move_checks import inspected
+from appliance.operations.engines.move_checks import check_image, inspected
 from appliance.operations.engines.move_run import VERB, Move
 from appliance.operations.engines.transfer import transfer
 from appliance.operations.history import note
@@ -119,6 +119,7 @@ def _copy_and_commit(current: Move) -> None:
         with ExitStack() as stack:
             if source.name != CONTAINER:
                 stack.enter_context(_keep_others_out(current))  # while a refusal costs nothing
+            _open(current)
             _stop(current)
             if source.name == CONTAINER:
                 stack.enter_context(_keep_others_out(current))
@@ -131,6 +132,18 @@ def _copy_and_commit(current: Move) -> None:
         if current.stopped and (current.record.phase in (STOPPING, COPYING) or not _is_committed(current)):
             _undo(current, error)
         raise
+
+
+def _open(current: Move) -> None:
+    """Do the checks of the target's image that create something, such as a namespace of Kubernetes.
+
+    Raises:
+        Refused: one failed.
+    """
+    if current.unread is not None:
+        with current.progress.step(f"check the image of {current.target.where}"):
+            current.target.open()
+            check_image(current)
 
 
 def _keep_others_out(current: Move) -> AbstractContextManager[object]:

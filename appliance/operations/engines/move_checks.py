@@ -29,6 +29,7 @@ from appliance.plan.migration.state import (
     MovePlan,
     StateMove,
     Tree,
+    Versions,
     check_identity,
     left_behind,
     moved_paths,
@@ -135,8 +136,12 @@ def _inspect(current: Move, *, force: bool) -> MovePlan:
     with progress.step("check the state") as step:
         tree = source.survey()
         step.detail(f"{tree.files} files, {tree.bytes >> 20} MiB")
-    image = to.versions()
-    refuse_newer(tree, image, to.where)
+    current.unread = tree
+    image = Versions()
+    if lacking := to.lacks():
+        progress.report(f"note: the image of {to.where} is not checked before a move has created {lacking}")
+    else:
+        image = check_image(current)
     check_identity(tree, cluster.site.cluster, _databases(current))
     free = to.free_bytes()
     if 0 <= free < tree.bytes:
@@ -165,6 +170,19 @@ def _answers(source: Owner, *, force: bool) -> bool:
             "that, as Nomad's client",
         ) from error
     return True
+
+
+def check_image(current: Move) -> Versions:
+    """Check that the image of the target can read the state; return its versions.
+
+    Raises:
+        Refused: it cannot.
+    """
+    image = current.target.versions()
+    if current.unread is not None:
+        refuse_newer(current.unread, image, current.target.where)
+        current.unread = None
+    return image
 
 
 def _query(leases: Leases) -> Lease:

@@ -14,9 +14,7 @@ from appliance.operations.engines.owners import Owner
 from appliance.operations.history import note
 from appliance.operations.lease import Leases
 from appliance.operations.services.unfinished import moved_path
-from appliance.plan.migration.state import (
-    StateMove,
-)
+from appliance.plan.migration.state import StateMove, Tree
 from appliance.progress import Progress
 from appliance.shared.records import to_json
 
@@ -34,6 +32,7 @@ class Move:
         interrupted: an earlier run of this move was killed, before which the source may have run.
         ran: the source ran when this run began.
         stopped: this run has stopped the source, or a part of it.
+        unread: the state, until it is known whether the image of the target can read it.
     """
 
     cluster: Cluster
@@ -47,6 +46,7 @@ class Move:
     interrupted: bool = False
     ran: bool = False
     stopped: bool = False
+    unread: Tree | None = None
     generation: int = 0
     parts: dict[str, float] = field(default_factory=dict)
 

@@ -46,9 +46,9 @@ class NomadOwner(EngineOwner):
             )
         return self.cluster.host(self.options.host)
 
-    def check(self) -> None:
+    def prepare(self) -> None:
         files.make_folders(self.client, self.options.state)
-        super().check()
+        super().prepare()
 
     def check_lost(self) -> None:
         client, folder = self.client, self.options.state
@@ -74,7 +74,7 @@ class NomadOwner(EngineOwner):
 
     def _send_image(self) -> None:
         find_on_nomad(self.cluster.site, self.host).send_image(self.cluster, self.bundle, self.progress)
-        self._need_lease_program()
+        self.check_image()
 
     def _refuse_running(self) -> None:
         """Check that no service listens there."""

@@ -86,6 +86,17 @@ class Owner(ABC):
     def free_bytes(self) -> int:
         """Return the space for the state here; -1 if that is not known before it is used."""
 
+    def lacks(self) -> str:
+        """Return what has to be created before commands can run in the image here; empty if there is nothing."""
+        return ""
+
+    def open(self) -> None:  # noqa: B027 - most lack nothing
+        """Create what commands need to run in the image here, and check it. Called before anything is stopped.
+
+        Raises:
+            Refused: as ``check``.
+        """
+
     def versions(self) -> Versions:
         """Return the versions of the programs in the image here."""
         command = self.inside(script_argv("versions"), state=False)
@@ -241,9 +252,15 @@ class EngineOwner(Owner):
                 hint="write that of the site there, or remove it: `sms deploy` and a move create it",
             )
         self.engine.differences(self.bundle)  # it accepts what it is given
-        self._need_lease_program()
+        if not self.lacks():
+            self.check_image()
 
-    def _need_lease_program(self) -> None:
+    def check_image(self) -> None:
+        """Check that the image here has what a move needs.
+
+        Raises:
+            Refused: it does not.
+        """
         has = self.inside(("test", "-x", LEASE), state=False)
         if has.host.run(*has.argv, ok=None, timeout=120).status:
             raise Refused(

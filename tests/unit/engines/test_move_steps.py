@@ -36,6 +36,7 @@ from appliance.plan.migration.state import (
     MoveResult,
     StateMove,
     Tree,
+    Versions,
     read_state_move,
 )
 from appliance.progress import Silent
@@ -200,6 +201,21 @@ def test_the_generation_is_that_with_which_the_target_serves(current: Move, monk
     monkeypatch.setattr(current.target, "start", start_and_take)
     done = module.move(current.cluster, current.host, current.target.name, Silent())
     assert done.generation == current.generation + 1 == query_lease(current.host, current.cluster).generation
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_an_image_that_could_not_be_checked_is_checked_before_the_stop(
+    current: Move, monkeypatch: pytest.MonkeyPatch, *, newer: bool
+) -> None:
+    current.unread = Tree(slurm=0x2700 if newer else 0x2600)
+    monkeypatch.setattr(current.target, "versions", lambda: Versions("22.05", ""))
+    monkeypatch.setattr(current.target, "open", lambda: current.target._call("open"))  # type: ignore[attr-defined]
+    with pytest.raises(Refused, match="wrote the state") if newer else nullcontext():
+        module._copy_and_commit(current)
+    source, target = current.source, current.target
+    assert isinstance(source, Volume) and isinstance(target, Volume)
+    assert target.calls[0] == "open" and source.serves == newer
+    assert phase(current) == ("" if newer else COMMITTING)
 
 
 FAILED, HELD = SmsError("it fails"), Refused("somebody has it")

@@ -189,27 +189,80 @@ def test_free_bytes_of_an_image(tmp_path: Path) -> None:
     assert 8 << 20 < ext3.free_bytes(Local("here"), str(path)) < empty < 16 << 20
 
 
+class Cluster:
+    """A cluster of Kubernetes that records what is created. ``claims``: what it has."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *claims: str, namespace: bool = True) -> None:
+        self.kubectl, self.kubernetes, self.engine = MagicMock(), MagicMock(), MagicMock()
+        self.kubectl.exec_argv.side_effect = lambda *words: ("true",)
+        self.kubectl.get.return_value = {} if namespace else None
+        self.kubernetes.prepare_namespace.side_effect = lambda _: setattr(self.kubectl.get, "return_value", {})
+        self.claims = list(claims)
+        self.kubectl.find.side_effect = lambda _: [{"metadata": {"name": name}} for name in self.claims]
+        self.kubectl.apply.side_effect = self._apply
+        monkeypatch.setattr(owners, "find_engine", lambda *_: self.engine)
+        monkeypatch.setattr(owners, "render_bundle", lambda *_: MagicMock(image="i", namespace="lab", items=()))
+        monkeypatch.setattr(owners, "compare_secrets", lambda *_: [])
+        monkeypatch.setattr(kubernetes_owner, "new_secrets", lambda *_: [])
+        monkeypatch.setattr(kubernetes_owner, "find_kubectl", lambda *_: self.kubectl)
+        monkeypatch.setattr(kubernetes_owner, "find_kubernetes", lambda *_: self.kubernetes)
+        mounts = [{"name": "state", "mountPath": "/a"}]
+        template = {"spec": {"initContainers": [], "containers": [{"volumeMounts": mounts}]}}
+        spec = {"template": template, "volumeClaimTemplates": [{"metadata": {}, "spec": {}}]}
+        monkeypatch.setattr(KubernetesOwner, "_sets", lambda _: iter([("slurmctld", spec)]))
+
+    def _apply(self, text: bytes) -> None:
+        self.claims += [one["metadata"]["name"] for one in json.loads(text).get("items", ())]
+
+    def owner(self) -> KubernetesOwner:
+        return KubernetesOwner(MagicMock(services=()), Local("here"), ("/a",), Silent())
+
+    @property
+    def applied(self) -> list[str]:
+        """Kinds of the objects, in their order."""
+        made = [json.loads(call.args[0]) for call in self.kubectl.apply.call_args_list]
+        return [each["kind"] for one in made for each in one.get("items", [one])]
+
+
 def test_each_move_has_a_pod_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks delete none of another run, and create no secret; a run that goes on deletes those that are left."""
-    found = MagicMock()
-    monkeypatch.setattr(owners, "find_engine", found)
-    monkeypatch.setattr(owners, "render_bundle", lambda *_: MagicMock(image="i"))
-    kubectl, engine = MagicMock(), MagicMock()
-    monkeypatch.setattr(kubernetes_owner, "find_kubectl", lambda *_: kubectl)
-    monkeypatch.setattr(kubernetes_owner, "find_kubernetes", lambda *_: engine)
-    spec = {"template": {"spec": {}}, "volumeClaimTemplates": [{"metadata": {}, "spec": {}}]}
-    monkeypatch.setattr(KubernetesOwner, "_sets", lambda _: iter([("slurmctld", spec)]))
-    one, other = (KubernetesOwner(MagicMock(), MagicMock(), ("/a",), Silent()) for _ in range(2))
+    """The checks delete none of another run; a run that goes on deletes those that are left."""
+    found = Cluster(monkeypatch)
+    one, other = found.owner(), found.owner()
     assert one.pod != other.pod
     one.inside(("true",), state=False)
-    (made,) = json.loads(kubectl.apply.call_args.args[0])["items"]
-    assert made["metadata"]["name"] == one.pod and not engine.prepare.called and not found.return_value.prepare.called
-    assert {call.args[1] for call in kubectl.delete.call_args_list} == {one.pod}
-    kubectl.pods.return_value = [SimpleNamespace(name=one.pod), SimpleNamespace(name=other.pod)]
-    kubectl.delete.reset_mock()
+    made = json.loads(found.kubectl.apply.call_args.args[0])
+    assert made["metadata"]["name"] == one.pod
+    assert {call.args[1] for call in found.kubectl.delete.call_args_list} == {one.pod}
+    found.kubectl.pods.return_value = [SimpleNamespace(name=one.pod), SimpleNamespace(name=other.pod)]
+    found.kubectl.delete.reset_mock()
     monkeypatch.setattr(owners, "find_deployed", lambda *_: None)
     one.stop()
-    assert [call.args[1] for call in kubectl.delete.call_args_list] == [other.pod]
+    assert [call.args[1] for call in found.kubectl.delete.call_args_list] == [other.pod]
+
+
+@pytest.mark.parametrize("namespace", [True, False])
+def test_checks_create_only_a_pod(monkeypatch: pytest.MonkeyPatch, *, namespace: bool) -> None:
+    """Neither namespace nor volumes nor secrets; where there is no namespace, not even that."""
+    found = Cluster(monkeypatch, namespace=namespace)
+    one = found.owner()
+    one.check()
+    assert bool(one.lacks()) != namespace
+    assert found.applied == ["Pod"] * namespace
+    assert not found.kubernetes.prepare_namespace.called and not found.engine.prepare.called
+    one.open()
+    assert found.kubernetes.prepare_namespace.called and found.applied == ["Pod"]
+    one.prepare()
+    assert found.applied == ["Pod", "PersistentVolumeClaim", "Pod"] and found.engine.prepare.called
+
+
+def test_a_source_without_its_volumes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none is created in their place, in which there is no state."""
+    found = Cluster(monkeypatch)
+    with pytest.raises(Refused, match="the claim state-slurmctld-0 is missing"):
+        found.owner().survey()
+    found.owner().discard()
+    assert found.applied == []
+    Cluster(monkeypatch, "state-slurmctld-0").owner().discard()
 
 
 @pytest.mark.parametrize(
