@@ -107,11 +107,11 @@ def apply_bundle(
     """Take the lease, record the deployment, apply what differs in order, and wait until all is ready; under the lock.
 
     Raises:
-        Refused: an admin host has taken the lease since; nothing was changed.
+        Refused: an admin host has taken the lease since, or the image is not signed; nothing was changed.
     """
     began, progress = time.monotonic(), run.progress
-    take_for_engine(run.leases, bundle.engine, progress)
     record = _next_record(cluster, host, bundle, run.record)
+    take_for_engine(run.leases, bundle.engine, progress)
     begin(cluster, host, bundle, record, progress)
     changed = {one.name for one in differences if one.change != "unchanged"}
     waited: dict[str, float] = {}
@@ -166,10 +166,10 @@ def _next_record(cluster: Cluster, host: Host, bundle: Bundle, before: Deployed 
     """Return the record of a deployment that begins; one of the same content has its generation."""
     image = find_signed(cluster, host)
     previous = before.previous if before else ""
-    if before and before.engine == bundle.engine and before.digest != bundle.digest:
-        previous = before.digest
-    elif before and before.engine != bundle.engine:
+    if before and before.engine != bundle.engine:
         previous = ""
+    elif before and before.digest != bundle.digest and (before.phase != APPLYING or previous == bundle.digest):
+        previous = before.digest  # what was never ready is not what a rollback goes back to
     return Deployed(
         bundle.engine,
         APPLYING,

@@ -262,7 +262,7 @@ def _wait_for_jobs(engine: Engine, bundle: Bundle, node: str, progress: Progress
 
 def _jobs(engine: Engine, bundle: Bundle, node: str) -> list[str]:
     """Return the ids of the jobs on a node."""
-    listed = ("squeue", "--noheader", f"--nodelist={node}", "--states=R,CG,S,ST,SO", "--format=%A")
+    listed = ("squeue", "--noheader", f"--nodelist={node}", "--states=R,CF,CG,S,ST,SO", "--format=%A")
     return sorted({*_slurm(engine, bundle, *listed).split()}, key=lambda one: (len(one), one))
 
 

@@ -103,7 +103,7 @@ class SecretState:
     Attributes:
         name: as in the site file; ``where``: its place on the engine, for messages.
         items: the workloads that read it there.
-        value: its content; None: it is not there.
+        value: its content; None: it is not there. Empty while workloads that run may have an earlier one.
         own: whether sms has written it, or nobody has.
     """
 

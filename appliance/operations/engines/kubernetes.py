@@ -28,7 +28,7 @@ from appliance.operations.engines.engine import (
 from appliance.operations.engines.export import UNBUILT
 from appliance.plan.services.probes import read_probe
 from appliance.progress import Progress
-from appliance.tools.engine import Forbidden, text_at
+from appliance.tools.engine import Forbidden, at, text_at
 from appliance.tools.kubectl import Kubectl, Pod, PodContainer, StatefulSet
 
 OLDEST = 29
@@ -37,6 +37,8 @@ LOCAL = "localhost/"
 """Start of the name of an image that is in no registry."""
 PART_OF = "app.kubernetes.io/part-of"
 """Label of what sms has created."""
+CHANGING = "sms/changing"
+"""Label of a Secret while pods may have its earlier content: a run that is killed leaves it to the next one."""
 LISTED = 50
 """Images that a kubelet reports at most (nodeStatusMaxImages)."""
 REPORTED_S = 12
@@ -127,7 +129,7 @@ class OnKubernetes:
         for name in sorted({name for one in bundle.items for name in one.secrets}):
             given = self.secret_refs[name]
             present = self.kubectl.get("secret", given.name)
-            text = text_at(present, "data", given.key)
+            text = "" if at(present, "metadata", "labels", CHANGING) else text_at(present, "data", given.key)
             found.append(
                 SecretState(
                     name,
@@ -143,13 +145,17 @@ class OnKubernetes:
         """Create the namespace, and write the Secrets; pods that have an earlier one are deleted."""
         made = self.prepare_namespace(bundle)
         own = {"app.kubernetes.io/instance": bundle.cluster, PART_OF: "sms"}
+        changed = [each for each in secrets if each[0].value is not None]
         for one, value in secrets:
-            given = self.secret_refs[one.name]
-            self.kubectl.put_secret(given.name, {given.key: value}, own)
+            given, mark = self.secret_refs[one.name], {CHANGING: "true"} if one.value is not None else {}
+            self.kubectl.put_secret(given.name, {given.key: value}, own | mark)
             made.append(one.where)
-        for name in dict.fromkeys(name for one, _ in secrets if one.value is not None for name in one.items):
+        for name in dict.fromkeys(name for one, _ in changed for name in one.items):
             item = bundle.find(name)
             self.kubectl.delete("pod", f"{name}-0", wait_s=(item.stop_s if item else 0) + DELETE_S)
+        for one, value in changed:
+            given = self.secret_refs[one.name]
+            self.kubectl.put_secret(given.name, {given.key: value}, own)
         return made
 
     def prepare_namespace(self, bundle: Bundle) -> list[str]:

@@ -127,7 +127,6 @@ def _copy_and_commit(current: Move) -> None:
             source.lock(current.target.name)
             tree = _copy(current)
             _commit(current, tree)
-        source.close()
     except BaseException as error:
         if current.stopped and (current.record.phase in (STOPPING, COPYING) or not _is_committed(current)):
             _undo(current, error)
@@ -275,9 +274,9 @@ def _start(current: Move, result: MoveResult) -> None:
         Unverified: a service is not ready.
     """
     target = current.target
-    if not result.same:
-        current.enter(STARTING)
     try:
+        if not result.same:
+            current.enter(STARTING)
         with current.timed("start", f"start {target.where}"):
             if not result.same:
                 target.release(result.generation)

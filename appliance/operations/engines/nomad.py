@@ -36,6 +36,8 @@ from appliance.tools.ports import probe_argv
 
 OWN = "created_by"
 """Item of a variable that sms has written."""
+CHANGING = "sms, changing"
+"""Its value while allocations may have an earlier secret: a run that is killed leaves it to the next one."""
 ENDED = ("complete", "failed", "lost")
 AT_ONCE = 16
 """Compute nodes that are queried at once."""
@@ -150,9 +152,10 @@ class OnNomad:
         for one in bundle.items:
             path = _variable_of(one.name)
             present = self.nomad.variable(path) if one.secrets and there else {}
+            changing = present.get(OWN) == CHANGING
             own = OWN in present or not set(present) & set(one.secrets)
             for name in one.secrets:
-                value = decode_secret(present[name]) if name in present else None
+                value = (b"" if changing else decode_secret(present[name])) if name in present else None
                 found.append(SecretState(name, f"{name} of the variable {path}", (one.name,), value, own))
         return found
 
@@ -165,13 +168,18 @@ class OnNomad:
         for job in dict.fromkeys(job for one, _ in secrets for job in one.items):
             path = _variable_of(job)
             new = {one.name: base64.b64encode(value).decode() for one, value in secrets if job in one.items}
-            mark = {OWN: "sms"} if all(one.own for one, _ in secrets if job in one.items) else {}
-            self.nomad.put_variable(path, {**self.nomad.variable(path), **new, **mark})
+            own = all(one.own for one, _ in secrets if job in one.items)
+            changed = any(one.value is not None for one, _ in secrets if job in one.items)
+            whole = {**self.nomad.variable(path), **new}
+            mark = {OWN: CHANGING if changed else "sms"} if own else {}
+            self.nomad.put_variable(path, whole | mark)
             made.append(f"variable {path}")
-            if any(one.value is not None for one, _ in secrets if job in one.items):
+            if changed:
                 for each in self.nomad.allocations(job):
                     if each.runs:
                         self.nomad.stop_allocation(each.id)
+                if own:
+                    self.nomad.put_variable(path, whole | {OWN: "sms"})
         return made
 
     def apply(self, item: Item) -> None:

@@ -25,7 +25,8 @@ from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations import preflight
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.deployed import APPLYING, Deployed, read_deployed, record_path, refuse_deployed
+from appliance.operations.deployed import APPLYING, DEPLOYED, Deployed, read_deployed, record_path, refuse_deployed
+from appliance.operations.engines import deploy as deploy_module
 from appliance.operations.engines import deploy_plan, deploy_status, drain
 from appliance.operations.engines.deploy import deploy, rollback, stop
 from appliance.operations.engines.deploy_plan import plan_rollback, plan_stop
@@ -213,6 +214,89 @@ def test_secrets_of_an_engine(
     assert put.called == (outcome == "written") and restart.called == (outcome == "written" and there is not None)
     if put.called and engine == "nomad":
         assert put.call_args.args[1] == {"munge_key": base64.b64encode(b"new").decode(), "created_by": "sms"}
+
+
+@pytest.mark.parametrize("engine", ["nomad", "kubernetes"])
+def test_a_new_secret_reaches_what_runs_also_after_a_kill(cluster: Cluster, tmp_path: Path, engine: str) -> None:
+    """The first run ends between the write and the restart; the next one restarts what may have the earlier secret."""
+    (tmp_path / "key").write_bytes(b"new")
+    secrets = cluster.site.secrets.model_copy(update={"munge_key": tmp_path / "key"})
+    cluster = replace(cluster, site=cluster.site.model_copy(update={"secrets": secrets}))
+    bundle = replace(BUNDLE, items=(Item("a", "service", "", secrets=("munge_key",)),))
+    program, text = MagicMock(), base64.b64encode(b"old").decode()
+    found: OnNomad | OnKubernetes
+    if engine == "nomad":
+        variable = {"munge_key": text, "created_by": "sms"}
+        found = OnNomad(program, "host-a", "compute")
+        program.get.return_value = {}
+        program.variable.side_effect = lambda _: dict(variable)
+        program.put_variable.side_effect = lambda _, items: variable.update(items)
+        program.allocations.return_value = [SimpleNamespace(id="x", runs=True)]
+        restart = program.stop_allocation
+    else:
+        present = {"data": {"munge.key": text}, "metadata": {"labels": {"app.kubernetes.io/part-of": "sms"}}}
+        found = OnKubernetes(program, {"munge_key": "munge-key"})
+        program.get.return_value = present
+
+        def put(_: str, values: dict[str, bytes], labels: dict[str, str]) -> None:
+            present["data"] = {name: base64.b64encode(value).decode() for name, value in values.items()}
+            present["metadata"] = {"labels": labels}
+
+        program.put_secret.side_effect = put
+        restart = program.delete
+    restart.side_effect = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        found.prepare(bundle, new_secrets(cluster, bundle, found))
+    restart.reset_mock(side_effect=True)
+    assert compare_secrets(cluster, bundle, found) == []
+    found.prepare(bundle, new_secrets(cluster, bundle, found))
+    assert restart.call_count == 1
+    found.prepare(bundle, new_secrets(cluster, bundle, found))
+    assert restart.call_count == 1, "once"
+
+
+A, B, C = (replace(BUNDLE, image=f"/{name}.sif") for name in "abc")
+
+
+@pytest.mark.parametrize(
+    ("digest", "previous", "phase", "then", "expected"),
+    [
+        (A, "", DEPLOYED, B, A),
+        (B, A, DEPLOYED, C, B),
+        (B, A, APPLYING, C, A),
+        (B, A, "stopped", C, B),
+        (B, A, APPLYING, A, B),
+        (B, A, APPLYING, B, A),
+        (A, "", APPLYING, B, ""),
+    ],
+    ids=["first", "second", "after one that failed", "stopped", "rollback", "again", "only one that failed"],
+)
+def test_a_rollback_goes_back_to_what_was_ready(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, digest: Bundle, previous: Bundle | str, phase: str, then: Bundle,
+    expected: Bundle | str,
+) -> None:  # fmt: skip
+    def name(one: Bundle | str) -> str:
+        return one.digest if isinstance(one, Bundle) else one
+
+    monkeypatch.setattr(deploy_module, "find_signed", lambda *_: None)
+    before = replace(RECORD, digest=name(digest), previous=name(previous), phase=phase)
+    record = deploy_module._next_record(cluster, Local("host-a"), then, before)
+    assert record.previous == name(expected)
+    other = deploy_module._next_record(cluster, Local("host-a"), replace(then, engine="kubernetes"), before)
+    assert other.previous == "", "that of another engine cannot be applied"
+
+
+def test_an_image_that_is_not_signed_leaves_the_lease(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise Refused("it is not signed")
+
+    monkeypatch.setattr(deploy_module, "find_signed", refuse)
+    monkeypatch.setattr(deploy_module, "take_for_engine", lambda *_: pytest.fail("the lease is taken"))
+    host = Local(cluster.site.admin_hosts[0].name)
+    run = deploy_module.Run(None, MagicMock(), Silent(), 1)
+    with pytest.raises(Refused, match="not signed"):
+        deploy_module.apply_bundle(cluster, host, MagicMock(), BUNDLE, [], run)
+    assert find_deployed(cluster, host) is None
 
 
 def test_the_container_does_not_start_what_an_engine_has(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from appliance.errors import Busy, Refused, RolledBack, SmsError
+from appliance.errors import Busy, Refused, RolledBack, SmsError, Unverified
 from appliance.host.base import CommandError, Result, Unreachable
 from appliance.host.local import Local
 from appliance.operations import preflight
@@ -201,6 +201,28 @@ def test_the_generation_is_that_with_which_the_target_serves(current: Move, monk
     monkeypatch.setattr(current.target, "start", start_and_take)
     done = module.move(current.cluster, current.host, current.target.name, Silent())
     assert done.generation == current.generation + 1 == query_lease(current.host, current.cluster).generation
+
+
+def test_a_source_that_is_gone_after_the_commit_does_not_keep_the_target_from_starting(
+    current: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = current.source, current.target
+    assert isinstance(source, Volume) and isinstance(target, Volume)
+    source.faults["close"] = Unreachable("it is gone")
+    module._copy_and_commit(current)
+    module._start(current, MoveResult(source.name, target.name, current.generation))
+    assert target.serves and not source.serves and phase(current) == STARTING
+
+
+def test_a_record_that_cannot_be_written_names_who_has_the_state(
+    current: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the commit: the next run starts the target."""
+    module._copy_and_commit(current)
+    monkeypatch.setattr(Move, "enter", MagicMock(side_effect=SmsError("no space left")))
+    with pytest.raises(Unverified, match=r"has the state .* does not serve: no space left") as caught:
+        module._start(current, MoveResult(current.source.name, current.target.name, current.generation))
+    assert "run this again" in caught.value.hint
 
 
 @pytest.mark.parametrize("newer", [False, True])
