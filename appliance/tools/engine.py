@@ -16,7 +16,8 @@ SILENT = re.compile(
     r"connection refused|was refused|no route to host|network is unreachable|no such host|i/o timeout|connection reset"
     r"|Client\.Timeout|context deadline exceeded|TLS handshake|x509:|tls: |Unable to connect|server misbehaving"
     r"|No cluster leader|failed to find leader|\bEOF$|no configuration has been provided"
-    r"|first record does not look like|server gave HTTP response|use of closed network connection|broken pipe",
+    r"|first record does not look like|server gave HTTP response|use of closed network connection|broken pipe"
+    r"|etcdserver: |server is currently unable to handle|Service Unavailable|client connection lost",
     re.IGNORECASE | re.MULTILINE,
 )
 """In messages of a program that got no answer of its engine."""

@@ -20,14 +20,15 @@ from appliance.config.engines import SecretRef
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.nomad import inside_script
 from appliance.engines.render import make_bundle, render
-from appliance.errors import Busy, ConfigError, Refused, SmsError
+from appliance.errors import Busy, ConfigError, Refused, SmsError, Unverified
+from appliance.host.base import Unreachable
 from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations import preflight
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import APPLYING, DEPLOYED, Deployed, read_deployed, record_path, refuse_deployed
 from appliance.operations.engines import deploy as deploy_module
-from appliance.operations.engines import deploy_plan, deploy_status, drain
+from appliance.operations.engines import deploy_plan, deploy_status, drain, waiting
 from appliance.operations.engines.deploy import deploy, rollback, stop
 from appliance.operations.engines.deploy_plan import plan_rollback, plan_stop
 from appliance.operations.engines.deploy_status import DeployStatus
@@ -235,7 +236,7 @@ def test_a_new_secret_reaches_what_runs_also_after_a_kill(cluster: Cluster, tmp_
         restart = program.stop_allocation
     else:
         present = {"data": {"munge.key": text}, "metadata": {"labels": {"app.kubernetes.io/part-of": "sms"}}}
-        found = OnKubernetes(program, {"munge_key": "munge-key"})
+        found = OnKubernetes(program, {"munge_key": SecretRef(name="munge-key", key="munge.key")})
         program.get.return_value = present
 
         def put(_: str, values: dict[str, bytes], labels: dict[str, str]) -> None:
@@ -407,6 +408,29 @@ def test_a_failover_from_an_engine_records_that_it_has_the_services_no_more(clus
         refuse_deployed(cluster, host)
     failover._forget_engine(cluster, host, replace(plan, old=("engine:nomad",)), Silent())
     refuse_deployed(cluster, host)
+
+
+def test_an_engine_that_does_not_answer_has_not_stopped_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a stop would release the lease while the services run."""
+    runs = WorkloadState("a", "service", True, 1, (READY,))
+    engine = MagicMock()
+    engine.states.side_effect = [[runs], Unreachable("no answer"), [runs], [replace(runs, instances=())]]
+    monkeypatch.setattr(waiting, "POLL_S", 0)
+    waiting.wait_for_end(engine, BUNDLE, Silent())
+    assert engine.states.call_count == 4
+    engine.states.side_effect = Unreachable("no answer")
+    monkeypatch.setattr(waiting, "END_S", -1000)
+    with pytest.raises(Unverified, match="it is not known what runs: no answer"):
+        waiting.wait_for_end(engine, BUNDLE, Silent())
+
+
+def test_a_wait_outlasts_an_engine_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = WorkloadState("a", "service", True, 1, (READY,))
+    engine = MagicMock()
+    engine.states.side_effect = [[replace(runs, instances=())], Unreachable("no answer"), [runs]]
+    engine.nudge.side_effect = Unreachable("no answer")
+    monkeypatch.setattr(waiting, "POLL_S", 0)
+    assert waiting.wait(engine, BUNDLE, BUNDLE.items[1:], progress=Silent(), timeout_s=60).keys() == {"a"}
 
 
 def test_a_job_of_nodes_that_was_restarted_is_not_ready_yet() -> None:

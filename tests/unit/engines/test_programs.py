@@ -64,6 +64,21 @@ def test_a_missing_program_is_refused() -> None:
         nomad({("operator", "api"): (127, "env: nomad: No such file or directory")}).clients()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error from server: etcdserver: request timed out",
+        "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
+        "error: http2: client connection lost",
+        "Unexpected response code: 500 (No cluster leader)",
+    ],
+)
+def test_an_engine_that_cannot_answer_now(tmp_path: Path, text: str) -> None:
+    """A wait goes on after these."""
+    with pytest.raises(Unreachable):
+        Kubectl(with_program(tmp_path, "kubectl", f"echo '{text}' >&2; exit 1"), "lab").pods()
+
+
 def test_a_program_that_does_not_end() -> None:
     with pytest.raises(Stuck, match="`nomad` did not end within"):
         run_program(Local(), ("sh", "-c", "sleep 60", "nomad"), timeout=0.2, hint="x")
