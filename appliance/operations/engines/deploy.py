@@ -168,8 +168,10 @@ def _next_record(cluster: Cluster, host: Host, bundle: Bundle, before: Deployed 
     previous = before.previous if before else ""
     if before and before.engine != bundle.engine:
         previous = ""
-    elif before and before.digest != bundle.digest and (before.phase != APPLYING or previous == bundle.digest):
-        previous = before.digest  # what was never ready is not what a rollback goes back to
+    elif before and before.digest != bundle.digest and before.phase != APPLYING:
+        previous = before.digest
+    elif previous == bundle.digest:
+        previous = ""  # what was never ready is not what a rollback goes back to
     return Deployed(
         bundle.engine,
         APPLYING,

@@ -266,7 +266,7 @@ A, B, C = (replace(BUNDLE, image=f"/{name}.sif") for name in "abc")
         (B, A, DEPLOYED, C, B),
         (B, A, APPLYING, C, A),
         (B, A, "stopped", C, B),
-        (B, A, APPLYING, A, B),
+        (B, A, APPLYING, A, ""),
         (B, A, APPLYING, B, A),
         (A, "", APPLYING, B, ""),
     ],
