@@ -9,7 +9,7 @@ from dataclasses import replace
 from statistics import median
 
 from appliance.errors import ConfigError, Refused, SmsError
-from appliance.host.base import Host
+from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.engines.bundles import render_bundle
 from appliance.operations.engines.container_owner import ContainerOwner

@@ -190,7 +190,7 @@ def test_all_steps(current: Move) -> None:
 def test_the_generation_is_that_with_which_the_target_serves(current: Move, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start of the services container takes one more."""
     plan = MagicMock(source=current.source.name, target=current.target.name, resumes=False, left={}, files=0, bytes=0)
-    monkeypatch.setattr(module, "inspected", lambda *_: nullcontext((plan, current)))
+    monkeypatch.setattr(module, "inspected", lambda *_, **__: nullcontext((plan, current)))
     start = current.target.start
 
     def start_and_take() -> None:
