@@ -418,7 +418,8 @@ def node_jobs(deployment: Deployment, options: Options, nodes: Nodes) -> dict[st
     """Return the jobs that run munge and slurmd on every compute node, by name; none without a controller.
 
     They are programs of the node image, as in document 000: a container would be in the way of a job's processes. They
-    start by ``sms-run``, so that slurmd waits for munge at each start.
+    start by ``sms-run``, so that slurmd waits for munge at each start. What slurmd does not need, such as sssd, is the
+    node's own.
     """
     controller = deployment.find("controller")
     if controller is None:
@@ -431,7 +432,8 @@ def node_jobs(deployment: Deployment, options: Options, nodes: Nodes) -> dict[st
         for one in nodes.services
         if {*one.needs} <= {helper.name for helper in helpers}
     ]
-    services = [*helpers, *own]
+    needed = {name for one in own for name in one.needs}
+    services = [*(helper for helper in helpers if helper.name in needed), *own]
     text = json.dumps(task_json(services, nodes.templates), indent=1) + "\n"
     limits = stop_limits(services)
     jobs = {}

@@ -150,46 +150,6 @@ job "slurm-cn" {
     "ports": []
    }
   },
-  "sssd": {
-   "run": [
-    "sssd",
-    "--interactive",
-    "--logger=stderr"
-   ],
-   "user": "root",
-   "groups": [],
-   "capabilities": [
-    0,
-    1,
-    3,
-    5,
-    6,
-    7
-   ],
-   "setup": "[ -s /etc/sssd/sssd.conf ] || { echo \"/etc/sssd/sssd.conf is missing: set secrets.sssd_conf\" >&2; exit 1; }\ninstall -d -m 0755 /var/lib/sss /var/lib/sss/mc /var/lib/sss/pipes /var/lib/sss/pubconf /var/log/sssd\ninstall -d -m 0755 /var/lib/sss/deskprofile /var/lib/sss/gpo_cache /var/lib/sss/keytabs\ninstall -d -m 0700 /var/lib/sss/db /var/lib/sss/pipes/private /var/lib/sss/secrets\nrm -f /run/sssd.pid\n# What packages of Debian do when they are installed.\n[ -e /etc/nsswitch.conf ] || cp /usr/etc/nsswitch.conf /etc/nsswitch.conf\nsed -i -E '/^(passwd|group):/{/ sss/!s/$/ sss/}' /etc/nsswitch.conf\n",
-   "unclean": "",
-   "running": null,
-   "needs": [],
-   "sync": [],
-   "probe": {
-    "kind": "exec",
-    "exec": [
-     [
-      "/opt/sms/bin/sms-sssd-alive"
-     ]
-    ],
-    "timeout_s": 5
-   },
-   "jobsync": {
-    "holds": [],
-    "signal": "TERM",
-    "stop_s": 30,
-    "release_s": 0,
-    "lease": null,
-    "outlived": false,
-    "ports": []
-   }
-  },
   "slurmd": {
    "run": [
     "slurmd",
