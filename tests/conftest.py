@@ -47,12 +47,12 @@ def pytest_testnodedown(node: Any) -> None:
 TABLE_FROM_S = 60.0
 TOGETHER = {
     "qemu": ("test_provision", "test_vm", "test_node_image", "test_lab_metal", "test_docs_machines"),
-    "nomad": ("test_nomad", "test_nomad_runs_slurm", "test_one_writer", "test_signed_image", "test_texts"),
-    "kubernetes": ("test_kubernetes_runs_slurm", "test_terraform", "test_exports"),
+    "nomad": ("test_nomad", "test_one_writer", "test_signed_image", "test_texts"),
+    "kubernetes": ("test_terraform", "test_exports"),
 }
-"""Files that run on one worker: of those with QEMU one at a time; those of an engine share its cluster."""
+"""Files that run on one worker: of those with QEMU one at a time; others share the cluster of an engine."""
 FIRST = (
-    *("nomad", "kubernetes", "test_move"),
+    *("test_nomad_runs_slurm", "test_kubernetes_runs_slurm", "test_move", "kubernetes", "nomad"),
     *("qemu", "test_migrate_faults", "test_shared_faults", "test_migrate", "test_return", "test_upgrade"),
     *("test_rehearse", "test_snapshots", "test_push"),
 )

@@ -15,24 +15,26 @@ from appliance.host.netns import Netns
 from appliance.lab import Lab
 from appliance.operations.image.build import Built
 from tests.copies import give
+from tests.images import ON_ENGINES
+from tests.real.engines.entries import Entries
 from tests.waiting import wait_until
 
 SITE = "/etc/sms/engines.yaml"
+FIRST = ("slurmctld", "munge")
+"""Services of the first deployment; ``grow`` adds accounting, logins and the REST interface."""
+URL = "slurm/v0.0.38/nodes"
 
 
 class Deployer:
-    """The site file ``engines.yaml`` of a lab, and `sms` with it on host-a.
+    """The site file ``engines.yaml`` of a lab (``Entries``), and `sms` with it on host-a; at first with few services.
 
     ``document``: its content; ``write`` writes it.
     """
 
-    def __init__(self, lab: Lab, engine: str, settings: dict[str, Any], services: list[str] | None = None) -> None:
+    def __init__(self, lab: Lab, engine: str) -> None:
         self.lab, self.engine = lab, engine
-        self.document = yaml.safe_load((lab.etc / "sms.yaml").read_text())
-        own = self.document.get("engines", {}).get(engine, {})
-        self.document["engines"] = {engine: {**own, **settings}}
-        if services:
-            self.document["services"] = services
+        self.document = yaml.safe_load((lab.etc / "engines.yaml").read_text())
+        self.document["services"] = list(FIRST)
         self.write()
 
     @property
@@ -78,6 +80,11 @@ class Deployer:
         return json.loads(data) if data else {}
 
     @property
+    def controller(self) -> str:
+        """The workload of slurmctld."""
+        return "slurm-ctl" if self.engine == "nomad" else "slurmctld"
+
+    @property
     def holder(self) -> str | None:
         """Who has the lease."""
         shown: dict[str, Any] = json.loads(self.sms("status", "--json", ok=None).stdout)
@@ -107,6 +114,21 @@ class Jobs:
     def submit(self, seconds: int, *options: str) -> str:
         """Submit a job that sleeps; its number."""
         return self.run("sbatch", "--parsable", *options, "-D", "/home/alice", "--wrap", f"sleep {seconds}; hostname")
+
+    def submit_two(self, seconds: int) -> tuple[str, str]:
+        """Submit a job on all nodes, which runs on return, and one that waits for its end; their numbers."""
+        running, queued = (self.submit(each, "-N2", "--exclusive") for each in (seconds, 1))
+        self.wait_for(running, "RUNNING", 60)
+        return running, queued
+
+    def accounted(self, job: str) -> str:
+        """State, user and number of nodes as sacct shows them; empty where it does not answer."""
+        listed = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,User,AllocNodes")
+        return self.node.run(*listed, ok=None).text
+
+    def wait_until_accounted(self, job: str, nodes: int = 1, seconds: float = 120) -> None:
+        """Wait until sacct shows it as completed."""
+        wait_until(lambda: self.accounted(job) == f"COMPLETED|alice|{nodes}", f"job {job} is accounted", seconds, 0.5)
 
     def state(self, job: str) -> str:
         """Its state; empty while the controller does not answer."""
@@ -146,14 +168,13 @@ def add_partition(document: dict[str, Any]) -> None:
 
 def change_with_a_job(deployer: Deployer, jobs: Jobs) -> None:
     """E8: a new partition is there, a running and a queued job complete, no node is down; and back again."""
-    running, queued = (jobs.submit(25, "-N2", "--exclusive") for _ in range(2))
-    jobs.wait_for(running, "RUNNING", 60)
+    running, queued = jobs.submit_two(30)
+    controller = deployer.controller
     seen: list[set[str]] = []
     with deployer.changed(add_partition):
         began = time.monotonic()
         done = deployer.deploy()
         print(f"deployed another configuration in {time.monotonic() - began:.1f} s: {done['waited']}")
-        controller = "slurm-ctl" if deployer.engine == "nomad" else "slurmctld"
         assert {name for name, change in done["changes"].items() if change == "change"} == {controller}
         wait_until(lambda: "fresh" in jobs.partitions, "the partition is there", 30, 0.5)
         seen.append(set(jobs.node_states().values()))
@@ -168,6 +189,33 @@ def change_with_a_job(deployer: Deployer, jobs: Jobs) -> None:
     for job in (running, queued):
         jobs.wait_for(job, "COMPLETED")
     assert set(deployer.deploy()["changes"].values()) == {"unchanged"}
+
+
+def grow(deployer: Deployer, jobs: Jobs) -> None:
+    """More services in the site file are deployed; a job that runs meanwhile completes."""
+    jobs.wait_until_idle()  # a controller that was restarted starts no job on a node that has not answered it
+    job = jobs.submit(10, "-N1")
+    jobs.wait_for(job, "RUNNING", 60)
+    deployer.document["services"] = list(ON_ENGINES)
+    deployer.write()
+    done = deployer.deploy()
+    assert {name: change for name, change in done["changes"].items() if change != "unchanged"} == {
+        **dict.fromkeys(("slurmdbd", "login", "slurmrestd"), "create"),
+        deployer.controller: "change",
+    }
+    print(f"ready: {done['waited']}")
+    jobs.wait_for(job, "COMPLETED")
+    jobs.wait_until_idle()
+
+
+def need_tokens(entries: Entries, base: str, login: tuple[str, int]) -> None:
+    """slurmrestd at a URL answers with a token only, and not with a forged one."""
+    url = f"{base}/{URL}"
+    assert " 200 " not in f" {entries.request(url)} " and "401" in entries.request(url)
+    token = entries.ssh(*login, "scontrol", "token").removeprefix("SLURM_JWT=")
+    answer = entries.request(url, token)
+    assert answer.endswith("200 application/json") and '"node1"' in answer
+    assert "200 application" not in entries.request(url, token[:-5] + "AAAAA")
 
 
 def stop_and_start(deployer: Deployer, jobs: Jobs) -> None:

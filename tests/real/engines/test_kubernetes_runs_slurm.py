@@ -1,129 +1,358 @@
-"""The exported objects on Kubernetes: all services of Slurm in pods, slurmd native on the nodes of a lab."""
+"""`sms deploy` on Kubernetes, in a lab: all services of Slurm in pods, slurmd native on the compute nodes.
+
+First slurmctld alone, then with accounting, logins and the REST interface. Nodes reach them at node ports.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
+import json
+import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from appliance.host.netns import Netns
 from appliance.lab import Lab
-from appliance.lab.engines.hosts import DISK
-from appliance.lab.engines.kubernetes import Kubernetes
+from appliance.lab.engines.agents import IMPORT
+from appliance.lab.engines.hosts import LabRunner
+from appliance.operations.engines.distribute import LAYOUT, load_image
 from appliance.operations.engines.export import export
 from appliance.operations.engines.image import make_oci
 from appliance.operations.image.build import Built
 from appliance.progress import Silent
 from appliance.shared.state_lease import StateLease, parse_state_lease
+from tests.real.engines.conftest import need_engines
+from tests.real.engines.deploying import (
+    Deployer,
+    Jobs,
+    change_with_a_job,
+    give_image,
+    grow,
+    need_tokens,
+    stop_and_start,
+)
 from tests.real.engines.entries import PASSWORD, UID, USER, Entries
 from tests.real.labs import build_image, fresh_lab
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
-ADDRESS = "10.77.0.31"
-"""Of the cluster node, in the lab's provisioning network."""
 SPACE = "lab"
-NODES = ("node1", "node2")
-SELECTOR = "app.kubernetes.io/name=slurmctld"
+WORKERS = ("worker1", "worker2")
+NODES = ("node1", WORKERS[1])
+"""Of Slurm. The second one is called as a cluster node is, which one machine can be: its slurmd runs on node2."""
+ADDRESS, DIRECTORY = "10.77.0.32", "10.77.0.12"
+"""Of worker1, at whose ports nodes reach the services, and of host-b."""
 PODS = ("slurmctld-0", "slurmdbd-0", "slurmrestd-0", "login-0")
 LOGIN = (ADDRESS, 32222)
-FILES = {
-    "munge-key": ("munge.key", "munge_key"),
-    "jwt-key": ("jwt_hs256.key", "jwt_key"),
-    "sssd-conf": ("sssd.conf", "sssd_conf"),
-    "ssh-host-key": ("ssh_host_ed25519_key", "ssh_host_key"),
-}
-"""Secrets: the key in each, and the file's name in the site file."""
+BESIDE = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: beside, namespace: default}
+spec:
+  selector: {matchLabels: {app: beside}}
+  template:
+    metadata: {labels: {app: beside}}
+    spec:
+      nodeSelector: {kubernetes.io/hostname: worker2}
+      containers: [{name: c, image: "localhost/pause:sms", imagePullPolicy: Never}]
+"""
+"""Pods that are not of sms."""
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """A lab; its own services container does not run."""
-    with fresh_lab("t-kube", len(NODES)) as lab:
+    """A lab with a Kubernetes cluster of two nodes; its own services container does not run."""
+    need_engines("kubectl", "kubelet", "kube-proxy", "kube-apiserver", "etcd")
+    with fresh_lab("t-kube", len(NODES), engines=("kubernetes",)) as lab:
         yield lab
 
 
 @pytest.fixture(scope="module")
-def entries(kubernetes: Kubernetes, lab: Lab) -> Entries:
+def entries(lab: Lab) -> Iterator[Entries]:
     """Its site file for the engine, and users."""
-    kubernetes.own.join(lab, ADDRESS)
-    return Entries(lab, {"kubernetes": {"address": ADDRESS}}, kubernetes.own, ADDRESS)
+    directory = LabRunner(lab, "host-b")
+    assert (directory.address, LabRunner(lab, WORKERS[0]).address) == (DIRECTORY, ADDRESS)
+    node = {"cpus": 1, "memory_mb": 512}
+    nodes = [
+        {"name": name, "address": LabRunner(lab, host).address, **node}
+        for name, host in zip(NODES, ("node1", "node2"), strict=True)
+    ]
+    engine = {"kubernetes": {"address": ADDRESS, "kubeconfig": "keys/kubeconfig"}}
+    slurm = {"nodes": nodes, "partitions": [{"name": "normal", "default": True}]}
+    try:
+        made = Entries(lab, engine, directory, DIRECTORY, slurm=slurm)
+        made.add_user(lab.host("node1"), lab.host("node2"))
+        yield made
+    finally:
+        directory.remove()
 
 
 @pytest.fixture(scope="module")
 def built(lab: Lab, entries: Entries) -> Built:
-    """Its image."""
-    return build_image(lab, "engines")
+    """Its image, which host-a has."""
+    built = build_image(lab, "engines")
+    give_image(lab, built)
+    return built
 
 
 @pytest.fixture(scope="module")
-def objects(
-    kubernetes: Kubernetes, entries: Entries, built: Built, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
-    """The folder of the exported objects, which are applied."""
-    cluster = entries.open()
-    kubernetes.load_image(Path(make_oci(cluster, Path(built.image), DISK / "t-kube.oci", Silent()).path))
-    folder = tmp_path_factory.mktemp("export") / "k8s"
-    export(cluster, "kubernetes", folder)
-    kubernetes.kubectl("apply", "-f", str(folder / "site/namespace.yaml"))
-    for secret, (key, name) in FILES.items():
-        source = f"--from-file={key}={entries.secrets[name]}"
-        kubernetes.kubectl("-n", SPACE, "create", "secret", "generic", secret, source)
-    kubernetes.kubectl("apply", "-k", str(folder / "site"))
-    sets = kubernetes.get("-n", SPACE, "statefulsets")["items"]
-    count = sum("volumeClaimTemplates" in each["spec"] for each in sets)
-    wait_until(lambda: len(kubernetes.get("-n", SPACE, "pvc")["items"]) == count, "all claims are there", 60, 0.5)
-    kubernetes.provide_volumes(SPACE)
-    yield folder
-    kubernetes.kubectl("delete", "namespace", SPACE, "--wait=false", ok=None)
+def deployer(lab: Lab, entries: Entries, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Deployer:
+    """`sms deploy`, which was refused without an image, and killed once. Its pod is on worker1."""
+    made = Deployer(lab, "kubernetes")
+    plan = made.deploy("--dry-run", ok=(3,))
+    assert {each["change"] for each in plan["differences"]} == {"create"}
+    assert "no node has the image" in plan["refusal"]
+    assert not made.record
+    assert "no node has the image" in made.sms("deploy", "--engine", "kubernetes", ok=(3,)).stderr.decode()
+    assert not made.record
+    folder = tmp_path_factory.mktemp("oci") / "lab.oci"
+    make_oci(entries.open(), Path(built.image), folder, Silent())
+    first, second = map(lab.host, WORKERS)
+    with ThreadPoolExecutor(1) as pool:
+        archive = subprocess.run(("tar", "-C", folder, "-c", *LAYOUT), capture_output=True, check=True).stdout
+        imported = pool.submit(second.run, *IMPORT, input=archive, timeout=300)
+        assert load_image(folder, first, Silent()) == ["ctr", "podman"]
+        imported.result()
+    made.host.run("kubectl", "cordon", WORKERS[1])
+    deployed = made.deploy_after_a_kill()
+    made.host.run("kubectl", "uncordon", WORKERS[1])
+    assert made.record["phase"] == "deployed"
+    print(f"ready: {deployed['waited']}")
+    return made
 
 
-def find_ready(kubernetes: Kubernetes, pod: str) -> str:
+@pytest.fixture(scope="module")
+def jobs(lab: Lab, deployer: Deployer) -> Jobs:
+    """Jobs of a user; slurmd of each node has the controller in the pod."""
+    for name, host in zip(NODES, (lab.host("node1"), lab.host("node2")), strict=True):
+        host.run("supervisorctl", "-c", "/lab/supervisord.conf", "stop", "slurmd")
+        script = f"hostname {name} && exec slurmd --conf-server {ADDRESS}:30817"
+        host.run("unshare", "--uts", "sh", "-c", script, timeout=60)
+    made = Jobs(lab, NODES)
+    made.wait_until_idle()
+    return made
+
+
+def get(deployer: Deployer, *words: str) -> dict[str, Any]:
+    """An object; empty where there is none."""
+    found = deployer.host.run("kubectl", "-n", SPACE, "get", *words, "--ignore-not-found", "-o", "json").stdout
+    return dict(json.loads(found)) if found else {}
+
+
+def find_ready(deployer: Deployer, pod: str) -> str:
     """The identity of a pod whose containers are all ready; else empty."""
-    found = kubernetes.get("-n", SPACE, "pod", pod, "--ignore-not-found")
+    found = get(deployer, "pod", pod)
     conditions = found.get("status", {}).get("conditions", ())
     ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
     return str(found["metadata"]["uid"]) if ready else ""
 
 
-@pytest.fixture(scope="module")
-def node(kubernetes: Kubernetes, lab: Lab, objects: Path, entries: Entries) -> Netns:
-    """A compute node; slurmd of each has the controller in the pod. Every pod is ready."""
-    await_pods(kubernetes)
-    entries.add_user(*map(lab.host, NODES))
-    for name in NODES:
-        host = lab.host(name)
-        host.run("supervisorctl", "-c", "/lab/supervisord.conf", "stop", "slurmd")
-        host.run("sh", "-c", f"slurmd --conf-server {ADDRESS}:30817", timeout=60)
-    first = lab.host(NODES[0])
-    idle = ("sinfo", "-h", "-t", "idle", "-o", "%D")
-    wait_until(lambda: first.run(*idle, ok=None).text == str(len(NODES)), "the nodes are idle", 120, 0.5)
-    return first
-
-
-def await_pods(kubernetes: Kubernetes) -> None:
+def await_pods(deployer: Deployer, *pods: str) -> None:
     """Return once all are ready."""
-    for pod in PODS:
-        wait_until(lambda: find_ready(kubernetes, pod), f"{pod} is ready", 240, 0.5)  # noqa: B023
+    for pod in pods:
+        wait_until(lambda: find_ready(deployer, pod), f"{pod} is ready", 240, 0.5)  # noqa: B023
 
 
-def as_alice(node: Netns, *argv: str) -> str:
-    """What a command of a user prints."""
-    return node.run("runuser", "-u", "alice", "--", *argv, timeout=120).text
+def delete(deployer: Deployer, *words: str) -> None:
+    """Delete pods, and return at once."""
+    deployer.host.run("kubectl", "-n", SPACE, "delete", *words, "--wait=false")
 
 
-def test_a_job_completes_and_is_accounted(node: Netns) -> None:
-    assert sorted(as_alice(node, "srun", "-N2", "hostname").split()) == sorted(NODES)
-    listed = ("sacct", "-n", "-X", "-P", "-o", "State,User,AllocNodes", "-S", "now-1hour")
-    wait_until(lambda: "COMPLETED|alice|2" in as_alice(node, *listed).split("\n"), "sacct shows it", 30)
+def worker_of(deployer: Deployer, pod: str) -> Netns:
+    """The cluster node of a pod, from which its processes are in sight: what kills one needs no program in the pod."""
+    return deployer.lab.host(get(deployer, "pod", pod)["spec"]["nodeName"])
 
 
-def test_a_user_of_the_directory_logs_in(node: Netns, entries: Entries) -> None:
+def count_restarts(deployer: Deployer, pod: str) -> dict[str, int]:
+    """The restarts of each container of a pod."""
+    status = get(deployer, "pod", pod)["status"]
+    containers = (*status["initContainerStatuses"], *status["containerStatuses"])
+    return {each["name"]: each["restartCount"] for each in containers}
+
+
+def read_lease(deployer: Deployer) -> StateLease:
+    """The lease of the controller's state, as a program of the image prints it."""
+    words = ("-c", "slurmctld", "--", "/opt/sms/bin/sms-lease", "/var/spool/slurmctld")
+    return parse_state_lease(deployer.host.run("kubectl", "-n", SPACE, "exec", "slurmctld-0", *words).stdout)
+
+
+def test_a_job_completes(jobs: Jobs) -> None:
+    assert sorted(jobs.run("srun", "-N2", "hostname").split()) == sorted(NODES)
+
+
+def test_a_second_deployment_changes_nothing(deployer: Deployer, jobs: Jobs, entries: Entries) -> None:
+    """E10."""
+    before = find_ready(deployer, "slurmctld-0")
+    assert set(deployer.deploy()["changes"].values()) == {"unchanged"}
+    assert find_ready(deployer, "slurmctld-0") == before != ""
+    # What was deployed is what an export has.
+    export(entries.open(), "kubernetes", deployer.lab.etc / "k8s")
+    differences = deployer.host.run(
+        "kubectl", "diff", "--server-side", "--field-manager=sms", "-k", "/etc/sms/k8s/site"
+    )
+    assert differences.text == ""
+
+
+def test_status(deployer: Deployer, jobs: Jobs) -> None:
+    found = deployer.status()
+    assert found["healthy"] and not found["drift"] and not found["pending"]
+    (controller,) = (each for each in found["workloads"] if each["name"] == "slurmctld")
+    parts = {part["name"]: part for part in controller["instances"][0]["parts"]}
+    assert parts["slurmctld"]["ready"] and "UP" in parts["slurmctld"]["detail"], parts
+    assert "Bound" in controller["volume"] and "sha256:" in controller["instances"][0]["image"]
+    assert deployer.sms("status").text.startswith("lab on kubernetes: healthy")
+
+
+def test_a_node_is_drained_in_slurm_first(deployer: Deployer, jobs: Jobs) -> None:
+    """E9: what the cluster node runs is not touched while a job runs there; what is not of sms is evicted, too."""
+    kubectl, worker = deployer.host, WORKERS[1]
+    kubectl.run("kubectl", "apply", "-f", "-", input=BESIDE.encode())
+
+    def beside() -> str:
+        listed = ("get", "pods", "-l", "app=beside", "--field-selector", f"spec.nodeName={worker},status.phase=Running")
+        return kubectl.run("kubectl", *listed, "-o", "name").text
+
+    def cordoned() -> bool:
+        return kubectl.run("kubectl", "get", "node", worker, "-o", "jsonpath={.spec.unschedulable}").text == "true"
+
+    wait_until(beside, "the other pod runs", 60)
+    job = jobs.submit(12, "-w", worker)
+    jobs.wait_for(job, "RUNNING", 60)
+    failed = deployer.sms("deploy", "drain", worker, "--timeout", "1s", ok=(1,)).stderr.decode()
+    assert f": {job};" in failed and "kubernetes was not touched" in failed
+    assert jobs.node_states()[worker] == "draining"
+    assert beside() and not cordoned()
+    done = json.loads(deployer.sms("deploy", "drain", worker, "--json").stdout)
+    assert (jobs.state(job), done["slurm"], jobs.node_states()[worker]) == ("COMPLETED", "drained", "drained")
+    assert cordoned() and not beside()
+    assert jobs.run("srun", "-N1", "hostname") == NODES[0]
+    deployer.sms("deploy", "drain", worker, "--undo")
+    assert not cordoned()
+    jobs.wait_until_idle()
+    kubectl.run("kubectl", "delete", "deployment", "beside", "--wait=false")
+
+
+@pytest.mark.full
+def test_a_cluster_node_is_drained_and_the_controller_moves(deployer: Deployer, jobs: Jobs) -> None:
+    """Its volume can follow: jobs run on."""
+    job = jobs.submit(20, "-N2", "--exclusive")
+    jobs.wait_for(job, "RUNNING", 60)
+    before = get(deployer, "pod", "slurmctld-0")["spec"]["nodeName"]
+    assert before == WORKERS[0], "Slurm does not know it"
+    done = json.loads(deployer.sms("deploy", "drain", before, "--json").stdout)
+    assert done["slurm"] == "" and any("slurmctld-0" in line for line in done["engine"])
+    wait_until(lambda: find_ready(deployer, "slurmctld-0"), "it is ready elsewhere", 120, 0.5)
+    assert get(deployer, "pod", "slurmctld-0")["spec"]["nodeName"] != before
+    assert deployer.host.run("kubectl", "get", "node", before).text.count("SchedulingDisabled") == 1
+    deployer.sms("deploy", "drain", before, "--undo")
+    assert "SchedulingDisabled" not in deployer.host.run("kubectl", "get", "nodes").text
+    jobs.wait_for(job, "COMPLETED")
+
+
+def test_another_configuration_and_back(deployer: Deployer, jobs: Jobs) -> None:
+    """E8."""
+    change_with_a_job(deployer, jobs)
+
+
+@pytest.mark.full
+def test_a_change_beside_sms_is_reported_and_undone(deployer: Deployer, jobs: Jobs) -> None:
+    deployer.host.run("kubectl", "-n", SPACE, "scale", "statefulset", "slurmctld", "--replicas=0")
+    wait_until(lambda: not get(deployer, "pod", "slurmctld-0"), "its pod is gone", 120, 0.5)
+    found = deployer.status(ok=(4,))
+    assert [each["name"] for each in found["drift"]] == ["slurmctld"]
+    assert deployer.deploy()["changes"]["slurmctld"] == "change"
+    assert deployer.status()["healthy"]
+    jobs.wait_until_idle()
+
+
+@pytest.mark.full
+def test_what_does_not_start_is_named_and_rolled_back(deployer: Deployer, jobs: Jobs) -> None:
+    """A StatefulSet would wait for ever for the pod that does not start."""
+
+    def break_it(document: dict[str, Any]) -> None:
+        document["slurm"]["extra"] = [*document["slurm"].get("extra", []), "SelectTypeParameters=CR_Nonsense"]
+
+    with deployer.changed(break_it):
+        failed = deployer.sms("deploy", "--timeout", "25s", ok=(4,)).stderr.decode()
+        assert "slurmctld is not ready after 25 s: slurmctld-0: slurmctld: " in failed
+        assert "slurmctld: fatal: Unable to process configuration file" in failed, failed
+        assert deployer.record["phase"] == "applying"
+        assert "interrupted" in json.dumps(deployer.status(ok=(4,))["warnings"])
+        deployer.sms("deploy", "rollback")
+    assert deployer.status()["healthy"]
+    assert set(deployer.deploy()["changes"].values()) == {"unchanged"}
+    jobs.wait_until_idle()
+
+
+@pytest.mark.full
+def test_a_stop_keeps_the_state(deployer: Deployer, jobs: Jobs) -> None:
+    stop_and_start(deployer, jobs)
+
+
+def test_jobs_complete_though_the_controllers_pod_is_deleted(deployer: Deployer, jobs: Jobs) -> None:
+    """E6."""
+    running, queued = jobs.submit_two(12)
+    began = time.monotonic()
+    before = find_ready(deployer, "slurmctld-0")
+    delete(deployer, "pod", "slurmctld-0")
+    wait_until(lambda: find_ready(deployer, "slurmctld-0") not in ("", before), "another pod is ready", 150, 0.5)
+    print(f"ready again {time.monotonic() - began:.1f} s after the deletion")
+    for job in (running, queued):
+        jobs.wait_for(job, "COMPLETED")
+
+
+def test_the_controller_is_not_restarted_for_a_dead_munge(deployer: Deployer, jobs: Jobs) -> None:
+    """E7."""
+    await_pods(deployer, "slurmctld-0")
+    before = count_restarts(deployer, "slurmctld-0")
+    worker_of(deployer, "slurmctld-0").run("pkill", "-KILL", "-x", "munged")
+    wait_until(
+        lambda: count_restarts(deployer, "slurmctld-0")["munge"] == before["munge"] + 1, "munge was restarted", 60, 0.5
+    )
+    wait_until(lambda: find_ready(deployer, "slurmctld-0"), "the pod is ready again", 90, 0.5)
+    assert count_restarts(deployer, "slurmctld-0")["slurmctld"] == before["slurmctld"]
+    assert sorted(jobs.run("srun", "-N2", "hostname").split()) == sorted(NODES)
+
+
+def test_a_controller_that_was_killed_assigns_no_job_id_again(deployer: Deployer, jobs: Jobs) -> None:
+    """In the same pod nothing is prepared again, but its state is older than the last ids; it has the lease again."""
+    pod = wait_until(lambda: find_ready(deployer, "slurmctld-0"), "the pod is ready", 60, 0.5)
+    submit = ("sbatch", "--parsable", "-H", "-D", "/home/alice", "--wrap", "true")
+    last, before, worker = int(jobs.run(*submit)), read_lease(deployer), worker_of(deployer, "slurmctld-0")
+    assert before.holder == f"slurmctld-0 {pod} on {worker.name}"
+    restarts = count_restarts(deployer, "slurmctld-0")["slurmctld"]
+    worker.run("pkill", "-KILL", "-x", "slurmctld")
+    wait_until(
+        lambda: count_restarts(deployer, "slurmctld-0")["slurmctld"] > restarts, "it was started again", 120, 0.5
+    )
+    wait_until(lambda: find_ready(deployer, "slurmctld-0"), "the pod is ready again", 90, 0.5)
+    after = read_lease(deployer)
+    assert (after.generation, after.holder) == (before.generation + 1, before.holder), "the same pod"
+    first = int(wait_until(lambda: jobs.node.run(*submit, ok=None).text, "a job is submitted", 60))
+    assert first >= last + 1000
+    jobs.node.run("scancel", str(last), str(first))
+    jobs.wait_until_idle()
+
+
+@pytest.fixture(scope="module")
+def grown(deployer: Deployer, jobs: Jobs) -> Jobs:
+    """The same, after all services were deployed."""
+    grow(deployer, jobs)
+    return jobs
+
+
+def test_a_job_is_accounted(grown: Jobs) -> None:
+    """E5."""
+    job = grown.run("sbatch", "--parsable", "-N2", "-D", "/tmp", "--wrap", "srun hostname")
+    grown.wait_until_accounted(job, 2)
+
+
+def test_a_user_of_the_directory_logs_in(grown: Jobs, entries: Entries) -> None:
     """With the known host key, by the own key and by the password, which only the directory have; no other user."""
     assert entries.ssh(*LOGIN, "id") == f"uid={UID}({USER}) gid={UID}({USER}) groups={UID}({USER})"
     assert entries.ssh(*LOGIN, "id", "-un", password=PASSWORD) == USER
@@ -135,9 +364,7 @@ def test_a_user_of_the_directory_logs_in(node: Netns, entries: Entries) -> None:
     wait_until(lambda: entries.ssh(*LOGIN, *listed) == f"COMPLETED|{USER}", "the job completes", 60)
 
 
-def test_a_user_of_accounts_logs_in_with_an_authorized_key(
-    kubernetes: Kubernetes, node: Netns, entries: Entries
-) -> None:
+def test_a_user_of_accounts_logs_in_with_an_authorized_key(deployer: Deployer, grown: Jobs, entries: Entries) -> None:
     """Who is in the site's passwd only; the home in the volume has the key. root does not log in with the same."""
     refused = entries.ssh(*LOGIN, "id", "-un", user="alice")
     assert "Permission denied" in refused, "there is no key yet"
@@ -146,139 +373,60 @@ def test_a_user_of_accounts_logs_in_with_an_authorized_key(
         "umask 077 && install -d -o alice -g alice -m 0700 /home/alice /home/alice/.ssh && "
         "cat >/home/alice/.ssh/authorized_keys && chown alice:alice /home/alice/.ssh/authorized_keys"
     )
-    inside = ("-n", SPACE, "exec", "-i", "login-0", "-c", "login", "--", "sh", "-c", script)
-    kubernetes.kubectl(*inside, input=public)
+    inside = ("exec", "-i", "login-0", "-c", "login", "--", "sh", "-c", script)
+    deployer.host.run("kubectl", "-n", SPACE, *inside, input=public)
     assert entries.ssh(*LOGIN, "id", "-un", user="alice") == "alice"
     assert entries.ssh(*LOGIN, "pwd", user="alice") == "/home/alice"
     job = entries.ssh(*LOGIN, "sbatch", "--parsable", "-D", "/tmp", "--wrap", "true", user="alice")
-    listed = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,User")
-    wait_until(lambda: entries.ssh(*LOGIN, *listed, user="alice") == "COMPLETED|alice", "the job completes", 60)
+    grown.wait_until_accounted(job)
 
 
-def test_tokens_are_needed(node: Netns, entries: Entries) -> None:
-    url = f"http://{ADDRESS}:30820/slurm/v0.0.38/nodes"
-    assert " 200 " not in f" {entries.request(url)} " and "401" in entries.request(url)
-    token = entries.ssh(*LOGIN, "scontrol", "token").removeprefix("SLURM_JWT=")
-    answer = entries.request(url, token)
-    assert answer.endswith("200 application/json") and '"node1"' in answer
-    assert "200 application" not in entries.request(url, token[:-5] + "AAAAA")
-
-
-def test_a_second_deployment_changes_nothing(kubernetes: Kubernetes, node: Netns, objects: Path) -> None:
-    differences = kubernetes.kubectl("diff", "-k", str(objects / "site"), ok=None)
-    assert (differences.status, differences.text) == (0, "")
-
-
-def test_jobs_complete_though_the_controllers_pod_is_deleted(kubernetes: Kubernetes, node: Netns) -> None:
-    submit = ("sbatch", "--parsable", "-N2", "--exclusive", "-D", "/home/alice", "--wrap", "sleep 12; hostname")
-    running, queued = as_alice(node, *submit), as_alice(node, *submit)
-
-    def state(job: str) -> str:
-        return node.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T", ok=None).text
-
-    wait_until(lambda: state(running) == "RUNNING", "the first runs", 30)
-    began = time.monotonic()
-    before = find_ready(kubernetes, "slurmctld-0")
-    kubernetes.kubectl("-n", SPACE, "delete", "pod", "slurmctld-0", "--wait=false")
-    wait_until(lambda: find_ready(kubernetes, "slurmctld-0") not in ("", before), "another pod is ready", 150, 0.5)
-    print(f"ready again {time.monotonic() - began:.1f} s after the deletion")
-    for job in (running, queued):
-        wait_until(lambda: state(job) == "COMPLETED", f"job {job} completes", 120, 0.5)  # noqa: B023
-
-
-def count_restarts(kubernetes: Kubernetes, pod: str) -> dict[str, int]:
-    """The restarts of each container of a pod."""
-    status = kubernetes.get("-n", SPACE, "pod", pod)["status"]
-    containers = (*status["initContainerStatuses"], *status["containerStatuses"])
-    return {each["name"]: each["restartCount"] for each in containers}
-
-
-def test_the_controller_is_not_restarted_for_a_dead_munge(kubernetes: Kubernetes, node: Netns) -> None:
-    def restarts() -> dict[str, int]:
-        return count_restarts(kubernetes, "slurmctld-0")
-
-    wait_until(lambda: find_ready(kubernetes, "slurmctld-0"), "the pod is ready", 60, 0.5)
-    before = restarts()
-    # `kubectl exec` would need a program that its user may run: from the cluster node, all are in sight.
-    kubernetes.own.run("pkill", "-KILL", "-x", "munged")
-    wait_until(lambda: restarts()["munge"] == before["munge"] + 1, "munge was restarted", 60, 0.5)
-    wait_until(lambda: find_ready(kubernetes, "slurmctld-0"), "the pod is ready again", 90, 0.5)
-    assert restarts()["slurmctld"] == before["slurmctld"]
-    assert sorted(as_alice(node, "srun", "-N2", "hostname").split()) == sorted(NODES)
-
-
-def read_lease(kubernetes: Kubernetes) -> StateLease:
-    """The lease of the controller's state, as a program of the image prints it."""
-    words = ("-c", "slurmctld", "--", "/opt/sms/bin/sms-lease", "/var/spool/slurmctld")
-    return parse_state_lease(kubernetes.kubectl("-n", SPACE, "exec", "slurmctld-0", *words).stdout)
-
-
-def test_a_controller_that_was_killed_assigns_no_job_id_again(kubernetes: Kubernetes, node: Netns) -> None:
-    """In the same pod nothing is prepared again, but its state is older than the last ids; it has the lease again."""
-    pod = wait_until(lambda: find_ready(kubernetes, "slurmctld-0"), "the pod is ready", 60, 0.5)
-    submit = ("sbatch", "--parsable", "-H", "-D", "/home/alice", "--wrap", "true")
-    last, before = int(as_alice(node, *submit)), read_lease(kubernetes)
-    (name,) = (each["spec"]["nodeName"] for each in kubernetes.get("-n", SPACE, "pods", "-l", SELECTOR)["items"])
-    assert before.holder == f"slurmctld-0 {pod} on {name}"
-    kubernetes.own.run("pkill", "-KILL", "-x", "slurmctld")
-
-    def restarted() -> bool:
-        statuses = kubernetes.get("-n", SPACE, "pod", "slurmctld-0")["status"]["containerStatuses"]
-        return any(each["restartCount"] and each["started"] for each in statuses)
-
-    wait_until(restarted, "it was started again", 120, 0.5)
-    wait_until(lambda: find_ready(kubernetes, "slurmctld-0"), "the pod is ready again", 90, 0.5)
-    after = read_lease(kubernetes)
-    assert (after.generation, after.holder) == (before.generation + 1, before.holder), "the same pod"
-    first = int(wait_until(lambda: node.run(*submit, ok=None).text, "a job is submitted", 60))
-    assert first >= last + 1000
-    node.run("scancel", str(last), str(first))
+def test_tokens_are_needed(grown: Jobs, entries: Entries) -> None:
+    need_tokens(entries, f"http://{ADDRESS}:30820", LOGIN)
 
 
 @pytest.mark.full
-def test_a_dead_database_recovers_alone(kubernetes: Kubernetes, node: Netns) -> None:
-    """What ends meanwhile is accounted afterwards; neither slurmdbd nor the controller is restarted for it."""
-    await_pods(kubernetes)
-    controller, accounting = (count_restarts(kubernetes, pod) for pod in ("slurmctld-0", "slurmdbd-0"))
-    kubernetes.own.run("pkill", "-KILL", "-x", "mariadbd")
-    job = as_alice(node, "sbatch", "--parsable", "-D", "/tmp", "--wrap", "true")
+def test_a_dead_database_recovers_alone(deployer: Deployer, grown: Jobs) -> None:
+    """E7: what ends meanwhile is accounted afterwards; neither slurmdbd nor the controller is restarted for it."""
+    await_pods(deployer, *PODS)
+    controller, accounting = (count_restarts(deployer, pod) for pod in ("slurmctld-0", "slurmdbd-0"))
+    worker_of(deployer, "slurmdbd-0").run("pkill", "-KILL", "-x", "mariadbd")
+    job = grown.run("sbatch", "--parsable", "-D", "/tmp", "--wrap", "true")
     wait_until(
-        lambda: count_restarts(kubernetes, "slurmdbd-0")["mariadb"] == accounting["mariadb"] + 1, "it restarts", 60, 0.5
+        lambda: count_restarts(deployer, "slurmdbd-0")["mariadb"] == accounting["mariadb"] + 1, "it restarts", 60, 0.5
     )
-    await_pods(kubernetes)
-    listed = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State")
-    wait_until(lambda: node.run(*listed, ok=None).text == "COMPLETED", "the job is accounted", 120)
-    assert count_restarts(kubernetes, "slurmctld-0") == controller
-    assert count_restarts(kubernetes, "slurmdbd-0")["slurmdbd"] == accounting["slurmdbd"]
+    await_pods(deployer, *PODS)
+    grown.wait_until_accounted(job)
+    assert count_restarts(deployer, "slurmctld-0") == controller
+    assert count_restarts(deployer, "slurmdbd-0")["slurmdbd"] == accounting["slurmdbd"]
 
 
 @pytest.mark.full
-def test_all_pods_at_once(kubernetes: Kubernetes, node: Netns, entries: Entries) -> None:
-    """They come back in their own order; jobs run on, and the host key is the same."""
-    job = as_alice(node, "sbatch", "--parsable", "-D", "/tmp", "--wrap", "sleep 20")
-    before = {pod: find_ready(kubernetes, pod) for pod in PODS}
-    kubernetes.kubectl("-n", SPACE, "delete", "pods", "--all", "--wait=false")
+def test_all_pods_at_once(deployer: Deployer, grown: Jobs, entries: Entries) -> None:
+    """E7: they come back in their own order; jobs run on, and the host key is the same."""
+    job = grown.submit(20)
+    before = {pod: find_ready(deployer, pod) for pod in PODS}
+    delete(deployer, "pods", "--all")
     for pod in PODS:
-        wait_until(lambda: find_ready(kubernetes, pod) not in ("", before[pod]), f"{pod} is another", 240, 0.5)  # noqa: B023
-    listed = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State")
-    wait_until(lambda: node.run(*listed, ok=None).text == "COMPLETED", "the job completes", 120)
+        wait_until(lambda: find_ready(deployer, pod) not in ("", before[pod]), f"{pod} is another", 240, 0.5)  # noqa: B023
+    grown.wait_until_accounted(job)
     assert entries.ssh(*LOGIN, "id", "-un") == USER
 
 
 @pytest.mark.full
-def test_a_restarted_kubelet_restarts_no_service(kubernetes: Kubernetes, node: Netns) -> None:
-    await_pods(kubernetes)
-    before = {pod: (find_ready(kubernetes, pod), count_restarts(kubernetes, pod)) for pod in PODS}
-    own = kubernetes.own
-    (kubelet,) = (each for each in own.daemons if each.log.name == "kubelet.log")
-    argv = [str(word) for word in kubelet.process.args][len(own.host.prefix) :]  # type: ignore[union-attr]
-    os.kill(kubelet.pid, signal.SIGKILL)
-    kubelet.process.wait(60)
-    own.daemons.remove(kubelet)
-    assert as_alice(node, "srun", "hostname") in NODES
-    own.start("kubelet", *argv)
+def test_a_restarted_kubelet_restarts_no_service(deployer: Deployer, grown: Jobs) -> None:
+    """E7."""
+    await_pods(deployer, *PODS)
+    before = {pod: (find_ready(deployer, pod), count_restarts(deployer, pod)) for pod in PODS}
+    workers = {name: deployer.lab.host(name) for name in WORKERS}
+    query = ("supervisorctl", "-c", "/lab/supervisord.conf", "pid", "kubelet")
+    killed = {name: host.run(*query).text for name, host in workers.items()}
+    for name, host in workers.items():
+        host.run("kill", "-KILL", killed[name])
+    assert grown.run("srun", "hostname") in NODES
+    for name, host in workers.items():
+        wait_until(lambda: host.run(*query, ok=None).text not in ("0", killed[name]), "another kubelet runs", 60)  # noqa: B023
     # It kills what it would have had to restart, at its first comparison.
-    wait_until(kubernetes.nodes_are_ready, "the node is ready", 120, 0.5)
     time.sleep(20)
-    await_pods(kubernetes)
-    assert {pod: (find_ready(kubernetes, pod), count_restarts(kubernetes, pod)) for pod in PODS} == before
+    await_pods(deployer, *PODS)
+    assert {pod: (find_ready(deployer, pod), count_restarts(deployer, pod)) for pod in PODS} == before

@@ -1,12 +1,13 @@
-"""The exported jobs on Nomad, in a lab: all services on an admin host, munge and slurmd on its compute nodes."""
+"""`sms deploy` on Nomad, in a lab: all services on an admin host, munge and slurmd on its compute nodes.
+
+First the three jobs of document 000, then with accounting, logins and the REST interface.
+"""
 
 from __future__ import annotations
 
-import base64
 import json
-import os
-import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,21 +15,31 @@ import pytest
 from appliance.host.netns import Netns
 from appliance.lab import Lab
 from appliance.lab.engines.hosts import LabRunner
-from appliance.lab.engines.nomad import NomadCluster
+from appliance.lab.engines.members import DISK, STATE, api
+from appliance.lab.engines.nomad import NomadClient
 from appliance.operations.engines.export import export
 from appliance.operations.image.build import Built
 from appliance.shared.state_lease import LEASE_FILE, StateLease, parse_state_lease
-from tests.copies import give
 from tests.real.engines.conftest import need_engines
+from tests.real.engines.deploying import (
+    Deployer,
+    Jobs,
+    change_with_a_job,
+    give_image,
+    grow,
+    need_tokens,
+    stop_and_start,
+)
 from tests.real.engines.entries import UID, USER, Entries
 from tests.real.labs import build_image, fresh_lab
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
-STATE = "/var/lib/sms/nomad/lab"
 NODES = ("node1", "node2")
-JOBS = {
+FIRST = ("slurm-ctl", "munge", "slurm-cn")
+"""The jobs of document 000."""
+SERVICES = {
     "slurmdbd": ("munge_key", "jwt_key", "sssd_conf"),
     "slurm-ctl": ("munge_key", "jwt_key", "sssd_conf"),
     "slurmrestd": ("munge_key",),
@@ -43,150 +54,83 @@ LOGIN = (ADDRESS, 2222)
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """A lab whose nodes run neither munge nor slurmd."""
+    """A lab with Nomad, whose nodes run neither munge nor slurmd."""
     need_engines("nomad")
-    with fresh_lab("t-nomad", len(NODES)) as lab:
+    with fresh_lab("t-nomad", len(NODES), engines=("nomad",)) as lab:
         for name in NODES:
             lab.host(name).run("supervisorctl", "-c", "/lab/supervisord.conf", "stop", "munged", "slurmd")
         yield lab
 
 
 @pytest.fixture(scope="module")
-def runners(lab: Lab) -> Iterator[dict[str, LabRunner]]:
-    """Its hosts by name; what is started there ends with the module."""
-    runners = {name: LabRunner(lab, name) for name in ("host-a", "host-b", *NODES)}
-    try:
-        yield runners
-    finally:
-        for runner in runners.values():
-            runner.remove()
-
-
-@pytest.fixture(scope="module")
-def entries(lab: Lab, runners: dict[str, LabRunner]) -> Entries:
+def entries(lab: Lab) -> Iterator[Entries]:
     """Its site file for the engine, and users."""
-    assert runners["host-b"].address == DIRECTORY
-    return Entries(lab, {"nomad": {"address": ADDRESS}}, runners["host-b"], DIRECTORY)
+    directory = LabRunner(lab, "host-b")
+    assert (directory.address, lab.layout.engine_addresses["nomad"]) == (DIRECTORY, ADDRESS)
+    try:
+        made = Entries(lab, {"nomad": {"address": ADDRESS, "api": api(lab.layout)}}, directory, DIRECTORY)
+        made.add_user(*map(lab.host, NODES))
+        yield made
+    finally:
+        directory.remove()
 
 
 @pytest.fixture(scope="module")
 def built(lab: Lab, entries: Entries) -> Built:
-    """Its image."""
-    return build_image(lab, "engines")
+    """Its image, on host-a, which has the state as well."""
+    built = build_image(lab, "engines")
+    give_image(lab, built)
+    return built
 
 
 @pytest.fixture(scope="module")
-def cluster(lab: Lab, runners: dict[str, LabRunner], built: Built) -> NomadCluster:
-    """A server on host-b; clients on host-a, which has the image and the folder of the state, and on the nodes."""
-    host = lab.host("host-a")
-    host.run("mkdir", "-p", "-m", "0700", "/var/lib/sms/images", STATE)
-    give(host, built.image, f"/var/lib/sms/images/{built.key}.sif")
-    host.run("ln", "-sfn", f"{built.key}.sif", "/var/lib/sms/images/lab.sif")
-    settings: dict[str, dict[str, Any]] = {name: {"node_pool": "compute", "max_kill_timeout": "300s"} for name in NODES}
-    volumes = {"sms-lab": {"path": STATE, "read_only": False}}
-    settings["host-a"] = {"host_volume": volumes, "max_kill_timeout": "400s"}
-    clients = [runners["host-a"], *(runners[name] for name in NODES)]
-    return NomadCluster([runners["host-b"]], clients, settings)
+def cluster(lab: Lab) -> NomadClient:
+    """Its servers and clients."""
+    runners = [LabRunner(lab, name) for name in ("server1", "host-a", *NODES)]
+    return NomadClient(runners[:1], runners[1:])
 
 
 @pytest.fixture(scope="module")
-def jobs(entries: Entries, cluster: NomadCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The exported jobs by name, which run: those of document 000, accounting, logins and the REST interface."""
+def deployer(lab: Lab, built: Built, cluster: NomadClient) -> Deployer:
+    """`sms deploy`, which was killed once and has ended then: all three jobs of document 000 run."""
+    made = Deployer(lab, "nomad")
+    plan = made.deploy("--dry-run")
+    assert {each["name"]: each["change"] for each in plan["differences"]} == dict.fromkeys(FIRST, "create")
+    assert not made.record and not [name for name in FIRST if cluster.nomad("job", "status", name, ok=None).status == 0]
+    done = made.deploy_after_a_kill()
+    assert made.record["phase"] == "deployed" and done["generation"] == 1
+    print(f"ready: {done['waited']}")
+    return made
+
+
+@pytest.fixture(scope="module")
+def user(lab: Lab, deployer: Deployer) -> Jobs:
+    """Jobs of a user; all nodes are idle."""
+    made = Jobs(lab, NODES)
+    made.wait_until_idle()
+    return made
+
+
+@pytest.fixture(scope="module")
+def exported(entries: Entries, deployer: Deployer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The exported jobs of compute nodes by name, which more services do not change."""
     folder = tmp_path_factory.mktemp("export") / "jobs"
     export(entries.open(), "nomad", folder)
-    for name, items in JOBS.items():
-        values = {item: base64.b64encode(entries.secrets[item].read_bytes()).decode() for item in items}
-        given = json.dumps({"Items": values}).encode()
-        cluster.nomad("var", "put", "-in", "json", f"nomad/jobs/{name}", "-", input=given)
-    jobs = {name: (folder / f"{name}.nomad.hcl").read_bytes() for name in (*JOBS, "munge", "slurm-cn")}
-    for text in jobs.values():
-        # 1: it would create allocations.
-        assert plan(cluster, text) == 1
-        cluster.submit(text.decode())
-    for name in jobs:
-        count = 1 if name in JOBS else len(NODES)
-        wait_until(lambda: len(cluster.running(name)) == count, f"{name} runs", 120)  # noqa: B023
-    return jobs
+    return {name: (folder / f"{name}.nomad.hcl").read_bytes() for name in ("munge", "slurm-cn")}
 
 
-def plan(cluster: NomadCluster, job: bytes) -> int:
+def plan(cluster: NomadClient, job: bytes) -> int:
     """The status of `nomad job plan`."""
     return cluster.nomad("job", "plan", "-", ok=None, input=job).status
 
 
-@pytest.fixture(scope="module")
-def node(lab: Lab, cluster: NomadCluster, jobs: dict[str, bytes], entries: Entries) -> Netns:
-    """A compute node; all are idle, and all services answer."""
-    node = lab.host(NODES[0])
-    entries.add_user(*map(lab.host, NODES))
-    for name in JOBS:
-        wait_until(lambda: is_healthy(cluster, name), f"{name} is healthy", 240)  # noqa: B023
-    idle = ("sinfo", "-h", "-t", "idle", "-o", "%D")
-    wait_until(lambda: node.run(*idle, ok=None).text == str(len(NODES)), "the nodes are idle", 120, 0.5)
-    return node
-
-
-def is_healthy(cluster: NomadCluster, job: str) -> bool:
+def is_healthy(cluster: NomadClient, job: str) -> bool:
     """Whether all checks of its one allocation pass."""
     found = cluster.running(job)
     if len(found) != 1:
         return False
     checks = cluster.get(f"client/allocation/{found[0]['ID']}/checks") or {}
     return bool(checks) and all(each["Status"] == "success" for each in checks.values())
-
-
-def as_alice(node: Netns, *argv: str) -> str:
-    """What a command of a user prints."""
-    return node.run("runuser", "-u", "alice", "--", *argv, timeout=120).text
-
-
-def test_a_job_completes_and_is_accounted(node: Netns) -> None:
-    assert sorted(as_alice(node, "srun", "-N2", "hostname").split()) == sorted(NODES)
-    listed = ("sacct", "-n", "-X", "-P", "-o", "State,User,AllocNodes", "-S", "now-1hour")
-    wait_until(lambda: "COMPLETED|alice|2" in as_alice(node, *listed).split("\n"), "sacct shows it", 30)
-
-
-def test_a_user_of_the_directory_logs_in(node: Netns, entries: Entries) -> None:
-    """With the known host key; commands that nodes connect to work, too, as tasks have the network of the host."""
-    assert entries.ssh(*LOGIN, "id") == f"uid={UID}({USER}) gid={UID}({USER}) groups={UID}({USER})"
-    assert entries.ssh(*LOGIN, "cd /tmp && srun -N2 id -un").split() == [USER, USER]
-    job = entries.ssh(*LOGIN, "sbatch", "--parsable", "-D", "/tmp", "--wrap", "true")
-    listed = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,User")
-    wait_until(lambda: entries.ssh(*LOGIN, *listed) == f"COMPLETED|{USER}", "the job completes", 60)
-
-
-def test_tokens_are_needed(node: Netns, entries: Entries) -> None:
-    url = f"http://{ADDRESS}:6820/slurm/v0.0.38/nodes"
-    assert " 200 " not in f" {entries.request(url)} " and "401" in entries.request(url)
-    token = entries.ssh(*LOGIN, "scontrol", "token").removeprefix("SLURM_JWT=")
-    answer = entries.request(url, token)
-    assert answer.endswith("200 application/json") and '"node1"' in answer
-
-
-def test_a_second_deployment_changes_nothing(cluster: NomadCluster, node: Netns, jobs: dict[str, bytes]) -> None:
-    assert {name: plan(cluster, text) for name, text in jobs.items()} == dict.fromkeys(jobs, 0)
-
-
-def test_jobs_complete_though_the_controller_is_restarted(lab: Lab, cluster: NomadCluster, node: Netns) -> None:
-    submit = ("sbatch", "--parsable", "-N2", "--exclusive", "-D", "/home/alice", "--wrap", "sleep 12; hostname")
-    running, queued = as_alice(node, *submit), as_alice(node, *submit)
-
-    def state(job: str) -> str:
-        return node.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T", ok=None).text
-
-    wait_until(lambda: state(running) == "RUNNING", "the first runs", 30)
-    (before,) = cluster.running("slurm-ctl")
-    first = read_lease(lab)
-    assert first.holder == f"{before['ID']} on host-a"
-    cluster.nomad("alloc", "stop", "-detach", before["ID"])
-    wait_until(
-        lambda: [each["ID"] for each in cluster.running("slurm-ctl")] not in ([], [before["ID"]]), "another one", 150
-    )
-    for job in (running, queued):
-        wait_until(lambda: state(job) == "COMPLETED", f"job {job} completes", 120, 0.5)  # noqa: B023
-    (after,) = cluster.running("slurm-ctl")
-    second = read_lease(lab)
-    assert (second.generation, second.holder) == (first.generation + 1, f"{after['ID']} on host-a")
 
 
 def read_lease(lab: Lab) -> StateLease:
@@ -205,32 +149,196 @@ def ready_pid(node: Netns, service: str) -> int:
     return int(found["process"]["pid"]) if found.get("state") == "ready" else 0
 
 
-def test_a_job_runs_on_though_slurmd_is_restarted(cluster: NomadCluster, node: Netns, jobs: dict[str, bytes]) -> None:
+def restarts(allocation: dict[str, Any]) -> dict[str, int]:
+    """The restarts of each task of an allocation."""
+    return {name: task["Restarts"] for name, task in allocation["TaskStates"].items()}
+
+
+def test_a_job_completes(user: Jobs) -> None:
+    """E11: `sms deploy` has planned and run the three jobs."""
+    assert sorted(user.run("srun", "-N2", "hostname").split()) == sorted(NODES)
+
+
+def test_a_second_deployment_changes_nothing(
+    deployer: Deployer, cluster: NomadClient, user: Jobs, entries: Entries, tmp_path: Path
+) -> None:
+    """E10."""
+    before = {name: [each["ID"] for each in cluster.running(name)] for name in FIRST}
+    assert deployer.deploy()["changes"] == dict.fromkeys(FIRST, "unchanged")
+    assert {name: [each["ID"] for each in cluster.running(name)] for name in FIRST} == before
+    # What was deployed is what an export has.
+    export(entries.open(), "nomad", tmp_path / "jobs")
+    texts = {name: (tmp_path / f"jobs/{name}.nomad.hcl").read_bytes() for name in FIRST}
+    assert {name: plan(cluster, text) for name, text in texts.items()} == dict.fromkeys(FIRST, 0)
+
+
+def test_status(deployer: Deployer, user: Jobs) -> None:
+    found = deployer.status()
+    assert found["healthy"] and not found["drift"] and not found["pending"]
+    (controller,) = (each for each in found["workloads"] if each["name"] == "slurm-ctl")
+    parts = {part["name"]: part for part in controller["instances"][0]["parts"]}
+    assert parts["slurmctld"]["ready"] and "UP" in parts["slurmctld"]["detail"], parts
+    assert "signed by" in deployer.sms("deploy", "status").text
+    assert deployer.sms("status").text.startswith("lab on nomad: healthy")
+    assert deployer.holder == "engine:nomad"
+    refused = deployer.sms("start", ok=(3,)).stderr.decode()
+    assert "nomad has the services" in refused and "sms migrate --to container" in refused
+
+
+def test_a_node_is_drained_in_slurm_first(deployer: Deployer, cluster: NomadClient, user: Jobs) -> None:
+    """E9."""
+    job = user.submit(12, "-w", "node2")
+    user.wait_for(job, "RUNNING", 60)
+    failed = deployer.sms("deploy", "drain", "node2", "--timeout", "1s", ok=(1,)).stderr.decode()
+    assert f": {job};" in failed and "nomad was not touched" in failed
+    assert user.node_states()["node2"] == "draining"
+    assert any(each["NodeName"] == "node2" for each in cluster.running("slurm-cn"))
+    deployer.sms("deploy", "drain", "node2")
+    assert user.state(job) == "COMPLETED"
+    wait_until(
+        lambda: (
+            not any(each["NodeName"] == "node2" for name in ("munge", "slurm-cn") for each in cluster.running(name))
+        ),
+        "its jobs have stopped",
+        90,
+    )
+    assert user.run("srun", "-N1", "hostname") == "node1"
+    deployer.sms("deploy", "drain", "node2", "--undo")
+    user.wait_until_idle()
+    assert deployer.status()["healthy"]
+
+
+def test_another_configuration_and_back(deployer: Deployer, user: Jobs) -> None:
+    """E8."""
+    change_with_a_job(deployer, user)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        ("job", "stop", "-detach", "slurm-ctl"),
+        pytest.param(("job", "scale", "-detach", "slurm-ctl", "0"), marks=pytest.mark.full),
+    ],
+)
+def test_a_change_beside_sms_is_reported_and_undone(
+    deployer: Deployer, cluster: NomadClient, user: Jobs, beside: tuple[str, ...]
+) -> None:
+    """X4: what the Terraform provider does not see."""
+    cluster.nomad(*beside)
+    wait_until(lambda: not cluster.running("slurm-ctl"), "it is stopped", 120)
+    found = deployer.status(ok=(4,))
+    assert [each["name"] for each in found["drift"]] == ["slurm-ctl"]
+    assert deployer.sms("status", ok=(4,)).status == 4
+    assert deployer.deploy()["changes"]["slurm-ctl"] == "change"
+    assert deployer.status()["healthy"]
+    user.wait_until_idle()
+
+
+@pytest.mark.full
+def test_a_stop_keeps_the_state(deployer: Deployer, user: Jobs) -> None:
+    stop_and_start(deployer, user)
+
+
+def test_jobs_complete_though_the_controller_is_restarted(lab: Lab, cluster: NomadClient, user: Jobs) -> None:
+    """E6."""
+    running, queued = user.submit_two(12)
+    (before,) = cluster.running("slurm-ctl")
+    first = read_lease(lab)
+    assert first.holder == f"{before['ID']} on host-a"
+    cluster.nomad("alloc", "stop", "-detach", before["ID"])
+    wait_until(
+        lambda: [each["ID"] for each in cluster.running("slurm-ctl")] not in ([], [before["ID"]]), "another one", 150
+    )
+    for job in (running, queued):
+        user.wait_for(job, "COMPLETED")
+    (after,) = cluster.running("slurm-ctl")
+    second = read_lease(lab)
+    assert (second.generation, second.holder) == (first.generation + 1, f"{after['ID']} on host-a")
+
+
+def test_a_job_runs_on_though_slurmd_is_restarted(cluster: NomadClient, user: Jobs, exported: dict[str, bytes]) -> None:
     """Its task is restarted, then stopped for a changed one: what it has started is not in the task's cgroup."""
-    go = "/home/alice/go"
+    go, node = "/home/alice/go", user.node
     script = f"srun sh -c 'until [ -e {go} ]; do sleep 0.2; done; echo it ran on'"
-    job = as_alice(node, "sbatch", "--parsable", "-w", node.name, "-o", "/home/alice/out", "--wrap", script)
+    job = user.run("sbatch", "--parsable", "-w", node.name, "-o", "/home/alice/out", "--wrap", script)
     step = ("squeue", "-h", "-s", "-j", job, "-o", "%i")
     wait_until(lambda: f"{job}.0" in node.run(*step, ok=None).text.split(), "the step runs", 60)
     slurmd = ready_pid(node, "slurmd")
     (own,) = (each["ID"] for each in cluster.running("slurm-cn") if each["NodeName"] == node.name)
     cluster.nomad("alloc", "restart", own)
     restarted = wait_until(lambda: (pid := ready_pid(node, "slurmd")) not in (0, slurmd) and pid, "another slurmd", 90)
-    changed = jobs["slurm-cn"].replace(b'"--jobsync",\n          "slurmd"', b'"--wait", "200", "--jobsync", "slurmd"')
-    assert changed != jobs["slurm-cn"]
+    text = exported["slurm-cn"]
+    changed = text.replace(b'"--jobsync",\n          "slurmd"', b'"--wait", "200", "--jobsync", "slurmd"')
+    assert changed != text
     cluster.submit(changed.decode())
     wait_until(lambda: ready_pid(node, "slurmd") not in (0, restarted), "another task", 120)
-    assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+    assert user.state(job) == "RUNNING"
     node.run("touch", go)
-    wait_until(
-        lambda: node.run("squeue", "-h", "-j", job, "-t", "all", "-o", "%T", ok=None).text == "COMPLETED", "it", 60, 0.5
-    )
+    user.wait_for(job, "COMPLETED", 60)
     assert (node.read("/home/alice/out") or b"").decode() == "it ran on\n"
-    cluster.submit(jobs["slurm-cn"].decode())
-    wait_until(lambda: plan(cluster, jobs["slurm-cn"]) == 0, "the job as it was", 60)
+    cluster.submit(text.decode())
+    wait_until(lambda: plan(cluster, text) == 0, "the job as it was", 60)
 
 
-def test_the_key_is_not_readable_by_the_api(lab: Lab, cluster: NomadCluster, node: Netns) -> None:
+@pytest.mark.full
+def test_munge_stops_after_its_users_and_does_not_wait_for_ever(
+    cluster: NomadClient, user: Jobs, exported: dict[str, bytes]
+) -> None:
+    """E14: the engine may stop both at once, or munge alone."""
+    node = user.node
+    wait_until(lambda: ready_pid(node, "munge") and ready_pid(node, "slurmd"), "both run", 90)
+    cluster.nomad("job", "stop", "-detach", "munge")
+    wait_until(lambda: record(node, "munge")["detail"] == "is needed by slurmd", "it waits", 30)
+    assert node.run("sh", "-c", "munge -n | unmunge").status == 0, "and answers"
+    cluster.nomad("job", "stop", "-detach", "slurm-cn")
+    wait_until(lambda: record(node, "munge")["status"] == record(node, "slurmd")["status"] == 0, "both ended", 60)
+    assert record(node, "munge")["times"]["ended"] >= record(node, "slurmd")["times"]["ended"]
+    for name in ("slurm-cn", "munge"):
+        cluster.submit(exported[name].decode())
+    slurmd = wait_until(lambda: ready_pid(node, "munge") and ready_pid(node, "slurmd"), "both run", 90)
+    cluster.nomad("job", "stop", "-detach", "munge")
+    wait_until(lambda: record(node, "munge")["status"] == 0, "it stops all the same", 120)
+    assert ready_pid(node, "slurmd") == slurmd, "which is not restarted for it"
+    cluster.submit(exported["munge"].decode())
+    wait_until(lambda: ready_pid(node, "munge"), "it answers", 60)
+
+
+def test_slurmd_does_not_start_as_document_000_has_it(user: Jobs) -> None:
+    """X8: with -Z, where slurm.conf names the node."""
+    dynamic = ("slurmd", "-D", "-Z", "--conf-server", f"{ADDRESS}:6817", "--conf", "Feature=compute")
+    assert b"Duplicated NodeName" in user.node.run(*dynamic, ok=(1,), timeout=60).stderr
+
+
+@pytest.fixture(scope="module")
+def grown(deployer: Deployer, cluster: NomadClient, user: Jobs) -> Jobs:
+    """The same, after all services were deployed; each job of them has its secrets, and no others."""
+    grow(deployer, user)
+    for name, items in SERVICES.items():
+        found = json.loads(cluster.nomad("var", "get", "-out", "json", f"nomad/jobs/{name}").stdout)["Items"]
+        assert {*found} - {"created_by"} == {*items}, name
+    return user
+
+
+def test_a_job_is_accounted(grown: Jobs) -> None:
+    """E5."""
+    job = grown.run("sbatch", "--parsable", "-N2", "-D", "/tmp", "--wrap", "srun hostname")
+    grown.wait_until_accounted(job, 2)
+
+
+def test_a_user_of_the_directory_logs_in(grown: Jobs, entries: Entries) -> None:
+    """With the known host key; commands that nodes connect to work, too, as tasks have the network of the host."""
+    assert entries.ssh(*LOGIN, "id") == f"uid={UID}({USER}) gid={UID}({USER}) groups={UID}({USER})"
+    assert entries.ssh(*LOGIN, "cd /tmp && srun -N2 id -un").split() == [USER, USER]
+    job = entries.ssh(*LOGIN, "sbatch", "--parsable", "-D", "/tmp", "--wrap", "true")
+    listed = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,User")
+    wait_until(lambda: entries.ssh(*LOGIN, *listed) == f"COMPLETED|{USER}", "the job completes", 60)
+
+
+def test_tokens_are_needed(grown: Jobs, entries: Entries) -> None:
+    need_tokens(entries, f"http://{ADDRESS}:6820", LOGIN)
+
+
+def test_the_key_is_not_readable_by_the_api(lab: Lab, cluster: NomadClient, grown: Jobs) -> None:
     """With read-fs all of an allocation is, but the folder `secrets` of its tasks."""
     (one,) = (each["ID"] for each in cluster.running("slurm-ctl"))
     placed = cluster.nomad("alloc", "fs", one, "alloc/data/etc/slurm/slurm.conf")
@@ -238,12 +346,12 @@ def test_the_key_is_not_readable_by_the_api(lab: Lab, cluster: NomadCluster, nod
     assert cluster.nomad("alloc", "fs", one, "alloc/data/etc/munge/munge.key").stdout == b""
     secret = cluster.nomad("alloc", "fs", one, "munge/secrets/munge.key", ok=None)
     assert secret.stdout.startswith(b"Reading secret file prohibited"), secret
-    folder = f"{LabRunner.disk}/nomad/alloc/{one}"
+    folder = f"{DISK}/nomad/alloc/{one}"
     found = lab.host("host-a").run("find", folder, "-name", "munge.key", "-size", "+0").text.split()
     assert found == [f"{folder}/munge/secrets/munge.key"]
 
 
-def test_checks_are_on_the_loopback(lab: Lab, cluster: NomadCluster, node: Netns) -> None:
+def test_checks_are_on_the_loopback(lab: Lab, cluster: NomadClient, grown: Jobs) -> None:
     (one,) = (each["ID"] for each in cluster.running("slurm-ctl"))
     listening = lab.host("host-a").run("ss", "-Hltn", "sport", "=", ":16817").text.split("\n")
     assert [line.split()[3] for line in listening] == ["127.0.0.1:16817"]
@@ -255,68 +363,30 @@ def test_checks_are_on_the_loopback(lab: Lab, cluster: NomadCluster, node: Netns
     wait_until(lambda: statuses() == ["success"] * 6, "all succeed", 60)
 
 
-def test_slurmd_does_not_start_as_document_000_has_it(node: Netns) -> None:
-    """X8: with -Z, where slurm.conf names the node."""
-    dynamic = ("slurmd", "-D", "-Z", "--conf-server", f"{ADDRESS}:6817", "--conf", "Feature=compute")
-    assert b"Duplicated NodeName" in node.run(*dynamic, ok=(1,), timeout=60).stderr
-
-
 @pytest.mark.full
-def test_a_dead_database_recovers_alone(lab: Lab, cluster: NomadCluster, node: Netns) -> None:
-    """What ends meanwhile is accounted afterwards; the controller's tasks are the same."""
+def test_a_dead_database_recovers_alone(lab: Lab, cluster: NomadClient, grown: Jobs) -> None:
+    """E7: what ends meanwhile is accounted afterwards; the controller's tasks are the same."""
     (before,) = cluster.running("slurm-ctl")
     lab.host("host-a").run("pkill", "-KILL", "-x", "mariadbd")
-    job = as_alice(node, "sbatch", "--parsable", "-D", "/tmp", "--wrap", "true")
-    listed = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State")
-    wait_until(lambda: node.run(*listed, ok=None).text == "COMPLETED", "the job is accounted", 180)
+    grown.wait_until_accounted(grown.run("sbatch", "--parsable", "-D", "/tmp", "--wrap", "true"), seconds=180)
     (after,) = cluster.running("slurm-ctl")
     assert after["ID"] == before["ID"]
     assert restarts(after) == restarts(before)
 
 
-def restarts(allocation: dict[str, Any]) -> dict[str, int]:
-    """The restarts of each task of an allocation."""
-    return {name: task["Restarts"] for name, task in allocation["TaskStates"].items()}
-
-
 @pytest.mark.full
-def test_a_restarted_client_restarts_no_service(
-    cluster: NomadCluster, runners: dict[str, LabRunner], node: Netns
-) -> None:
-    """Tasks are children of its executors: they run on, and the client finds them again."""
-    runner = runners["host-a"]
-    before = {name: cluster.running(name)[0] for name in JOBS}
-    (agent,) = (each for each in runner.daemons if each.log.name == "nomad.log")
-    os.kill(agent.pid, signal.SIGKILL)
-    agent.process.wait(60)
-    runner.daemons.remove(agent)
-    assert as_alice(node, "srun", "hostname") in NODES
-    cluster.start_agent(runner)
-    for name in JOBS:
+def test_a_restarted_client_restarts_no_service(lab: Lab, cluster: NomadClient, grown: Jobs) -> None:
+    """E7: tasks are children of its executors: they run on, and the client finds them again."""
+    host = lab.host("host-a")
+    before = {name: cluster.running(name)[0] for name in SERVICES}
+    agent = ("supervisorctl", "-c", "/lab/supervisord.conf", "pid", "nomad")
+    killed = host.run(*agent).text
+    host.run("kill", "-KILL", killed)
+    assert grown.run("srun", "hostname") in NODES
+    wait_until(lambda: host.run(*agent, ok=None).text not in ("0", killed), "another agent runs", 60)
+    for name in SERVICES:
         wait_until(lambda: is_healthy(cluster, name), f"{name} is healthy", 120)  # noqa: B023
-    after = {name: cluster.running(name)[0] for name in JOBS}
+    after = {name: cluster.running(name)[0] for name in SERVICES}
     assert {name: (each["ID"], restarts(each)) for name, each in after.items()} == {
         name: (each["ID"], restarts(each)) for name, each in before.items()
     }
-
-
-@pytest.mark.full
-def test_munge_stops_after_its_users_and_does_not_wait_for_ever(
-    cluster: NomadCluster, node: Netns, jobs: dict[str, bytes]
-) -> None:
-    """E14: the engine may stop both at once, or munge alone."""
-    wait_until(lambda: ready_pid(node, "munge") and ready_pid(node, "slurmd"), "both run", 90)
-    cluster.nomad("job", "stop", "-detach", "munge")
-    wait_until(lambda: record(node, "munge")["detail"] == "is needed by slurmd", "it waits", 30)
-    assert node.run("sh", "-c", "munge -n | unmunge").status == 0, "and answers"
-    cluster.nomad("job", "stop", "-detach", "slurm-cn")
-    wait_until(lambda: record(node, "munge")["status"] == record(node, "slurmd")["status"] == 0, "both ended", 60)
-    assert record(node, "munge")["times"]["ended"] >= record(node, "slurmd")["times"]["ended"]
-    for name in ("slurm-cn", "munge"):
-        cluster.submit(jobs[name].decode())
-    slurmd = wait_until(lambda: ready_pid(node, "munge") and ready_pid(node, "slurmd"), "both run", 90)
-    cluster.nomad("job", "stop", "-detach", "munge")
-    wait_until(lambda: record(node, "munge")["status"] == 0, "it stops all the same", 120)
-    assert ready_pid(node, "slurmd") == slurmd, "which is not restarted for it"
-    cluster.submit(jobs["munge"].decode())
-    wait_until(lambda: ready_pid(node, "munge"), "it answers", 60)
