@@ -376,6 +376,8 @@ def inside_script(args: Sequence[str], argv: Sequence[str]) -> str:
 
 def _shell_word(word: str) -> str:
     """Return a word of a shell command, in which references of Nomad are those of variables."""
+    if not word:  # a workload without state has an empty argument
+        return "''"
     parts = re.split(r"(\$\{NOMAD_[A-Z_]+\})", word)
     return "".join(
         f'"{part}"' if number % 2 else shlex.quote(part) if part else "" for number, part in enumerate(parts)

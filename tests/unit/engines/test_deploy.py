@@ -371,10 +371,12 @@ def test_an_image_that_no_node_has_is_refused(monkeypatch: pytest.MonkeyPatch) -
         assert "sms image oci" in caught.value.hint
 
 
-def test_a_command_runs_as_its_task_does(tmp_path: Path) -> None:
-    target, site, changes = CASES["nomad-small"]
+@pytest.mark.parametrize(("case", "job"), [("nomad-small", "slurm-ctl"), ("nomad-full", "login")])
+def test_a_command_runs_as_its_task_does(tmp_path: Path, case: str, job: str) -> None:
+    """Also where the folder of the state is empty, as there is none."""
+    target, site, changes = CASES[case]
     bundle = make_bundle(target, make_input(tmp_path, site, changes))
-    item = bundle.find("slurm-ctl")
+    item = bundle.find(job)
     assert item
     lines = [line.strip().rstrip(",") for line in item.text.splitlines()]
     start = len(lines) - 1 - lines[::-1].index('"/opt/sms/bin/sms-run"')
