@@ -208,7 +208,8 @@ def test_two_runs_at_once(hosts: Hosts, gap_s: float, verb: str) -> None:
     # Both succeed if the second finds nothing left to stop on the source, or a migration that only has to be recorded.
     assert statuses in ((0, 0), (0, 3), (3, 0)), texts
     time.sleep(3)  # a guard that found a wrong lease would have stopped the services container by now
-    holder = target if migrated.status == 0 else None
+    # On a busy machine the second one may be the first at the lock.
+    holder = target if migrated.status == 0 or (verb == "migrate" and second.status == 0) else None
     if holder is None:
         assert not any(hosts.instances(one) for one in CARRIERS)
         hosts.sms("-q", "start", "--host", source, on="admin")

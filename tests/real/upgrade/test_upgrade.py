@@ -161,7 +161,7 @@ def test_jobs_run_across_an_upgrade_and_its_undoing(old: Stage) -> None:
 
 def test_a_broken_image_is_stopped_by_the_rehearsal(old: Stage) -> None:
     generation, jobs = old.play.lease()["generation"], running(old.jobs())
-    reported = old.sms("upgrade", "--image", old.broken, "--wait", "6", ok=None)
+    reported = old.sms("upgrade", "--image", old.broken, "--wait", "12", ok=None)
     assert (
         reported.status == 3
         and "production was not changed" in reported.stderr.decode()
