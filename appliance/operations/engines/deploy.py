@@ -25,6 +25,7 @@ from appliance.operations.engines.move_lock import lock_moves
 from appliance.operations.engines.secret_files import compare_secrets, new_secrets, report_drift
 from appliance.operations.engines.waiting import wait, wait_for_end
 from appliance.operations.engines.writer import (
+    refuse_interrupted,
     refuse_other_writer,
     release_from_engine,
     release_unused,
@@ -65,10 +66,11 @@ def deploy(cluster: Cluster, host: Host, engine: str, progress: Progress, *, tim
         timeout_s: seconds that each group of workloads may take.
 
     Raises:
-        Refused: the services run elsewhere, or the engine cannot run them; or another run is at work.
+        Refused: the services run elsewhere, or the engine cannot run them; or a move is under way or was interrupted.
         Unverified: they are not ready in time.
     """
     with lock_moves(cluster, host, tolerant=True):
+        refuse_interrupted(cluster, host)
         return deploy_locked(cluster, host, engine, progress, timeout_s=timeout_s)
 
 

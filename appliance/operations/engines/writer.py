@@ -8,7 +8,9 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import Deployed
 from appliance.operations.lease import Leases, give_lease, query_lease
+from appliance.operations.services.unfinished import moved_path
 from appliance.plan.migration.lease import find_holder, find_newest
+from appliance.plan.migration.state import describe_interrupted, read_state_move
 from appliance.progress import Progress
 from appliance.shared.lease import ENGINE
 
@@ -49,6 +51,18 @@ def refuse_other_writer(cluster: Cluster, host: Host, bundle: Bundle, record: De
         f"{holder.holder} has the lease: its services container starts again with the host",
         hint=f"{moves}; `sms stop --host {holder.holder}` gives them up",
     )
+
+
+def refuse_interrupted(cluster: Cluster, host: Host) -> None:
+    """Check that no move was interrupted: the state on an engine may be locked, and its tasks would end at once.
+
+    Raises:
+        Refused: one was.
+    """
+    last = read_state_move(host.read(moved_path(cluster)), cluster.site.cluster)
+    if why := describe_interrupted(last, query_lease(host, cluster), host.name):
+        what, _, hint = why.partition("; ")
+        raise Refused(what, hint=hint)
 
 
 def take_for_engine(leases: Leases, engine: str, progress: Progress) -> None:

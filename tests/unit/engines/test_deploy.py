@@ -39,10 +39,12 @@ from appliance.operations.engines.move_lock import lock_moves
 from appliance.operations.engines.nomad import OnNomad
 from appliance.operations.engines.secret_files import compare_secrets, new_secrets
 from appliance.operations.engines.waiting import STEADY_S, Restarts
-from appliance.operations.engines.writer import refuse_other_writer
+from appliance.operations.engines.writer import refuse_interrupted, refuse_other_writer
 from appliance.operations.lease import Leases
 from appliance.operations.migration import failover
+from appliance.operations.services.unfinished import moved_path
 from appliance.plan.migration.lease import View
+from appliance.plan.migration.state import COMMITTING, COPYING, RETURNED, STARTING, StateMove
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import from_json, to_json
@@ -215,6 +217,24 @@ def test_secrets_of_an_engine(
     assert put.called == (outcome == "written") and restart.called == (outcome == "written" and there is not None)
     if put.called and engine == "nomad":
         assert put.call_args.args[1] == {"munge_key": base64.b64encode(b"new").decode(), "created_by": "sms"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "refused"), [(COPYING, True), (COMMITTING, True), (RETURNED, False), (STARTING, False)]
+)
+def test_an_interrupted_move_goes_on_first(cluster: Cluster, phase: str, *, refused: bool) -> None:
+    """Its state on the engine is locked until then; after the commit the lease is another one."""
+    host = Local(cluster.site.admin_hosts[0].name)
+    lease = Lease(cluster.site.cluster, 7 + (phase == STARTING), "engine:nomad", 1.0, host.name)
+    host.write(str(cluster.places.lease), lease.text())
+    move = StateMove(cluster.site.cluster, phase, "nomad", "kubernetes", 1.0, 8)
+    host.write(moved_path(cluster), to_json(move))
+    with pytest.raises(Refused, match="was interrupted") if refused else nullcontext() as caught:
+        refuse_interrupted(cluster, host)
+    assert not refused or "`sms migrate --to nomad` starts them there" in str(caught and caught.value.hint)
+    if refused:
+        with pytest.raises(Refused, match="was interrupted"):
+            deploy(cluster, host, "nomad", Silent(), timeout_s=1)
 
 
 @pytest.mark.parametrize("engine", ["nomad", "kubernetes"])
