@@ -102,8 +102,10 @@ class Kubernetes(Section):
         None,
         description="Address at which nodes reach the services: of a cluster node, or of the load balancer.",
     )
-    service: Literal["NodePort", "LoadBalancer"] = Field(
-        "NodePort", description="Type of the services that nodes use; NodePort gives them ports from 30000."
+    service: Literal["NodePort", "LoadBalancer", "ExternalIPs"] = Field(
+        "NodePort",
+        description="Services that nodes use: NodePort gives them ports from 30000; LoadBalancer and ExternalIPs keep "
+        "their own. With ExternalIPs cluster nodes forward `address`, which is that of one of them.",
     )
     node: Label | None = Field(None, description="Cluster node that runs the pods; needed with `network: host`.")
     node_selector: dict[LabelKey, Label] = Field(

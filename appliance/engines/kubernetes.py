@@ -77,7 +77,7 @@ class Options:
     secrets: Mapping[str, SecretRef]
     storage_gb: int
     dns: tuple[str, ...] = ()
-    service: Literal["NodePort", "LoadBalancer"] = "NodePort"
+    service: Literal["NodePort", "LoadBalancer", "ExternalIPs"] = "NodePort"
     storage_class: str = ""
     attachment: Attachment | None = None
     scheduling: Mapping[str, Value] = field(default_factory=dict)
@@ -145,7 +145,7 @@ def network_of(deployment: Deployment, options: Options) -> Network:
             if other != f"{port.service} ({port.number})":
                 raise ConfigError(
                     f"{port.service} ({port.number}) would have the node port {node_port(port)} of {other}",
-                    hint="set `engines.kubernetes.service: LoadBalancer`, or `network: host`",
+                    hint="set `engines.kubernetes.service: ExternalIPs` or `LoadBalancer`, or `network: host`",
                 )
     controller = options.attachment.ip if options.attachment else ""
     return Network(options.address, hosts, ports, shared=host, controller=controller)
@@ -163,7 +163,7 @@ def node_port(port: Port) -> int:
     if not NODE_PORTS[0] <= number <= NODE_PORTS[1]:
         raise ConfigError(
             f"{port.service} has no node port: {port.number} is too large",
-            hint="set `engines.kubernetes.service: LoadBalancer`, or `network: host`",
+            hint="set `engines.kubernetes.service: ExternalIPs` or `LoadBalancer`, or `network: host`",
         )
     return number
 

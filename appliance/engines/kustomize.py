@@ -143,7 +143,7 @@ def node_service(deployment: Deployment, one: Workload, options: Options) -> Obj
             made |= {"port": inside(one, port, options)}
         ports.append(made)
     spec: Object = {
-        "type": options.service,
+        "type": "ClusterIP" if options.service == "ExternalIPs" else options.service,
         "externalTrafficPolicy": _policy(options),
         "publishNotReadyAddresses": True,
         "selector": selector(deployment, one),
@@ -151,6 +151,8 @@ def node_service(deployment: Deployment, one: Workload, options: Options) -> Obj
     }
     if options.service == "LoadBalancer":
         spec["loadBalancerIP"] = options.address
+    if options.service == "ExternalIPs":
+        spec["externalIPs"] = [options.address]
     metadata: Object = {"name": f"{one.name}-nodes", "labels": labels(deployment, one)}
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 

@@ -286,7 +286,7 @@ def check_reports(cluster: Cluster, name: str) -> None:
             )
         raise ConfigError(
             f"running jobs could not report to {name}: a NodePort is another port than the services container's",
-            hint="set `network: host`, `network: attached`, or `service: LoadBalancer`",
+            hint="set `service: ExternalIPs` or `LoadBalancer`, or another `network` than `service`",
         )
 
 

@@ -31,7 +31,7 @@ def find_controllers(site: Site, services: Sequence[Service]) -> dict[str, str]:
         found[NOMAD] = f"{nomad.host or site.admin_hosts[0].name}({nomad.address})"
     if kubernetes.network == "attached":
         found[KUBERNETES] = f"{name}-0({own})"
-    elif kubernetes.address and (kubernetes.network == "host" or kubernetes.service == "LoadBalancer"):
+    elif kubernetes.address and (kubernetes.network == "host" or kubernetes.service != "NodePort"):
         host = kubernetes.node if kubernetes.network == "host" else f"{name}-0"
         found[KUBERNETES] = f"{host}({kubernetes.address})"
     return found

@@ -77,6 +77,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "kubernetes-external": (
+        "kubernetes",
+        "debian-12",
+        {"services": [*SMALL, "rsyslog"], "engines": {"kubernetes": {**KUBERNETES, "service": "ExternalIPs"}}},
+    ),
     "kubernetes-full": ("kubernetes", "debian-12", {**FULL, "engines": {"kubernetes": KUBERNETES}}),
     "nomad": ("nomad", "debian-12", {"engines": {"nomad": NOMAD}}),
     "nomad-full": ("nomad", "debian-12", {**FULL, "engines": {"nomad": NOMAD}}),

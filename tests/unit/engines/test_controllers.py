@@ -24,6 +24,7 @@ HOST = {**KUBERNETES, "network": "host", "node": "control-1"}
         ({"nomad": NOMAD}, [ON_NOMAD]),
         ({"nomad": NOMAD, "kubernetes": HOST}, [ON_NOMAD, "control-1(10.20.0.9)"]),
         ({"kubernetes": {**KUBERNETES, "service": "LoadBalancer"}}, ["slurmctld-0(10.20.0.9)"]),
+        ({"kubernetes": {**KUBERNETES, "service": "ExternalIPs"}}, ["slurmctld-0(10.20.0.9)"]),
         ({"kubernetes": KUBERNETES}, []),  # at another port
         ({"nomad": {**NOMAD, "host": "control-1"}, "kubernetes": HOST}, ["control-1(10.20.0.8)"]),  # one name
     ],
