@@ -89,15 +89,15 @@ def push_image(cluster: Cluster, made: OciFolder, progress: Progress) -> str:
         # Without the option it compresses the layer, and the registry has another digest than the signed one.
         words = ("copy", "--preserve-digests", f"oci:{made.path}", f"docker://{target}")
         result = host.run("skopeo", *words, ok=None, timeout=PUSH_S)
-    if result.status:
-        text = result.stderr.decode(errors="replace").strip()
-        host_name = name.partition("/")[0]
-        raise SmsError(
-            f"{target}: {_reason(text) or 'skopeo failed'}",
-            hint=f"`skopeo login {host_name}` gives it an account"
-            if NO_ACCOUNT in text
-            else "`skopeo inspect` shows more",
-        )
+        if result.status:
+            text = result.stderr.decode(errors="replace").strip()
+            host_name = name.partition("/")[0]
+            raise SmsError(
+                f"{target}: {_reason(text) or 'skopeo failed'}",
+                hint=f"`skopeo login {host_name}` gives it an account"
+                if NO_ACCOUNT in text
+                else "`skopeo inspect` shows more",
+            )
     return f"{_untagged(name)}@{made.digest}"
 
 
