@@ -70,7 +70,8 @@ def commands(layout: Layout, host: LabHost) -> dict[str, tuple[str, str]]:
         if host.kind != SERVER:
             path, shown = "nodes", f'"Name":"{host.name}"[^}}]*"Status":"ready"'
         request = f"printf 'GET /v1/{path} HTTP/1.0\\r\\n\\r\\n' >&3; grep -Eq {shlex.quote(shown)} <&3"
-        found["nomad"] = ("bash /lab/nomad.sh", f"exec 3<>/dev/tcp/127.0.0.1/4646 && {request}")
+        works = f"exec 3<>/dev/tcp/127.0.0.1/4646 && {request}"
+        found["nomad"] = ("bash /lab/nomad.sh", f"{_without_majority(layout)} || {{ {works}; }}")
     if host.kind == CONTROL:
         probes = {
             "etcd": ": </dev/tcp/127.0.0.1/2379",
@@ -92,6 +93,13 @@ def commands(layout: Layout, host: LabHost) -> dict[str, tuple[str, str]]:
             "kube-proxy": (shlex.join(argvs["kube-proxy"]), ": </dev/tcp/127.0.0.1/10256"),
         }
     return found
+
+
+def _without_majority(layout: Layout) -> str:
+    """Return a line of bash that succeeds while so many servers of Nomad are off that nothing of it can work."""
+    servers = [one.addresses[PROVISIONING] for one in layout.hosts_of(SERVER)]
+    count = f"n=0; for one in {' '.join(servers)}; do ping -q -c 1 -W 1 $one && n=$((n + 1)); done"
+    return f"{{ command -v ping && {{ {count}; [ $n -lt {len(servers) // 2 + 1} ]; }}; }}"
 
 
 def texts(layout: Layout, host: LabHost) -> dict[str, str]:
