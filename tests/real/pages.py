@@ -266,6 +266,7 @@ open("/etc/sms/sms.yaml", "w").write(yaml.safe_dump(site))
 END
 sms -q deploy"""
 TAKEN_OVER = "supervisorctl -c /lab/supervisord.conf stop slurmd munged"
+EMPTY_STATE = "mv /var/lib/sms/nomad/lab /root/nomad-state && mkdir -m 0755 /var/lib/sms/nomad/lab"
 STOPPED_HERE = (("host-a", "sms -q stop"),)
 ENGINES = {
     "engines.md": Page(
@@ -277,7 +278,8 @@ ENGINES = {
                 ("host-a", "sms -q start"),
                 *(("node1", TAKEN_OVER), ("node2", TAKEN_OVER)),
             ),
-            "sms deploy --engine nomad --dry-run": STOPPED_HERE,
+            # A move back has locked it: a reader who begins without the state has an empty folder.
+            "sms deploy --engine nomad --dry-run": (*STOPPED_HERE, ("host-a", EMPTY_STATE)),
         },
     ),
 }

@@ -26,6 +26,7 @@ from appliance.operations.engines.secret_files import compare_secrets, new_secre
 from appliance.operations.engines.waiting import wait, wait_for_end
 from appliance.operations.engines.writer import (
     refuse_interrupted,
+    refuse_moved,
     refuse_other_writer,
     release_from_engine,
     release_unused,
@@ -80,6 +81,7 @@ def deploy_locked(cluster: Cluster, host: Host, engine: str, progress: Progress,
     record = find_deployed(cluster, host)
     with progress.step("check where the services run"):
         leases = refuse_other_writer(cluster, host, bundle, record)
+        refuse_moved(cluster, bundle)
     with progress.step(f"check {engine}"):
         found.check(cluster, bundle, progress)
         report_drift(compare_secrets(cluster, bundle, found), progress)

@@ -20,7 +20,7 @@ from appliance.operations.engines.deploy import next_generation
 from appliance.operations.engines.deployed import find_deployed
 from appliance.operations.engines.engine import Difference
 from appliance.operations.engines.secret_files import compare_secrets, report_drift
-from appliance.operations.engines.writer import refuse_interrupted, refuse_other_writer
+from appliance.operations.engines.writer import refuse_interrupted, refuse_moved, refuse_other_writer
 from appliance.progress import Progress
 
 
@@ -57,6 +57,7 @@ def plan_deploy(
     try:
         refuse_interrupted(cluster, host)
         refuse_other_writer(cluster, host, bundle, record)
+        refuse_moved(cluster, bundle)
         found.check(cluster, bundle, progress, send=False)
         report_drift(compare_secrets(cluster, bundle, found), progress)
     except Refused as error:

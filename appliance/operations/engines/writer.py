@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from appliance.engines.deploy import Bundle
+from appliance.engines.nomad import read_options
 from appliance.errors import Refused
-from appliance.host.base import Host
+from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import Deployed
 from appliance.operations.lease import Leases, give_lease, query_lease
 from appliance.operations.services.unfinished import moved_path
 from appliance.plan.migration.lease import find_holder, find_newest
 from appliance.plan.migration.state import describe_interrupted, read_state_move
+from appliance.plan.services.controllers import NOMAD
 from appliance.progress import Progress
 from appliance.shared.lease import ENGINE
+from appliance.shared.state_lease import LEASE_FILE, parse_state_lease
 
 
 def refuse_other_writer(cluster: Cluster, host: Host, bundle: Bundle, record: Deployed | None) -> Leases:
@@ -63,6 +66,34 @@ def refuse_interrupted(cluster: Cluster, host: Host) -> None:
     if why := describe_interrupted(last, query_lease(host, cluster), host.name):
         what, _, hint = why.partition("; ")
         raise Refused(what, hint=hint)
+
+
+def refuse_moved(cluster: Cluster, bundle: Bundle) -> None:
+    """Check that the state on Nomad's client was not moved elsewhere: its tasks would end, and it is an older one.
+
+    Raises:
+        Refused: it was.
+    """
+    given = cluster.site.engines.nomad
+    name = given.host or cluster.site.admin_hosts[0].name
+    hosts = {one.name for one in cluster.site.admin_hosts}
+    if bundle.engine != NOMAD or given.address is None or name not in hosts:
+        return
+    folder = read_options(cluster.site, ()).state
+    for item in bundle.items:
+        path = f"{folder}{item.lease}/{LEASE_FILE}"
+        try:
+            data = cluster.host(name).read(path) if item.lease else None
+            moved = parse_state_lease(data).moved if data else ""
+        except Unreachable:
+            return  # the check of the client reports it
+        except (ValueError, TypeError):
+            continue  # the task itself names a damaged file
+        if moved:
+            raise Refused(
+                f"the state of {item.name} on {NOMAD} was moved to the {moved} since, and is older than that",
+                hint=f"`sms migrate --to {NOMAD}` moves the newer; to begin without one, empty {folder} on {name}",
+            )
 
 
 def take_for_engine(leases: Leases, engine: str, progress: Progress) -> None:

@@ -121,6 +121,8 @@ def test_the_state_of_a_nomad_that_is_off_moves_to_the_container(hosts: Hosts) -
     found.sms("deploy", "status", on="host-a")
     assert writers(found) == ["host-a"]
     wait_idle(node, NODES)
+    dry = found.sms("deploy", "--engine", "nomad", "--dry-run", on="host-a", ok=(3,))
+    assert b"sms migrate --to nomad" in dry.stdout + dry.stderr
 
 
 def test_without_the_state_a_snapshot_is_restored(hosts: Hosts) -> None:

@@ -39,7 +39,7 @@ from appliance.operations.engines.move_lock import lock_moves
 from appliance.operations.engines.nomad import OnNomad
 from appliance.operations.engines.secret_files import compare_secrets, new_secrets
 from appliance.operations.engines.waiting import STEADY_S, Restarts
-from appliance.operations.engines.writer import refuse_interrupted, refuse_other_writer
+from appliance.operations.engines.writer import refuse_interrupted, refuse_moved, refuse_other_writer
 from appliance.operations.lease import Leases
 from appliance.operations.migration import failover
 from appliance.operations.services.unfinished import moved_path
@@ -48,6 +48,7 @@ from appliance.plan.migration.state import COMMITTING, COPYING, RETURNED, STARTI
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import from_json, to_json
+from appliance.shared.state_lease import StateLease
 from appliance.tools.kubectl import Kubectl
 from appliance.tools.nomad import Client, read_allocation, read_job
 from tests.sites import GOOD
@@ -165,6 +166,26 @@ def test_who_has_the_lease_refuses(
     with pytest.raises(Refused, match=message) if message else nullcontext() as caught:
         refuse_other_writer(cluster, host, BUNDLE, None)
     assert not message or holder == "host-b" or "sms migrate --to nomad" in caught.value.hint
+
+
+@pytest.mark.parametrize("moved", ["container", ""])
+def test_a_state_that_was_moved_away_is_not_deployed_again(cluster: Cluster, tmp_path: Path, moved: str) -> None:
+    """It is older than where it was moved to, and tasks would only end with status 3."""
+    nomad = cluster.site.engines.nomad.model_copy(update={"address": "10.0.0.9", "state": tmp_path / "nomad"})
+    engines = cluster.site.engines.model_copy(update={"nomad": nomad})
+    here = replace(cluster, site=cluster.site.model_copy(update={"engines": engines}))
+    for one in here.site.admin_hosts:
+        here._hosts[one.name] = Local(one.name)
+    bundle = replace(BUNDLE, items=(Item("slurm-ctl", "service", "", lease="/var/spool/slurmctld"),))
+    refuse_moved(here, bundle)
+    path = tmp_path / "nomad/var/spool/slurmctld/.sms-lease"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(StateLease(4, moved=moved).text())
+    if not moved:
+        refuse_moved(here, bundle)
+        return
+    with pytest.raises(Refused, match="slurm-ctl on nomad was moved to the container"):
+        refuse_moved(here, bundle)
 
 
 @pytest.mark.parametrize("engine", ["nomad", "kubernetes"])
