@@ -103,17 +103,18 @@ def built(lab: Lab, entries: Entries) -> Built:
 @pytest.fixture(scope="module")
 def deployer(lab: Lab, entries: Entries, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Deployer:
     """`sms deploy`, which was refused without an image, and killed once. Its pod is on worker1."""
-    made = Deployer(lab, "kubernetes")
-    plan = made.deploy("--dry-run", ok=(3,))
-    assert {each["change"] for each in plan["differences"]} == {"create"}
-    assert "no node has the image" in plan["refusal"]
-    assert not made.record
-    assert "no node has the image" in made.sms("deploy", "--engine", "kubernetes", ok=(3,)).stderr.decode()
-    assert not made.record
-    folder = tmp_path_factory.mktemp("oci") / "lab.oci"
-    make_oci(entries.open(), Path(built.image), folder, Silent())
-    first, second = map(lab.host, WORKERS)
+    made, folder = Deployer(lab, "kubernetes"), tmp_path_factory.mktemp("oci") / "lab.oci"
+    cluster, (first, second) = entries.open(), map(lab.host, WORKERS)
     with ThreadPoolExecutor(1) as pool:
+        # Each refusal takes as long as a kubelet may take to report an image.
+        written = pool.submit(make_oci, cluster, Path(built.image), folder, Silent())
+        plan = made.deploy("--dry-run", ok=(3,))
+        assert {each["change"] for each in plan["differences"]} == {"create"}
+        assert "no node has the image" in plan["refusal"]
+        assert not made.record
+        assert "no node has the image" in made.sms("deploy", "--engine", "kubernetes", ok=(3,)).stderr.decode()
+        assert not made.record
+        written.result()
         archive = subprocess.run(("tar", "-C", folder, "-c", *LAYOUT), capture_output=True, check=True).stdout
         imported = pool.submit(second.run, *IMPORT, input=archive, timeout=300)
         assert load_image(folder, first, Silent()) == ["ctr", "podman"]
