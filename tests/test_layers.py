@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 PUBLIC: dict[str, dict[str, set[str]]] = {
     "operations": {
         "classify": {"classify"},
-        "engines": {"abandon", "bundles", "deployed"},
+        "engines": {"abandon", "bundles", "deployed", "gateway"},
         "hosts": {"guarded", "host", "installed"},
         "image": {"build", "copy", "deliver", "sources"},
         "lab": {"demo"},
@@ -83,7 +83,7 @@ SUBJECTS = {
     "overlay": {"image"},
     "snapshots": {"hosts", "overlay", "vm"},
     "services": {"hosts", "image", "overlay", "snapshots", "vm"},
-    "engines": {"image", "overlay", "services"},
+    "engines": {"hosts", "image", "overlay", "services"},
     "migration": {"engines", "hosts", "image", "overlay", "services", "snapshots"},
     "upgrade": {"hosts", "image", "lab", "migration", "services", "snapshots", "vm"},
 }

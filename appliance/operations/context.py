@@ -16,10 +16,13 @@ from appliance.errors import ConfigError, Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.site.find import open_site
-from appliance.plan.machine import Places
+from appliance.plan.machine import GATEWAY, Places
 from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.share import share
+
+GATEWAY_MB = 1024
+"""Size of the overlay of what stays on an admin host, in MiB; that of the site if it is smaller."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,30 @@ class Cluster:
         object.__setattr__(found, "_hosts", self._hosts)
         object.__setattr__(found, "_opening", self._opening)
         return found
+
+    def of_gateway(self, services: Sequence[Service] | None = None) -> Cluster:
+        """Return what stays on an admin host while an engine has the other services, as a cluster of its own.
+
+        Its instance, overlay, lease and history are others; its image, addresses and guard are those of this cluster.
+
+        Args:
+            services: those that stay; without them it can be stopped and queried, not started.
+        """
+        # It keeps logs, mail and no state of Slurm, whose files it does not need, and has no certificate of the VM.
+        slurm = self.site.slurm.model_copy(update={"files": {}})
+        overlay = self.site.overlay.model_copy(update={"size_mb": min(self.site.overlay.size_mb, GATEWAY_MB)})
+        name = f"{self.site.cluster}{GATEWAY}"
+        changes = {"cluster": name, "overlay": overlay, "provisioning": None, "slurm": slurm}
+        site = self.site.model_copy(update=changes)
+        found = replace(self, site=site, services=self.services if services is None else tuple(services))
+        object.__setattr__(found, "_hosts", self._hosts)
+        object.__setattr__(found, "_opening", self._opening)
+        return found
+
+    @property
+    def is_gateway(self) -> bool:
+        """Whether this is a cluster of ``of_gateway``."""
+        return self.site.cluster.endswith(GATEWAY)
 
     def find_role(self, role: Role) -> Service | None:
         """Return the service with that role; None if the site has none."""

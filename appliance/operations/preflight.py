@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
-from appliance.plan.machine import instance_name, trial_argv
+from appliance.plan.machine import inside_argv, instance_name, trial_argv
 from appliance.plan.migration.lease import handover_hint, read_lease
 from appliance.plan.services.confinement import (
     HIDDEN_FILES,
@@ -48,6 +49,18 @@ def check_programs(host: Host) -> None:
 def find_instance(cluster: Cluster, host: Host) -> apptainer.Instance | None:
     """Return the running instance of the services container on the host, or None."""
     return apptainer.find_instance(host, instance_name(cluster.site))
+
+
+def running_gateway(cluster: Cluster, host: Host) -> Cluster | None:
+    """Return what runs on in the services container of the host while an engine has the other services, or None."""
+    part = cluster.of_gateway()
+    if not find_instance(part, host):
+        return None
+    listed = host.run(*inside_argv(part.site, part.services, "cat", "/etc/sms/services.json"), ok=None).stdout
+    names = set()
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        names = {*json.loads(listed)["services"]}
+    return cluster.of_gateway([one for one in cluster.services if one.name in names])
 
 
 def find_second(cluster: Cluster, host: Host) -> str:
@@ -150,8 +163,10 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
     taken = bridge.taken(host, {str(network.address.ip): network.uplink(host.name) for network in networks})
     if any(mac.lower() in {network.mac.lower() for network in networks} for mac in taken.values()):
         holder = None
-        with suppress(SmsError):
-            holder = read_lease(host.read(str(cluster.places.lease)), cluster.site.cluster).holder
+        for one in (cluster.of_gateway(), cluster):  # what stays while an engine has the other services, and the whole
+            with suppress(SmsError):
+                lease = read_lease(host.read(str(one.places.lease)), one.site.cluster)
+                holder = holder if lease.engine else lease.holder or holder
         known = holder not in (None, host.name)
         raise Refused(
             f"the services container already runs on {holder if known else 'another host'}: its MAC address answers",

@@ -12,6 +12,9 @@ from appliance.plan.services.network import network_options
 from appliance.shared.migration import Second
 
 PROBE = "/opt/sms/bin/sms-probe"
+GATEWAY = "_gateway"
+"""End of the name of what a cluster keeps on an admin host while an engine has its other services: of its instance,
+overlay and lease. No cluster has such a name."""
 
 
 class Places:
@@ -22,9 +25,10 @@ class Places:
 
     def __init__(self, site: Site, label: str = "") -> None:
         state, run = PurePosixPath(site.state), PurePosixPath("/run/sms")
+        whole = site.cluster.removesuffix(GATEWAY)
         overlays = PurePosixPath(site.overlay.directory) if site.overlay.directory else state / "overlays"
         self.images = state / "images"
-        self.current = self.images / f"{site.cluster}.sif"
+        self.current = self.images / f"{whole}.sif"
         self.overlay = overlays / f"{site.cluster}.img"
         # Folder of a mirrored overlay; the path of the overlay is then a link into it.
         self.mirror = overlays / f"{site.cluster}.mirror"
@@ -41,10 +45,10 @@ class Places:
         # What is deployed to an engine: a folder of bundles, and the record with .json at its end.
         self.deployments = state / "engines" / site.cluster
         self.lock = run / f"{site.cluster}.lock"
-        self.guard_lock = run / f"{site.cluster}.guard.lock"
+        self.guard_lock = run / f"{whole}.guard.lock"
         # The container's ports that the guard has taken off their bridges.
         self.uplink_mark = run / f"{site.cluster}.uplink"
-        self.guard_log = self.journal / f"{site.cluster}.guard.log"
+        self.guard_log = self.journal / f"{whole}.guard.log"
         # Written by the guard of the host that serves, on every other host: when it was last heard from.
         self.sign = run / f"{site.cluster}.alive"
         # Revoked certificates, the same list on all admin hosts.

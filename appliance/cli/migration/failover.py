@@ -39,7 +39,8 @@ def add(verbs: Verbs) -> None:
         "Power off the host that holds the lease, then start on HOST: from the overlay if both hosts share its\n"
         "folder, otherwise from the newest verified snapshot on HOST. The overlay that was on HOST is kept as a\n"
         "snapshot. An interrupted failover resumes when it is run again. To move from a host that is alive, use\n"
-        "`sms migrate`, which loses nothing.",
+        "`sms migrate`, which loses nothing. While an engine has the services: those that it does not run, such as\n"
+        "NAT and time, are started on HOST.",
         EXAMPLES,
     )
     parser.add_argument("host", metavar="HOST", type=filled, help="the admin host to start on")
@@ -68,6 +69,7 @@ def add(verbs: Verbs) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Fail over, or show the plan."""
     from appliance.operations.migration.failover import FailoverOptions, failover, plan_failover
+    from appliance.operations.migration.failover_gateway import failover_gateway, find_dead_gateway, plan_gateway
 
     cluster, host, shown = open_target(arguments)
     options = FailoverOptions(
@@ -78,11 +80,19 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.wait,
         arguments.without_remote,
     )
+    gateway = find_dead_gateway(cluster, host, options)
+    if gateway and arguments.dry_run:
+        steps = plan_gateway(cluster, host, gateway, options)
+        print_result(arguments, {"host": host.name, "old": [gateway], "steps": steps}, steps)
+        return 0
     if arguments.dry_run:
         plan = plan_failover(cluster, host, options, shown)
         print_result(arguments, plan, plan.steps)
         return 0
-    result = failover(cluster, host, options, shown)
+    if gateway:
+        cluster, result = failover_gateway(cluster, host, gateway, options, shown)
+    else:
+        result = failover(cluster, host, options, shown)
     print_result(arguments, result, _lines(result, cluster.site.cluster, len(cluster.services)))
     return 0 if len(result.services) == len(cluster.services) else 4
 

@@ -20,7 +20,6 @@ EXAMPLES = """\
   sms migrate host-b --force      even if predicted outages exceed the tolerated ones
   sms migrate --to nomad -n       all checks of a move to Nomad; changes nothing
   sms migrate --to nomad          the services with their state to Nomad; running jobs run on
-  sms migrate --to nomad --force  although nat and chrony stop, if the site has them
   sms migrate --to container      back to the services container of this host
   sms migrate --to container --force   although Nomad's servers are lost: its state is on this host"""
 
@@ -43,7 +42,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="ignore outage budgets, differing versions, services that stay behind, an engine that does not answer",
+        help="ignore outage budgets, differing versions, services that would stop, an engine that does not answer",
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="check both hosts and show the plan")
     add_json(parser)
@@ -97,8 +96,10 @@ def _move_plan_lines(plan: MovePlan) -> Iterator[str]:
         yield f"image there: {', '.join(has)}"
     basis = f"median of {plan.measured} previous moves" if plan.measured else "default: nothing measured yet"
     yield f"predicted: outage of {plan.predicted_s:g} s ({basis}); running jobs run on"
+    if plan.stays:
+        yield f"in the services container on this host stay: {', '.join(plan.stays)}"
     for name, why in plan.left.items():
-        yield f"  {name} stays behind: {why}"
+        yield f"  {name} would stop: {why}"
 
 
 def _move_lines(cluster: str, result: MoveResult) -> Iterator[str]:

@@ -21,7 +21,8 @@ def add(verbs: Verbs) -> None:
         "start",
         "start the services container and wait until it serves",
         "Verify the image, take the lease, prepare the overlay, start, and wait until every service answers.\n"
-        "Rolls back automatically when a step fails.",
+        "Rolls back automatically when a step fails. While an engine has the services: only those that it does not\n"
+        "run, such as NAT and time.",
         EXAMPLES,
     )
     add_host(parser)
@@ -44,6 +45,7 @@ def add(verbs: Verbs) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Start, or show the commands."""
     from appliance.cli.screen import err
+    from appliance.operations.engines.gateway import rehearse_gateway, start_gateway
     from appliance.operations.lease import query_lease
     from appliance.operations.services.start import StartOptions, rehearse_start, start
 
@@ -55,11 +57,19 @@ def run(arguments: argparse.Namespace) -> int:
         boot=arguments.boot,
         without_remote=arguments.without_remote,
     )
+    engine = query_lease(host, cluster).engine  # then only what stays is started
     if arguments.dry_run:
-        commands = rehearse_start(cluster, host, shown, options)
+        commands = (
+            rehearse_gateway(cluster, host, engine, shown, options)
+            if engine
+            else rehearse_start(cluster, host, shown, options)
+        )
         print_result(arguments, commands, commands)
         return 0
-    started = start(cluster, host, shown, options)
+    if engine:
+        cluster, started = start_gateway(cluster, host, engine, shown, options)
+    else:
+        started = start(cluster, host, shown, options)
     if started is None:
         taker = query_lease(host, cluster).taker
         ours = taker in ("", host.name)
@@ -69,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     answer = f"{len(started.services)} of {len(cluster.services)}"
     how = "runs already" if started.already else f"serves after {sum(started.parts.values()):.1f} s"
     lines = [f"{cluster.site.cluster} {how} on {host.name}, {answer} services answer"]
+    if engine:
+        lines.append(f"{engine} has the other services: `sms deploy status`")
     if started.failover:
         lines += ["it serves what an interrupted failover has restored", *loss_lines(started.failover)]
     print_result(arguments, started, lines)

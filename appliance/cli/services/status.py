@@ -63,10 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Shown:
-    """The status of a host, and of the services on an engine if one has them."""
+    """The status of a host, and of the services on an engine if one has them.
+
+    ``gateway``: of what stays in the services container of the host meanwhile, if it runs.
+    """
 
     container: Status
     engine: DeployStatus | None = None
+    gateway: Status | None = None
 
     @property
     def healthy(self) -> bool:
@@ -74,11 +78,13 @@ class Shown:
         if self.engine is None:
             return self.container.healthy
         twice = {one.name for one in self.container.services if one.ok} & set(self.engine.record.services)
-        return self.engine.healthy and (not self.container.running or (self.container.healthy and not twice))
+        rest = self.gateway is None or self.gateway.healthy
+        return self.engine.healthy and rest and (not self.container.running or (self.container.healthy and not twice))
 
     def as_dict(self) -> dict[str, object]:
         """Return the value printed by --json."""
-        return self.container.as_dict() | ({"engine": asdict(self.engine)} if self.engine else {})
+        gateway = {"gateway": self.gateway.as_dict()} if self.gateway else {}
+        return self.container.as_dict() | ({"engine": asdict(self.engine)} if self.engine else {}) | gateway
 
     def view(self) -> RenderableType:
         """Return both for the terminal."""
@@ -87,18 +93,20 @@ class Shown:
 
         from appliance.cli.engine_facts import status_lines
 
-        if self.engine is None:
-            return view(self.container)
-        parts: list[RenderableType] = [escape(line) for line in status_lines(self.engine)]
-        return Group(*parts, *(["", view(self.container)] if self.container.running else []))
+        shown = [self.container] if self.container.running or self.engine is None else []
+        shown += [self.gateway] if self.gateway else []
+        parts: list[RenderableType] = [escape(line) for line in status_lines(self.engine)] if self.engine else []
+        for one in shown:
+            parts += [*([""] if parts else []), view(one)]
+        return Group(*parts)
 
 
 def collect(cluster: Cluster, host: Host) -> Shown:
     """Collect the status of a host, and of an engine if one has the services."""
     from appliance.operations.engines.deploy_status import engine_status
-    from appliance.operations.services.status import status
+    from appliance.operations.services.status import gateway_status, status
 
-    return Shown(status(cluster, host), engine_status(cluster, host))
+    return Shown(status(cluster, host), engine_status(cluster, host), gateway_status(cluster, host))
 
 
 def watch(query: Callable[[], Shown]) -> int:

@@ -55,5 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     lease = ", the lease is free" if stopped.lease_released else ""
     if stopped.holder not in (None, host.name):
         lease = f"; {stopped.holder} has the lease: sms stop --host {stopped.holder}"
+    if stopped.engine:
+        lease = f"; {stopped.engine} has the other services: `sms deploy stop` stops them"
     print_result(arguments, stopped, [f"{cluster.site.cluster} {what} on {host.name}{lease}"])
     return 0

@@ -13,7 +13,7 @@ from appliance.operations.engines.engine import Engine
 from appliance.operations.engines.export import read_input
 from appliance.operations.engines.kubernetes import find_kubernetes
 from appliance.operations.engines.nomad import find_on_nomad
-from appliance.plan.migration.state import left_behind
+from appliance.plan.services.gateway import find_stopping
 
 ENGINES = ("kubernetes", "nomad")
 
@@ -36,10 +36,14 @@ def render_bundle(cluster: Cluster, engine: str) -> Bundle:
     return make_bundle(engine, read_input(cluster, engine))
 
 
+def units_of(bundle: Bundle) -> set[str]:
+    """Return the services that an engine has."""
+    return {unit for item in bundle.items if item.kind == "service" for unit in item.units}
+
+
 def find_left(cluster: Cluster, bundle: Bundle) -> dict[str, str]:
     """Return the services of the site that do not run while an engine has the others, and why."""
-    has = {unit for item in bundle.items if item.kind == "service" for unit in item.units}
-    return dict(left_behind(cluster.services, has))
+    return dict(find_stopping(cluster.services, units_of(bundle)))
 
 
 def need_deployed(cluster: Cluster, host: Host) -> Deployed:

@@ -19,7 +19,7 @@ from appliance.operations.preflight import (
     try_confinement,
 )
 from appliance.operations.services.start import StartOptions, start
-from appliance.operations.services.stop import stop
+from appliance.operations.services.stop import stop, stop_gateway
 from appliance.plan.machine import inside_argv, state_argv
 from appliance.plan.migration.state import Tree
 from appliance.plan.services.controllers import CONTAINER
@@ -114,6 +114,10 @@ class ContainerOwner(Owner):
         ext3.check(self.host, self.overlay)
 
     def start(self) -> None:
+        for admin in self.cluster.site.admin_hosts:  # they have all answered
+            there = self.host if admin.name == self.host.name else self.cluster.host(admin.name)
+            if there is not self.host and stop_gateway(self.cluster, there):
+                self.progress.report(f"note: what stayed on {admin.name} was stopped: {self.where} has the addresses")
         start(self.cluster, self.host, self.progress, StartOptions())
 
     def control(self, *argv: str) -> Result:

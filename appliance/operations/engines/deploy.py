@@ -21,6 +21,7 @@ from appliance.operations.engines.bundles import (
 )
 from appliance.operations.engines.deployed import begin, find_deployed, set_phase
 from appliance.operations.engines.engine import Difference, Engine
+from appliance.operations.engines.gateway import keep_gateway
 from appliance.operations.engines.move_lock import lock_moves
 from appliance.operations.engines.secret_files import compare_secrets, new_secrets, report_drift
 from appliance.operations.engines.waiting import wait, wait_for_end
@@ -47,6 +48,7 @@ class Outcome:
         changes: ``create``, ``change``, ``unchanged`` or ``stop`` by workload.
         created: namespaces and secrets that were created.
         seconds: of all of it; ``waited``: until each changed workload was ready, by name.
+        silent: why what stays in the services container does not serve; empty if it does, or nothing stays.
     """
 
     engine: str
@@ -57,6 +59,7 @@ class Outcome:
     created: list[str] = field(default_factory=list)
     seconds: float = 0.0
     waited: dict[str, float] = field(default_factory=dict)
+    silent: str = ""
 
 
 def deploy(cluster: Cluster, host: Host, engine: str, progress: Progress, *, timeout_s: float) -> Outcome:
@@ -89,9 +92,7 @@ def deploy_locked(cluster: Cluster, host: Host, engine: str, progress: Progress,
         differences = found.differences(bundle)
         step.detail(", ".join(f"{one.name}: {one.change}" for one in differences if one.change != "unchanged"))
     if left := find_left(cluster, bundle):
-        progress.report(
-            f"note: {', '.join(left)} run only in the services container, and not while {engine} has the others"
-        )
+        progress.report(f"note: {', '.join(left)} do not run while {engine} has the other services")
     return apply_bundle(cluster, host, found, bundle, differences, Run(record, leases, progress, timeout_s))
 
 
@@ -110,13 +111,19 @@ def apply_bundle(
 ) -> Outcome:
     """Take the lease, record the deployment, apply what differs in order, and wait until all is ready; under the lock.
 
+    What only the services container runs is started before: it may have what the engine is to get.
+
     Raises:
         Refused: an admin host has taken the lease since, or the image is not signed; nothing was changed.
+        Unverified: the engine has the services, and one of them is not ready.
     """
     began, progress = time.monotonic(), run.progress
     record = _next_record(cluster, host, bundle, run.record)
     take_for_engine(run.leases, bundle.engine, progress)
     begin(cluster, host, bundle, record, progress)
+    silent = keep_gateway(cluster, host, bundle, progress)
+    if silent:
+        progress.report(f"warning: what stays in the services container does not serve: {silent}")
     changed = {one.name for one in differences if one.change != "unchanged"}
     waited: dict[str, float] = {}
     try:
@@ -143,6 +150,7 @@ def apply_bundle(
         created,
         round(time.monotonic() - began, 1),
         {name: seconds for name, seconds in waited.items() if name in changed},
+        silent,
     )
 
 

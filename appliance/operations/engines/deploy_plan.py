@@ -30,7 +30,7 @@ class DeployPlan:
 
     Attributes:
         refusal: why it would be refused, and ``hint``; then differences may be missing.
-        left: services that only the services container runs, and which do not run meanwhile; and why.
+        left: services that do not run meanwhile, and why.
     """
 
     engine: str

@@ -13,6 +13,7 @@ from appliance.operations.deployed import APPLYING, STOPPED, Deployed, read_depl
 from appliance.operations.engines.bundles import find_engine, need_deployed, render_bundle
 from appliance.operations.engines.deployed import read_bundle
 from appliance.operations.engines.engine import Difference, Engine, WorkloadState
+from appliance.operations.engines.gateway import missing_gateway
 from appliance.operations.engines.secret_files import new_secrets
 from appliance.operations.lease import query_lease
 from appliance.shared.state_lease import LEASE_FILE, parse_state_lease
@@ -74,6 +75,7 @@ def deploy_status(cluster: Cluster, host: Host, *, record: Deployed | None = Non
     ]
     warnings += _image_warnings(record, states)
     warnings += [] if stopped else _secret_warnings(cluster, engine, bundle)
+    warnings += [] if stopped else missing_gateway(cluster, host, bundle)
     lease = "" if stopped else read_state_lease(engine, bundle)
     return DeployStatus(cluster.site.cluster, record, healthy, tuple(states), drift, pending, lease, tuple(warnings))
 

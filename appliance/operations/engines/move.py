@@ -44,7 +44,7 @@ def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force
     started.
 
     Args:
-        force: although services stop that only the services container runs, and from an engine that does not answer.
+        force: although services stop, and from an engine that does not answer.
 
     Raises:
         Refused: a check failed; nothing was changed.
@@ -80,16 +80,16 @@ def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force
 
 
 def refuse_left(plan: MovePlan, *, force: bool) -> None:
-    """Check that no service stops that only the services container runs.
+    """Check that no service stops that neither the target runs nor what stays of the services container.
 
     Raises:
         Refused: one does.
     """
     if plan.target != CONTAINER and plan.left and not plan.resumes and not force:
         raise Refused(
-            f"{', '.join(plan.left)} would stop: only the services container runs them, and it does not run while "
-            f"{plan.target} has the other services",
-            hint="give nodes another router and time server first; then `--force`",
+            f"{', '.join(plan.left)} would stop: neither {plan.target} can run this, nor what stays of the services "
+            "container",
+            hint="`sms migrate --dry-run` prints why; `--force` moves the other services nevertheless",
         )
 
 

@@ -31,12 +31,12 @@ from appliance.plan.migration.state import (
     Tree,
     Versions,
     check_identity,
-    left_behind,
     moved_paths,
     read_state_move,
     refuse_newer,
 )
 from appliance.plan.services.controllers import CONTAINER, KUBERNETES, find_controllers
+from appliance.plan.services.gateway import find_staying, find_stopping
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 
@@ -232,8 +232,8 @@ def _databases(current: Move) -> list[str] | None:
 
 
 def _plan(current: Move, tree: Tree) -> MovePlan:
-    services = current.cluster.services
-    moving = _moving(current.cluster, (current.source.name, current.target.name))
+    services, back = current.cluster.services, current.target.name == CONTAINER
+    moved = _moving(current.cluster, (current.target.name,))
     seconds = list(_measured(current))
     return MovePlan(
         current.source.name,
@@ -244,10 +244,11 @@ def _plan(current: Move, tree: Tree) -> MovePlan:
         -1,
         "",
         "",
-        {} if current.target.name == CONTAINER else dict(left_behind(services, moving)),
+        {} if back else dict(find_stopping(services, moved)),
         round(median(seconds), 1) if seconds else OUTAGE_S,
         len(seconds),
         current.resumes,
+        () if back else tuple(one.name for one in find_staying(services, moved)),
     )
 
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import Refused, SmsError, Unverified
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import STOPPED
@@ -286,7 +286,12 @@ class EngineOwner(Owner):
             raise SmsError(error.message, hint=error.hint) from error  # after the first change
 
     def start(self) -> None:
-        deploy_locked(self.cluster, self.host, self.name, self.progress, timeout_s=self.timeout_s)
+        done = deploy_locked(self.cluster, self.host, self.name, self.progress, timeout_s=self.timeout_s)
+        if done.silent:
+            raise Unverified(
+                f"what stays in the services container does not serve: {done.silent}",
+                hint="`sms start` starts it on an admin host",
+            )
 
     def control(self, *argv: str) -> Result:
         return self.engine.control(self.bundle, *argv, timeout=CONTROL_S)

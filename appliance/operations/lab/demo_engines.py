@@ -171,10 +171,8 @@ def _deploy_again(admin: Host) -> str:
 
 
 def _move(lab: Lab, target: str) -> str:
-    """Move the services with their state; NAT and time, which only the container has, stop meanwhile."""
-    done = json.loads(
-        lab.host(CARRIER).run("sms", "-q", "migrate", "--to", target, "--force", "--json", timeout=LIMIT_S).stdout
-    )
+    """Move the services with their state; NAT and time stay in the services container."""
+    done = json.loads(lab.host(CARRIER).run("sms", "-q", "migrate", "--to", target, "--json", timeout=LIMIT_S).stdout)
     return f"{done['files']} files of state compared, an outage of {done['outage_s']:.0f} s"
 
 

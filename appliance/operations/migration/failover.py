@@ -23,6 +23,7 @@ from appliance.operations.migration.fence import check_fence, describe_fence, fe
 from appliance.operations.preflight import check_networks, check_programs, try_confinement
 from appliance.operations.services.generation import find_known
 from appliance.operations.services.start import Started, StartOptions, start
+from appliance.operations.services.stop import stop_gateway
 from appliance.operations.services.unfinished import last_sign, overlay_inode
 from appliance.operations.snapshots.list import find_snapshot, foreign_error, list_snapshots
 from appliance.operations.snapshots.restore import restore
@@ -186,9 +187,9 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         known = find_known(cluster, leases, without=old, without_remote=options.without_remote)
     if not options.fenced:
         for name in old:
-            check_fence(_admin(cluster, name))
+            check_fence(find_admin(cluster, name))
     else:
-        _refuse_alive(leases, old)
+        refuse_alive(leases, old)
         for name in old:
             if name.startswith(ENGINE):
                 _refuse_running(cluster, host, name.removeprefix(ENGINE))
@@ -257,7 +258,7 @@ def _refuse_unread(leases: Leases) -> None:
         )
 
 
-def _refuse_alive(leases: Leases, old: Collection[str]) -> None:
+def refuse_alive(leases: Leases, old: Collection[str]) -> None:
     """Refuse if one of the hosts that the user has powered off is not off.
 
     One that did not answer the query is asked for a new connection: the old one may have ended when it was powered off.
@@ -277,21 +278,31 @@ def _refuse_alive(leases: Leases, old: Collection[str]) -> None:
 
 def _refuse_running(cluster: Cluster, host: Host, engine: str) -> None:
     """Refuse if an engine that the user has stopped answers and runs the services."""
-    try:
-        bundle, found = render_bundle(cluster, engine), find_engine(cluster, host, engine)
-        states = found.states(bundle)
-    except (Unreachable, CommandError):
-        return
-    running = [one.name for state in states if state.kind == "service" for one in state.instances]
-    if running:
+    if running := running_on(cluster, host, engine):
         raise Refused(
             f"{engine} answers and runs {', '.join(running)}",
             hint="`sms migrate --to container` moves the services with their state; `sms deploy stop` stops them there",
         )
 
 
+def running_on(cluster: Cluster, host: Host, engine: str) -> list[str]:
+    """Return the pods or allocations that an engine runs; none if it does not answer."""
+    try:
+        bundle, found = render_bundle(cluster, engine), find_engine(cluster, host, engine)
+        states = found.states(bundle)
+    except (Unreachable, CommandError):
+        return []
+    return [one.name for state in states if state.kind == "service" for one in state.instances]
+
+
 def _forget_engine(cluster: Cluster, host: Host, plan: Plan, progress: Progress) -> None:
-    """Record that an engine whose state is lost has the services no more."""
+    """Record that an engine whose state is lost has the services no more; stop what stayed on hosts that answer."""
+    if any(name.startswith(ENGINE) for name in plan.old):
+        for name in [one.name for one in cluster.site.admin_hosts if one.name not in (*plan.old, host.name)]:
+            try:
+                stop_gateway(cluster, cluster.host(name))
+            except SmsError as error:
+                progress.report(f"note: what stayed on {name} may still run: {error.message}")
     record = read_deployed(cluster, host)
     if record and record.has_services and f"{ENGINE}{record.engine}" in plan.old:
         set_phase(cluster, host, record, STOPPED, progress)
@@ -320,7 +331,7 @@ def _failed_hosts(leases: Leases, interrupted: OpenFailover | None) -> tuple[str
     return tuple(leases.unreachable)
 
 
-def _admin(cluster: Cluster, name: str) -> AdminHost:
+def find_admin(cluster: Cluster, name: str) -> AdminHost:
     if name.startswith(ENGINE):
         raise Refused(
             f"{name.removeprefix(ENGINE)} has the services and their state",
@@ -399,7 +410,7 @@ def _steps(cluster: Cluster, plan: Plan, options: FailoverOptions) -> tuple[str,
     """Return the steps of a plan, as text for the user."""
     steps = []
     for name in plan.old if not plan.taken else ():
-        how = "assumed to be off (--i-have-fenced)" if options.fenced else describe_fence(_admin(cluster, name))
+        how = "assumed to be off (--i-have-fenced)" if options.fenced else describe_fence(find_admin(cluster, name))
         steps.append(f"{name}: {how}")
     if plan.snapshot:
         age = format_uptime(int(time.time() - plan.snapshot["taken"]))
@@ -413,7 +424,7 @@ def _steps(cluster: Cluster, plan: Plan, options: FailoverOptions) -> tuple[str,
 
 def _fence(cluster: Cluster, plan: Plan, progress: Progress) -> None:
     for name in plan.old:
-        admin = _admin(cluster, name)
+        admin = find_admin(cluster, name)
         with progress.step(f"fence {name}"):
             fence(admin)
 

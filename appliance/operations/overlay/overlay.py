@@ -174,7 +174,7 @@ def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress
         else:
             report = _create(cluster, host, image.path, path, archive, mark)
         step.detail(f"{len(report['changed'])} files")
-    if not exists:
+    if not exists and not cluster.is_gateway:
         progress.report(
             f"note: {host.name} had no overlay {path}: this one is new, without earlier jobs and accounting"
         )

@@ -19,10 +19,10 @@ from appliance.operations.hosts.guarded import GUARD_VERSION, version_path
 from appliance.operations.lease import Leases
 from appliance.operations.overlay.generation import retire_overlay, set_aside_older
 from appliance.operations.preflight import find_instance, lock_host, lock_ports
-from appliance.operations.services.stop import take_down
+from appliance.operations.services.stop import stop_gateway, take_down
 from appliance.operations.services.unfinished import is_interrupted, read_move
 from appliance.operations.services.uplink import UplinkWatch
-from appliance.plan.migration.lease import View, find_newer, has_own_overlay
+from appliance.plan.migration.lease import View, find_holder, find_newer, has_own_overlay
 from appliance.shared.lease import Lease
 from appliance.shared.locks import Locked, hold_lock
 from appliance.tools import carrier, ext3, ports
@@ -104,8 +104,7 @@ class Guard:
         """Query the lease file of a host; keep the last known one if the host is unreachable."""
         if name not in self.leases.hosts:
             return  # an engine, which has no such file
-        mine = self.leases.views.get(self.host.name, View(None)).lease
-        holds = mine is not None and mine.holder == self.host.name
+        holds = self.holds()
         began, read = time.monotonic(), False
         try:
             # How long ago a failed host was last heard from is known on the others by these queries.
@@ -273,6 +272,25 @@ class Guard:
         with suppress(SmsError):
             note(self.cluster, self.host, "guard", event, **facts)
 
+    def end_gateway(self) -> None:
+        """Stop what stays here while an engine has the other services, once an admin host has all of them."""
+        views = dict(self.leases.views)
+        holder = find_holder(views) if self.host.name in views else None
+        if not holder or holder.engine:
+            return
+        try:
+            if stop_gateway(self.cluster, self.host):
+                self.report(f"{holder.holder} has the services again: what stayed on {self.host.name} was stopped")
+        except Busy:
+            pass  # another sms is at work here and is responsible
+        except SmsError as error:
+            self._report_once("gateway", f"{self.host.name}: {error.message}")
+
+    def holds(self) -> bool:
+        """Return whether this host has the lease, by its own file as it was read last."""
+        mine = self.leases.views.get(self.host.name, View(None)).lease
+        return mine is not None and mine.holder == self.host.name
+
     def is_shared(self) -> bool:
         """Return whether the host that took over uses the same overlay."""
         mine = self.leases.views[self.host.name].lease
@@ -285,6 +303,11 @@ def guard_once(cluster: Cluster, host: Host, report: Report) -> SteppedDown | No
     guard.leases.query()
     for name in guard.leases.hosts:
         guard.publish(name)
+    part = Guard(cluster.of_gateway(), host, report)
+    if _has_lease(part):
+        part.leases.query()
+        part.check()
+        guard.end_gateway()
     return guard.check()
 
 
@@ -295,19 +318,36 @@ def guard(cluster: Cluster, host: Host, report: Report, *, on_step_down: Callabl
         Busy: a guard of this cluster runs here already.
     """
     with only_guard(cluster):
-        watcher = Guard(cluster, host, report)
-        for name in watcher.leases.hosts:
-            if name != host.name:
-                threading.Thread(target=_query_forever, args=(watcher, name), daemon=True).start()
-        threading.Thread(target=_watch_uplinks, args=(watcher,), daemon=True).start()
+        whole, part = Guard(cluster, host, report), Guard(cluster.of_gateway(), host, report)
+        watchers = [_watch(whole)]
         while True:
-            stepped_down = None
-            with watcher.reporting_errors():
-                watcher.read_own()
-                stepped_down = watcher.check()
-            if stepped_down:
-                on_step_down(stepped_down)
+            # What stays while an engine has the other services has a lease from its first start on.
+            if len(watchers) == 1 and _has_lease(part):
+                watchers.append(_watch(part))
+            for watcher in watchers:
+                stepped_down = None
+                with watcher.reporting_errors():
+                    watcher.read_own()
+                    stepped_down = watcher.check()
+                if stepped_down:
+                    on_step_down(stepped_down)
+            if part.holds():
+                with whole.reporting_errors():
+                    whole.end_gateway()
             time.sleep(OWN_INTERVAL_S)
+
+
+def _has_lease(watcher: Guard) -> bool:
+    return Path(watcher.cluster.places.lease).exists()
+
+
+def _watch(watcher: Guard) -> Guard:
+    """Query the other hosts and watch the uplinks in threads."""
+    for name in watcher.leases.hosts:
+        if name != watcher.host.name:
+            threading.Thread(target=_query_forever, args=(watcher, name), daemon=True).start()
+    threading.Thread(target=_watch_uplinks, args=(watcher,), daemon=True).start()
+    return watcher
 
 
 def _query_forever(watcher: Guard, name: str) -> None:

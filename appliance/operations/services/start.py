@@ -50,7 +50,7 @@ from appliance.operations.preflight import (
 )
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.generation import Known, find_known
-from appliance.operations.services.stop import take_down
+from appliance.operations.services.stop import stop_gateway, take_down
 from appliance.operations.services.unfinished import (
     FailoverLoss,
     end_failover,
@@ -235,7 +235,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
     with progress.step("check the host"):
         refuse_deployed(cluster, host)
         check_networks(cluster, host)
-        refuse_taken(cluster, host)
+        _refuse_taken(cluster, host)
     trusted = trust(cluster, host, *deliver(cluster, host, options.image, progress))
     confinement = try_confinement(cluster, host, trusted.path)
     leases = Leases(host, cluster, tolerant=True)
@@ -246,7 +246,8 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
         refuse_unknown_taker(leases.views)
     refuse_other_cluster(leases.views)
     with _reporting_unread(leases, progress):
-        refuse_older(cluster, host, leases, set_aside=False)
+        if not cluster.is_gateway:
+            refuse_older(cluster, host, leases, set_aside=False)
     for line in known.notes:
         progress.report(line)
     exists = check_overlay(cluster, host)
@@ -288,7 +289,8 @@ def _check_running(
             hint=f"two hosts must never run it: sms stop --host {host.name}",
         )
     try:
-        ensure_identity(leases, progress)
+        if not cluster.is_gateway:
+            ensure_identity(leases, progress)
     except Refused as error:  # it runs, and needs a guard and its unit
         progress.report(f"warning: {error.message}; {error.hint}")
     recorded = read_note(cluster, host)
@@ -304,7 +306,8 @@ def _check_running(
         record_start(cluster, host, image, lease)
     stale = running_mark(cluster, host) != overlay_mark(archive_for(cluster), image)
     if stale:
-        progress.report("note: the site file has changed since it was started; `sms apply` applies it")
+        verb = "sms deploy" if cluster.is_gateway else "sms apply"
+        progress.report(f"note: the site file has changed since it was started; `{verb}` applies it")
     started = Started(host.name, path, image.key, image.signer, lease.generation, already=True, stale=stale)
     started.services = services
     if restored := find_restored(cluster, host, top=leases.top, holds_lease=True):
@@ -340,6 +343,7 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
             restored = find_restored(cluster, host, top=top, holds_lease=mine)
         ready_overlay(cluster, host, image, progress)
         mark_overlay(cluster, host, lease.generation)
+        stop_gateway(cluster, host)  # as late as possible: it has the addresses
         stopwatch.lap("overlay")
         with hold_taken_lease(host, cluster, lease):
             _start_instance(cluster, host, progress, image, confinement)
@@ -369,7 +373,7 @@ def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path
     files.make_folders(host, *map(str, folders))
     with ThreadPoolExecutor(1) as pool:
         # The query for an unused address takes a second.
-        addresses = pool.submit(refuse_taken, cluster, host)
+        addresses = pool.submit(_refuse_taken, cluster, host)
         delivered = deliver(cluster, host, chosen, progress, before_sending=addresses.result)
         stopwatch.lap("deliver")
         with progress.step("verify the signature; check the addresses") as step:
@@ -382,6 +386,12 @@ def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path
     return image
 
 
+def _refuse_taken(cluster: Cluster, host: Host) -> None:
+    """Check as ``refuse_taken``, unless what stays while an engine has the other services runs here, and will end."""
+    if not find_instance(cluster.of_gateway(), host):
+        refuse_taken(cluster, host)
+
+
 def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack, options: StartOptions) -> Lease:
     """Take the lease; ``undo`` gets what rolls back the start.
 
@@ -392,14 +402,16 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
     with progress.step("take the lease") as step:
         if time.monotonic() - leases.queried_at > MAX_AGE_S:
             leases.query()
-        one_cluster = _is_one_cluster(leases, progress, boot=options.boot)
+        # What stays while an engine has the other services has no snapshots, and no state that must not get lost.
+        rest = leases.cluster.is_gateway
+        one_cluster = not rest and _is_one_cluster(leases, progress, boot=options.boot)
         with _reporting_unread(leases, progress):
             leases.check()  # before anything is changed
             if not options.without_remote:
                 refuse_unknown_taker(leases.views, without=options.fenced)
             if one_cluster:
                 ensure_identity(leases, progress)
-            known = refuse_older(leases.cluster, host, leases, chosen=options.chosen)
+            known = 0 if rest else refuse_older(leases.cluster, host, leases, chosen=options.chosen)
         generation_bump = options.generation_bump + max(0, known - leases.top)
         # Before the swap, whose reply may be lost.
         undo.push(lambda _, error, __: _roll_back(leases.cluster, host, before, error))

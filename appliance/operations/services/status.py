@@ -13,7 +13,7 @@ from appliance.operations.hosts.guarded import is_guarded, is_outdated
 from appliance.operations.image.deliver import find_refusal
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
-from appliance.operations.preflight import UNCONFINED, find_instance, is_confined
+from appliance.operations.preflight import UNCONFINED, find_instance, is_confined, running_gateway
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
 from appliance.operations.services.unfinished import moved_path, read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status, vm_snapshot_status
@@ -96,6 +96,12 @@ def status(cluster: Cluster, host: Host) -> Status:
         snapshots = pool.submit(snapshot_status, cluster, host, lease)
         of_vm = pool.submit(vm_snapshot_status, cluster.of_vm(), host) if cluster.site.provisioning else None
         return _with_snapshots(_container_status(cluster, host, lease, trouble, problem), snapshots, of_vm)
+
+
+def gateway_status(cluster: Cluster, host: Host) -> Status | None:
+    """Return the status of what stays on a host while an engine has the other services; None if it does not run."""
+    part = running_gateway(cluster, host)
+    return _container_status(part, host, query_lease(host, part), [], "") if part else None
 
 
 def _with_snapshots(status: Status, query: Future[SnapshotStatus], vm_query: Future[SnapshotStatus] | None) -> Status:

@@ -17,9 +17,10 @@ from appliance.operations.image.deliver import find_refusal
 from appliance.operations.lease import Leases, query_lease, release_lease
 from appliance.operations.overlay.mirrored import close_mirror
 from appliance.operations.overlay.overlay import second_overlay
-from appliance.operations.preflight import check_programs, find_instance, find_second, lock_host
+from appliance.operations.preflight import check_programs, find_instance, find_second, lock_host, running_gateway
 from appliance.plan.machine import stop_argv, stop_timeout
 from appliance.progress import Progress
+from appliance.shared.lease import Lease
 from appliance.tools import ext3
 
 
@@ -32,6 +33,11 @@ class Stopped:
     seconds: float
     lease_released: bool
     holder: str | None = None
+
+    @property
+    def engine(self) -> str:
+        """The engine that has the lease; empty if none has."""
+        return Lease("", holder=self.holder).engine
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,8 @@ def plan_stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: b
     check_programs(host)
     if not keep_lease:
         _warn(cluster, host, progress)
-    names = [service.name for service in reversed(cluster.services)] if find_instance(cluster, host) else []
+    running = cluster if find_instance(cluster, host) else running_gateway(cluster, host)
+    names = [service.name for service in reversed(running.services)] if running else []
     held = query_lease(host, cluster).holder == host.name
     return StopPlan(host.name, tuple(names), held and not keep_lease)
 
@@ -77,6 +84,7 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
         with progress.step("stop the services") as step, ThreadPoolExecutor(1) as pool:
             query = pool.submit(leases.query) if not keep_lease else None  # while they stop
             ran = take_down(cluster, host)
+            ran |= stop_gateway(cluster, host, keep_lease=keep_lease)
             took = time.monotonic() - began
             step.detail("" if ran else "not running")
         holder = _query_holder(cluster, host, ran=ran)
@@ -93,6 +101,25 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
         )
     released = held and not keep_lease
     return Stopped(host.name, ran, round(took, 3), released, None if released else holder)
+
+
+def stop_gateway(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> bool:
+    """Stop what runs on in the services container while an engine has the other services; return whether it ran.
+
+    Raises:
+        Refused: another sms is at work there.
+        SmsError: its overlay is still in use; its lease is kept.
+    """
+    part = cluster.of_gateway()
+    if not host.works("test", "-e", str(part.places.lease)):
+        return False  # it never ran
+    with lock_host(part, host):
+        ran = take_down(part, host)
+        if not keep_lease:
+            release_lease(host, part)
+        if ran:
+            note(cluster, host, "stop", "stopped what stays", lease_released=not keep_lease)
+    return ran
 
 
 def _query_holder(cluster: Cluster, host: Host, *, ran: bool) -> str | None:

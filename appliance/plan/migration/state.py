@@ -8,7 +8,7 @@ again, and the next run begins with a new copy; after that only the target may b
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -266,12 +266,6 @@ def moved_paths(services: Sequence[Service]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def left_behind(services: Sequence[Service], moving: Collection[str]) -> Mapping[str, str]:
-    """Return the services that stay behind although they are needed elsewhere, too, and why."""
-    left = (one for one in services if one.engines.place != "none" and one.name not in moving)
-    return {one.name: one.engines.why or "the engine cannot run it, as `sms export` shows" for one in left}
-
-
 @dataclass(frozen=True)
 class MovePlan:
     """What a move will do.
@@ -284,6 +278,7 @@ class MovePlan:
         left: services that do not run while an engine has the others, and why.
         predicted_s: outage; ``measured``: of how many moves that is the median.
         resumes: the state is there already; the target is only started.
+        stays: services that run on in the services container, on this admin host.
     """
 
     source: str
@@ -298,6 +293,7 @@ class MovePlan:
     predicted_s: float
     measured: int = 0
     resumes: bool = False
+    stays: tuple[str, ...] = ()
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,17 @@ NODES = 2
 SACCT = ("sacct", "-X", "-n", "-P", "-a", "-S", "now-2hours", "-o", "jobid,state")
 
 
+STAYS = "sms-lab_gateway"
+"""Instance with what stays in the services container while an engine has the other services."""
+ANSWERS = """\
+import socket
+socket.create_connection(("10.78.0.254", 80), 5).close()
+clock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+clock.settimeout(5)
+clock.sendto(b"\\x23" + bytes(47), ("10.77.0.1", 123))
+assert len(clock.recv(100)) == 48
+"""
+"""Python: connect through NAT, and ask for the time (RFC 5905)."""
 WORKER, ADDRESS = "worker1", "10.77.0.32"
 """The cluster node that runs the pods, and its address in the provisioning network."""
 
@@ -103,13 +115,23 @@ def move(hosts: Hosts, *words: str, ok: tuple[int, ...] = (0,)) -> dict[str, Any
     return found
 
 
+def assert_gateway(hosts: Hosts, on: str = "host-a") -> None:
+    """What the engine does not run serves nodes from one admin host, and nothing else runs there."""
+    assert [name for name in ("host-a", "host-b") if STAYS in hosts.instances(name)] == [on]
+    node = hosts.lab.host("node1").pid
+    subprocess.run(("nsenter", f"--net=/proc/{node}/ns/net", sys.executable, "-c", ANSWERS), check=True)
+    listed = hosts.host(on).run("apptainer", "exec", f"instance://{STAYS}", "sh", "-c", "cat /proc/[0-9]*/comm; true")
+    assert {"nft", "chronyd"} <= {*listed.text.split()}
+    assert not {"slurmctld", "slurmdbd", "mariadbd", "mysqld", "munged", "rsyslogd"} & {*listed.text.split()}
+
+
 def writers(hosts: Hosts) -> list[str]:
     """Who runs a service whose state two at once would destroy: admin hosts by the services container, the engines.
 
     One that runs twice on an engine is there twice.
     """
     host, cluster = hosts.host("host-a"), open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
-    found = Counter(name for name in ("host-a", "host-b") if hosts.instances(name))
+    found = Counter(name for name in ("host-a", "host-b") if "sms-lab" in hosts.instances(name))
     for item in render_bundle(cluster, "nomad").items:
         if item.lease:
             listed = host.run("nomad", "job", "allocs", "-json", item.name, ok=None)

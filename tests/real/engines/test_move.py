@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.real.engines.conftest import need_engines
-from tests.real.engines.moving import Jobs, move, moving_lab, writers
+from tests.real.engines.moving import Jobs, assert_gateway, move, moving_lab, writers
 from tests.real.moves import Hosts
 from tests.real.processes import begin, kill_sms, sms_pids, wait_for_step
 
@@ -39,19 +39,27 @@ def test_a_state_newer_than_the_image_is_refused(hosts: Hosts) -> None:
 
 def test_to_nomad_and_back(hosts: Hosts) -> None:
     plan = move(hosts, "--to", "nomad", "--dry-run", "--force")
-    assert plan["left"].keys() >= {"nat", "chrony"} and plan["bytes"] > 0 and writers(hosts) == ["host-a"]
-    assert move(hosts, "--to", "nomad", ok=(3,)) == {}, "time and routes would stop"
+    assert (
+        {*plan["stays"]} >= {"nat", "chrony"} and plan["left"].keys() == {"slurmrestd"} and writers(hosts) == ["host-a"]
+    )
+    assert move(hosts, "--to", "nomad", ok=(3,)) == {}, "slurmrestd would stop"
     jobs = Jobs(hosts, 45)
     there = move(hosts, "--to", "nomad", "--force")
     assert writers(hosts) == ["nomad"]
     assert hosts.lease("host-b")["holder"] == "engine:nomad"
-    refused = hosts.sms("start", "--host", "host-b", on="host-b", ok=(3,))
-    assert b"sms migrate --to container" in refused.stderr
+    assert_gateway(hosts)
+    assert b"already runs on host-a" in hosts.sms("start", "--host", "host-b", on="admin", ok=(3,)).stderr
+    hosts.sms("-q", "stop", on="host-a")
+    hosts.sms("-q", "start", "--host", "host-b", on="admin")
+    assert_gateway(hosts, on="host-b")
+    found = hosts.status(on="host-b")
+    assert found["gateway"]["healthy"] and not found["running"] and writers(hosts) == ["nomad"]
     jobs.assert_whole()
     assert move(hosts, "--to", "nomad")["same"]
     jobs = Jobs(hosts, 45)
     back = move(hosts, "--to", "container")
     assert writers(hosts) == ["host-a"] and back["generation"] > there["generation"]
+    assert [hosts.instances(name) for name in ("host-a", "host-b")] == [["sms-lab"], []]
     jobs.assert_whole()
     print({"there": there["parts"], "back": back["parts"]})
 

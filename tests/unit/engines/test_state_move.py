@@ -31,7 +31,6 @@ from appliance.plan.migration.state import (
     check_identity,
     compare_trees,
     describe_interrupted,
-    left_behind,
     moved_paths,
     read_state_move,
     read_tree,
@@ -138,15 +137,14 @@ def test_an_output_that_is_not_one() -> None:
 
 
 def test_what_moves(tmp_path: Path) -> None:
-    """State in /etc and what may be lost is made again; what only the container runs stays."""
+    """State in /etc and what may be lost is made again."""
     given = make_input(tmp_path, "debian-12", ONE)
     assert moved_paths(given.services) == ("/var/lib/mysql", "/var/lib/mysql-dump", "/var/spool/slurmctld")
-    assert list(left_behind(given.services, {"slurmctld", "munge", "slurmdbd", "mariadb"})) == ["nat"]
 
 
 def test_services_that_would_stop() -> None:
-    plan = MovePlan("container", "nomad", (), 0, 0, -1, "", "", {"nat": "it routes"}, 30.0)
-    with pytest.raises(Refused, match="nat would stop"):
+    plan = MovePlan("container", "nomad", (), 0, 0, -1, "", "", {"slurmrestd": "no key"}, 30.0, stays=("nat",))
+    with pytest.raises(Refused, match="slurmrestd would stop"):
         refuse_left(plan, force=False)
     refuse_left(plan, force=True)
 

@@ -174,5 +174,5 @@ def test_a_start_of_a_failover_takes_the_lease_of_a_lost_engine(apart: Pair, mon
 
 def test_a_failover_does_not_take_an_engine_for_a_host(apart: Pair) -> None:
     with pytest.raises(Refused, match="nomad has the services") as caught:
-        failover._admin(apart.cluster, f"{ENGINE}nomad")
+        failover.find_admin(apart.cluster, f"{ENGINE}nomad")
     assert "--i-have-fenced" in caught.value.hint

@@ -115,7 +115,7 @@ def test_a_failover_tries_the_confinement_before_it_fences(cluster: Cluster, mon
         "find_open_failover": None,
         "_failed_hosts": ("host-b",),
         "find_known": SimpleNamespace(generation=3),
-        "_admin": None,
+        "find_admin": None,
         "check_fence": None,
         "check_networks": None,
         "deliver": ("/i.sif", ""),

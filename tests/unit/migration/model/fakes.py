@@ -193,7 +193,7 @@ def make_cluster() -> Any:
     )
     site = SimpleNamespace(cluster=CLUSTER, admin_hosts=ADMINS, overlay=SimpleNamespace(size_mb=1))
     site.snapshots = SimpleNamespace(borg=None)
-    cluster = SimpleNamespace(site=site, places=places, services=(), path=None)
+    cluster = SimpleNamespace(site=site, places=places, services=(), path=None, is_gateway=False)
     cluster.host = FakeHost
     cluster.find_role = lambda role: None
     return cluster

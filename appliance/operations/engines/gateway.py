@@ -1,0 +1,118 @@
+"""What runs on in the services container while an engine has the other services: NAT, time and so on.
+
+It is a cluster of its own (``Cluster.of_gateway``), with a lease that decides which admin host runs it. It never has a
+service that the engine has, by the record of the deployment and by what the site file gives to the engine now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from appliance.engines.deploy import Bundle
+from appliance.errors import Refused, SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.engines.bundles import render_bundle, units_of
+from appliance.operations.engines.deployed import find_deployed
+from appliance.operations.hosts.guarded import start_guard
+from appliance.operations.lease import Leases, query_lease
+from appliance.operations.services.boot import install_unit
+from appliance.operations.services.start import Started, StartOptions, rehearse_start, start
+from appliance.operations.services.stop import stop_gateway
+from appliance.plan.migration.lease import engine_error, find_holder
+from appliance.plan.services.gateway import find_staying
+from appliance.progress import Progress
+
+
+def find_gateway(cluster: Cluster, host: Host, engine: str) -> Cluster:
+    """Return what stays while ``engine`` has the lease of the admin hosts.
+
+    Raises:
+        Refused: the engine does not have it any more, what it has is not recorded, or nothing stays.
+    """
+    views = Leases(host, cluster, tolerant=True).query()
+    lease = find_holder(views) or query_lease(host, cluster)
+    if lease.engine != engine:
+        raise Refused(f"{lease.holder or 'no host'} has the lease by now, not {engine}", hint="see `sms status`")
+    record = find_deployed(cluster, host)
+    if record is None or record.engine != engine or not record.services:
+        raise engine_error(lease)
+    moved = {*record.services, *units_of(render_bundle(cluster, engine))}
+    services = find_staying(cluster.services, moved)
+    if not services:
+        raise engine_error(lease)
+    return cluster.of_gateway(services)
+
+
+def start_gateway(
+    cluster: Cluster, host: Host, engine: str, progress: Progress, options: StartOptions
+) -> tuple[Cluster, Started | None]:
+    """Start what stays on ``host``, with its guard and its unit; return it, and None as ``start``.
+
+    Raises:
+        As ``find_gateway`` and ``start``.
+    """
+    part = cluster.of_gateway()
+    if options.boot and query_lease(host, part).holder != host.name:
+        return part, None
+    part = find_gateway(cluster, host, engine)
+    # A lease of it that is lost does no harm: no state is newer than another one.
+    started = start(part, host, progress, replace(options, unit=False, without_remote=True))
+    if started and query_lease(host, cluster).engine != engine:  # all services began to start here meanwhile
+        stop_gateway(cluster, host)
+        raise SmsError(f"{engine} has lost the lease meanwhile: nothing stays any more", hint="see `sms status`")
+    if started and options.unit:
+        start_guard(cluster, host, progress)
+        install_unit(cluster, host, progress)
+    return part, started
+
+
+def rehearse_gateway(cluster: Cluster, host: Host, engine: str, progress: Progress, options: StartOptions) -> list[str]:
+    """Return the commands that ``start_gateway`` would run, after all checks of it.
+
+    Raises:
+        As ``start_gateway``.
+    """
+    part = find_gateway(cluster, host, engine)
+    return rehearse_start(part, host, progress, replace(options, without_remote=True))
+
+
+def keep_gateway(cluster: Cluster, host: Host, bundle: Bundle, progress: Progress) -> str:
+    """Start what stays where it ran last, else on ``host``; again if the site file changes it. Return why it does not.
+
+    What stays no more is stopped. The engine has the lease, and its deployment is recorded.
+    """
+    try:
+        lease = query_lease(host, cluster.of_gateway())
+        known = {one.name for one in cluster.site.admin_hosts}
+        there = cluster.host(lease.holder) if lease.holder in known else host
+        if not find_staying(cluster.services, units_of(bundle)):
+            if stop_gateway(cluster, there):
+                progress.report(f"note: nothing stays in the services container: it was stopped on {there.name}")
+            return ""
+        progress.report(f"note: what only the services container runs stays on {there.name}")
+        options = StartOptions(keep=True)  # there is nothing to go back to: a part of it is better than none
+        part, started = start_gateway(cluster, there, bundle.engine, progress, options)
+        if started and started.stale:
+            stop_gateway(cluster, there)
+            part, started = start_gateway(cluster, there, bundle.engine, progress, options)
+    except SmsError as error:
+        return error.message
+    missing = started.missing(part.services) if started else []
+    return f"{', '.join(missing)} does not answer" if missing else ""
+
+
+def missing_gateway(cluster: Cluster, host: Host, bundle: Bundle) -> list[str]:
+    """Return a warning if no admin host has the lease of what stays, by the file of this one."""
+    names = [one.name for one in find_staying(cluster.services, units_of(bundle))]
+    if not names or query_lease(host, cluster.of_gateway()).holder:
+        return []
+    return [f"{', '.join(names)} do not run: `sms start` starts them in the services container of an admin host"]
+
+
+def find_silent(cluster: Cluster, host: Host) -> str:
+    """Return the other admin host that has the lease of what stays and does not answer; empty if there is none."""
+    part = cluster.of_gateway()
+    leases = Leases(host, part, tolerant=True)
+    holder = find_holder(leases.query())
+    return str(holder.holder) if holder and holder.holder in leases.unreachable else ""

@@ -1,0 +1,254 @@
+"""What stays in the services container while an engine has the other services: what it is, who may start it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from appliance.catalog import read_catalog, select
+from appliance.config.types import Name
+from appliance.engines.deploy import Bundle, Item
+from appliance.engines.render import make_bundle
+from appliance.errors import Refused
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.deployed import DEPLOYED, Deployed, record_path
+from appliance.operations.engines import gateway as module
+from appliance.operations.engines.gateway import find_gateway, find_silent, keep_gateway, missing_gateway
+from appliance.operations.lease import hand_over
+from appliance.operations.migration import failover_gateway
+from appliance.operations.migration.failover import FailoverOptions
+from appliance.operations.migration.failover_gateway import find_dead_gateway
+from appliance.operations.services import guard, stop
+from appliance.operations.services.guard import Guard
+from appliance.plan.services.gateway import find_staying, find_stopping
+from appliance.progress import Silent
+from appliance.share import share
+from appliance.shared.lease import ENGINE
+from appliance.shared.records import to_json
+from tests.pairs import Pair
+from tests.places import DEBIAN_SITE
+from tests.unit.engines.cases import CASES, make_input
+
+ALL = {"slurmctld", "munge", "slurmdbd", "mariadb", "slurmrestd", "login", "sssd"}
+RECORD = Deployed("nomad", DEPLOYED, 1, "0", "", 1.0, "host-a", services=("munge", "slurmctld"))
+BUNDLE = Bundle(
+    "nomad", "sample", "default", "/i.sif", "c", (Item("c", "service", "job", units=("slurmctld", "munge")),)
+)
+
+
+@pytest.mark.parametrize(
+    ("services", "moved", "stays", "stops"),
+    [
+        ("slurmctld munge nat chrony cron", "slurmctld munge", "nat chrony cron", ""),
+        ("slurmctld munge nat filesync", "slurmctld munge", "nat", ""),  # files are the engine's
+        ("slurmctld munge cron filesync", "slurmctld munge", "", ""),  # cron would serve nobody
+        ("slurmctld munge rsyslog postfix", "slurmctld munge postfix", "rsyslog", ""),
+        ("slurmctld munge nat slurmrestd", "slurmctld munge", "nat", "slurmrestd"),  # it needs slurmctld
+        ("slurmctld munge nat login", "slurmctld munge", "nat", "login"),  # it reads files of slurmctld
+        ("slurmctld munge slurmdbd mariadb nat", "slurmctld munge mariadb", "nat", "slurmdbd"),  # its state moved
+        ("slurmctld munge", "slurmctld munge", "", ""),
+        ("slurmctld munge nat", "", "slurmctld munge nat", ""),
+    ],
+)
+def test_what_stays(services: str, moved: str, stays: str, stops: str) -> None:
+    given = select(read_catalog(share("definitions", "services")), services.split())
+    chosen = tuple(one for one in given if one.name in services.split())
+    assert {one.name for one in find_staying(chosen, moved.split())} == {*stays.split()}
+    assert {*find_stopping(chosen, moved.split())} == {*stops.split()}
+
+
+def test_a_helper_without_state_runs_at_both_places() -> None:
+    """Munge, beside a service of the site that needs it; not MariaDB, whose state is the engine's."""
+    given = select(read_catalog(share("definitions", "services")), ["munge", "mariadb", "nat"])
+    nat = next(one for one in given if one.name == "nat")
+    for need, stays in (("munge", {"munge", "own", "nat"}), ("mariadb", {"nat"})):
+        own = nat.model_copy(update={"name": "own", "needs": (need,)})
+        found = find_staying([*(one for one in given if one.name in ("munge", "mariadb", "nat")), own], ALL)
+        assert {one.name for one in found} == stays
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[0] in ("kubernetes", "nomad")])
+def test_nothing_with_state_runs_twice(tmp_path: Path, name: str) -> None:
+    target, site, changes = CASES[name]
+    given = make_input(tmp_path, site, changes)
+    has = module.units_of(make_bundle(target, given))
+    for one in find_staying(given.services, has):
+        assert not one.engines.lease and one.role not in ("controller", "accounting")
+        assert one.name not in has
+
+
+def test_its_files_are_others_than_those_of_the_cluster() -> None:
+    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    part = cluster.of_gateway()
+    same = {name for name, path in vars(cluster.places).items() if path == vars(part.places)[name]}
+    assert {"overlay", "lease", "lock", "history", "snapshots", "sign", "uplink_mark"} & same == set()
+    assert {"current", "guard_lock", "images", "public_keys"} <= same
+    assert part.is_gateway and not cluster.is_gateway
+    assert part.site.networks == cluster.site.networks and part.site.overlay.size_mb <= cluster.site.overlay.size_mb
+    pattern = next(one.pattern for one in Name.__metadata__)
+    assert not re.fullmatch(pattern, part.site.cluster), "no cluster has this name"
+
+
+@pytest.fixture
+def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """Two hosts; Nomad has the lease, and the deployment is recorded on host-a."""
+    apart = Pair(tmp_path, shared=False)
+    monkeypatch.setattr(Cluster, "host", lambda _, name: apart.hosts[name])
+    monkeypatch.setattr(module, "render_bundle", lambda *_: BUNDLE)
+    apart.take("host-a")
+    hand_over(apart.hosts["host-a"], apart.cluster, apart.leases("host-a"), holder=f"{ENGINE}nomad", generation=2)
+    write_record(apart, to_json(RECORD))
+    return apart
+
+
+def write_record(pair: Pair, data: bytes) -> None:
+    path = pair.hosts["host-a"].folder / Path(record_path(pair.cluster)).relative_to("/state-of-this-host")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def test_what_the_engine_has_never_stays(moved: Pair) -> None:
+    """By the record, and by what the site file gives to the engine now: whatever is in one of them."""
+    host = moved.hosts["host-a"]
+    names = {one.name for one in find_gateway(moved.cluster, host, "nomad").services}
+    assert "nat" in names and not {"slurmctld", "munge"} & names
+    write_record(moved, to_json(Deployed("nomad", DEPLOYED, 2, "0", "", 1.0, "host-a", services=("nat",))))
+    assert not {"nat", "slurmctld"} & {one.name for one in find_gateway(moved.cluster, host, "nomad").services}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (b"", "is unreadable"),
+        (b"{}", "is unreadable"),
+        (to_json(Deployed("kubernetes", DEPLOYED, 1, "0", "", 1.0, "host-a", services=("slurmctld",))), "nomad has"),
+        (to_json(Deployed("nomad", DEPLOYED, 1, "0", "", 1.0, "host-a")), "nomad has the services"),
+    ],
+)
+def test_a_record_that_does_not_tell_what_the_engine_has(moved: Pair, record: bytes, message: str) -> None:
+    write_record(moved, record)
+    with pytest.raises(Refused, match=message):
+        find_gateway(moved.cluster, moved.hosts["host-a"], "nomad")
+
+
+def test_an_engine_that_has_the_lease_no_more(moved: Pair) -> None:
+    """Also where the file of this host does not know it: another one has been written since."""
+    with pytest.raises(Refused, match="nomad has the lease by now, not kubernetes"):
+        find_gateway(moved.cluster, moved.hosts["host-a"], "kubernetes")
+    moved.hosts["host-a"].cut = True
+    leases = moved.leases("host-b")
+    hand_over(moved.hosts["host-b"], moved.cluster, leases, holder=None, generation=9)
+    moved.hosts["host-a"].cut = False
+    moved.take("host-b")
+    with pytest.raises(Refused, match="host-b has the lease by now"):
+        find_gateway(moved.cluster, moved.hosts["host-a"], "nomad")
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_guard_ends_it_once_another_host_has_all_services(
+    moved: Pair, monkeypatch: pytest.MonkeyPatch, *, knows: bool
+) -> None:
+    """By the lease of the whole; while the engine has that, and after it is free, it stays."""
+    stopped: list[str] = []
+    monkeypatch.setattr(guard, "stop_gateway", lambda _, host: bool(stopped.append(host.name)))
+    watcher = Guard(moved.cluster, moved.hosts["host-a"], lambda _: None)
+
+    def check() -> None:
+        watcher.leases.hosts |= moved.hosts
+        watcher.leases.query()
+        watcher.end_gateway()
+
+    check()
+    leases = moved.leases("host-b")
+    hand_over(moved.hosts["host-b"], moved.cluster, leases, holder=None, generation=9)
+    check()
+    assert stopped == []
+    moved.hosts["host-a"].cut = not knows
+    moved.take("host-b")
+    moved.hosts["host-a"].cut = False
+    check()
+    assert stopped == ["host-a"]
+
+
+def test_a_stop_without_it_costs_one_query(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "lock_host", lambda *_: pytest.fail("nothing is locked"))
+    assert not stop.stop_gateway(moved.cluster, moved.hosts["host-a"])
+
+
+@pytest.mark.parametrize(
+    ("silent", "fenced", "snapshot", "engine_runs", "gateway"),
+    [
+        (True, False, "", True, "host-a"),
+        (True, False, "", False, "host-a"),  # it is fenced first; without --i-have-fenced no state is restored
+        (True, True, "", True, "host-a"),
+        (True, True, "", False, ""),  # the engine is lost, too: its state is restored
+        (True, True, "latest", True, ""),
+        (False, True, "", True, ""),
+    ],
+)
+def test_which_failover_it_is(
+    moved: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    silent: bool,
+    fenced: bool,
+    snapshot: str,
+    engine_runs: bool,
+    gateway: str,
+) -> None:
+    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
+    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    monkeypatch.setattr(failover_gateway, "running_on", lambda *_: ["slurmctld-0"] if engine_runs else [])
+    host = moved.hosts["host-b"]
+    assert missing_gateway(moved.cluster, host, BUNDLE) != []
+    part.take("host-a")
+    assert missing_gateway(moved.cluster, host, BUNDLE) == []
+    moved.hosts["host-a"].cut = silent
+    assert find_silent(moved.cluster, host) == ("host-a" if silent else "")
+    assert find_dead_gateway(moved.cluster, host, FailoverOptions(fenced=fenced, snapshot=snapshot)) == gateway
+
+
+def test_a_deployment_starts_it_where_it_ran(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why it does not start is returned: the engine's services are deployed nevertheless."""
+    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
+    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    there: list[str] = []
+
+    def refused(_: Cluster, host: object, *__: object) -> None:
+        there.append(getattr(host, "name", ""))
+        raise Refused("its image is missing")
+
+    monkeypatch.setattr(module, "start_gateway", refused)
+    assert keep_gateway(moved.cluster, moved.hosts["host-a"], BUNDLE, Silent()) == "its image is missing"
+    part.take("host-b")
+    keep_gateway(moved.cluster, moved.hosts["host-a"], BUNDLE, Silent())
+    assert there == ["host-a", "host-b"]
+    # A site from which they were removed, such as before the engine takes the address of the container.
+    monkeypatch.setattr(module, "stop_gateway", lambda _, host: bool(there.append(f"stop on {host.name}")))
+    without = dataclasses.replace(
+        moved.cluster, services=tuple(one for one in moved.cluster.services if one.name in ("slurmctld", "munge"))
+    )
+    assert keep_gateway(without, moved.hosts["host-a"], BUNDLE, Silent()) == ""
+    assert there[2:] == ["stop on host-b"]
+
+
+def test_a_boot_starts_it_only_where_it_ran(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing stays: the unit of the whole has nothing to do then, which is not a failure."""
+    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
+    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    started: list[str] = []
+    monkeypatch.setattr(module, "start", lambda _, host, *__: started.append(host.name))
+    boot = module.StartOptions(boot=True, unit=False)
+
+    def start(name: str) -> None:
+        module.start_gateway(moved.cluster, moved.hosts[name], "nomad", Silent(), boot)
+
+    start("host-a")
+    part.take("host-b")
+    start("host-a")
+    assert started == []
+    start("host-b")
+    assert started == ["host-b"]
