@@ -88,7 +88,8 @@ def test_another_munge_key_while_an_engine_has_the_services(hosts: Hosts) -> Non
 def test_the_state_of_a_nomad_that_is_off_moves_to_the_container(hosts: Hosts) -> None:
     """Nothing is lost; when Nomad is back, its slurmctld does not start."""
     assert move(hosts, "--to", "nomad", "--force")["target"] == "nomad"
-    jobs = Jobs(hosts, 90)
+    jobs = Jobs(hosts, 120)
+    hosts.host("node1").run("sleep", "15")  # slurmctld writes its state some seconds later
     for name in (*SERVERS, "host-a"):
         power_off(NAME, name)
     power_on(NAME, "host-a")
