@@ -39,8 +39,8 @@ def add(verbs: Verbs) -> None:
         "Power off the host that holds the lease, then start on HOST: from the overlay if both hosts share its\n"
         "folder, otherwise from the newest verified snapshot on HOST. The overlay that was on HOST is kept as a\n"
         "snapshot. An interrupted failover resumes when it is run again. To move from a host that is alive, use\n"
-        "`sms migrate`, which loses nothing. While an engine has the services: those that it does not run, such as\n"
-        "NAT and time, are started on HOST.",
+        "`sms migrate`, which loses nothing. While an engine has the services, and the admin host with those that it\n"
+        "does not run, such as NAT and time, has failed: these are started on HOST. With --snapshot: all of them.",
         EXAMPLES,
     )
     parser.add_argument("host", metavar="HOST", type=filled, help="the admin host to start on")
@@ -93,7 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
         cluster, result = failover_gateway(cluster, host, gateway, options, shown)
     else:
         result = failover(cluster, host, options, shown)
-    print_result(arguments, result, _lines(result, cluster.site.cluster, len(cluster.services)))
+    lines = [*_lines(result, cluster.site.cluster, len(cluster.services))]
+    if gateway:
+        lines.append(
+            "an engine has the other services: `sms deploy status`; if their state is lost, too, run this again, with "
+            "--i-have-fenced"
+        )
+    print_result(arguments, result, lines)
     return 0 if len(result.services) == len(cluster.services) else 4
 
 

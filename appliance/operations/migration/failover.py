@@ -278,21 +278,17 @@ def refuse_alive(leases: Leases, old: Collection[str]) -> None:
 
 def _refuse_running(cluster: Cluster, host: Host, engine: str) -> None:
     """Refuse if an engine that the user has stopped answers and runs the services."""
-    if running := running_on(cluster, host, engine):
-        raise Refused(
-            f"{engine} answers and runs {', '.join(running)}",
-            hint="`sms migrate --to container` moves the services with their state; `sms deploy stop` stops them there",
-        )
-
-
-def running_on(cluster: Cluster, host: Host, engine: str) -> list[str]:
-    """Return the pods or allocations that an engine runs; none if it does not answer."""
     try:
         bundle, found = render_bundle(cluster, engine), find_engine(cluster, host, engine)
         states = found.states(bundle)
     except (Unreachable, CommandError):
-        return []
-    return [one.name for state in states if state.kind == "service" for one in state.instances]
+        return
+    running = [one.name for state in states if state.kind == "service" for one in state.instances]
+    if running:
+        raise Refused(
+            f"{engine} answers and runs {', '.join(running)}",
+            hint="`sms migrate --to container` moves the services with their state; `sms deploy stop` stops them there",
+        )
 
 
 def _forget_engine(cluster: Cluster, host: Host, plan: Plan, progress: Progress) -> None:

@@ -15,7 +15,6 @@ from appliance.operations.migration.failover import (
     FailoverResult,
     find_admin,
     refuse_alive,
-    running_on,
 )
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
 from appliance.operations.services.start import StartOptions
@@ -27,15 +26,13 @@ from appliance.progress import Progress
 def find_dead_gateway(cluster: Cluster, host: Host, options: FailoverOptions) -> str:
     """Return the admin host that has what stays and does not answer; empty if a failover is one of all services.
 
-    If the engine is lost as well, its state has to be restored: that starts all services.
+    That the user has fenced says nothing about the engine then, also where that does not answer: with the state of a
+    snapshot beside it there would be two controllers. If its state is lost as well, a snapshot is named, or the next
+    failover, which finds what stays alive, restores one.
     """
-    engine = query_lease(host, cluster).engine
-    if not engine or options.snapshot or options.shared:
+    if options.snapshot or options.shared or not query_lease(host, cluster).engine:
         return ""
-    silent = find_silent(cluster, host)
-    if silent and options.fenced and not running_on(cluster, host, engine):
-        return ""
-    return silent
+    return find_silent(cluster, host)
 
 
 def plan_gateway(cluster: Cluster, host: Host, old: str, options: FailoverOptions) -> list[str]:

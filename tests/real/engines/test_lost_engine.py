@@ -140,7 +140,7 @@ def test_without_the_state_a_snapshot_is_restored(hosts: Hosts) -> None:
     found = reopen()
     refused = found.sms("failover", "host-b", on="host-b", ok=(3,))
     assert b"--i-have-fenced" in refused.stderr
-    done = found.sms("failover", "host-b", "--i-have-fenced", on="host-b")
+    done = found.sms("failover", "host-b", "--i-have-fenced", "--snapshot", "latest", on="host-b")
     print(done.stderr.decode(), done.stdout.decode())
     assert b"switch on its servers alone first" in done.stderr and b"lost: " in done.stdout
     wait_idle(node, NODES)
