@@ -279,7 +279,10 @@ class Guard:
         if not holder or holder.engine:
             return
         try:
-            if stop_gateway(self.cluster, self.host):
+            # A start of all services stops it itself, as late as possible: it may still be refused.
+            with lock_host(self.cluster, self.host):
+                ran = stop_gateway(self.cluster, self.host)
+            if ran:
                 self.report(f"{holder.holder} has the services again: what stayed on {self.host.name} was stopped")
         except Busy:
             pass  # another sms is at work here and is responsible
@@ -303,12 +306,14 @@ def guard_once(cluster: Cluster, host: Host, report: Report) -> SteppedDown | No
     guard.leases.query()
     for name in guard.leases.hosts:
         guard.publish(name)
+    stepped_down = guard.check()
     part = Guard(cluster.of_gateway(), host, report)
-    if _has_lease(part):
-        part.leases.query()
-        part.check()
-        guard.end_gateway()
-    return guard.check()
+    with part.reporting_errors():
+        if _has_lease(part):
+            part.leases.query()
+            part.check()
+            guard.end_gateway()
+    return stepped_down
 
 
 def guard(cluster: Cluster, host: Host, report: Report, *, on_step_down: Callable[[SteppedDown], None]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -12,7 +14,7 @@ from appliance.catalog import read_catalog, select
 from appliance.config.types import Name
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.render import make_bundle
-from appliance.errors import Refused
+from appliance.errors import Busy, Refused
 from appliance.host.base import Unreachable
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import DEPLOYED, Deployed, record_path
@@ -155,6 +157,7 @@ def test_a_guard_ends_it_once_another_host_has_all_services(
     """By the lease of the whole; while the engine has that, and after it is free, it stays."""
     stopped: list[str] = []
     monkeypatch.setattr(guard, "stop_gateway", lambda _, host: bool(stopped.append(host.name)))
+    monkeypatch.setattr(guard, "lock_host", lambda *_: nullcontext())
     watcher = Guard(moved.cluster, moved.hosts["host-a"], lambda _: None)
 
     def check() -> None:
@@ -172,6 +175,32 @@ def test_a_guard_ends_it_once_another_host_has_all_services(
     moved.hosts["host-a"].cut = False
     check()
     assert stopped == ["host-a"]
+
+
+def test_a_guard_leaves_it_to_a_start_that_is_under_way(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the lease of all services already, and stops what stays only when it needs the addresses."""
+    hand_over(moved.hosts["host-a"], moved.cluster, moved.leases("host-a"), holder=None, generation=9)
+    moved.take("host-a")
+    monkeypatch.setattr(guard, "stop_gateway", lambda *_: pytest.fail("it was stopped"))
+    monkeypatch.setattr(guard, "lock_host", MagicMock(side_effect=Busy("another sms is at work")))
+    watcher = Guard(moved.cluster, moved.hosts["host-a"], lambda _: None)
+    watcher.leases.query()
+    watcher.end_gateway()
+
+
+def test_a_damaged_lease_of_what_stays_does_not_keep_the_whole_running(
+    moved: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+    checked: list[str] = []
+    part = moved.cluster.of_gateway()
+    path = moved.hosts["host-a"].folder / Path(part.places.lease).relative_to("/state-of-this-host")
+    path.write_bytes(b"{")
+    monkeypatch.setattr(guard, "_has_lease", lambda _: True)
+    monkeypatch.setattr(Guard, "check", lambda self: checked.append(self.cluster.site.cluster))
+    guard.guard_once(moved.cluster, moved.hosts["host-a"], reported.append)
+    assert checked == [moved.cluster.site.cluster]
+    assert len(reported) == 1 and str(part.places.lease) in reported[0]
 
 
 def test_a_stop_without_it_costs_one_query(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
