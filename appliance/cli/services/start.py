@@ -45,7 +45,7 @@ def add(verbs: Verbs) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Start, or show the commands."""
     from appliance.cli.screen import err
-    from appliance.operations.engines.gateway import rehearse_gateway, start_gateway
+    from appliance.operations.engines.gateway import rehearse_gateway, serving_engine, start_gateway
     from appliance.operations.lease import query_lease
     from appliance.operations.services.start import StartOptions, rehearse_start, start
 
@@ -57,8 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
         boot=arguments.boot,
         without_remote=arguments.without_remote,
     )
-    engine = query_lease(host, cluster).engine  # then only what stays is started
+    # Only what stays is started while one has the lease.
     if arguments.dry_run:
+        engine = query_lease(host, cluster).engine
         commands = (
             rehearse_gateway(cluster, host, engine, shown, options)
             if engine
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         print_result(arguments, commands, commands)
         return 0
+    engine = serving_engine(cluster, host, boot=arguments.boot)
     if engine:
         cluster, started = start_gateway(cluster, host, engine, shown, options)
     else:

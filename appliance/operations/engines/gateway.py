@@ -17,11 +17,26 @@ from appliance.operations.engines.deployed import find_deployed
 from appliance.operations.hosts.guarded import start_guard
 from appliance.operations.lease import Leases, query_lease
 from appliance.operations.services.boot import install_unit
-from appliance.operations.services.start import Started, StartOptions, rehearse_start, start
+from appliance.operations.services.start import BOOT_PATIENCE_S, Started, StartOptions, rehearse_start, start
 from appliance.operations.services.stop import stop_gateway
-from appliance.plan.migration.lease import engine_error, find_holder
+from appliance.plan.migration.lease import engine_error, find_holder, find_newer, find_newest, find_released
 from appliance.plan.services.gateway import find_staying
 from appliance.progress import Progress
+
+
+def serving_engine(cluster: Cluster, host: Host, *, boot: bool = False) -> str:
+    """Return the engine that has the lease; empty if none has. What ``host`` had not heard of is written there before.
+
+    Args:
+        boot: wait for the other admin hosts, which may have switched on just now, too.
+    """
+    if not query_lease(host, cluster).engine:
+        return ""
+    leases = Leases(host, cluster, tolerant=True)
+    views = leases.query(patience_s=BOOT_PATIENCE_S if boot else 0)
+    if newer := find_newer(host.name, views) or find_released(host.name, views):
+        leases.adopt(newer)
+    return query_lease(host, cluster).engine
 
 
 def find_gateway(cluster: Cluster, host: Host, engine: str) -> Cluster:
@@ -31,9 +46,13 @@ def find_gateway(cluster: Cluster, host: Host, engine: str) -> Cluster:
         Refused: the engine does not have it any more, what it has is not recorded, or nothing stays.
     """
     views = Leases(host, cluster, tolerant=True).query()
-    lease = find_holder(views) or query_lease(host, cluster)
-    if lease.engine != engine:
-        raise Refused(f"{lease.holder or 'no host'} has the lease by now, not {engine}", hint="see `sms status`")
+    lease = find_holder(views)  # not that of this host's file, which may be older than one that was released
+    if lease is None or lease.engine != engine:
+        newest = find_newest(views)
+        raise Refused(
+            f"{lease.holder if lease else 'no host'} has the lease by now, not {engine}",
+            hint="see `sms status`" + (f"; {newest} has the newest state" if newest else ""),
+        )
     record = find_deployed(cluster, host)
     if record is None or record.engine != engine or not record.services:
         raise engine_error(lease)
@@ -50,12 +69,18 @@ def start_gateway(
     """Start what stays on ``host``, with its guard and its unit; return it, and None as ``start``.
 
     Raises:
-        As ``find_gateway`` and ``start``.
+        Refused: another admin host has them; or as ``find_gateway`` and ``start``.
     """
     part = cluster.of_gateway()
     if options.boot and query_lease(host, part).holder != host.name:
         return part, None
     part = find_gateway(cluster, host, engine)
+    holder = find_holder(Leases(host, part, tolerant=True).query(), without=options.fenced)
+    if holder and holder.holder != host.name:
+        raise Refused(
+            f"{', '.join(one.name for one in part.services)} stay on {holder.holder}, which has their lease",
+            hint=f"`sms stop --host {holder.holder}` stops them there; if it has failed: `sms failover {host.name}`",
+        )
     # A lease of it that is lost does no harm: no state is newer than another one.
     started = start(part, host, progress, replace(options, unit=False, without_remote=True))
     if started and query_lease(host, cluster).engine != engine:  # all services began to start here meanwhile

@@ -20,7 +20,7 @@ from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import DEPLOYED, Deployed, record_path
 from appliance.operations.engines import gateway as module
 from appliance.operations.engines.gateway import find_gateway, find_silent, keep_gateway, missing_gateway
-from appliance.operations.lease import hand_over
+from appliance.operations.lease import hand_over, query_lease
 from appliance.operations.migration import failover
 from appliance.operations.migration.failover import FailoverOptions
 from appliance.operations.migration.failover_gateway import find_dead_gateway
@@ -148,6 +148,35 @@ def test_an_engine_that_has_the_lease_no_more(moved: Pair) -> None:
     moved.take("host-b")
     with pytest.raises(Refused, match="host-b has the lease by now"):
         find_gateway(moved.cluster, moved.hosts["host-a"], "nomad")
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_host_that_did_not_hear_of_a_takeover(moved: Pair, *, released: bool) -> None:
+    """Its file names the engine: nothing stays there, and a start is one of all services, as on any admin host."""
+    host = moved.hosts["host-a"]
+    assert module.serving_engine(moved.cluster, host) == "nomad"
+    host.cut = True
+    hand_over(moved.hosts["host-b"], moved.cluster, moved.leases("host-b"), holder=None, generation=9)
+    moved.take("host-b")
+    if released:
+        moved.release("host-b")
+    host.cut = False
+    assert query_lease(host, moved.cluster).engine == "nomad"
+    with pytest.raises(Refused, match="has the lease by now, not nomad") as refused:
+        find_gateway(moved.cluster, host, "nomad")
+    assert "host-b has the newest state" in str(refused.value.hint)
+    assert module.serving_engine(moved.cluster, host) == ""
+    assert query_lease(host, moved.cluster).taker == "host-b"
+
+
+def test_what_stays_is_not_moved_while_it_runs(moved: Pair) -> None:
+    """The hint names what there is: no `sms migrate`, which is refused while an engine has the services."""
+    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
+    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    part.take("host-b")
+    with pytest.raises(Refused, match="stay on host-b") as refused:
+        module.start_gateway(moved.cluster, moved.hosts["host-a"], "nomad", Silent(), module.StartOptions())
+    assert "sms stop --host host-b" in str(refused.value.hint) and "migrate" not in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("knows", [True, False])
