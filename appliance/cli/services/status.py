@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 class Shown:
     """The status of a host, and of the services on an engine if one has them.
 
-    ``gateway``: of what stays in the services container of the host meanwhile, if it runs.
+    ``gateway``: of what stays in the services container of the host meanwhile, if it runs there or should.
     """
 
     container: Status

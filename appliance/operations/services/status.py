@@ -85,13 +85,8 @@ class Status:
 
 def status(cluster: Cluster, host: Host) -> Status:
     """Collect the status; changes nothing except for the log line that the syslog probe sends."""
-    try:
-        lease, trouble, problem = query_lease(host, cluster), [], ""
-    except Unreachable:
-        raise
-    except SmsError as error:  # the services must be shown nevertheless
-        lease, trouble, problem = Lease(cluster.site.cluster), [error.message], error.message
-    trouble += _interrupted_upgrade(cluster, host)
+    lease, problem = _lease(cluster, host)
+    trouble = [*filter(None, [problem]), *_interrupted_upgrade(cluster, host)]
     with ThreadPoolExecutor(2) as pool:  # while services are probed
         snapshots = pool.submit(snapshot_status, cluster, host, lease)
         of_vm = pool.submit(vm_snapshot_status, cluster.of_vm(), host) if cluster.site.provisioning else None
@@ -99,9 +94,26 @@ def status(cluster: Cluster, host: Host) -> Status:
 
 
 def gateway_status(cluster: Cluster, host: Host) -> Status | None:
-    """Return the status of what stays on a host while an engine has the other services; None if it does not run."""
-    part = running_gateway(cluster, host)
-    return _container_status(part, host, query_lease(host, part), [], "") if part else None
+    """Return the status of what stays on a host while an engine has the other services.
+
+    None if it neither runs there nor should: the host does not have its lease, or no engine has that of the others.
+    """
+    running, part = running_gateway(cluster, host), cluster.of_gateway()
+    lease, problem = _lease(part, host)
+    wanted = (problem or lease.holder == host.name) and _lease(cluster, host)[0].engine
+    if not running and not wanted:
+        return None
+    return _container_status(running or part, host, lease, [problem] if problem else [], problem)
+
+
+def _lease(cluster: Cluster, host: Host) -> tuple[Lease, str]:
+    """Return the lease, and why it could not be read: the services must be shown nevertheless."""
+    try:
+        return query_lease(host, cluster), ""
+    except Unreachable:
+        raise
+    except SmsError as error:
+        return Lease(cluster.site.cluster), error.message
 
 
 def _with_snapshots(status: Status, query: Future[SnapshotStatus], vm_query: Future[SnapshotStatus] | None) -> Status:

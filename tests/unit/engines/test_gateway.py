@@ -11,11 +11,13 @@ from unittest.mock import MagicMock
 import pytest
 
 from appliance.catalog import read_catalog, select
+from appliance.cli.services.status import Shown
 from appliance.config.types import Name
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.render import make_bundle
 from appliance.errors import Busy, Refused
 from appliance.host.base import Unreachable
+from appliance.operations import preflight
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import DEPLOYED, Deployed, record_path
 from appliance.operations.engines import gateway as module
@@ -24,8 +26,9 @@ from appliance.operations.lease import hand_over, query_lease
 from appliance.operations.migration import failover
 from appliance.operations.migration.failover import FailoverOptions
 from appliance.operations.migration.failover_gateway import find_dead_gateway
-from appliance.operations.services import guard, stop
+from appliance.operations.services import guard, status, stop
 from appliance.operations.services.guard import Guard
+from appliance.operations.services.status import Status
 from appliance.plan.services.gateway import find_staying, find_stopping
 from appliance.progress import Silent
 from appliance.share import share
@@ -148,6 +151,35 @@ def test_an_engine_that_has_the_lease_no_more(moved: Pair) -> None:
     moved.take("host-b")
     with pytest.raises(Refused, match="host-b has the lease by now"):
         find_gateway(moved.cluster, moved.hosts["host-a"], "nomad")
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_what_should_stay_and_does_not_run_is_not_healthy(
+    moved: Pair, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
+) -> None:
+    """On the host that has its lease, or had it, while an engine has the other services."""
+    for one in (status, preflight):
+        monkeypatch.setattr(one, "find_instance", lambda *_: None)
+    monkeypatch.setattr(status, "find_refusal", lambda *_: "")
+    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
+    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    engine, container = MagicMock(healthy=True), MagicMock(running=False)
+
+    def shown(name: str) -> Status | None:
+        found = status.gateway_status(moved.cluster, moved.hosts[name])
+        assert Shown(container, engine, found).healthy == (found is None)
+        return found
+
+    assert shown("host-a") is None
+    part.take("host-a")
+    if damaged:
+        path = moved.hosts["host-a"].folder / Path(part.cluster.places.lease).relative_to("/state-of-this-host")
+        path.write_bytes(b"{")
+    found = shown("host-a")
+    assert found and not found.running and any("lease" in line for line in found.warnings)
+    assert shown("host-b") is None
+    hand_over(moved.hosts["host-a"], moved.cluster, moved.leases("host-a"), holder=None, generation=9)
+    assert shown("host-a") is None
 
 
 @pytest.mark.parametrize("released", [True, False])
