@@ -225,13 +225,15 @@ def rollback(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: flo
     """Apply what was deployed before; the state is not rolled back.
 
     Raises:
-        Refused: nothing is deployed, or what was before is not known.
+        Refused: nothing is deployed, or what was before is not known; or as ``deploy``.
     """
     with lock_moves(cluster, host, tolerant=True):
         record = need_deployed(cluster, host)
         bundle = previous_bundle(cluster, host, record)
         engine = find_engine(cluster, host, record.engine)
+        refuse_interrupted(cluster, host)
         leases = refuse_other_writer(cluster, host, bundle, record)
+        refuse_moved(cluster, bundle)
         progress.report("note: configuration and image are rolled back; the state of the services is not")
         with progress.step("compare"):
             engine.check(cluster, bundle, progress)

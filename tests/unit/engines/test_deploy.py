@@ -253,9 +253,11 @@ def test_an_interrupted_move_goes_on_first(cluster: Cluster, phase: str, *, refu
     with pytest.raises(Refused, match="was interrupted") if refused else nullcontext() as caught:
         refuse_interrupted(cluster, host)
     assert not refused or "`sms migrate --to nomad` starts them there" in str(caught and caught.value.hint)
-    if refused:
+    begin(cluster, host, BUNDLE, RECORD, Silent())
+    begin(cluster, host, A, replace(RECORD, digest=A.digest, previous=BUNDLE.digest), Silent())
+    for verb in ("deploy", "rollback") if refused else ():
         with pytest.raises(Refused, match="was interrupted"):
-            deploy(cluster, host, "nomad", Silent(), timeout_s=1)
+            CHANGES[verb](cluster, host)
 
 
 @pytest.mark.parametrize("engine", ["nomad", "kubernetes"])
