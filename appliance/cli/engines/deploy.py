@@ -64,7 +64,8 @@ def add(verbs: Verbs) -> None:
         "The section `engines` of the site file has the engine's settings. Cluster and account: KUBECONFIG, or\n"
         "NOMAD_ADDR, NOMAD_TOKEN, NOMAD_CACERT and so on, or `kubeconfig`, `context`, `api` and `token_file` there.\n\n"
         "Exit status 3: refused, such as while a services container has the services (`sms migrate --to` moves them\n"
-        "with their state). 4: they are not ready in time; the same command goes on. 1: a step failed.",
+        "with their state). 4: they are not ready in time, or what stays in the services container does not\n"
+        "serve; the same command goes on. 1: a step failed.",
         EXAMPLES,
     )
     parser.add_argument(
@@ -132,9 +133,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("no engine has the services yet", hint="name one: --engine kubernetes, or --engine nomad")
     if arguments.dry_run:
         return _show_plan(arguments, plan_deploy(cluster, host, engine, shown))
-    done = deploy(cluster, host, engine, shown, timeout_s=arguments.timeout)
+    return _show_outcome(arguments, deploy(cluster, host, engine, shown, timeout_s=arguments.timeout))
+
+
+def _show_outcome(arguments: argparse.Namespace, done: Outcome) -> int:
+    from appliance.errors import Unverified
+
     print_result(arguments, done, _outcome_lines(done))
-    return 0
+    return Unverified.status if done.silent else 0
 
 
 def _show_plan(arguments: argparse.Namespace, plan: DeployPlan) -> int:
@@ -164,6 +170,8 @@ def _outcome_lines(done: Outcome) -> Iterator[str]:
     for name, change in changed.items():
         seconds = f", ready after {done.waited[name]:g} s" if name in done.waited else ""
         yield f"{name}: {change}{seconds}"
+    if done.silent:
+        yield f"what stays in the services container does not serve: {done.silent}"
     what = "" if changed else "; nothing was changed"
     yield f"{done.cluster} on {done.engine}, deployment {done.generation}: {done.seconds:g} s{what}"
 
@@ -218,9 +226,7 @@ def run_rollback(arguments: argparse.Namespace) -> int:
     cluster, host, shown = _open(arguments)
     if arguments.dry_run:
         return _show_plan(arguments, plan_rollback(cluster, host, shown))
-    done = rollback(cluster, host, shown, timeout_s=arguments.timeout)
-    print_result(arguments, done, _outcome_lines(done))
-    return 0
+    return _show_outcome(arguments, rollback(cluster, host, shown, timeout_s=arguments.timeout))
 
 
 def run_stop(arguments: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from appliance.operations.services.boot import install_unit
 from appliance.operations.services.start import BOOT_PATIENCE_S, Started, StartOptions, rehearse_start, start
 from appliance.operations.services.stop import stop_gateway
 from appliance.plan.migration.lease import engine_error, find_holder, find_newer, find_newest, find_released
+from appliance.plan.services.controllers import KUBERNETES
 from appliance.plan.services.gateway import find_staying
 from appliance.progress import Progress
 
@@ -106,6 +107,9 @@ def keep_gateway(cluster: Cluster, host: Host, bundle: Bundle, progress: Progres
     """Start what stays where it ran last, else on ``host``; again if the site file changes it. Return why it does not.
 
     What stays no more is stopped. The engine has the lease, and its deployment is recorded.
+
+    Raises:
+        SmsError: it could not be stopped, and the engine is to get its address.
     """
     try:
         lease = query_lease(host, cluster.of_gateway())
@@ -122,6 +126,12 @@ def keep_gateway(cluster: Cluster, host: Host, bundle: Bundle, progress: Progres
             stop_gateway(cluster, there)
             part, started = start_gateway(cluster, there, bundle.engine, progress, options)
     except SmsError as error:
+        if bundle.engine == KUBERNETES and cluster.site.engines.kubernetes.network == "attached":
+            raise SmsError(
+                f"what stayed in the services container may have the address that slurmctld's pod is to get: "
+                f"{error.message}",
+                hint="`sms stop --host HOST` stops it; then run this again",
+            ) from error
         return error.message
     missing = started.missing(part.services) if started else []
     return f"{', '.join(missing)} does not answer" if missing else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
 from contextlib import nullcontext
@@ -11,16 +12,19 @@ from unittest.mock import MagicMock
 import pytest
 
 from appliance.catalog import read_catalog, select
+from appliance.cli.engines import deploy as deploy_verbs
 from appliance.cli.services.status import Shown
 from appliance.config.types import Name
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.render import make_bundle
-from appliance.errors import Busy, Refused
+from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import Unreachable
 from appliance.operations import preflight
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import DEPLOYED, Deployed, record_path
+from appliance.operations.engines import deploy as deploy_module
 from appliance.operations.engines import gateway as module
+from appliance.operations.engines.deploy import Outcome
 from appliance.operations.engines.gateway import find_gateway, find_silent, keep_gateway, missing_gateway
 from appliance.operations.lease import hand_over, query_lease
 from appliance.operations.migration import failover
@@ -321,6 +325,41 @@ def test_a_deployment_starts_it_where_it_ran(moved: Pair, monkeypatch: pytest.Mo
     )
     assert keep_gateway(without, moved.hosts["host-a"], BUNDLE, Silent()) == ""
     assert there[2:] == ["stop on host-b"]
+
+
+@pytest.mark.parametrize("network", ["attached", "service"])
+def test_its_address_is_not_given_to_a_pod_while_it_may_have_it(
+    moved: Pair, monkeypatch: pytest.MonkeyPatch, network: str
+) -> None:
+    """The host that ran it cannot be reached: with another address the deployment goes on, with a warning."""
+    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
+    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    part.take("host-b")
+    moved.hosts["host-b"].cut = True
+    engines = moved.cluster.site.engines
+    changed = engines.model_copy(update={"kubernetes": engines.kubernetes.model_copy(update={"network": network})})
+    without = dataclasses.replace(
+        moved.cluster,
+        site=moved.cluster.site.model_copy(update={"engines": changed}),
+        services=tuple(one for one in moved.cluster.services if one.name in ("slurmctld", "munge")),
+    )
+    bundle = dataclasses.replace(BUNDLE, engine="kubernetes")
+    if network == "attached":
+        with pytest.raises(SmsError, match="may have the address that slurmctld's pod is to get: host-b: interrupted"):
+            keep_gateway(without, moved.hosts["host-a"], bundle, Silent())
+    else:
+        assert keep_gateway(without, moved.hosts["host-a"], bundle, Silent()) == "host-b: interrupted"
+
+
+@pytest.mark.parametrize("verb", ["", "rollback"])
+def test_the_exit_status_says_that_it_does_not_serve(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    outcomes = iter([Outcome("nomad", "sample", 1, "0", {}, [], silent=why) for why in ("", "nat does not answer")])
+    monkeypatch.setattr(deploy_verbs, "_open", lambda _: (MagicMock(), MagicMock(), Silent()))
+    for name in ("deploy", "rollback"):
+        monkeypatch.setattr(deploy_module, name, lambda *_, **__: next(outcomes))
+    arguments = argparse.Namespace(engine="nomad", dry_run=False, timeout=1, json=False, quiet=True)
+    run = deploy_verbs.run_rollback if verb else deploy_verbs.run
+    assert [run(arguments), run(arguments)] == [0, 4]
 
 
 def test_a_boot_starts_it_only_where_it_ran(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
