@@ -15,7 +15,7 @@ from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.scripts import script_argv
 
-GUARD_VERSION = "4"
+GUARD_VERSION = "5"
 """What a guard does. Raise it with every change that one which runs already must not miss: the next start or scheduled
 run replaces it.
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from appliance.errors import Busy, SmsError
@@ -272,11 +272,14 @@ class Guard:
         with suppress(SmsError):
             note(self.cluster, self.host, "guard", event, **facts)
 
+    def may_return(self) -> bool:
+        """Return whether ports may be on their bridges again, once the leases of this cluster permit it."""
+        return True
+
     def end_gateway(self) -> None:
         """Stop what stays here while an engine has the other services, once an admin host has all of them."""
-        views = dict(self.leases.views)
-        holder = find_holder(views) if self.host.name in views else None
-        if not holder or holder.engine:
+        holder = self.find_admin()
+        if not holder:
             return
         try:
             # A start of all services stops it itself, as late as possible: it may still be refused.
@@ -289,6 +292,12 @@ class Guard:
         except SmsError as error:
             self._report_once("gateway", f"{self.host.name}: {error.message}")
 
+    def find_admin(self) -> Lease | None:
+        """Return the lease that an admin host holds, as far as known; None if an engine has it, or nobody."""
+        views = dict(self.leases.views)
+        holder = find_holder(views) if self.host.name in views else None
+        return holder if holder and not holder.engine else None
+
     def holds(self) -> bool:
         """Return whether this host has the lease, by its own file as it was read last."""
         mine = self.leases.views.get(self.host.name, View(None)).lease
@@ -300,6 +309,22 @@ class Guard:
         return mine is not None and has_own_overlay(mine, self.host.name) is False
 
 
+class GatewayGuard(Guard):
+    """That of what stays while an engine has the other services. It ends once an admin host has all of them."""
+
+    def __init__(self, whole: Guard) -> None:
+        super().__init__(whole.cluster.of_gateway(), whole.host, whole.report)
+        self.whole = whole
+
+    def may_return(self) -> bool:
+        """Read the leases of the whole; return whether no admin host has it, and so the addresses."""
+        leases = Leases(self.host, replace(self.whole.cluster))  # with connections of its own
+        for name, view in leases.query_readable().items():
+            if view.lease:
+                self.whole.learn(name, view)
+        return self.whole.find_admin() is None
+
+
 def guard_once(cluster: Cluster, host: Host, report: Report) -> SteppedDown | None:
     """Query the leases of all hosts once, and step down if another host has taken over."""
     guard = Guard(cluster, host, report)
@@ -307,7 +332,7 @@ def guard_once(cluster: Cluster, host: Host, report: Report) -> SteppedDown | No
     for name in guard.leases.hosts:
         guard.publish(name)
     stepped_down = guard.check()
-    part = Guard(cluster.of_gateway(), host, report)
+    part = GatewayGuard(guard)
     with part.reporting_errors():
         if _has_lease(part):
             part.leases.query()
@@ -323,8 +348,8 @@ def guard(cluster: Cluster, host: Host, report: Report, *, on_step_down: Callabl
         Busy: a guard of this cluster runs here already.
     """
     with only_guard(cluster):
-        whole, part = Guard(cluster, host, report), Guard(cluster.of_gateway(), host, report)
-        watchers = [_watch(whole)]
+        whole = Guard(cluster, host, report)
+        part, watchers = GatewayGuard(whole), [_watch(whole)]
         while True:
             # What stays while an engine has the other services has a lease from its first start on.
             if len(watchers) == 1 and _has_lease(part):

@@ -54,6 +54,9 @@ class Known(Protocol):
     def newer(self) -> Lease | None:
         """Return the lease of the host that took over, as far as known."""
 
+    def may_return(self) -> bool:
+        """Return whether ports may be on their bridges again, once the leases of this cluster permit it."""
+
 
 class UplinkWatch:
     """The container's ports, and those that were taken off their bridges."""
@@ -147,7 +150,7 @@ class UplinkWatch:
         if self._back_at is None:
             self._back_at = time.monotonic()
         self._leases = self._leases or Leases(self.host, replace(self.cluster))
-        if find_newer(self.host.name, self._read_leases(self._leases)):
+        if find_newer(self.host.name, self._read_leases(self._leases)) or not self.known.may_return():
             return False  # the guard stops the instance
         return not self._leases.unreachable or time.monotonic() - self._back_at > PATIENCE_S
 

@@ -253,6 +253,21 @@ def test_a_guard_leaves_it_to_a_start_that_is_under_way(moved: Pair, monkeypatch
     watcher.end_gateway()
 
 
+def test_it_is_not_back_on_the_network_beside_the_whole(moved: Pair) -> None:
+    """After a cable was out: the lease of all services is read, too, before its ports are on their bridges again."""
+    whole = Guard(moved.cluster, moved.hosts["host-a"], lambda _: None)
+    whole.leases.query()
+    part = guard.GatewayGuard(whole)
+    assert whole.may_return() and part.may_return()
+    moved.hosts["host-a"].cut = True
+    hand_over(moved.hosts["host-b"], moved.cluster, moved.leases("host-b"), holder=None, generation=9)
+    moved.take("host-b")
+    moved.hosts["host-a"].cut = False
+    assert not part.may_return()
+    known = whole.find_admin()
+    assert known and known.holder == "host-b", "the guard ends it at once"
+
+
 def test_a_damaged_lease_of_what_stays_does_not_keep_the_whole_running(
     moved: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ class World:
     """A host's bridge, the other host's lease, and the time. ``live``: ports of the bridge that have a carrier.
 
     ``current``: whether the guard has just read the leases. ``superseded``: it knows that another host has taken over.
+    ``elsewhere``: an admin host has the services beside which this is only what stays.
     """
 
     bridge: str
@@ -50,6 +51,7 @@ class World:
     reachable: bool = True
     current: bool = False
     superseded: bool = False
+    elsewhere: bool = False
     now: float = 100.0
     queries: int = 0
     events: list[str] = field(default_factory=list)
@@ -67,6 +69,9 @@ class World:
 
     def newer(self) -> Lease | None:
         return Lease("c", 1002, "host-b", 1.0, "host-b") if self.superseded else None
+
+    def may_return(self) -> bool:
+        return not self.elsewhere
 
     def query_readable(self) -> dict[str, View]:
         self.queries += 1
@@ -142,6 +147,19 @@ def test_it_stays_off_if_another_host_took_over(world: World, tmp_path: Path, mo
     world.instance = False
     seen.check()
     assert watch(world, tmp_path, monkeypatch).kept_off == {}
+
+
+def test_what_stays_is_kept_off_while_an_admin_host_has_all_services(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own lease is as before: the lease of the whole is the one that was taken meanwhile."""
+    seen = watch(world, tmp_path, monkeypatch)
+    lose(world, seen)
+    world.live, world.elsewhere = world.live | {"ens1"}, True
+    for _ in range(3):
+        world.now += PATIENCE_S
+        seen.check()
+    assert not world.attached and world.events == ["uplink lost"]
 
 
 def test_another_hosts_file_that_is_no_lease_counts_as_unread(
