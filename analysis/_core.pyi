@@ -59,10 +59,16 @@ class Counter:
         self,
     ) -> list[tuple[builtins.bytes, tuple[builtins.bytes, ...], builtins.bytes, builtins.bytes, int, int, bool]]:
         """Return (address, macs, via, claimed, sent, received, outgoing) by index."""
-    def rows(self, roles: builtins.bytes) -> list[tuple[Any, ...]]:
-        """Return counts grouped by the roles of the hosts, one byte each, in the order of observed.Row's fields."""
+    def rows(self, roles: builtins.bytes, scanned: builtins.bytes = b"") -> list[tuple[Any, ...]]:
+        """Return counts grouped by the roles of the hosts, one byte each, in the order of observed.Row's fields.
+
+        Args:
+            scanned: a byte for each pair of `links`; those that are not 0 are rows of kind 255 and port 0.
+        """
     def links(self) -> list[tuple[int, int, int, int, int, int]]:
         """Return (client, server, protocol, port, packets, bytes) of every pair of hosts."""
+    def attempts(self) -> list[tuple[int, int, int, int, int, int, int, int, int, int, int]]:
+        """Return the pairs that a scan could consist of, in the order of scans.Attempt's fields."""
     def samples(self) -> list[tuple[int, int, bool, int, int, int, builtins.bytes]]:
         """Return the samples, in the order of observed.Sample's fields."""
     def boots(self) -> list[tuple[builtins.bytes, int, int]]: ...

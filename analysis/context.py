@@ -51,7 +51,9 @@ def make_context(observation: Observation, roles: bytes, routed: Collection[int]
     Args:
         routed: hosts behind routers.
     """
-    found, excluded = find_nodes(observation.hosts, roles, observation.links, observation.samples, routed=routed)
+    found, excluded = find_nodes(
+        observation.hosts, roles, observation.links, observation.samples, routed=routed, scans=observation.scans
+    )
     by_mac: dict[str, list[Boot]] = defaultdict(list)
     for boot in observation.boots:
         if boot.mac not in excluded:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 
 from analysis.addresses import UNSPECIFIED, is_link_local
-from analysis.observed import Host, Link, Role, Sample
+from analysis.observed import Host, Link, Role, Sample, Scan
 from analysis.protocols import DHCP_PORTS
 from analysis.protocols.dhcp import is_relayed, is_reply
 from analysis.signatures import ICMP, ICMPV6, TCP, UDP
@@ -30,23 +30,27 @@ def find_nodes(
     samples: Iterable[Sample] = (),
     *,
     routed: Collection[int] = (),
+    scans: Iterable[Scan] = (),
 ) -> tuple[dict[str, list[str]], set[str]]:
     """Return the addresses of every compute node by link address, and the machines that are excluded.
 
     A node may have IPv4 and IPv6 addresses. Without link addresses, and behind a router, nodes are counted by address.
     Excluded are machines with the role of a node that are not nodes: switches and bridges, which only send multicast
     from a link-local address (as every IPv6 host does, RFC 4861) and receive nothing; hardware managed by IPMI or SNMP
-    only; DHCP relays.
+    only; DHCP relays; machines that only scan, and scanned addresses that nobody has.
 
     Args:
+        links: without scans.
         routed: hosts behind routers.
     """
     machine = _machines(hosts, roles, routed)
     found: dict[str, list[str]] = defaultdict(list)
     for index, name in machine.items():
         found[name].append(hosts[index].address)
+    links = list(links)
     silent = {host.address for host in hosts if is_link_local(host.address) and not host.received}
     excluded = {name for name, addresses in found.items() if silent.issuperset(addresses)}
+    excluded |= _of_scans(hosts, machine, links, scans)
     hardware = _hardware(machine, links, {machine[one] for one in _relays(samples) if one in machine})
     # If everything looks like hardware, the capture just shows no other traffic of the nodes.
     if set(found) - excluded - hardware:
@@ -73,6 +77,18 @@ def _machines(hosts: Sequence[Host], roles: bytes, routed: Collection[int]) -> d
                 name = hosts[max(one, other) if one < 0 else one].address
                 machine.update({index: name for index in (one, other) if index >= 0})
     return machine
+
+
+def _of_scans(hosts: Sequence[Host], machine: dict[int, str], links: Iterable[Link], scans: Iterable[Scan]) -> set[str]:
+    """Return the machines that appear in nothing but scans: who scans, and targets that sent no packet."""
+    found = set[int]()
+    for scan in scans:
+        found |= {scan.source, *(target for target in scan.targets if not hosts[target].sent)}
+    if not found:
+        return set()
+    used = {end for client, server, *_ in links for end in (client, server)}
+    other = {name for index, name in machine.items() if index not in found or index in used}
+    return {machine[index] for index in found if index in machine} - other
 
 
 def _hardware(machine: dict[int, str], links: Iterable[Link], relays: set[str]) -> set[str]:

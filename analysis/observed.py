@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+SCANNED = 255
+"""Kind of the rows of port scans."""
+
 
 class Role(IntEnum):
     """Role of an address in the cluster; the core groups its counts by role."""
@@ -67,7 +70,8 @@ class Row:
     Attributes:
         protocol, port: IP protocol and the server's port; port 0 for protocols without ports, and for unknown server
             ports above 32767 (dynamic ports).
-        kind: 1 + index into the `first` table passed to the core; 0 if nothing matched.
+        kind: 1 + index into the `first` table passed to the core; 0 if nothing matched; 254 for TCP connections
+            without data; SCANNED for scans, with port 0.
         client, server: roles of the side that opened and of the other side.
         client_hosts, server_hosts: distinct addresses; ``client_indexes`` the first 4096 clients.
         opened: connections opened in the capture. midstream: open when the capture began.
@@ -125,6 +129,26 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Scan:
+    """A port scan by one host; source and targets are indexes of hosts.
+
+    Attributes:
+        pairs: indexes of its pairs in the core, which no service counts.
+        ports: ports that were tried; failed: those that did not answer, or refused.
+        packets: of both sides.
+    """
+
+    source: int
+    targets: tuple[int, ...]
+    pairs: tuple[int, ...]
+    ports: int
+    failed: int
+    packets: int
+    first_ns: int
+    last_ns: int
+
+
+@dataclass(frozen=True)
 class Problem:
     """An unreadable place of a file, with the reason."""
 
@@ -153,6 +177,7 @@ class Observation:
         bin_s: seconds per part of a timeline; the first begins at ``start_ns``.
         cut: packets captured only in part; cut_at: the maximum captured bytes of one of them.
         gap_s: seconds between files that no file covers.
+        scans: port scans; ``links`` are without them.
         remarks: limits of the files, as sentences.
     """
 
@@ -175,6 +200,7 @@ class Observation:
     cut: int = 0
     cut_at: int = 0
     gap_s: float = 0.0
+    scans: tuple[Scan, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property

@@ -15,8 +15,9 @@ from typing import Any
 
 from analysis.addresses import packed
 from analysis.errors import CaptureError
-from analysis.observed import Boot, Host, Link, Observation, Problem, Role, Row, Sample
+from analysis.observed import Boot, Host, Link, Observation, Problem, Role, Row, Sample, Scan
 from analysis.protocols import SAMPLED
+from analysis.scans import find_scans
 from analysis.signatures import Signature
 from analysis.sources import GRACE_S, Source, core, in_order, name_of, opened, size_of
 
@@ -48,14 +49,34 @@ class Reading:
 
     def hosts(self) -> tuple[Host, ...]:
         """Return every address that was seen."""
+        return self._hosts
+
+    @cached_property
+    def _hosts(self) -> tuple[Host, ...]:
         return tuple(
             Host(index, _address(raw), tuple(map(_mac, macs)), _mac(via), _mac(claimed), sent, received, outgoing)
             for index, (raw, macs, via, claimed, sent, received, outgoing) in enumerate(self.counter.hosts())
         )
 
+    @cached_property
+    def scans(self) -> tuple[Scan, ...]:
+        """The port scans."""
+        return find_scans(self.counter.attempts(), self.hosts)
+
     def links(self) -> list[Link]:
-        """Return the traffic of every pair of addresses, by service."""
-        return list(map(Link._make, self.counter.links()))
+        """Return the traffic of every pair of addresses, by service, without scans."""
+        links = list(map(Link._make, self.counter.links()))
+        scanned = {pair for scan in self.scans for pair in scan.pairs}
+        return [link for pair, link in enumerate(links) if pair not in scanned] if scanned else links
+
+    def _rows(self, roles: bytes) -> list[Any]:
+        if not self.scans:
+            return list(self.counter.rows(roles))
+        scanned = bytearray(len(self.counter.links()))
+        for scan in self.scans:
+            for pair in scan.pairs:
+                scanned[pair] = 1
+        return list(self.counter.rows(roles, bytes(scanned)))
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:
@@ -65,7 +86,7 @@ class Reading:
     def observe(self, roles: bytes, hosts: Sequence[Host], links: Sequence[Link]) -> Observation:
         """Return the counts, grouped by the roles of the hosts: one byte each, by index."""
         totals = self.counter.totals()
-        rows = [Row(*(*row[:3], Role(row[3]), Role(row[4]), *row[5:])) for row in self.counter.rows(roles)]
+        rows = [Row(*(*row[:3], Role(row[3]), Role(row[4]), *row[5:])) for row in self._rows(roles)]
         problems = [Problem(name_of(self.files[file]), offset, what) for file, offset, what in self.counter.problems()]
         return Observation(
             files=self.files,
@@ -87,6 +108,7 @@ class Reading:
             cut=totals["cut"],
             cut_at=totals["cut_at"],
             gap_s=totals["gap_ns"] / 1e9,
+            scans=self.scans,
             remarks=(*self.remarks, *_find_overlaps(self.files, self.counter.files())),
         )
 

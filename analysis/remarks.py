@@ -21,7 +21,7 @@ FIRST_BYTES = 98
 """Minimum bytes of a packet that hold 32 bytes of TCP payload, with usual headers (14 + 20 + 32)."""
 FEW = 2
 """Minimum nodes of a cluster."""
-REASONS = 3
+REASONS = SCANS = 3
 ODD_TIME = "time far from its neighbours'"
 """The core's name for a packet whose time it replaced."""
 
@@ -42,6 +42,7 @@ def make_remarks(
         *_damage(observation),
         *observation.remarks,
         *roles.remarks,
+        *_scans(observation),
         *_stranger(roles, context),
         *_gaps(observation),
         *_cut(observation, context, decoded),
@@ -64,6 +65,22 @@ def _damage(observation: Observation) -> Iterator[str]:
         yield f"{counted(beyond, 'packet')} ({part}) exceeded the address table: no verdict includes them"
     if odd := observation.skipped.get(ODD_TIME, 0):
         yield f"{counted(odd, 'packet')} with impossible times, replaced by the time of the packet before"
+
+
+def _scans(observation: Observation) -> Iterator[str]:
+    """Port scans, the largest first."""
+    hosts = observation.hosts
+    scans = sorted(observation.scans, key=lambda one: (-one.packets, one.source))
+    for scan in scans[:SCANS]:
+        (first, *others) = scan.targets
+        of = counted(len(scan.targets), "machine") if others else hosts[first].address
+        tried = f"{hosts[scan.source].address} tried {counted(scan.ports, 'port')} of {of}"
+        within = span((scan.last_ns - scan.first_ns) / 1e9)
+        refused, packets = f"{number(scan.failed)} of them refused or did not answer", counted(scan.packets, "packet")
+        yield f"{tried} within {within}, {refused}: a port scan; no service includes its {packets}"
+    if rest := scans[SCANS:]:
+        packets = counted(sum(one.packets for one in rest), "packet")
+        yield f"{counted(len(rest), 'more machine')} scanned ports; no service includes their {packets}"
 
 
 def _gaps(observation: Observation) -> Iterator[str]:

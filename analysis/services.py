@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 from analysis.model import Destination, Routed, TrafficKind, Unclassified
 from analysis.numbers import quantiles, weight
-from analysis.observed import Link, Observation, Role, Row
+from analysis.observed import SCANNED, Link, Observation, Role, Row
 from analysis.signatures import ICMP, ICMPV6, PROTOCOLS, SCTP, TCP, UDP, Signature
 
 IGMP = 2
@@ -239,7 +239,9 @@ class _Sorter:
 
     def _sort(self, row: Row) -> None:
         ends, signature = {row.client, row.server}, self._signature(row)
-        if ends == {Role.NODE, Role.OUTSIDE}:
+        if row.kind == SCANNED:
+            self.unclassified.add("port scan", sum(row.packets), sum(row.bytes))
+        elif ends == {Role.NODE, Role.OUTSIDE}:
             self.nat.add(row)
         elif Role.UNKNOWN in ends or (row.protocol not in UNDERSTOOD and ends == {Role.NODE, Role.SMS}):
             self._count(self.unclassified, row, signature)

@@ -26,7 +26,9 @@
 #define PATTERN 32
 #define GATHERED 128 /* first bytes of a client that are matched */
 #define MAX_GATHERS 8192u
-#define MAX_FIRST 254 /* a kind is one byte, and 0 is none */
+#define MAX_FIRST 253 /* a kind is one byte, and 0 is none */
+#define EMPTY 254     /* kind of pairs for TCP connections without data, which a scan consists of */
+#define SCANNED 255   /* kind of the groups of scans */
 #define MAX_HOSTS 131072u
 #define MAX_LINKS 65536u
 #define MAX_BOOTS 65536u
@@ -162,6 +164,7 @@ typedef struct {
 	uint8_t mac[2][6], via[6], claimed[6];
 	uint8_t length, macs, flags; /* flags: HOST_ */
 	uint32_t hash, link;
+	uint32_t tried; /* pairs with it as the client at ports where no service is known */
 	uint64_t sent, received;
 } Host;
 enum { HOST_VIA = 1, HOST_CLAIMED = 2, HOST_OUTGOING = 4, HOST_TOGETHER = 8 };
@@ -190,6 +193,7 @@ typedef struct {
 	uint32_t pair; /* of a waiting flow: its Gather */
 	uint32_t sequence, hash;
 	uint32_t sample; /* index into sampled, NONE, or WAITS */
+	bool data;       /* a payload was seen */
 	int64_t first, last, request, spoke;
 	uint64_t packets[2], bytes[2];
 } Flow;
@@ -398,7 +402,9 @@ typedef struct {
 	uint32_t begin, end; /* in the order returned by order_pairs */
 } Group;
 
-/* Returns the pairs ordered by group; NULL if out of memory. The caller frees both results. */
-uint32_t *order_pairs(const Counter *counter, const uint8_t *roles, Group **groups, uint32_t *group_count);
+/* Returns the pairs ordered by group; NULL if out of memory. The caller frees both results.
+ * scanned: a byte for each pair, or NULL; those that are not 0 are in groups of their own, with kind SCANNED and port 0. */
+uint32_t *order_pairs(const Counter *counter, const uint8_t *roles, const uint8_t *scanned, Group **groups,
+                      uint32_t *group_count);
 
 #endif

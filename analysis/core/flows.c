@@ -126,7 +126,8 @@ static void assign(Counter *c, Flow *f, uint8_t kind)
 		return;
 	Pair *pair = c->pairs + index;
 	/* A flow that continues after its state was dropped was not open before the capture began. */
-	if ((f->flags & FLOW_MIDSTREAM) && c->dropped && pair->last != INT64_MIN)
+	if ((f->flags & FLOW_MIDSTREAM) && c->dropped &&
+	    (pair->last != INT64_MIN || has_pair(c, client, server, f->protocol, port, EMPTY)))
 		f->flags = (uint8_t)((f->flags & ~FLOW_MIDSTREAM) | FLOW_RESUMED);
 	if (f->first < pair->first)
 		pair->first = f->first;
@@ -199,7 +200,7 @@ void fold(Counter *c, uint32_t index)
 {
 	Flow *f = c->flows + index;
 	if (f->sample == WAITS)
-		decide(c, f, 0);
+		decide(c, f, f->protocol == TCP && (f->flags & FLOW_OPENED) && !f->data ? EMPTY : 0);
 	if (c->kept_count < c->keep_flows)
 		keep_flow(c, f);
 	if (f->pair == NONE) {
@@ -293,6 +294,7 @@ static void begin(Counter *c, Flow *f, const Packet *p)
 	bool known = bit(c->known, p->protocol, port);
 	bool wait = (p->what & HAS_PORTS) && !(f->flags & FLOW_TFTP) &&
 	            (known ? bit(c->matched, p->protocol, port) : c->any_first);
+	wait |= p->protocol == TCP && state == FLOW_OPENED; /* for data: without any it is EMPTY */
 	f->pair = NONE;
 	f->sample = wait ? WAITS : NONE;
 	/* A new connection is a contact; in an open one, a client's packet is. */
@@ -367,8 +369,10 @@ static void update(Counter *c, Flow *f, const Packet *p)
 		return;
 	if (p->flags & (FIN | RST))
 		f->closed |= p->flags & RST ? 3 : (uint8_t)(1 << way);
-	if (!from_client && (p->length || (p->flags & (SYN | ACK)) == (SYN | ACK)))
+	/* A client acknowledges only what it got: of some captures the server's packets are missing. */
+	if (from_client ? (p->flags & (SYN | RST | ACK)) == ACK : p->length || (p->flags & (SYN | ACK)) == (SYN | ACK))
 		f->flags |= FLOW_ANSWERED;
+	f->data |= p->length > 0;
 	if (p->length || p->protocol == ICMP || p->protocol == ICMP6)
 		speak(c, f, p, from_client);
 	if ((f->flags & FLOW_BOOT) && before / LOADING != f->bytes[way] / LOADING) {

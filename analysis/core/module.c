@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ABI 3
+#define ABI 4
 
 typedef struct {
 	PyObject_HEAD
@@ -303,13 +303,18 @@ GIVE(problems)
 GIVE(flows)
 GIVE(totals)
 GIVE(files)
+GIVE(attempts)
 
 static PyObject *counter_rows(PyObject *object, PyObject *args)
 {
-	const char *roles;
-	Py_ssize_t length;
+	const char *roles, *scanned = NULL;
+	Py_ssize_t length, pairs = 0;
 	const Counter *counter = idle((Self *)object);
-	return counter && PyArg_ParseTuple(args, "y#", &roles, &length) ? give_rows(counter, roles, length) : NULL;
+	if (!counter || !PyArg_ParseTuple(args, "y#|y#", &roles, &length, &scanned, &pairs))
+		return NULL;
+	if (pairs && pairs != (Py_ssize_t)counter->pair_count)
+		return PyErr_Format(PyExc_ValueError, "%zd marks for %u pairs", pairs, counter->pair_count);
+	return give_rows(counter, roles, length, pairs ? scanned : NULL);
 }
 
 /* ---- the first packet's time, for sorting files --------------------------------------------------- */
@@ -364,6 +369,7 @@ static PyMethodDef counter_methods[] = {
     {"hosts", counter_hosts, METH_NOARGS, NULL},
     {"rows", counter_rows, METH_VARARGS, NULL},
     {"links", counter_links, METH_NOARGS, NULL},
+    {"attempts", counter_attempts, METH_NOARGS, NULL},
     {"samples", counter_samples, METH_NOARGS, NULL},
     {"boots", counter_boots, METH_NOARGS, NULL},
     {"problems", counter_problems, METH_NOARGS, NULL},

@@ -5,6 +5,7 @@
 
 #define SILENCE NS /* minimum time between two contacts */
 #define ROUTER 16u /* a link address with more addresses belongs to a router */
+#define TRIES 256u /* a client that tries more ports where no service is known scans */
 
 /* ---- pairs --------------------------------------------------------------------------------------- */
 
@@ -13,16 +14,32 @@ static uint64_t pair_hash(const Counter *c, uint32_t client, uint32_t server, ui
 	return hash_words(c, (uint64_t)client << 32 | server, (uint64_t)protocol << 32 | (uint64_t)port << 8 | kind);
 }
 
+/* Returns the index of a pair, or NONE and the slot for it. */
+static uint32_t search_pair(const Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port,
+                            uint8_t kind, uint32_t hash, uint32_t *at)
+{
+	for (*at = hash & c->pair_mask; c->pair_slots[*at] != NONE; *at = (*at + 1) & c->pair_mask) {
+		const Pair *pair = c->pairs + c->pair_slots[*at];
+		if (pair->hash == hash && pair->client == client && pair->server == server && pair->protocol == protocol &&
+		    pair->port == port && pair->kind == kind)
+			return c->pair_slots[*at];
+	}
+	return NONE;
+}
+
+bool has_pair(const Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port, uint8_t kind)
+{
+	uint32_t at, hash = (uint32_t)pair_hash(c, client, server, protocol, port, kind);
+	return search_pair(c, client, server, protocol, port, kind, hash, &at) != NONE;
+}
+
 uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port, uint8_t kind)
 {
 	for (int turn = 0;; turn++) {
-		uint32_t hash = (uint32_t)pair_hash(c, client, server, protocol, port, kind), at = hash & c->pair_mask;
-		for (; c->pair_slots[at] != NONE; at = (at + 1) & c->pair_mask) {
-			Pair *pair = c->pairs + c->pair_slots[at];
-			if (pair->hash == hash && pair->client == client && pair->server == server && pair->protocol == protocol &&
-			    pair->port == port && pair->kind == kind)
-				return c->pair_slots[at];
-		}
+		uint32_t at, hash = (uint32_t)pair_hash(c, client, server, protocol, port, kind);
+		uint32_t found = search_pair(c, client, server, protocol, port, kind, hash, &at);
+		if (found != NONE)
+			return found;
 		/* When the table is almost full, the addresses behind a router are counted as one. */
 		const Host *far = c->hosts + server, *near = c->hosts + client;
 		bool tight = c->pair_count >= c->max_pairs - c->max_pairs / 4;
@@ -35,9 +52,16 @@ uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protoco
 				continue;
 			}
 		}
+		/* From half of the table on, a scan's further ports are counted as one: it must not displace services. */
+		bool unknown = port && (!kind || kind == EMPTY) && !bit(c->known, protocol, port);
+		if (unknown && near->tried > TRIES && c->pair_count >= c->max_pairs / 2) {
+			port = 0;
+			continue;
+		}
 		if (c->pair_count == c->pair_room && !grow(&c->pairs, &c->pair_room, sizeof *c->pairs, 1024, c->max_pairs))
 			return NONE;
 		Pair *pair = c->pairs + c->pair_count;
+		c->hosts[client].tried += unknown;
 		memset(pair, 0, sizeof *pair);
 		pair->client = client;
 		pair->server = server;

@@ -120,7 +120,7 @@ static PyObject *row_tuple(const Counter *c, const uint32_t *order, const Group 
 	                     numbers(boot, BINS));
 }
 
-PyObject *give_rows(const Counter *c, const char *roles, Py_ssize_t length)
+PyObject *give_rows(const Counter *c, const char *roles, Py_ssize_t length, const char *scanned)
 {
 	if (length != (Py_ssize_t)c->host_count) {
 		PyErr_Format(PyExc_ValueError, "%zd roles for %u hosts", length, c->host_count);
@@ -128,7 +128,7 @@ PyObject *give_rows(const Counter *c, const char *roles, Py_ssize_t length)
 	}
 	Group *groups = NULL;
 	uint32_t count = 0;
-	uint32_t *order = order_pairs(c, (const uint8_t *)roles, &groups, &count);
+	uint32_t *order = order_pairs(c, (const uint8_t *)roles, (const uint8_t *)scanned, &groups, &count);
 	uint32_t *stamps = calloc((size_t)c->host_count + 1, 2 * sizeof *stamps);
 	PyObject *list = order && stamps ? PyList_New(0) : PyErr_NoMemory();
 	for (uint32_t i = 0; list && i < count; i++)
@@ -137,6 +137,28 @@ PyObject *give_rows(const Counter *c, const char *roles, Py_ssize_t length)
 	free(order);
 	free(groups);
 	free(stamps);
+	return list;
+}
+
+/* Whether the pair can be part of a scan: connections without data, or few packets. */
+static bool is_attempt(const Pair *pair)
+{
+	return pair->kind == EMPTY || (pair->protocol != TCP && pair->opened && !pair->midstream && !pair->resumed &&
+	                               pair->packets[0] <= 3ULL * pair->opened);
+}
+
+PyObject *give_attempts(const Counter *c)
+{
+	PyObject *list = PyList_New(0);
+	for (uint32_t i = 0; list && i < c->pair_count; i++) {
+		const Pair *pair = c->pairs + i;
+		if (is_attempt(pair) &&
+		    !add(list, Py_BuildValue("(IIIiiIIKKLL)", i, pair->client, pair->server, pair->protocol, pair->port,
+		                             pair->opened, pair->unanswered, (unsigned long long)pair->packets[0],
+		                             (unsigned long long)pair->packets[1], (long long)pair->first,
+		                             (long long)pair->last)))
+			Py_CLEAR(list);
+	}
 	return list;
 }
 

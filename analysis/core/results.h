@@ -16,6 +16,8 @@ PyObject *give_problems(const Counter *counter);
 PyObject *give_flows(const Counter *counter);
 PyObject *give_totals(const Counter *counter);
 PyObject *give_files(const Counter *counter);
-PyObject *give_rows(const Counter *counter, const char *roles, Py_ssize_t length);
+PyObject *give_attempts(const Counter *counter);
+/* scanned: NULL, or a byte for each pair. */
+PyObject *give_rows(const Counter *counter, const char *roles, Py_ssize_t length, const char *scanned);
 
 #endif

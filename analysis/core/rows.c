@@ -16,13 +16,14 @@ static int by_key(const void *one, const void *two)
 	return a->pair < b->pair ? -1 : a->pair > b->pair;
 }
 
-static uint64_t key_of(const Pair *pair, const uint8_t *roles)
+static uint64_t key_of(const Pair *pair, const uint8_t *roles, bool scanned)
 {
-	return (uint64_t)pair->protocol << 40 | (uint64_t)pair->port << 24 | (uint64_t)pair->kind << 16 |
-	       (uint64_t)roles[pair->client] << 8 | roles[pair->server];
+	uint64_t place = scanned ? SCANNED : (uint64_t)pair->port << 8 | pair->kind;
+	return (uint64_t)pair->protocol << 40 | place << 16 | (uint64_t)roles[pair->client] << 8 | roles[pair->server];
 }
 
-uint32_t *order_pairs(const Counter *c, const uint8_t *roles, Group **groups, uint32_t *group_count)
+uint32_t *order_pairs(const Counter *c, const uint8_t *roles, const uint8_t *scanned, Group **groups,
+                      uint32_t *group_count)
 {
 	size_t count = c->pair_count ? c->pair_count : 1;
 	Entry *entries = malloc(count * sizeof *entries);
@@ -37,14 +38,16 @@ uint32_t *order_pairs(const Counter *c, const uint8_t *roles, Group **groups, ui
 		return NULL;
 	}
 	for (uint32_t i = 0; i < c->pair_count; i++)
-		entries[i] = (Entry){key_of(c->pairs + i, roles), i};
+		entries[i] = (Entry){key_of(c->pairs + i, roles, scanned && scanned[i]), i};
 	qsort(entries, c->pair_count, sizeof *entries, by_key);
 	for (uint32_t i = 0; i < c->pair_count; i++) {
 		const Pair *pair = c->pairs + entries[i].pair;
 		order[i] = entries[i].pair;
-		if (i == 0 || entries[i].key != entries[i - 1].key)
-			(*groups)[(*group_count)++] =
-			    (Group){pair->protocol, pair->kind, roles[pair->client], roles[pair->server], pair->port, i, i};
+		if (i == 0 || entries[i].key != entries[i - 1].key) {
+			uint64_t key = entries[i].key;
+			(*groups)[(*group_count)++] = (Group){pair->protocol, (uint8_t)(key >> 16), roles[pair->client],
+			                                      roles[pair->server], (uint16_t)(key >> 24), i, i};
+		}
 		(*groups)[*group_count - 1].end = i + 1;
 	}
 	free(entries);

@@ -109,6 +109,7 @@ static inline uint32_t host_of(Counter *c, const uint8_t *address, uint8_t lengt
 
 /* Finds or adds a pair; returns its index, NONE if the table is full. */
 uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port, uint8_t kind);
+bool has_pair(const Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port, uint8_t kind);
 /* Reservoir sampling (Vitter 1985, algorithm R). */
 void keep_value(Counter *c, float *kept, uint32_t room, uint32_t *seen, int64_t span);
 /* Counts a contact of a client with a service, at most once a second. */

@@ -269,7 +269,7 @@ static void hold_counts(const Counter *c)
 		packets += p->packets[0] + p->packets[1];
 		bytes += p->bytes[0] + p->bytes[1];
 		HOLDS(p->client < c->host_count && p->server < c->host_count);
-		HOLDS(p->first <= p->last && p->kind <= c->firsts);
+		HOLDS(p->first <= p->last && (p->kind <= c->firsts || p->kind == EMPTY));
 		HOLDS(p->packets[0] + p->packets[1] > 0);
 	}
 	HOLDS(packets + others == c->packets && packets + others >= c->cut);
@@ -291,26 +291,31 @@ static void hold_counts(const Counter *c)
 
 static void hold_groups(const Counter *c)
 {
-	uint8_t *roles = malloc(c->host_count + 1u);
+	uint8_t *roles = malloc(c->host_count + 1u), *scanned = calloc(c->pair_count + 1u, 1);
 	Group *groups = NULL;
 	uint32_t count = 0, next = 0;
-	HOLDS(roles);
+	HOLDS(roles && scanned);
 	for (uint32_t i = 0; i < c->host_count; i++)
 		roles[i] = (uint8_t)roll(6);
-	uint32_t *order = order_pairs(c, roles, &groups, &count);
+	for (uint32_t i = 0; i < c->pair_count; i++)
+		scanned[i] = !roll(4);
+	uint32_t *order = order_pairs(c, roles, scanned, &groups, &count);
 	HOLDS(order);
 	for (uint32_t i = 0; i < count; i++) {
 		HOLDS(groups[i].begin == next && groups[i].end > next);
 		for (; next < groups[i].end; next++) {
 			const Pair *p = c->pairs + order[next];
-			HOLDS(order[next] < c->pair_count && p->port == groups[i].port && p->protocol == groups[i].protocol);
-			HOLDS(p->kind == groups[i].kind && roles[p->client] == groups[i].client && roles[p->server] == groups[i].server);
+			HOLDS(order[next] < c->pair_count && p->protocol == groups[i].protocol);
+			bool apart = scanned[order[next]];
+			HOLDS(groups[i].port == (apart ? 0 : p->port) && groups[i].kind == (apart ? SCANNED : p->kind));
+			HOLDS(roles[p->client] == groups[i].client && roles[p->server] == groups[i].server);
 		}
 	}
 	HOLDS(next == c->pair_count);
 	free(order);
 	free(groups);
 	free(roles);
+	free(scanned);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
