@@ -23,6 +23,8 @@ class Role(IntEnum):
     OUTSIDE = 3
     GROUP = 4
     """Multicast and broadcast."""
+    SERVER = 5
+    """Another machine that serves the management node."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ class Roles:
         remarks: reasons to doubt the roles, as sentences.
         node: the node that the capture was restricted to.
         routed: nodes behind routers, whose link address says nothing about the machine.
+        machine: the machine of each host, by its link address if it has one.
+        given: hosts in the networks of ``--nodes``.
     """
 
     sms: Sms
@@ -35,6 +37,8 @@ class Roles:
     remarks: tuple[str, ...] = ()
     node: str = ""
     routed: frozenset[int] = frozenset()
+    machine: tuple[str, ...] = ()
+    given: frozenset[int] = frozenset()
 
 
 def _prefix24(address: str) -> str:

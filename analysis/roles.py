@@ -50,7 +50,13 @@ def find_roles(
             "outside",
             f"{INTERFACE}; --sms names the management node, --nodes 10.2.0.0/16 networks of nodes behind a router",
         )
-    return replace(found, remarks=_find_contradictions(host_index, identity, sms) if sms else (), node=node)
+    return replace(
+        found,
+        remarks=_find_contradictions(host_index, identity, sms) if sms else (),
+        node=node,
+        machine=tuple(host_index.entity),
+        given=frozenset(host_index.site_nodes),
+    )
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:

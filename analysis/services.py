@@ -38,6 +38,7 @@ ROLE_NAMES = {
     Role.SMS: "the management node",
     Role.OUTSIDE: "addresses outside",
     Role.GROUP: "groups",
+    Role.SERVER: "other servers",
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 Place = tuple[int, int]
@@ -226,7 +227,7 @@ class _Sorter:
             tally.add(what, packets, octets)
         self.unclassified.add("addresses beyond the table limit", *self.observation.beyond)
         named = self._name_unknown()
-        services = [*self.known.values(), *named]
+        services = [one for one in (*self.known.values(), *named) if not self._of_another(one)]
         if any(self.nat.packets):
             services.append(self.nat)
         self._remainder(services)
@@ -296,6 +297,19 @@ class _Sorter:
             for row in counts.rows:
                 into.add(row)
         return list(named.values())
+
+    def _of_another(self, counts: ServiceCounts) -> bool:
+        """Return whether only the management node uses a service that it would not open to nodes; count it elsewhere.
+
+        The service is then that of the other machine, whatever that is.
+        """
+        signature = counts.signature
+        if signature is None or signature.sms_opens or not counts.rows:
+            return False
+        if any(row.client != Role.SMS or row.server == Role.GROUP for row in counts.rows):
+            return False
+        self.elsewhere.add(f"the management node as a client: {counts.name}", sum(counts.packets), sum(counts.bytes))
+        return True
 
     # Routed traffic.
 

@@ -35,6 +35,7 @@ class Signature:
         critical: the catalogue's verdict, used if too little was seen.
         boot: nodes need it only while they boot.
         poll: nodes poll it and fetch only changes.
+        sms_opens: the management node opens connections of it to nodes, too. Of others it is a client if only it opens.
         every_s: typical seconds between two contacts of one node; `unseen` uses it.
         budget_s: tolerated outage in seconds: until nodes notice.
         budget_why: what happens then, with the source.
@@ -53,6 +54,7 @@ class Signature:
     critical: bool = False
     boot: bool = False
     poll: bool = False
+    sms_opens: bool = False
     every_s: float = 0.0
     budget_s: float = 0.0
     budget_why: str = ""

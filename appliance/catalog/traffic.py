@@ -80,5 +80,6 @@ class Traffic(Section):
     routed: bool = Field(False, description="It is the traffic through the management node to addresses outside.")
     boot: bool = Field(False, description="Nodes need it only while they boot.")
     poll: bool = Field(False, description="Nodes poll it and fetch only changes.")
+    sms_opens: bool = Field(False, description="The management node opens connections of it to nodes, too.")
     silent: bool = Field(False, description="It has no traffic of its own, so its absence means nothing.")
     every_s: float = Field(0, ge=0, description="Usual interval between contacts of a node, in seconds.")

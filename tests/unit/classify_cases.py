@@ -35,6 +35,7 @@ SIGNATURES = (
         ((TCP, 6817), (TCP, 6818)),
         (FirstBytes(TCP, 0, 0, b"\0\0\0\x10\x1a\0", b"\0\xff\xff\xff\x3f\0"),),
         critical=True,
+        sms_opens=True,
         every_s=300,
         budget_s=300,
         budget_why="SlurmdTimeout",
@@ -42,7 +43,14 @@ SIGNATURES = (
     ),
     Signature("nat", "routes", routed=True, critical=True, every_s=3600, budget_s=0, carried=True),
     Signature(
-        "ganglia", "measures", ((UDP, 8649), (TCP, 8649)), critical=True, every_s=20, budget_s=80, advice="syslog"
+        "ganglia",
+        "measures",
+        ((UDP, 8649), (TCP, 8649)),
+        critical=True,
+        sms_opens=True,
+        every_s=20,
+        budget_s=80,
+        advice="syslog",
     ),
     Signature("postfix", "mail", ((TCP, 25),), critical=True, every_s=7200, budget_s=432000, carried=True),
     Signature("warewulf", "files", (), (starts(80, b"GET /WW/file"),), poll=True, every_s=300, budget_s=86400),
@@ -56,7 +64,7 @@ SIGNATURES = (
         budget_s=2592000,
         budget_why="boot",
     ),
-    Signature("ssh", "logins", ((TCP, 22),), every_s=86400, budget_s=86400),
+    Signature("ssh", "logins", ((TCP, 22),), sms_opens=True, every_s=86400, budget_s=86400),
     Signature("munge", silent=True, critical=True),
 )
 KINDS = {"slurmctld": 1, "warewulf": 2, "provisioning": 3}

@@ -21,6 +21,7 @@ from analysis.model import VERDICTS, Classification, Provenance, Verdict
 from analysis.protocols import preload
 from analysis.reading import ProgressCallback, Reading, read_captures, read_stream
 from analysis.roles import find_roles, no_hosts_error
+from analysis.servers import find_servers
 from analysis.signatures import Signature
 from analysis.sources import STDIN, Source, check_files
 from appliance import __version__
@@ -124,6 +125,7 @@ def _analyze(
     if not hosts:
         raise no_hosts_error(options.node, reading.counter.totals())
     roles = find_roles(hosts, links, reading.samples, sms=options.sms, node=options.node, nodes=options.nodes)
+    roles = find_servers(roles, hosts, links, signatures)
     observation = reading.observe(roles.by_index, hosts, links)
     return judge(observation, roles, signatures, overrides)
 

@@ -84,6 +84,7 @@ def make_signature(service: Service, carried: bool) -> Signature:
         critical=service.critical,
         boot=traffic.boot,
         poll=traffic.poll,
+        sms_opens=traffic.sms_opens,
         every_s=traffic.every_s,
         budget_s=service.outage.seconds,
         budget_why=service.outage.why,
