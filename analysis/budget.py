@@ -41,7 +41,8 @@ class Budget:
 
 def find_budget(counts: ServiceCounts, decoded: DecodedSamples, context: CaptureContext) -> Budget:
     """Return the outage budget of a service; always finite and not negative."""
-    places = set(counts.places)
+    # Routed traffic uses the ports of other services, of which it is none.
+    places = set() if counts.routed else set(counts.places)
     found = None
     if (UDP, DHCP_PORTS[0]) in places:
         found = _dhcp(counts, decoded, context)

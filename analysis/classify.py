@@ -15,7 +15,7 @@ from analysis.observed import Observation, Role
 from analysis.protocols import SLURM_PORTS
 from analysis.remarks import make_remarks
 from analysis.roles import Roles
-from analysis.samples import DecodedSamples, read_samples
+from analysis.samples import DecodedSamples, own_samples, read_samples
 from analysis.services import ServiceCounts, sort_traffic
 from analysis.signatures import TCP, Signature
 from analysis.unseen import find_unseen
@@ -38,7 +38,8 @@ def classify(
         overrides: the site's own verdicts by service name, in the catalogue or not.
     """
     context = make_context(observation, roles.by_index, roles.routed)
-    decoded = read_samples(observation.samples, observation.cut_at if observation.cut else 0)
+    own = own_samples(observation.samples, roles.by_index)
+    decoded = read_samples(own, observation.cut_at if observation.cut else 0)
     traffic = sort_traffic(observation, roles.by_index, signatures)
     budgets = [find_budget(counts, decoded, context) for counts in traffic.services]
     services = [

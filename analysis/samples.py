@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.observed import Sample
+from analysis.observed import Role, Sample
 from analysis.protocols import DHCP_PORTS, NTP_PORT, READ_AT_MOST, SAMPLED, SLURM_PORTS
 from analysis.protocols.dhcp import ACK, OFFER, REQUEST, Dhcp, has_address, is_relayed, is_reply, read_dhcp, terms
 from analysis.protocols.ntp import CLIENT, Ntp, read_ntp
@@ -64,6 +64,22 @@ class DecodedSamples:
     def slurm_releases(self) -> tuple[str, ...]:
         """Slurm releases of the messages, sorted."""
         return tuple(sorted({one.release for one in self.slurm}))
+
+
+def own_samples(samples: Sequence[Sample], roles: bytes) -> list[Sample]:
+    """Return the samples of the cluster's own services, on which their budgets depend.
+
+    Nodes that poll a public time server, and the management node that polls its own, show nothing about its clients.
+    """
+    return [one for one in samples if _is_own(one, Role(roles[one.source]), Role(roles[one.destination]))]
+
+
+def _is_own(sample: Sample, source: Role, destination: Role) -> bool:
+    if sample.port in DHCP_PORTS:
+        return True  # broadcasts, and those of relays
+    if sample.port == NTP_PORT:
+        return source == Role.NODE and destination in (Role.SMS, Role.GROUP)
+    return {source, destination} == {Role.NODE, Role.SMS}
 
 
 def read_samples(samples: Sequence[Sample], cut_at: int = 0) -> DecodedSamples:

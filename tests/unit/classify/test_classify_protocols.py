@@ -22,7 +22,7 @@ from analysis.protocols.ntp import read_ntp
 from analysis.protocols.slurm import read_slurm
 from analysis.signatures import TCP, UDP
 from analysis.unseen import needed_capture_s
-from tests.unit.classify_cases import GROUP, NODE, SIGNATURES, SMS, boot, make_row, run, service
+from tests.unit.classify_cases import GROUP, NODE, OUTSIDE, SIGNATURES, SMS, boot, make_row, run, service
 
 
 def dhcp(kind: int, *, server: str = "10.1.0.1", own: str = "0.0.0.0", relay: str = "0.0.0.0", **times: int) -> bytes:
@@ -382,3 +382,27 @@ def test_unseen_without_an_interval() -> None:
     """A day, if the catalogue does not say."""
     (found,) = run([], signatures=[replace(SIGNATURES[0], every_s=0.0)]).unseen
     assert found.needed_capture_s == pytest.approx(needed_capture_s(86400, 8))
+
+
+OUTSIDE_INDEX = 9
+"""Index of an outside address among the hosts of eight nodes."""
+
+
+def test_nat_tolerates_no_outage_whatever_is_routed() -> None:
+    """Nodes poll a public time server, log to the site, and renew leases of a server elsewhere."""
+    polls = [Sample(UDP, 123, True, 0, 1, OUTSIDE_INDEX, ntp(6))] * 4
+    ports = ((UDP, 123), (UDP, 514), (UDP, 67), (TCP, 6817))
+    rows = [make_row(NODE, OUTSIDE, protocol, port, opened=90, every=64) for protocol, port in ports]
+    for some in ([rows[0]], rows):
+        found = service(run(some, samples=polls), "nat")
+        assert (found.budget_s, found.budget_from, found.verdict) == (0, "catalogue", "time-critical")
+
+
+def test_chrony_is_not_what_its_own_servers_are() -> None:
+    """The management node polls a public server every 64 s, nodes the management node every 1,024 s."""
+    row = make_row(NODE, SMS, UDP, 123, opened=40, every=1024)
+    upstream = [Sample(UDP, 123, True, 0, 0, OUTSIDE_INDEX, ntp(6))] * 4
+    routed = [Sample(UDP, 123, True, 0, 1, OUTSIDE_INDEX, ntp(6))] * 4
+    found = service(run([row], samples=[*upstream, *routed, *samples(123, ntp(10))]), "chrony")
+    assert (found.budget_s, found.budget_from) == (8 * 1024, "observed")
+    assert service(run([row], samples=upstream), "chrony").budget_from == "catalogue"

@@ -17,7 +17,7 @@ from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.progress import Silent
 from tests.captures import files
 from tests.captures import packets as p
-from tests.captures.cluster import ALL, Made, Plan, simulate, syslog
+from tests.captures.cluster import ALL, START_S, Made, Plan, simulate, syslog
 from tests.captures.wire import Message
 
 Need = Callable[[str], str]
@@ -409,3 +409,15 @@ def test_shared_ports_of_provisioning(port: int, payload: bytes, name: str, verd
     assert {one.name: one.verdict for one in seen.values() if one.name != "chrony"} == {
         name or iana_name((6, port)): verdict
     }
+
+
+def test_public_time_servers_say_nothing_about_nat(tmp_path: Path) -> None:
+    made = simulate(Plan(nodes=4, duration_s=1200, boots=0, services=("syslog", "slurm", "arp")))
+    for number, node in enumerate(made.nodes):
+        for poll in range(18):
+            request, answer = (p.ntp(mode, stratum=2, poll=6, sent_ns=10**18) for mode in (3, 4))
+            exchange: list[Message] = [(0, "c", request), (0.02, "s", answer)]
+            made.exchange(START_S + 5 + number + 64 * poll, "ntp", node, made.outside[0], (node.port(), 123), exchange)
+    seen = by_name(found(write(tmp_path, made)))
+    assert (seen["nat"].budget_s, seen["nat"].budget_from) == (0, "catalogue")
+    assert "chrony" not in seen
