@@ -183,7 +183,11 @@ def _unknown(counts: ServiceCounts, context: CaptureContext) -> Budget:
     clients = max(len(counts.clients), counts.most_clients, 1)
     median, _ = counts.regular(Role.NODE)
     turn_s = median / clients
-    often = f"one of {counted(clients, 'node')} uses it every {span(turn_s)}" if turn_s else "until the next use"
+    often = (
+        f"one of {counted(max(counts.users, 1), 'node')} uses it every {span(turn_s)}"
+        if turn_s
+        else "until the next use"
+    )
     if any(protocol == UDP for protocol, _ in counts.places):
         return Budget(turn_s, f"{often}, and UDP does not retry", "observed")
     if counts.midstream > counts.opened:

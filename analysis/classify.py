@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 
-from analysis.addresses import UNSPECIFIED
 from analysis.budget import Budget, find_budget
 from analysis.context import CaptureContext, make_context
 from analysis.model import Capture, Classification, Connections, Interval, Latency, Nodes, Service, Verdict
@@ -19,6 +18,7 @@ from analysis.samples import DecodedSamples, own_samples, read_samples
 from analysis.services import ServiceCounts, sort_traffic
 from analysis.signatures import TCP, Signature
 from analysis.unseen import find_unseen
+from analysis.users import count_users
 from analysis.verdict import CRITICAL, judge
 
 MAX_NODES, MAX_PROBLEMS, MAX_TYPES = 1000, 100, 4
@@ -41,6 +41,7 @@ def classify(
     own = own_samples(observation.samples, roles.by_index)
     decoded = read_samples(own, observation.cut_at if observation.cut else 0)
     traffic = sort_traffic(observation, roles.by_index, signatures)
+    count_users(traffic.services, observation, roles.by_index, context)
     budgets = [find_budget(counts, decoded, context) for counts in traffic.services]
     services = [
         _service(counts, observation, context, decoded, budget, (overrides or {}).get(counts.name))
@@ -82,7 +83,7 @@ def _service(
         budget_from=budget.source,
         initiator=found.initiator,
         phase=found.phase,
-        clients=_clients(counts, observation, context),
+        clients=counts.reached if not counts.by_node and (counts.by_sms or not counts.users) else counts.users,
         contacts=counts.contacts,
         connections=Connections(counts.by_node, counts.by_sms, counts.midstream, counts.unanswered),
         packets=sum(counts.packets),
@@ -100,16 +101,6 @@ def _service(
         timeline=tuple(counts.timeline),
         timeline_boot=tuple(counts.timeline_boot),
     )
-
-
-def _clients(counts: ServiceCounts, observation: Observation, context: CaptureContext) -> int:
-    """Count distinct clients; DHCP clients have no address yet and are counted by their boots."""
-    if not counts.by_node and (counts.by_sms or not counts.most_clients):
-        return counts.most_servers
-    hosts = observation.hosts
-    unspecified = sum(index < len(hosts) and hosts[index].address in UNSPECIFIED for index in counts.clients)
-    named = max(len(counts.clients), counts.most_clients) - unspecified
-    return max(named, context.booted_nodes if unspecified else 0, 1)
 
 
 def _interval(counts: ServiceCounts) -> Interval | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
-from analysis.nodes import find_nodes
+from analysis.nodes import find_machines, find_nodes
 from analysis.observed import Boot, Observation, Role, Row
 from analysis.protocols import DHCP_PORTS
 from analysis.signatures import UDP
@@ -32,6 +32,7 @@ class CaptureContext:
         boots: boots that were seen; ``settled`` of them to their end.
         hidden: nodes booted, but no boot was seen, because their packets are cut or not understood.
         addresses: of the nodes.
+        machine: the machine of each host that has the role of a node; ``hardware``: those that are not nodes.
     """
 
     duration_s: float
@@ -43,6 +44,8 @@ class CaptureContext:
     longest_s: float = 0.0
     hidden: bool = False
     addresses: tuple[str, ...] = ()
+    machine: Mapping[int, str] = field(default_factory=dict)
+    hardware: frozenset[str] = frozenset()
 
 
 def make_context(observation: Observation, roles: bytes, routed: Collection[int] = ()) -> CaptureContext:
@@ -78,6 +81,8 @@ def make_context(observation: Observation, roles: bytes, routed: Collection[int]
         longest_s=longest_s,
         hidden=not by_mac and any(map(_of_boots, observation.rows)),
         addresses=tuple(address for each in found.values() for address in each if address),
+        machine=find_machines(observation.hosts, roles, routed),
+        hardware=frozenset(excluded),
     )
 
 

@@ -113,7 +113,7 @@ class Service:
         budget_s: tolerated outage in seconds, until nodes notice; budget_why: how it was computed.
         budget_from: its source: values seen in this capture, the catalogue's number, or a rule of the protocol.
         contacts: connections, and packets of clients after a second of silence.
-        clients: distinct addresses that used it (nodes where nodes open, nodes reached where the SMS opens).
+        clients: nodes that used it, or that the SMS reached where it opens; never more than ``Nodes.count``.
         packets_each, bytes_each: (to the server, from it).
         first_s, last_s: seconds after the start of the capture.
         carried: whether it can run in the services container; advice: what to do if it cannot.

@@ -43,7 +43,7 @@ def find_nodes(
         links: without scans.
         routed: hosts behind routers.
     """
-    machine = _machines(hosts, roles, routed)
+    machine = find_machines(hosts, roles, routed)
     found: dict[str, list[str]] = defaultdict(list)
     for index, name in machine.items():
         found[name].append(hosts[index].address)
@@ -58,7 +58,7 @@ def find_nodes(
     return {name: addresses for name, addresses in found.items() if name not in excluded}, excluded
 
 
-def _machines(hosts: Sequence[Host], roles: bytes, routed: Collection[int]) -> dict[int, str]:
+def find_machines(hosts: Sequence[Host], roles: bytes, routed: Collection[int]) -> dict[int, str]:
     """Return the machine of every host that has the role of a node."""
     behind: dict[str, list[int]] = defaultdict(list)
     for host in hosts:

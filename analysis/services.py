@@ -55,6 +55,7 @@ class ServiceCounts:
         packets, bytes: (to the server, from it).
         rows: those that show who opens connections.
         clients: indexes of the hosts that opened; most_clients and most_servers: the maximum of the rows.
+        users, reached: machines of nodes that opened, and that the management node opened to (`users.count_users`).
         intervals: by the side that opened.
         places: ports by packets.
     """
@@ -76,6 +77,8 @@ class ServiceCounts:
     clients: set[int] = field(default_factory=set)
     most_clients: int = 0
     most_servers: int = 0
+    users: int = 0
+    reached: int = 0
     places: Counter[Place] = field(default_factory=Counter)
     intervals: dict[Role, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     latencies: list[tuple[float, float]] = field(default_factory=list)

@@ -125,7 +125,7 @@ def evidence(counts: ServiceCounts, context: CaptureContext, phase: Phase) -> fl
     - c periods of the service, or boots for a boot service: c / (c + 1);
     - k machines that use it: (k + 1) / (k + 2), the rule of succession (Laplace) for the next machine.
     """
-    return _evidence(counts, context, phase, counts.contacts, max(_users(counts), counts.most_servers))
+    return _evidence(counts, context, phase, counts.contacts, max(counts.users, counts.reached))
 
 
 def _evidence(counts: ServiceCounts, context: CaptureContext, phase: Phase, contacts: int, users: int) -> float:
@@ -135,10 +135,6 @@ def _evidence(counts: ServiceCounts, context: CaptureContext, phase: Phase, cont
 
 def _amount(contacts: int, users: int) -> float:
     return (contacts / (contacts + 3)) * ((users + 1) / (users + 2))
-
-
-def _users(counts: ServiceCounts) -> int:
-    return max(len(counts.clients), counts.most_clients)
 
 
 def period_s(counts: ServiceCounts) -> float:
@@ -151,7 +147,7 @@ def period_s(counts: ServiceCounts) -> float:
 def _confidence(counts: ServiceCounts, context: CaptureContext, ruling: _Ruling, phase: Phase) -> float:
     found = evidence(counts, context, phase) * ruling.weight
     if ruling.conclusive:
-        found = _amount(counts.contacts, _users(counts))
+        found = _amount(counts.contacts, counts.users)
     elif counts.signature:
         agrees = counts.critical == (ruling.verdict == CRITICAL)
         found = PRIOR + (1 - PRIOR) * found if agrees else CONTRADICTION * found
@@ -230,7 +226,7 @@ def _nodes_need(counts: ServiceCounts, context: CaptureContext) -> bool:
     """
     if counts.by_node > NEGLIGIBLE * counts.opened:
         return True
-    again = _node_contacts(counts) >= REPEATED and _users(counts) >= min(SEVERAL, max(context.nodes, 1))
+    again = _node_contacts(counts) >= REPEATED and counts.users >= min(SEVERAL, max(context.nodes, 1))
     return (again and (counts.signature is None or counts.by_node > 0)) or (
         counts.critical and _node_contacts(counts) > 0
     )
@@ -316,7 +312,7 @@ def _nodes_open(counts: ServiceCounts, context: CaptureContext, phase: Phase) ->
     if (
         counts.signature
         and not counts.critical
-        and _evidence(counts, context, phase, counts.by_node, _users(counts)) < WEAK
+        and _evidence(counts, context, phase, counts.by_node, counts.users) < WEAK
     ):
         return _by_catalogue(counts, f"{_opened(counts)}, too few to override the catalogue")
     # If both sides open connections, the nodes' share is the weight.
@@ -334,7 +330,7 @@ def _by_catalogue(counts: ServiceCounts, reason: str) -> _Ruling:
 
 
 def _nodes(counts: ServiceCounts) -> str:
-    return counted(max(_users(counts), 1), "node")
+    return counted(max(counts.users, 1), "node")
 
 
 def _opened(counts: ServiceCounts) -> str:
@@ -343,7 +339,7 @@ def _opened(counts: ServiceCounts) -> str:
         already = f"{_nodes(counts)} used it over connections opened before the capture ({counted(used, 'contact')})"
         return f"{already}, the management node opened {counted(counts.by_sms, 'connection')}"
     if not counts.by_node:
-        reached = f" to {counted(counts.most_servers, 'node')}" if counts.most_servers else ""
+        reached = f" to {counted(counts.reached, 'node')}" if counts.reached else ""
         return f"the management node opened {counted(counts.by_sms, 'connection')}{reached}, nodes opened none"
     by_sms = f"{counts.by_sms:,}" if counts.by_sms else "none"
     often = f" ({counted(counts.contacts, 'contact')})" if counts.contacts > 2 * counts.opened else ""
