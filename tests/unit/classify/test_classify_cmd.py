@@ -249,8 +249,8 @@ def test_services_of_the_site(tmp_path: Path) -> None:
     nfs, before = made["nfs"], signatures.make_signature(SHIPPED["nfs"], False)
     assert nfs == replace(before, verdict="deferrable", verdict_why="read while booting only")
     assert (6, 443) in made["portal"].ports
-    assert (6, 443) not in made["http"].ports
-    assert made["http"].silent, "its absence means nothing now"
+    assert (6, 443) not in made["https"].ports
+    assert made["https"].silent, "its absence means nothing now"
     assert not made["dns"].silent
     assert list(made)[:3] == ["licences", "nfs", "portal"], "the site's own are tried first"
 

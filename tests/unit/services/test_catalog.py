@@ -279,7 +279,7 @@ def test_shipped_service_can_be_identified(each: Service) -> None:
 
 def test_services_outside_the_container_are_off_and_have_advice() -> None:
     others = [each for each in SHIPPED.values() if not each.container]
-    assert {"provisioning", "warewulf", "nfs", "ganglia", "ssh", "dns", "ldap", "http"} <= {
+    assert {"provisioning", "warewulf", "nfs", "ganglia", "ssh", "dns", "ldap", "http", "https"} <= {
         each.name for each in others
     }
     assert [each.name for each in others if each.default or each.packages or not each.advice] == []

@@ -1,0 +1,73 @@
+"""Unusual traffic for a simulated cluster: other protocols on known ports, renewed and relayed leases, two networks."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+
+from tests.captures.cluster import START_S, Made, Plan, simulate
+from tests.captures.wire import Message, Station
+
+HELLO = b"\x16\3\1\2\0\1\0\1\xfc\3\3"
+"""A ClientHello of TLS (RFC 8446, 4.1.2) after its record header."""
+
+
+def small(*services: str, nodes: int = 4, duration_s: float = 600.0) -> Made:
+    """A cluster without boots and with few services."""
+    return simulate(Plan(nodes=nodes, boots=0, duration_s=duration_s, services=services or ("slurm", "ntp", "arp")))
+
+
+def rsh(made: Made, client: Station, server: Station, time_s: float, *, errors: int = 0) -> None:
+    """One command (rcmd(3)): the port for error output, both users, the command; a zero byte accepts it."""
+    messages: list[Message] = [
+        (0.001, "c", (b"%d" % errors if errors else b"") + b"\0"),
+        (0.001, "c", b"root\0root\0uptime\0"),
+        (0.01, "s", b"\0"),
+        (0.02, "s", b" 10:15:01 up 12 days\n"),
+    ]
+    made.connect(time_s, "rsh", client, server, 514, messages, own=1023 - client.port() % 500)
+
+
+def syslog_tcp(made: Made, node: Station, time_s: float, *, counted: bool) -> None:
+    """One message over TCP: after its length (RFC 6587, 3.4.1), or with a line feed at its end."""
+    text = f"<30>1 2023-11-14T22:13:20Z {node.name} systemd 1 - - Started".encode()
+    framed = b"%d %s" % (len(text), text) if counted else text + b"\n"
+    made.connect(time_s, "syslog", node, made.sms, 514, [(0.001, "c", framed)])
+
+
+def tls(made: Made, node: Station, time_s: float) -> None:
+    """A request over TLS to the management node."""
+    rng = Random(time_s)
+    messages: list[Message] = [
+        (0.002, "c", HELLO + rng.randbytes(506)),
+        (0.003, "s", b"\x16\3\3\0\x7a" + rng.randbytes(3000)),
+        (0.002, "c", b"\x17\3\3\0\x40" + rng.randbytes(64)),
+        (0.005, "s", b"\x17\3\3\1\0" + rng.randbytes(256)),
+    ]
+    made.connect(time_s, "https", node, made.sms, 443, messages)
+
+
+def quic(made: Made, node: Station, time_s: float, *, port: int = 443, version: int = 1) -> None:
+    """Initial packets of both sides and short ones after them (RFC 9000, 17.2.2 and 17.3.1; version 2: RFC 9369)."""
+    rng = Random(time_s)
+    first = bytes((0xC3 if version == 1 else 0xD3,)) + struct.pack("!I", version)
+    messages: list[Message] = [
+        (0.0, "c", (first + b"\x08" + rng.randbytes(8) + b"\0").ljust(1200, b"\x5a")),
+        (0.004, "s", (first + b"\0\x08" + rng.randbytes(8)).ljust(1200, b"\xa5")),
+        (0.002, "c", b"\x43" + rng.randbytes(60)),
+        (0.003, "s", b"\x43" + rng.randbytes(700)),
+    ]
+    made.exchange(time_s, "https", node, made.sms, (node.port(), port), messages)
+
+
+def named_services() -> Made:
+    """Commands over rsh in both framings of its port, syslog over TCP, TLS and QUIC."""
+    made = small()
+    for number, node in enumerate(made.nodes):
+        for turn in range(4):
+            time_s = START_S + 20 + turn * 120 + number
+            rsh(made, made.sms, node, time_s, errors=1022 - number if turn % 2 else 0)
+            syslog_tcp(made, node, time_s + 30, counted=bool(turn % 2))
+            tls(made, node, time_s + 40)
+            quic(made, node, time_s + 50)
+    return made

@@ -1,0 +1,53 @@
+"""Unusual captures of a simulated cluster, with the shipped catalogue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from analysis.classify import classify
+from analysis.model import Classification, Service
+from analysis.reading import read_captures
+from analysis.roles import find_roles
+from appliance.operations.classify.signatures import make_signatures, open_catalogue
+from tests.captures import files, variants
+from tests.captures.files import Packet
+
+SIGNATURES = make_signatures(open_catalogue(None))
+
+
+def classified(folder: Path, packets: list[Packet], **options: Any) -> Classification:
+    """Classify a capture. ``options``: of `files.pcap`."""
+    (folder / "made.pcap").write_bytes(files.pcap(packets, **options))
+    reading = read_captures([str(folder / "made.pcap")], signatures=SIGNATURES)
+    hosts, links = reading.hosts(), reading.links()
+    roles = find_roles(hosts, links, reading.samples)
+    return classify(reading.observe(roles.by_index, hosts, links), roles, SIGNATURES)
+
+
+def by_name(found: Classification) -> dict[str, Service]:
+    return {one.name: one for one in found.services}
+
+
+# Names.
+
+
+def test_other_protocols_on_known_ports_have_their_own_names(tmp_path: Path) -> None:
+    made = variants.named_services()
+    found, true = by_name(classified(tmp_path, made.packets())), made.truth()
+    assert found["rsh"].packets == true["rsh"].packets
+    assert (found["rsh"].initiator, found["rsh"].verdict) == ("sms", "deferrable")
+    assert found["rsyslog"].packets == true["syslog"].packets
+    assert found["rsyslog"].connections.sms == 0
+    assert (found["https"].packets, found["https"].ports) == (true["https"].packets, ("tcp/443", "udp/443"))
+    assert found["https"].verdict == "time-critical"
+    assert "http" not in found
+
+
+def test_quic_is_recognized_on_other_ports(tmp_path: Path) -> None:
+    made = variants.small()
+    for number, node in enumerate(made.nodes):
+        variants.quic(made, node, variants.START_S + 30 + number, port=8853)
+        variants.quic(made, node, variants.START_S + 60 + number, port=8853, version=0x6B3343CF)
+    found = by_name(classified(tmp_path, made.packets()))
+    assert (found["https"].ports, found["https"].connections.node) == (("udp/8853",), 8)
