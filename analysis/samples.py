@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from analysis.observed import Role, Sample
 from analysis.protocols import DHCP_PORTS, NTP_PORT, READ_AT_MOST, SAMPLED, SLURM_PORTS
-from analysis.protocols.dhcp import ACK, OFFER, REQUEST, Dhcp, has_address, is_relayed, is_reply, read_dhcp, terms
+from analysis.protocols.dhcp import ACK, OFFER, Dhcp, is_cut, is_relayed, is_renewal, is_reply, read_dhcp, terms
 from analysis.protocols.ntp import CLIENT, Ntp, read_ntp
 from analysis.protocols.slurm import SlurmMessage, read_slurm
 from analysis.signatures import TCP, UDP
@@ -22,14 +22,16 @@ class DecodedSamples:
     """Messages that were decoded.
 
     Attributes:
+        renewals: number of requests to renew a lease.
         relayed: whether a relay forwarded DHCP: then counts do not show which clients have an address already.
-        requests_read: whether all DHCP requests of clients were sampled and decoded.
+        requests_read: whether all DHCP requests of clients were sampled, and show whether the client has an address.
         cut_at: the maximum captured bytes of a packet if packets were cut, else 0.
     """
 
     dhcp: tuple[Dhcp, ...] = ()
     ntp: tuple[Ntp, ...] = ()
     slurm: tuple[SlurmMessage, ...] = ()
+    renewals: int = 0
     relayed: bool = False
     requests_read: bool = False
     cut_at: int = 0
@@ -44,11 +46,6 @@ class DecodedSamples:
     def endless(self) -> bool:
         """Whether there is an infinite lease."""
         return any(one.lease_s == math.inf for one in self.dhcp)
-
-    @property
-    def renewals(self) -> int:
-        """Number of requests to renew a lease."""
-        return sum(one.renewing for one in self.dhcp)
 
     @property
     def polls(self) -> tuple[float, ...]:
@@ -93,18 +90,18 @@ def read_samples(samples: Sequence[Sample], cut_at: int = 0) -> DecodedSamples:
     # One answer per lease; of many leases the shortest (the numbers are big-endian).
     answers = {terms(payload): payload for payload in dhcp if is_reply(payload)}
     worth = sorted((key for key in answers if key[0] in (ACK, OFFER)), key=lambda key: (key[0] != ACK, key[1], key[2]))
-    # Renewals go to the server directly (RFC 2131, section 4.4.5): only clients without an address need a relay.
-    renewing = [one for one in requests if has_address(one) and not is_relayed(one) and terms(one)[0] == REQUEST]
     clock = [one.payload for one in samples if (one.protocol, one.port) == (UDP, NTP_PORT)]
     clients = [payload for payload in clock if payload and payload[0] & 7 == CLIENT]
     jobs = [one.payload for one in samples if one.protocol == TCP and one.port in SLURM_PORTS]
-    chosen = [*(answers[key] for key in worth[:READ_AT_MOST]), *spread(renewing)]
     return DecodedSamples(
-        tuple(one for one in map(read_dhcp, chosen) if one),
+        tuple(one for one in map(read_dhcp, (answers[key] for key in worth[:READ_AT_MOST])) if one),
         tuple(one for one in map(read_ntp, spread(clients)) if one),
         tuple(one for one in map(read_slurm, jobs) if one),
+        renewals=sum(map(is_renewal, requests)),
         relayed=any(map(is_relayed, dhcp)),
-        requests_read=bool(requests) and len(dhcp) < DHCP_KEPT and all(terms(one)[0] for one in requests),
+        requests_read=bool(requests)
+        and len(dhcp) < DHCP_KEPT
+        and all(is_cut(one) or terms(one)[0] for one in requests),
         cut_at=cut_at,
     )
 

@@ -83,7 +83,7 @@ bool booting(Counter *c, Link *link, int64_t now)
 static bool is_discover(const Packet *p)
 {
 	static const uint8_t cookie[4] = {0x63, 0x82, 0x53, 0x63};
-	if (p->captured < 34 || p->payload[0] < 1 || p->payload[0] > 2 || p->payload[1] != 1 || p->payload[2] != 6 ||
+	if (p->captured < 16 || p->payload[0] < 1 || p->payload[0] > 2 || p->payload[1] != 1 || p->payload[2] != 6 ||
 	    (p->captured >= 240 && memcmp(p->payload + 236, cookie, 4)))
 		return false;
 	for (uint32_t at = 240; at + 2 < p->captured && p->payload[at] != 255;) {
@@ -101,12 +101,21 @@ static bool is_discover(const Packet *p)
 	       p->destination_port == 67;
 }
 
+/* The client's link address (chaddr); if it was cut, that of a frame which the client itself sent, without an address. */
+static const uint8_t *client_mac(const Packet *p)
+{
+	static const uint8_t nothing[4];
+	if (p->captured >= 34)
+		return p->payload + 28;
+	return p->address_length == 4 && !memcmp(p->source, nothing, 4) ? p->source_mac : NULL;
+}
+
 /* A DHCP discover starts the boot of a node, unless it is booting already. */
 void see_dhcp(Counter *c, const Packet *p)
 {
 	if (!is_discover(p))
 		return;
-	Link *link = c->links + link_of(c, p->payload + 28);
+	Link *link = c->links + link_of(c, client_mac(p));
 	if (link == c->links || booting(c, link, p->time))
 		return;
 	link->booting = true;

@@ -27,14 +27,12 @@ class Dhcp:
         server: option 54, the server identifier; "" without one.
         lease_s, renew_s: options 51 and 58 in seconds; 0 if missing, infinite for FOREVER. renew_s defaults to half
             the lease (RFC 2131, section 4.4.5).
-        renewing: a request of a client that has an address already (in ciaddr).
     """
 
     kind: int
     server: str = ""
     lease_s: float = 0.0
     renew_s: float = 0.0
-    renewing: bool = False
 
 
 def is_reply(payload: bytes) -> bool:
@@ -43,13 +41,27 @@ def is_reply(payload: bytes) -> bool:
 
 
 def is_relayed(payload: bytes) -> bool:
-    """Return whether a relay forwarded it, which writes its own address into giaddr (RFC 2131, table 1)."""
-    return any(payload[24:28])
+    """Return whether a relay forwarded it: it writes its address into giaddr and counts hops (RFC 1542, 4.1.1)."""
+    return any(payload[24:28]) or any(payload[3:4])
 
 
 def has_address(payload: bytes) -> bool:
     """Return whether the client has an address already, in ciaddr (RFC 2131, table 5)."""
     return any(payload[12:16])
+
+
+def is_cut(payload: bytes) -> bool:
+    """Return whether a message was cut between ciaddr and its type, the first of its options in practice."""
+    return 16 <= len(payload) < 243
+
+
+def is_renewal(payload: bytes) -> bool:
+    """Return whether a client that has an address asks its server to keep it; if the type was cut, by ciaddr alone.
+
+    Renewals go to the server directly (RFC 2131, section 4.4.5): only clients without an address need a relay.
+    """
+    kind = REQUEST if is_cut(payload) else terms(payload)[0]
+    return kind == REQUEST and has_address(payload) and not is_reply(payload) and not is_relayed(payload)
 
 
 def terms(payload: bytes) -> tuple[int, bytes, bytes]:
@@ -87,7 +99,6 @@ def read_dhcp(payload: bytes) -> Dhcp | None:
             server=str(options.get("server_id", "")),
             lease_s=lease,
             renew_s=_seconds(options.get("renewal_time")) or lease * 0.5,
-            renewing=kind == REQUEST and str(packet.ciaddr) != "0.0.0.0",  # noqa: S104
         )
     except Exception:
         # scapy raises arbitrary exceptions on bytes that are not DHCP.

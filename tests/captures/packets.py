@@ -213,11 +213,17 @@ def bootp(
     options: Iterable[tuple[int, bytes]] = (),
     yours: str = "0.0.0.0",
     own: str = "0.0.0.0",
+    relay: str = "0.0.0.0",
 ) -> bytes:
-    """A DHCP message (RFC 2131, 2); ``message`` is option 53: 1 discover, 2 offer, 3 request, 5 ack."""
+    """A DHCP message (RFC 2131, 2); ``message`` is option 53: 1 discover, 2 offer, 3 request, 5 ack.
+
+    Args:
+        own: the client's address (ciaddr), which it has already.
+        relay: the address of the relay that forwards it (giaddr).
+    """
     op = 2 if message in (2, 5, 6) else 1
-    head = struct.pack("!BBBBIHH", op, 1, 6, 0, xid, 0, 0x8000)
-    addresses = ip_bytes(own) + ip_bytes(yours) + bytes(8)
+    head = struct.pack("!BBBBIHH", op, 1, 6, relay != "0.0.0.0", xid, 0, 0x8000)
+    addresses = ip_bytes(own) + ip_bytes(yours) + bytes(4) + ip_bytes(relay)
     coded = b"".join(bytes((code, len(value))) + value for code, value in [(53, bytes((message,))), *options])
     body = head + addresses + mac_bytes(mac).ljust(16, b"\0") + bytes(64 + 128) + b"\x63\x82\x53\x63" + coded + b"\xff"
     return body.ljust(300, b"\0")

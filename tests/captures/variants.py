@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from random import Random
 
+from tests.captures import packets as p
 from tests.captures.cluster import START_S, Made, Plan, simulate
 from tests.captures.wire import Message, Station
 
@@ -70,4 +71,56 @@ def named_services() -> Made:
             syslog_tcp(made, node, time_s + 30, counted=bool(turn % 2))
             tls(made, node, time_s + 40)
             quic(made, node, time_s + 50)
+    return made
+
+
+# DHCP.
+
+WEEK_S = 7 * 86400
+
+
+def lease(made: Made, seconds: int) -> list[tuple[int, bytes]]:
+    """Options of an answer: server, lease and T1 (RFC 2132)."""
+    times = ((51, seconds), (58, seconds // 2))
+    return [(54, p.ip_bytes(made.sms.address)), *((code, struct.pack("!I", value)) for code, value in times)]
+
+
+def relayed_boot(made: Made, node: Station, relay: Station, time_s: float) -> None:
+    """A first lease through a relay, which sends from and to port 67 (RFC 1542, 4.1)."""
+    wanted = [(50, p.ip_bytes(node.address)), (60, b"PXEClient:Arch:00007:UNDI:003016")]
+    flow = made.open((p.UDP, relay.address, 67, made.sms.address, 67), "provisioning", "node")
+    ends = (relay, 67, made.sms, 67)
+    for wait_s, kind in ((0.0, 1), (0.4, 2), (0.8, 3), (1.2, 5)):
+        answer = kind in (2, 5)
+        payload = p.bootp(
+            kind,
+            mac=node.mac,
+            xid=round(time_s),
+            options=lease(made, 2 * WEEK_S) if answer else wanted,
+            yours=node.address if answer else "0.0.0.0",
+            relay=relay.address,
+        )
+        made.datagram(time_s + wait_s, flow, payload, ends[2:] + ends[:2] if answer else ends, back=answer)
+
+
+def renewal(made: Made, node: Station, time_s: float, *, own: str) -> None:
+    """A running node asks the server itself: to renew its lease of two hours, if ``own`` is its address."""
+    flow = made.open((p.UDP, node.address, 68, made.sms.address, 67), "provisioning", "node")
+    for wait_s, kind in ((0.0, 3), (0.001, 5)):
+        options = lease(made, 7200) if kind == 5 else [(60, b"Linux")]
+        payload = p.bootp(kind, mac=node.mac, xid=round(time_s), options=options, own=own)
+        ends = (node, 68, made.sms, 67) if kind == 3 else (made.sms, 67, node, 68)
+        made.datagram(time_s + wait_s, flow, payload, ends, back=kind == 5)
+
+
+def leases(kind: str) -> Made:
+    """Six nodes for an hour: "relayed" ones boot, "verified" ones ask for the address they had, "renewed" ones run."""
+    made = small("slurm", "ntp", "arp", nodes=6, duration_s=3600.0)
+    relay = Station("relay", "52:54:00:fe:00:02", "10.1.0.254")
+    for number, node in enumerate(made.nodes):
+        time_s = START_S + 300 + 500 * number
+        if kind == "relayed":
+            relayed_boot(made, node, relay, time_s)
+        else:
+            renewal(made, node, time_s, own=node.address if kind == "renewed" else "0.0.0.0")
     return made

@@ -17,7 +17,7 @@ from analysis import reading
 from analysis.context import EXPECTED
 from analysis.observed import Row, Sample
 from analysis.protocols import SAMPLED
-from analysis.protocols.dhcp import ACK, INFORM, OFFER, REQUEST, read_dhcp, terms
+from analysis.protocols.dhcp import ACK, INFORM, OFFER, REQUEST, is_renewal, read_dhcp, terms
 from analysis.protocols.ntp import read_ntp
 from analysis.protocols.slurm import read_slurm
 from analysis.signatures import TCP, UDP
@@ -53,7 +53,7 @@ def test_dhcp() -> None:
     found = read_dhcp(dhcp(ACK, lease=21600, renew=10800, rebind=18900))
     assert found
     assert (found.kind, found.server) == (ACK, "10.1.0.1")
-    assert (found.lease_s, found.renew_s, found.renewing) == (21600, 10800, False)
+    assert (found.lease_s, found.renew_s) == (21600, 10800)
 
 
 def test_dhcp_times_that_follow_from_the_lease() -> None:
@@ -64,10 +64,19 @@ def test_dhcp_times_that_follow_from_the_lease() -> None:
     assert forever and forever.lease_s == math.inf
 
 
-def test_dhcp_renewal() -> None:
-    renewing, booting = read_dhcp(dhcp(REQUEST, own="10.1.1.1")), read_dhcp(dhcp(REQUEST))
-    assert renewing and renewing.renewing
-    assert booting and not booting.renewing
+@pytest.mark.parametrize("length", [22, 54, 86, 300])
+def test_dhcp_renewal(length: int) -> None:
+    """Also of messages that are cut before their type, at 64, 96 or 128 bytes of the frame."""
+    renewal = dhcp(REQUEST, own="10.1.1.1")
+    assert is_renewal(renewal[:length])
+    assert not is_renewal(dhcp(REQUEST)[:length])
+    assert not is_renewal(dhcp(ACK, own="10.1.1.1")[:length])
+    assert is_renewal(dhcp(INFORM, own="10.1.1.1")[:length]) == (length < 243), "only the type tells them apart"
+    assert not is_renewal(dhcp(REQUEST, own="10.1.1.1", relay="10.2.0.1")[:300])
+    relayed = bytearray(renewal)
+    relayed[3] = 1
+    assert not is_renewal(bytes(relayed[:length])), "a relay has counted a hop"
+    assert not is_renewal(renewal[:15])
 
 
 @pytest.mark.parametrize(("poll", "seconds"), [(4, 16.0), (6, 64.0), (10, 1024.0)])
@@ -296,29 +305,32 @@ def test_terms_of_messages_that_are_cut(length: int) -> None:
 
 
 CUT = LEASE[:86]
-ASKED = (dhcp(REQUEST)[:86],)
+ASKED, RENEWING = dhcp(REQUEST)[:86], dhcp(REQUEST, own="10.1.1.1")[:86]
 
 
 @pytest.mark.parametrize(
-    ("rows", "seconds", "source", "expected"),
+    ("rows", "asked", "seconds", "expected"),
     [
         # 8 nodes, one of which boots: 7 hours and 58 minutes of running nodes, 8 renewals.
-        ([BOOT, RENEWED], (7 * 3600 + 3470) / 8, "observed", "running nodes renew every 59.7 min"),
-        ([BOOT], 3600, "observed", "did not renew for 1 h"),
+        ([BOOT, RENEWED], [RENEWING] * 8, (7 * 3600 + 3470) / 8, "running nodes renew every 59.7 min"),
+        # Of more packets than are sampled, only counts show this.
+        ([BOOT, RENEWED], [ASKED] * 2048, (7 * 3600 + 3470) / 8, "running nodes renew every 59.7 min"),
+        ([BOOT, RENEWED], [ASKED], 3600, "did not renew for 1 h"),
+        ([BOOT], [ASKED], 3600, "did not renew for 1 h"),
     ],
 )
-def test_leases_that_cut_packets_hide(rows: list[Row], seconds: float, source: str, expected: str) -> None:
+def test_leases_that_cut_packets_hide(rows: list[Row], asked: list[bytes], seconds: float, expected: str) -> None:
     """The budget is what was seen, not the catalogue's month."""
-    found = run(rows, samples=samples(67, CUT, *ASKED), boots=[boot()], cut=900, cut_at=128)
+    found = run(rows, samples=samples(67, CUT, *asked), boots=[boot()], cut=900, cut_at=128)
     dhcpd = service(found, "provisioning")
-    assert (dhcpd.budget_s, dhcpd.budget_from) == (pytest.approx(seconds), source)
+    assert (dhcpd.budget_s, dhcpd.budget_from) == (pytest.approx(seconds), "observed")
     assert "packets are cut at 128 bytes" in dhcpd.budget_why
     assert expected in dhcpd.budget_why
     assert (found.capture.cut_packets, found.capture.cut_at) == (900, 128)
 
 
 def test_leases_that_truncated_packets_hide_for_longer_than_the_catalogue_has() -> None:
-    found = run([BOOT], samples=samples(67, CUT, *ASKED), duration_s=40 * 86400, cut=900, cut_at=128)
+    found = run([BOOT], samples=samples(67, CUT, ASKED), duration_s=40 * 86400, cut=900, cut_at=128)
     dhcpd = service(found, "provisioning")
     assert (dhcpd.budget_s, dhcpd.budget_from) == (2592000, "catalogue")
     assert "packets are cut at 128 bytes" in dhcpd.budget_why

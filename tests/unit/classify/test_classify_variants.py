@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from analysis.classify import classify
 from analysis.model import Classification, Service
 from analysis.reading import read_captures
@@ -51,3 +53,15 @@ def test_quic_is_recognized_on_other_ports(tmp_path: Path) -> None:
         variants.quic(made, node, variants.START_S + 60 + number, port=8853, version=0x6B3343CF)
     found = by_name(classified(tmp_path, made.packets()))
     assert (found["https"].ports, found["https"].connections.node) == (("udp/8853",), 8)
+
+
+# Leases.
+
+
+@pytest.mark.parametrize("snap", [64, 96, 128, 262144])
+@pytest.mark.parametrize("kind", ["relayed", "verified", "renewed"])
+def test_short_packets_show_which_dhcp_clients_have_an_address(tmp_path: Path, kind: str, snap: int) -> None:
+    """In 64 bytes of an Ethernet frame are the first 22 of DHCP, with ciaddr."""
+    found = by_name(classified(tmp_path, variants.leases(kind).packets(), snap=snap))["provisioning"]
+    assert found.verdict == ("time-critical" if kind == "renewed" else "deferrable")
+    assert found.reasons[0].startswith("running nodes renew leases") == (kind == "renewed")
