@@ -121,12 +121,28 @@ class RoleAssigner:
         if identity.primary is None and not own:
             own = {max(behind, key=self._rank)} if behind else set()
         near = {_prefix24(host_index.hosts[index].address) for index in own} - {""}
+        attached = self._find_attached()
         for index in behind:
             address = host_index.hosts[index].address
             # Traffic to a directly attached network is not routed.
-            if is_link_local(address) or _prefix24(address) in near:
+            if is_link_local(address) or _prefix24(address) in near or network(address) in attached:
                 own.add(index)
         return own
+
+    def _find_attached(self) -> set[str]:
+        """Return the IPv6 networks in which other machines send with link addresses of their own.
+
+        Those of several machines; that of one only if it has no other, as a router would send from several.
+        """
+        host_index = self.host_index
+        senders: dict[str, set[str]] = defaultdict(set)
+        networks: dict[str, set[str]] = defaultdict(set)
+        for index, host in enumerate(host_index.hosts):
+            if ":" in host.address and host_index.is_unicast(index) and not is_link_local(host.address):
+                for mac in set(host_index.macs[index]) - self.macs:
+                    senders[network(host.address)].add(mac)
+                    networks[mac].add(network(host.address))
+        return {one for one, macs in senders.items() if len(macs) > 1 or all(len(networks[mac]) == 1 for mac in macs)}
 
     def _claims(self, index: int) -> bool:
         host = self.host_index.hosts[index]

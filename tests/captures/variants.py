@@ -124,3 +124,31 @@ def leases(kind: str) -> Made:
         else:
             renewal(made, node, time_s, own=node.address if kind == "renewed" else "0.0.0.0")
     return made
+
+
+# Two networks.
+
+
+def over_ipv6(
+    frames: list[tuple[int, bytes]], *, inside: str, outside: str = "2001:db8:ffff::"
+) -> list[tuple[int, bytes]]:
+    """The same packets of TCP and UDP over IPv6, addresses of 10.0.0.0/8 in the network ``inside``, others outside."""
+
+    def moved(address: bytes) -> str:
+        return f"{inside if address[0] == 10 else outside}{address[2:].hex()}"
+
+    made = []
+    for time, frame in frames:
+        if frame[12:14] == b"\x08\0" and frame[23] in (p.TCP, p.UDP) and frame[30] < 224:
+            payload = frame[34 : 14 + int.from_bytes(frame[16:18])]
+            packet = p.ipv6(payload, frame[23], moved(frame[26:30]), moved(frame[30:34]))
+            made.append((time, frame[:12] + b"\x86\xdd" + packet))
+    return made
+
+
+def dual_stack() -> list[tuple[int, bytes]]:
+    """IPv4 and, for everything but ARP, global IPv6 addresses; whatever announced those was before the capture."""
+    made = simulate(Plan(nodes=6, boots=0, duration_s=900.0, services=("slurm", "ntp", "nfs", "arp", "routing")))
+    sixth = over_ipv6(made.packets(), inside="2001:db8:1:1::")
+    # In turns, so that nodes use both.
+    return sorted([*made.packets()[::2], *((time + 1000, frame) for time, frame in sixth)])

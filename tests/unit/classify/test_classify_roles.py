@@ -396,6 +396,29 @@ def test_nodes_behind_a_router_are_counted_by_address(nodes: int) -> None:
     assert not find_roles(provisioning().hosts, provisioning().links, (), nodes=["10.1.0.0/16"]).routed
 
 
+def test_an_ipv6_network_behind_a_router_is_not_attached() -> None:
+    """One of two resolvers answered over the gateway, the other not at all: both are outside, though in one /64."""
+    net = both_sides()
+    net.host("2001:4860:4860::8888", O, GATEWAY_MAC, SMS_MAC, via=GATEWAY_MAC)
+    net.host("2001:4860:4860::8844", O, via=SMS_MAC)
+    net.host("2606:4700:4700::1111", O, GATEWAY_MAC, SMS_MAC, via=GATEWAY_MAC)
+    for address in ("2001:4860:4860::8888", "2001:4860:4860::8844", "2606:4700:4700::1111"):
+        net.link("10.1.1.1", address, 53, protocol=UDP)
+    found = find_roles(net.hosts, net.links, ())
+    assert named(found.by_index, net.hosts) == net.expected
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_an_ipv6_network_of_other_machines_is_attached(nodes: int) -> None:
+    net = provisioning().host("2001:db8:1:1::1", S, SMS_MAC, via=SMS_MAC)
+    for number in range(1, nodes + 1):
+        address = f"2001:db8:1:1::{number + 1:x}"
+        net.host(address, N, mac(number), via=mac(number)).link(address, "2001:db8:1:1::1", 2049)
+    net.host("2001:db8:2::7", O, SMS_MAC, via=SMS_MAC).link("2001:db8:1:1::2", "2001:db8:2::7", 443)
+    found = find_roles(net.hosts, net.links, ())
+    assert named(found.by_index, net.hosts) == net.expected
+
+
 def test_nodes_that_the_site_names() -> None:
     net = behind_a_router(3)
     net.expected["172.16.3.3"] = net.expected["172.17.3.3"] = N

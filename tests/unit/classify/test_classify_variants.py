@@ -65,3 +65,17 @@ def test_short_packets_show_which_dhcp_clients_have_an_address(tmp_path: Path, k
     found = by_name(classified(tmp_path, variants.leases(kind).packets(), snap=snap))["provisioning"]
     assert found.verdict == ("time-critical" if kind == "renewed" else "deferrable")
     assert found.reasons[0].startswith("running nodes renew leases") == (kind == "renewed")
+
+
+# Two networks.
+
+
+def test_the_management_nodes_ipv6_address_is_its_own_without_neighbour_discovery(tmp_path: Path) -> None:
+    """Others send from its /64 with link addresses of their own; through it, the outside is still routed."""
+    found = classified(tmp_path, variants.dual_stack())
+    assert found.sms.addresses == ("10.1.0.1", "2001:db8:1:1::1")
+    assert found.nodes.count == 6
+    nfs, routed = by_name(found)["nfs"], by_name(found)["nat"]
+    assert nfs.clients == 12, "six nodes with two addresses each"
+    assert routed.ports == ("tcp/443",)
+    assert {one.address.partition(":")[0] for one in found.routed.destinations} > {"2001"}
