@@ -9,6 +9,7 @@ from ipaddress import ip_address
 
 # Ethertypes.
 IPV4, ARP, VLAN, IPV6, QINQ, LLDP = 0x0800, 0x0806, 0x8100, 0x86DD, 0x88A8, 0x88CC
+PPPOE_DISCOVERY, PPPOE_SESSION = 0x8863, 0x8864
 # IP protocols.
 ICMP, IGMP, TCP, UDP, GRE, ICMPV6, SCTP = 1, 2, 6, 17, 47, 58, 132
 # IPv6 extension headers.
@@ -200,6 +201,12 @@ def lldp(chassis: str, port: str, ttl_s: int = 120) -> bytes:
             (0, b""),
         )
     )
+
+
+def pppoe(payload: bytes, *, code: int = 0, session: int = 1) -> bytes:
+    """PPP over Ethernet: IPv4 in a session, or a discovery packet by its code (RFC 2516, 4)."""
+    body = payload if code else b"\0\x21" + payload
+    return struct.pack("!BBHH", 0x11, code, session, len(body)) + body
 
 
 # Application protocols.

@@ -89,6 +89,11 @@ def tunnels() -> list[bytes]:
     ]
 
 
+def in_pppoe(packet: bytes, kind: int = p.IPV4) -> bytes:
+    """IPv4 inside a session of PPP over Ethernet."""
+    return in_ethernet(p.pppoe(packet), p.PPPOE_SESSION)
+
+
 def in_pieces() -> list[bytes]:
     """Fragmented datagrams: two interleaved, one in reverse order, one without its first fragment; also IPv6."""
     big, other = p.udp(bytes(6000), 40020, 514), p.udp(bytes(4000), 40021, 514)
@@ -211,6 +216,9 @@ def contents() -> dict[str, Sample]:
         for snap in (64, 68, 96):
             made[f"{name}-snap-{snap}"] = Sample(files.pcap(spaced(frames), snap=snap), frames)
     made["tunnels"] = Sample(files.pcap(spaced(tunnels())), tunnels())
+    # A session, after its PADI (RFC 2516, 5.1).
+    frames = [in_ethernet(p.pppoe(b"", code=9, session=0), p.PPPOE_DISCOVERY), *conversation(in_pppoe)]
+    made["pppoe"] = Sample(files.pcap(spaced(frames)), frames)
     packets = simulate(Plan(nodes=4, duration_s=900, boots=1, translated=True)).packets()
     frames = [frame for _, frame in packets]
     made["cluster"] = Sample(files.pcap(packets, magic=files.NANO), frames)

@@ -38,6 +38,7 @@ EXPLAINED: dict[str, str | tuple[str, ...]] = {
     "headers-snap-68": CUT,
     "headers-snap-96": CUT,
     "fragments-snap-64": (CUT, HEADLESS),
+    "pppoe": "ethertype 0x8864",
     # Link types that a management node does not have: counted, with their number.
     "tcpdump/HDLC.pcap": "frames of link type 104",
     "tcpdump/OSPFv3_NBMA_adjacencies.pcap": "frames of link type 107",
