@@ -23,7 +23,7 @@ class Capture:
         truncated: whether a file ended in the middle of a record.
         skipped: number of skipped records by reason.
         problems: the first hundred unreadable places, as sentences with file and byte offset.
-        covered_s: the duration without the gaps between files.
+        covered_s: the duration without the gaps in and between files.
         cut_packets: packets captured only in part; cut_at: the maximum captured bytes of one of them.
         remarks: limits of the capture, as sentences, the most serious first.
     """

@@ -178,7 +178,7 @@ class Observation:
         beyond: packets and bytes counted only in the totals, because the address table was full.
         bin_s: seconds per part of a timeline; the first begins at ``start_ns``.
         cut: packets captured only in part; cut_at: the maximum captured bytes of one of them.
-        gap_s: seconds between files that no file covers.
+        gap_s: seconds in and between files in which nothing was captured.
         scans: port scans; ``links`` are without them.
         remarks: limits of the files, as sentences.
     """
@@ -212,5 +212,5 @@ class Observation:
 
     @property
     def covered_s(self) -> float:
-        """Seconds that the files cover: the duration without the gaps between them."""
+        """Seconds that the files cover: the duration without the gaps in and between them."""
         return max(self.duration_s - self.gap_s, 0.0)

@@ -84,12 +84,12 @@ def _scans(observation: Observation) -> Iterator[str]:
 
 
 def _gaps(observation: Observation) -> Iterator[str]:
-    """Gaps between the files of a set."""
+    """Gaps in files, and between those of a set."""
     gap_s, all_s = observation.gap_s, observation.duration_s
     if gap_s > GAP * all_s:
         yield (
-            f"no file covers {span(gap_s)} ({share(gap_s / all_s)}) of the {span(all_s)} from the first packet to the "
-            f"last: verdicts use the other {span(observation.covered_s)}"
+            f"nothing was captured for {span(gap_s)} ({share(gap_s / all_s)}) of the {span(all_s)} from the first "
+            f"packet to the last: verdicts use the other {span(observation.covered_s)}"
         )
 
 

@@ -335,11 +335,14 @@ typedef struct {
 	atomic_bool stopped;
 	uint64_t cut; /* packets captured only in part */
 	uint32_t cut_at;
-	int64_t resumed, gap; /* end of the last gap between files, and total of all gaps */
+	int64_t resumed, gap; /* end of the last gap in or between files, and total of all gaps */
+	int64_t counted_gap;  /* of those before the last packet that is counted */
+	int64_t alive, part, quiet; /* last packet that --node left out; begin since the last gap; longest silence */
 	bool fresh; /* the next packet is a file's first */
 	Span *spans; /* of each file */
 	uint32_t span_room;
 	int64_t start, end, now, raw;
+	int64_t odd_first; /* the first of odd_times packets in a row that agree with each other, not with those before */
 	uint32_t odd_times;
 	bool truncated;
 	uint32_t file;

@@ -5,7 +5,16 @@
 #include <sys/random.h>
 
 #define GAP (30 * NS) /* minimum time between two files that counts as a gap */
+/* Inside a file silence is no proof: the network may be idle, or the capture filtered. A gap is long, much longer than
+ * every other silence, and ends a part in which there was traffic for a minute. */
+#define QUIET (600 * NS)
+#define LONGER 20
+#define PART (60 * NS)
+#define CERTAIN (36 * 3600 * NS) /* longer silences are gaps in any case: what runs every day runs then */
 #define YEAR (366LL * 86400 * NS)
+#define AGREED 16u    /* more times in a row that agree with each other are right */
+#define FEW 4u /* as many are right if the capture begins or ends with them */
+#define UNSET (949363200LL * NS) /* clocks without a battery begin in 1970, 1980 or January 2000 */
 
 static void run_batch(void *owner)
 {
@@ -84,30 +93,132 @@ static bool is_wanted(Counter *c, const Packet *p, const Other *other)
 	       (!memcmp(p->source, only, c->only_length) || !memcmp(p->destination, only, c->only_length));
 }
 
-/* A time more than a year from the previous one is an error, until sixteen in a row agree. */
-static int64_t plausible(Counter *c, int64_t time)
+/* ---- times and gaps ----------------------------------------------------------------------------- */
+
+static inline bool is_near(int64_t one, int64_t two)
 {
-	if (__builtin_expect(!time, 0)) /* a simple packet block has no time */
-		return c->end;
-	int64_t far = time - c->raw;
-	bool agrees = far < YEAR && far > -YEAR;
+	int64_t far = one - two;
+	return far < YEAR && far > -YEAR;
+}
+
+/* Counts everything before this packet, which may move in the batch; returns its new place. */
+static Packet *run_before(Counter *c, Packet *p)
+{
+	if (c->batched) {
+		Packet kept = *p;
+		run_batch(c);
+		c->batch[0] = kept;
+	}
+	return c->batch;
+}
+
+/* Time of the last packet, counted or not. */
+static inline int64_t last_time(const Counter *c) { return c->alive > c->end ? c->alive : c->end; }
+
+/* Ends the part of the capture before `time`. */
+static void resume(Counter *c, int64_t time)
+{
+	if (c->resumed <= c->end)
+		c->counted_gap = c->gap;
+	c->gap += time > last_time(c) ? time - last_time(c) : 0;
+	c->resumed = c->part = time;
+}
+
+static bool is_gap(const Counter *c, int64_t silence)
+{
+	if (c->fresh)
+		return silence > GAP;
+	if (silence > CERTAIN)
+		return true;
+	return silence > QUIET && silence / LONGER > c->quiet && last_time(c) - c->part >= PART;
+}
+
+/* A silence longer than all before, or before a file's first packet. Intervals across a gap are unknown, hence
+ * `run_before`. */
+static Packet *see_silence(Counter *c, Packet *p)
+{
+	int64_t silence = p->time - last_time(c);
+	if (c->odd_times)
+		return p;
+	if (c->packets && is_gap(c, silence)) {
+		p = run_before(c, p);
+		resume(c, p->time);
+	} else if (silence > c->quiet) {
+		c->quiet = silence;
+	}
+	c->fresh = false;
+	return p;
+}
+
+/* A packet that --node leaves out shows that the capture ran. */
+static void see_other(Counter *c, Packet *p)
+{
+	if (!c->start || c->odd_times || p->time <= last_time(c) || !is_near(p->time, last_time(c)))
+		return;
+	see_silence(c, p);
+	c->alive = p->time;
+}
+
+static void reject_odd(Counter *c)
+{
+	for (; c->odd_times; c->odd_times--)
+		count_skipped(c, "time far from its neighbours'");
+}
+
+/* Whether the times before the odd ones were wrong: of a few packets, or of fewer packets, if the clock was not set yet or
+ * was ahead. */
+static bool began_wrong(const Counter *c)
+{
+	uint64_t before = c->packets - c->odd_times;
+	return before < FEW || (before < c->odd_times && (c->end < UNSET || c->end > c->odd_first));
+}
+
+/* The odd times are right. Their packets, a few, were counted at the end of the part before. */
+static void accept_odd(Counter *c)
+{
+	if (began_wrong(c)) {
+		c->odd_times = (uint32_t)(c->packets - c->odd_times);
+		reject_odd(c);
+		c->start = c->end = c->alive = c->bin_base = c->odd_first;
+		c->bin_to = 0;
+	}
+	int64_t last = c->raw > c->odd_first ? c->raw : c->odd_first;
+	c->odd_times = 0;
+	resume(c, c->odd_first);
+	c->start = c->odd_first < c->start ? c->odd_first : c->start;
+	c->end = c->alive = last > c->end ? last : c->end;
+	c->fresh = false;
+}
+
+/* A time more than a year from those before is an error, and the last right one is used, until more than AGREED in a row
+ * agree: then the capture goes on there. Returns the packet's place in the batch. */
+static Packet *plausible(Counter *c, Packet *p)
+{
+	int64_t time = p->time;
+	if (__builtin_expect(!time, 0)) { /* a simple packet block has no time */
+		p->time = c->end;
+		return p;
+	}
+	bool agrees = is_near(time, c->raw);
 	c->raw = time;
 	if (__builtin_expect(c->odd_times == 0 && agrees, 1))
-		return time;
-	int64_t from_last = time - c->end;
-	if (from_last < YEAR && from_last > -YEAR) {
-		c->odd_times = 0;
-		return time;
+		return p;
+	if (is_near(time, last_time(c))) {
+		reject_odd(c);
+		return p;
 	}
-	c->odd_times = agrees ? c->odd_times + 1 : 1;
-	if (c->odd_times > 16) {
-		c->odd_times = 0;
-		if (c->packets < 64) /* the first times were wrong: the clock was not set yet */
-			c->start = c->end = c->bin_base = time, c->bin_to = 0;
-		return time;
+	if (c->odd_times == 0 || !agrees) {
+		reject_odd(c);
+		c->odd_first = time;
 	}
-	count_skipped(c, "time far from its neighbours'");
-	return c->end;
+	if (c->odd_times == AGREED) {
+		p = run_before(c, p);
+		accept_odd(c);
+		return p;
+	}
+	c->odd_times++;
+	p->time = c->end;
+	return p;
 }
 
 static void see_span(Counter *c, int64_t time)
@@ -146,25 +257,22 @@ bool counter_open(Counter *c)
 static bool take_record(void *owner, const Record *record)
 {
 	Counter *c = owner;
-	Packet *p = c->batch + c->batched;
+	Packet *p = c->batch + c->batched; /* moves if those before it are counted first */
 	Other other;
 	bool flow = decode(record, p, &other);
-	if (c->only_length && !is_wanted(c, p, &other))
+	if (c->only_length && !is_wanted(c, p, &other)) {
+		see_other(c, p);
 		return true;
+	}
 	if (__builtin_expect(c->start == 0, 0)) {
-		c->start = c->end = c->bin_base = c->raw = p->time;
+		c->start = c->end = c->part = c->bin_base = c->raw = p->time;
 		for (uint32_t i = 0; p->time && i < c->batched; i++) /* earlier packets had no time */
 			c->batch[i].time = p->time;
 	} else {
-		p->time = plausible(c, p->time);
+		p = plausible(c, p);
 	}
-	if (__builtin_expect(c->fresh, 0)) {
-		c->fresh = false;
-		if (c->packets && p->time - c->end > GAP) {
-			c->gap += p->time - c->end;
-			c->resumed = p->time;
-		}
-	}
+	if (__builtin_expect(p->time - c->end > c->quiet || c->fresh, 0))
+		p = see_silence(c, p);
 	see_span(c, p->time);
 	if (record->captured < record->wire) {
 		c->cut++;
@@ -223,6 +331,13 @@ Sink counter_sink(Counter *c) { return (Sink){c, take_record, run_batch, take_pr
 void counter_finish(Counter *c)
 {
 	run_batch(c);
+	/* At the end fewer times suffice, but only later ones: a clock may have been reset. */
+	if (c->odd_times >= FEW && c->odd_first > c->end)
+		accept_odd(c);
+	else
+		reject_odd(c);
+	if (c->resumed > c->end) /* after the last packet of --node */
+		c->gap = c->counted_gap;
 	for (uint32_t i = 0; i < c->flow_count; i++)
 		if (c->flows[i].flags & FLOW_USED)
 			fold(c, i);

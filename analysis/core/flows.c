@@ -346,7 +346,7 @@ static void speak(Counter *c, Flow *f, const Packet *p, bool from_client)
 	} else if (f->request) {
 		if (f->sample == WAITS) /* the client's first message is complete */
 			decide(c, f, 0);
-		if (f->pair != NONE && p->time >= f->request) {
+		if (f->pair != NONE && p->time >= f->request && f->request >= c->resumed) {
 			Pair *pair = c->pairs + f->pair;
 			keep_value(c, pair->latencies, LATENCIES, &pair->latencies_seen, p->time - f->request);
 		}

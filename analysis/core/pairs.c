@@ -133,7 +133,7 @@ void contact(Counter *c, Pair *pair, int64_t now)
 {
 	if (pair->contact != INT64_MIN && now - pair->contact < SILENCE && now >= pair->contact)
 		return;
-	/* An interval across a gap between files is unknown. */
+	/* An interval across a gap is unknown. */
 	if (pair->contact != INT64_MIN && now > pair->contact && pair->contact >= c->resumed)
 		keep_value(c, pair->intervals, INTERVALS, &pair->intervals_seen, now - pair->contact);
 	if (now > pair->contact) /* an idle connection is counted late */

@@ -152,3 +152,21 @@ def dual_stack() -> list[tuple[int, bytes]]:
     sixth = over_ipv6(made.packets(), inside="2001:db8:1:1::")
     # In turns, so that nodes use both.
     return sorted([*made.packets()[::2], *((time + 1000, frame) for time, frame in sixth)])
+
+
+# Gaps.
+
+
+def merged(*starts_s: float, duration_s: float = 900.0) -> list[tuple[int, bytes]]:
+    """Captures of one cluster, each with other traffic, that begin at these times, in one file."""
+    parts = [
+        simulate(
+            Plan(nodes=6, boots=0, duration_s=duration_s, seed=seed, services=("slurm", "ntp", "nfs", "ganglia", "arp"))
+        )
+        for seed in range(1, 1 + len(starts_s))
+    ]
+    return [
+        (time + round(start_s * 1e9), frame)
+        for start_s, part in zip(starts_s, parts, strict=True)
+        for time, frame in part.packets()
+    ]

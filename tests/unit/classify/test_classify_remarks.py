@@ -48,7 +48,7 @@ REMARKS: dict[str, tuple[dict[str, Any], str]] = {
     "damage": ({"skipped": {"corrupt record": 9}, "total": 81}, "9 records (10 %) damaged or lost, "),
     "times": ({"skipped": {"time far from its neighbours'": 2}}, "2 packets with impossible times"),
     "room": ({"beyond": (19, 900)}, "19 packets (19 %) exceeded the address table"),
-    "gap": ({"gap_s": 3000.0}, "no file covers 50 min (83 %) of the 1 h from the first packet to the last: "),
+    "gap": ({"gap_s": 3000.0}, "nothing was captured for 50 min (83 %) of the 1 h from the first packet to the last: "),
     "reading": ({"remarks": ("skipped: b.pcap",)}, "skipped: b.pcap"),
     "first bytes": ({"cut": 5, "cut_at": 64}, "5 packets are cut at 64 bytes, which hides which service "),
 }
@@ -92,7 +92,7 @@ def test_harmless_limits_are_not_remarked(known: dict[str, Any]) -> None:
 def test_the_most_serious_come_first() -> None:
     known = {"skipped": {"corrupt record": 9}, "gap_s": 3000.0, "cut": 9, "cut_at": 64, "remarks": ("skipped",)}
     found = remarks(observe([ONE], nodes=1, **known), nodes=1, remarks=("10.1.1.1 was given",))
-    assert [one.split()[0] for one in found] == ["9", "skipped", "10.1.1.1", "only", "no", "9"]
+    assert [one.split()[0] for one in found] == ["9", "skipped", "10.1.1.1", "only", "nothing", "9"]
 
 
 def test_one_machine_is_not_a_cluster() -> None:

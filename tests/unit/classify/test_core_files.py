@@ -67,6 +67,66 @@ def test_one_wrong_time_does_not_extend_the_capture(place: int, wrong: int) -> N
     assert totals["end_ns"] - totals["start_ns"] <= STEP_NS * len(packets)
 
 
+YEAR_NS = 366 * 86400 * 10**9
+
+
+@pytest.mark.parametrize("later", [4, 16, 17, 60])
+@pytest.mark.parametrize("before", [8, 30, 60])
+def test_times_of_another_year_are_right_if_they_agree(before: int, later: int) -> None:
+    packets = spaced(FRAMES * 20)[: before + later]
+    packets = [(time + 3 * YEAR_NS * (number >= before), frame) for number, (time, frame) in enumerate(packets)]
+    totals = run_core(files.pcap(packets, magic=files.NANO)).totals()
+    assert (totals["packets"], totals["skipped"]) == (before + later, {})
+    assert (totals["start_ns"], totals["end_ns"]) == (packets[0][0], packets[-1][0])
+    assert totals["gap_ns"] == packets[before][0] - packets[before - 1][0]
+
+
+@pytest.mark.parametrize("wrong", [1, 3])
+def test_a_few_wrong_times_at_the_end_are_wrong(wrong: int) -> None:
+    packets = spaced(FRAMES * 10)
+    odd = [(time + 3 * YEAR_NS, frame) for time, frame in packets[-wrong:]]
+    totals = run_core(files.pcap(packets[:-wrong] + odd, magic=files.NANO)).totals()
+    assert totals["skipped"] == {"time far from its neighbours'": wrong}
+    assert (totals["end_ns"], totals["gap_ns"]) == (packets[-wrong - 1][0], 0)
+
+
+def test_a_clock_that_is_reset_at_the_end_does_not_extend_the_capture() -> None:
+    packets = spaced(FRAMES * 10)
+    packets = packets[:-8] + [(number * 10**9 + 1, frame) for number, (_, frame) in enumerate(packets[-8:])]
+    totals = run_core(files.pcap(packets, magic=files.NANO)).totals()
+    assert totals["skipped"] == {"time far from its neighbours'": 8}
+    assert totals["end_ns"] - totals["start_ns"] < STEP_NS * len(packets)
+
+
+@pytest.mark.parametrize(("apart_s", "gap"), [(3600, False), (86400, False), (2 * 86400, True)])
+def test_after_a_few_packets_only_a_long_silence_is_a_gap(apart_s: int, gap: bool) -> None:
+    """What a filter leaves of a network may run once a day."""
+    first = spaced(FRAMES)
+    second = [(time + apart_s * 10**9, frame) for time, frame in first]
+    assert bool(run_core(files.pcap([*first, *second])).totals()["gap_ns"]) == gap
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("apart_s", [3600, 3 * 366 * 86400])
+def test_a_gap_in_a_file_or_between_two(apart_s: int, together: bool) -> None:
+    """With --node, packets of others show that the capture ran; a gap after the node's last packet does not count."""
+    first = spaced(FRAMES * 20)
+    second = [(time + apart_s * 10**9, frame) for time, frame in first]
+    parts = [[*first, *second]] if together else [first, second]
+    gap_ns = second[0][0] - first[-1][0]
+    data = [files.pcap(part, magic=files.NANO) for part in parts]
+    assert run_core(*data).totals()["gap_ns"] == gap_ns
+    if apart_s == 3600:
+        other = samples.in_ethernet(p.ipv4(p.udp(b"x", 40000, 514), p.UDP, samples.A, "10.1.1.99"))
+        late = [(time, other) for time, _ in second]
+        of_node = (
+            files.pcap([*first, *late], magic=files.NANO),
+            files.pcap([*first, *late, second[-1]], magic=files.NANO),
+        )
+        node = p.ip_bytes(samples.B)
+        assert [run_core(data, node=node).totals()["gap_ns"] for data in of_node] == [0, gap_ns]
+
+
 @pytest.mark.parametrize("name", ["pcap-micro-little", "pcap-modified-big", "pcapng-little", "pcapng-mixed-big"])
 def test_a_file_that_ends_anywhere(name: str) -> None:
     """Complete records are counted, and the truncated one is reported."""
