@@ -1,4 +1,4 @@
-"""Decoders of single packets. The only package that uses scapy, imported only inside functions.
+"""Decoders of single packets. The only package that uses scapy, imported only inside a function.
 
 Nothing here raises, whatever a packet holds: the result for an invalid packet is None.
 """
@@ -15,14 +15,4 @@ SAMPLED = ((UDP, DHCP_PORTS[0], 2048), (UDP, NTP_PORT, 512), *((TCP, port, 64) f
 of DHCP under the server's port."""
 
 READ_AT_MOST = 24
-"""Packets of a kind that are decoded in full: one costs half a millisecond, and more add no information."""
-
-
-def preload() -> None:
-    """Import what decoding needs (0.15 s), in a thread next to the one that waits for the native core."""
-    from scapy.config import conf
-
-    # Nothing is sent: the routes of this machine are not needed.
-    conf.route_autoload = conf.route6_autoload = False
-    import scapy.layers.dhcp
-    import scapy.layers.ntp  # noqa: F401
+"""Packets of a kind that are decoded in full: scapy takes half a millisecond for one, and more add no information."""

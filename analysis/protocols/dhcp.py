@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 from dataclasses import dataclass
-
-from analysis.protocols import preload
 
 DISCOVER, OFFER, REQUEST, DECLINE, ACK, NAK, RELEASE, INFORM = range(1, 9)
 FOREVER = 0xFFFFFFFF
@@ -14,8 +13,10 @@ FOREVER = 0xFFFFFFFF
 BOOTREPLY = 2
 COOKIE = bytes((99, 130, 83, 99))
 """Magic cookie before the options (RFC 2131, section 3)."""
-LEASE, KIND, RENEWAL, PAD, END = 51, 53, 58, 0, 255
+LEASE, KIND, SERVER, RENEWAL, PAD, END = 51, 53, 54, 58, 0, 255
 """Options (RFC 2132)."""
+LENGTHS = {LEASE: 4, KIND: 1, SERVER: 4, RENEWAL: 4}
+"""Bytes of the options that are read (RFC 2132, sections 9.2, 9.6, 9.7, 9.11)."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +70,57 @@ def terms(payload: bytes) -> tuple[int, bytes, bytes]:
 
     (0, b"", b"") if it is not a DHCP message, or cut before its options.
     """
+    options, _ = _options(payload)
+    return int.from_bytes(options.get(KIND, b"")[:1]), options.get(LEASE, b""), options.get(RENEWAL, b"")
+
+
+def _options(payload: bytes) -> tuple[dict[int, bytes], set[int]]:
+    """Return the options that are complete, the first of each number, and the numbers of repeated ones."""
     found: dict[int, bytes] = {}
+    repeated: set[int] = set()
     at = 240 if payload[236:240] == COOKIE else len(payload)
     while at + 1 < len(payload) and payload[at] != END:
-        length = payload[at + 1]
-        if payload[at] != PAD and at + 2 + length <= len(payload):
-            found.setdefault(payload[at], payload[at + 2 : at + 2 + length])
-        at += 1 if payload[at] == PAD else 2 + length
-    return int.from_bytes(found.get(KIND, b"")[:1]), found.get(LEASE, b""), found.get(RENEWAL, b"")
+        number, length = payload[at], payload[at + 1]
+        if number == PAD:
+            at += 1
+            continue
+        if at + 2 + length <= len(payload):
+            if number in found:
+                repeated.add(number)
+            found.setdefault(number, payload[at + 2 : at + 2 + length])
+        at += 2 + length
+    return found, repeated
 
 
 def read_dhcp(payload: bytes) -> Dhcp | None:
-    """Decode the payload of a datagram; None if it is not a DHCP message."""
+    """Decode the payload of a datagram; None if it is not a DHCP message.
+
+    scapy decodes the messages in which an option is repeated or has an unusual length: importing it takes longer than
+    all other work on a small capture.
+    """
+    options, repeated = _options(payload)
+    unusual = [one for one, length in LENGTHS.items() if one in options and len(options[one]) != length]
+    if unusual or repeated & LENGTHS.keys():
+        return _read_by_scapy(payload)
+    kind = int.from_bytes(options.get(KIND, b""))
+    if not DISCOVER <= kind <= INFORM:
+        return None
+    lease, renew = (_seconds(int.from_bytes(options.get(one, b""))) for one in (LEASE, RENEWAL))
+    return Dhcp(
+        kind=kind,
+        server=socket.inet_ntoa(options[SERVER]) if SERVER in options else "",
+        lease_s=lease,
+        renew_s=renew or lease * 0.5,
+    )
+
+
+def _read_by_scapy(payload: bytes) -> Dhcp | None:
     logging.getLogger("scapy").setLevel(logging.ERROR)  # it warns about broken packets on standard error
     try:
-        preload()
+        from scapy.config import conf
+
+        # Nothing is sent: the routes of this machine are not needed.
+        conf.route_autoload = conf.route6_autoload = False
         from scapy.layers.dhcp import BOOTP, DHCP
 
         packet = BOOTP(payload)

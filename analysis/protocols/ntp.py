@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-
-from analysis.protocols import preload
 
 CLIENT, SERVER = 3, 4
 REACH = 8
@@ -24,17 +21,7 @@ class Ntp:
 
 def read_ntp(payload: bytes) -> Ntp | None:
     """Decode the payload of a datagram; None if it is neither a client's nor a server's packet."""
-    logging.getLogger("scapy").setLevel(logging.ERROR)
-    try:
-        preload()
-        from scapy.layers.ntp import NTPHeader
-
-        if len(payload) < 48:
-            return None
-        packet = NTPHeader(payload)
-        mode, poll = int(packet.mode), int(packet.poll)
-        if mode not in (CLIENT, SERVER) or not MIN_POLL <= poll <= MAX_POLL:
-            return None
-        return Ntp(mode, float(2**poll))
-    except Exception:
+    if len(payload) < 48:
         return None
+    mode, poll = payload[0] & 7, payload[2]
+    return Ntp(mode, float(2**poll)) if mode in (CLIENT, SERVER) and MIN_POLL <= poll <= MAX_POLL else None

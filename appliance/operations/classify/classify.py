@@ -8,8 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from analysis.addresses import read_address
 from analysis.classify import classify as judge
 from analysis.errors import CaptureError
 from analysis.model import VERDICTS, Classification, Provenance, Verdict
-from analysis.protocols import preload
 from analysis.reading import ProgressCallback, Reading, read_captures, read_stream
 from analysis.roles import find_roles, no_hosts_error
 from analysis.servers import find_servers
@@ -36,8 +34,6 @@ from appliance.tools import tcpdump
 
 __all__ = ["STDIN", "Catalogue", "ClassifyOptions", "classify", "open_catalogue", "units"]
 
-LARGE = 256 << 20
-"""Bytes of captures that the core reads for longer than the imports for decoding take."""
 SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".html": "html", ".htm": "html"}
 """Output format by the suffix of the file's name."""
 
@@ -115,8 +111,7 @@ def _analyze(
 ) -> Classification:
     with progress.step(f"capture on {options.live}" if options.live else "read the captures") as step:
         began = time.monotonic()
-        with _preloading(options):
-            reading = _read(options, signatures, lambda now: step.moved(now.done, now.total))
+        reading = _read(options, signatures, lambda now: step.moved(now.done, now.total))
         rate = reading.counter.read_bytes / max(time.monotonic() - began, 0.001)
         # The rate means nothing if packets had to be waited for.
         waited = options.live or STDIN in options.captures
@@ -155,27 +150,6 @@ def _read(options: ClassifyOptions, signatures: Sequence[Signature], on_progress
     if not reading.interrupted and lasted < options.duration_s - 1:
         reading.remarks.append(f"tcpdump ended after {units.span(lasted)} of {units.span(options.duration_s)}")
     return reading
-
-
-@contextmanager
-def _preloading(options: ClassifyOptions) -> Iterator[None]:
-    """Import the packet decoders while the native core reads; small captures are read faster than that."""
-    sizes = [Path(name).stat().st_size for name in options.captures if name != STDIN]
-    if sum(sizes) < LARGE and STDIN not in options.captures and not options.live:
-        yield
-        return
-    thread = threading.Thread(target=_preload, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()  # the interpreter aborts if it exits while a thread imports
-
-
-def _preload() -> None:
-    # An import error is reported where the decoders are used.
-    with suppress(Exception):
-        preload()
 
 
 # Command line arguments, checked before anything is read

@@ -17,6 +17,7 @@ from analysis import reading
 from analysis.context import EXPECTED
 from analysis.observed import Row, Sample
 from analysis.protocols import SAMPLED
+from analysis.protocols import dhcp as protocols_dhcp
 from analysis.protocols.dhcp import ACK, INFORM, OFFER, REQUEST, is_renewal, read_dhcp, terms
 from analysis.protocols.ntp import read_ntp
 from analysis.protocols.slurm import read_slurm
@@ -125,9 +126,38 @@ def test_no_packet_breaks_them(noise: bytes, cut: int) -> None:
     )
 
 
-def test_scapy_is_imported_for_a_packet_only() -> None:
+OPTION = st.one_of(
+    st.tuples(st.sampled_from([51, 53, 54, 58]), st.binary(min_size=4, max_size=4)),
+    st.tuples(st.just(53), st.binary(min_size=1, max_size=1)),
+    st.tuples(st.integers(1, 254), st.binary(max_size=12)),
+)
+
+
+@given(st.lists(OPTION, max_size=8), st.booleans(), st.integers(236, 400))
+def test_dhcp_is_read_as_scapy_reads_it(options: list[tuple[int, bytes]], known: bool, cut: int) -> None:
+    """Of numbers that scapy only names, it returns the bytes; a number with a type of its own may stop it."""
+    given_options = [one for one in options if one[0] in (51, 53, 54, 58) or one[0] > 223]
+    message = dhcp(REQUEST, own="10.1.1.1" if known else "0.0.0.0")
+    packed = b"".join(bytes([number, len(value)]) + value for number, value in given_options)
+    payload = (message[:240] + packed + b"\xff" + bytes(8))[:cut]
+    assert read_dhcp(payload) == protocols_dhcp._read_by_scapy(payload)
+
+
+def test_odd_dhcp_is_left_to_scapy() -> None:
+    whole = dhcp(ACK, lease=600)
+    twice = whole[:-1] + bytes([51, 4, 0, 0, 2, 0, 255])
+    found = read_dhcp(twice)
+    assert found and found.lease_s == 512
+    odd = read_dhcp(whole[:-1] + bytes([58, 8, 0, 0, 0, 9, 0, 0, 0, 5, 255]))
+    assert odd and odd.renew_s == 9
+
+
+def test_usual_packets_are_read_without_scapy() -> None:
+    """Importing it takes as long as all other work on a small capture."""
     script = (
-        "import sys, analysis.classify, analysis.roles; print(any(name.startswith('scapy') for name in sys.modules))"
+        "import sys; from analysis.protocols.dhcp import read_dhcp; from analysis.protocols.ntp import read_ntp;"
+        f"assert read_dhcp({dhcp(ACK, lease=600)!r}) and read_ntp({ntp(6)!r});"
+        "print(any(name.startswith('scapy') for name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
