@@ -1,4 +1,8 @@
-"""Escape untrusted text for printing. Also used by the agent and in the VM."""
+"""Escape untrusted text for printing, and find names that are meant. Also used by the agent and in the VM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
 
 SHORT = 60
 """Maximum number of characters of an invalid value in a message."""
@@ -25,3 +29,15 @@ def printable_text(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter in "\n\t" else printable(letter) for letter in text)
+
+
+def nearest(word: str, known: Iterable[str], *, listed: Iterable[str] | None = None, label: str = "known") -> str:
+    """Return a hint with the known name closest to ``word``; if none is close, all of ``listed`` (default: known)."""
+    import difflib  # for the answer to a mistake only
+
+    names = sorted(set(known))
+    close = difflib.get_close_matches(word[:100].lower(), names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]}?"
+    names = names if listed is None else sorted(set(listed))
+    return f"{label}: {', '.join(names)}" if names else "none are known"

@@ -13,7 +13,6 @@ from appliance.config.document import MAX_CHARACTERS, Document, Place, first_pro
 from appliance.config.read import read_text, validate
 from appliance.errors import ConfigError, Problem
 
-FOLDER = "services.d"
 RESERVED = (
     "/dev",
     "/etc/munge",

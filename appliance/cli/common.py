@@ -233,7 +233,7 @@ def open_site(arguments: argparse.Namespace, *, classification: Path | None = No
     """Return the site's cluster, with the services of a classification if one is given, and the progress display."""
     from appliance.cli.screen import progress
     from appliance.operations.context import open_cluster
-    from appliance.operations.site.find import find_site
+    from appliance.operations.site.locate import find_site
 
     shown = progress(arguments.quiet)
     cluster = open_cluster(find_site(arguments.site), arguments.state, shown, classification=classification)

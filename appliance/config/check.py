@@ -17,8 +17,8 @@ from appliance.config.finding import Finding, address_problem, mac_problem
 from appliance.config.model import EVEN_MINUTES, Network, PublicNetwork, ServicesFrom, Site
 from appliance.config.slurm_files import check_slurm_files
 from appliance.config.types import INTERFACE_LENGTH
-from appliance.config.wording import nearest
 from appliance.errors import Problem
+from appliance.text import nearest
 
 
 def check_site(

@@ -12,7 +12,7 @@ from appliance.config.document import Place
 from appliance.config.finding import Finding
 from appliance.config.hostlist import MAX_HOSTS, HostListError, expand
 from appliance.config.model import TOPOLOGY, Site, SlurmNode, SlurmPartition, line_settings
-from appliance.config.wording import nearest
+from appliance.text import nearest
 
 OWNED: dict[str, str] = {
     "ClusterName": "it is set from the site's `cluster`",

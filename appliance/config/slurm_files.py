@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from appliance.config.finding import Finding
 from appliance.config.model import Site, line_settings
-from appliance.config.wording import nearest
+from appliance.text import nearest
 
 FOLDER = "/etc/slurm"
 CONFIGLESS = frozenset(

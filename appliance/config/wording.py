@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from pydantic import BaseModel
 
 from appliance.config.document import Place
 from appliance.config.fields import describe, known_keys
-from appliance.text import SHORT, printable
+from appliance.text import SHORT, nearest, printable
 
 Message = tuple[str, str]
 """A message and a hint."""
@@ -69,16 +68,6 @@ def to_message(mistake: Mistake, model: type[BaseModel]) -> Message | None:
     if mistake.of_key:
         message = f"the key {message}"
     return message, hint or (f"purpose: {purpose}" if purpose else "")
-
-
-def nearest(word: str, known: Iterable[str], *, listed: Iterable[str] | None = None, label: str = "known") -> str:
-    """Return a hint with the known name closest to ``word``; if none is close, all of ``listed`` (default: known)."""
-    names = sorted(set(known))
-    close = difflib.get_close_matches(word[:100].lower(), names, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]}?"
-    names = names if listed is None else sorted(set(listed))
-    return f"{label}: {', '.join(names)}" if names else "none are known"
 
 
 def shown(value: Any) -> str:

@@ -104,7 +104,7 @@ def read_options(arguments: argparse.Namespace) -> ClassifyOptions:
     """
     from appliance.errors import ConfigError
     from appliance.operations.classify.classify import STDIN, ClassifyOptions, check_port, parse_overrides
-    from appliance.operations.site.find import services_folder
+    from appliance.operations.site.locate import services_folder
 
     if arguments.duration and not arguments.live:
         raise ConfigError("--duration requires --live", hint="sms classify --live br-prov --duration 10m")

@@ -38,7 +38,7 @@ def add(verbs: Verbs) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Build the image and print the result."""
     from appliance.operations.image.build import build, plan
-    from appliance.operations.site.find import find_site
+    from appliance.operations.site.locate import find_site
 
     cluster, shown = open_site(arguments, classification=arguments.classification)
     lock = arguments.lock or find_site(arguments.site).with_name("sms.lock")

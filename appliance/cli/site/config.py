@@ -36,7 +36,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import err, print_json
     from appliance.errors import ConfigError
     from appliance.operations.site.config import check_config
-    from appliance.operations.site.find import find_site
+    from appliance.operations.site.locate import find_site
 
     path = find_site(arguments.file or arguments.site)
     try:
@@ -63,7 +63,8 @@ def run_show(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.screen import print_json
     from appliance.operations.site.config import show_config
-    from appliance.operations.site.find import find_site, open_site
+    from appliance.operations.site.find import open_site
+    from appliance.operations.site.locate import find_site
 
     values = show_config(open_site(find_site(arguments.site), arguments.state).site)
     if arguments.json:

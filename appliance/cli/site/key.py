@@ -63,8 +63,9 @@ def add(verbs: Verbs) -> None:
 def run_create(arguments: argparse.Namespace) -> int:
     """Create the pair."""
     from appliance.cli.screen import out
-    from appliance.operations.site.find import find_site, open_site
+    from appliance.operations.site.find import open_site
     from appliance.operations.site.keys import create_pair
+    from appliance.operations.site.locate import find_site
 
     signing = open_site(find_site(arguments.site), arguments.state).site.signing
     found = create_pair(signing.private_key, signing.public_keys[0])
@@ -75,8 +76,9 @@ def run_create(arguments: argparse.Namespace) -> int:
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Show fingerprints."""
-    from appliance.operations.site.find import find_site, open_site
+    from appliance.operations.site.find import open_site
     from appliance.operations.site.keys import fingerprint
+    from appliance.operations.site.locate import find_site
 
     signing = open_site(find_site(arguments.site), arguments.state).site.signing
     found = {str(path): fingerprint(path) for path in signing.public_keys}
@@ -88,7 +90,7 @@ def run_ca_create(arguments: argparse.Namespace) -> int:
     """Create the authority."""
     from appliance.cli.screen import out
     from appliance.operations.site.ca import ca_folder, make_ca
-    from appliance.operations.site.find import find_site
+    from appliance.operations.site.locate import find_site
 
     for path in make_ca(ca_folder(find_site(arguments.site))):
         out.print(f"{path}{' (keep it secret)' if path.suffix == '.key' else ''}", markup=False)
@@ -98,7 +100,7 @@ def run_ca_create(arguments: argparse.Namespace) -> int:
 def run_ca_show(arguments: argparse.Namespace) -> int:
     """Show the certificates, and which are due for renewal."""
     from appliance.operations.site.ca import CLIENTS, SOON_DAYS, ca_folder, show_ca
-    from appliance.operations.site.find import find_site
+    from appliance.operations.site.locate import find_site
 
     found = show_ca(ca_folder(find_site(arguments.site)))
     lines = []

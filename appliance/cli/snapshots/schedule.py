@@ -58,7 +58,7 @@ def add(actions: Verbs) -> None:
 
 def run_install(arguments: argparse.Namespace) -> int:
     """Install it."""
-    from appliance.operations.site.find import find_site
+    from appliance.operations.site.locate import find_site
     from appliance.operations.snapshots.schedule import install_schedule
 
     cluster, host, shown = open_target(arguments)

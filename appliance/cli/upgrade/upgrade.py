@@ -48,7 +48,7 @@ def add(verbs: Verbs) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Upgrade."""
     from appliance.operations.image.build import build
-    from appliance.operations.site.find import find_site
+    from appliance.operations.site.locate import find_site
     from appliance.operations.upgrade.rehearse import find_source
     from appliance.operations.upgrade.state import UpgradeOptions
     from appliance.operations.upgrade.upgrade import plan_upgrade, upgrade

@@ -23,14 +23,10 @@ from analysis.servers import find_servers
 from analysis.signatures import Signature
 from analysis.sources import STDIN, Source, check_files
 from appliance import __version__
-from appliance.config.wording import nearest
 from appliance.errors import ConfigError, SmsError
-from appliance.host.local import Local
 from appliance.operations.classify.signatures import Catalogue, make_signatures, open_catalogue
-from appliance.operations.site.init import replace_file
 from appliance.progress import Progress
-from appliance.text import SHORT, printable
-from appliance.tools import tcpdump
+from appliance.text import SHORT, nearest, printable
 
 __all__ = ["STDIN", "Catalogue", "ClassifyOptions", "classify", "open_catalogue", "units"]
 
@@ -129,6 +125,9 @@ def _read(options: ClassifyOptions, signatures: Sequence[Signature], on_progress
     """Read the files, or capture on the interface for the given duration."""
     if not options.live:
         return read_captures(options.captures, signatures=signatures, node=options.node, on_progress=on_progress)
+    from appliance.host.local import Local
+    from appliance.tools import tcpdump
+
     began = time.monotonic()
     with Local().running(*tcpdump.capture_argv(options.live, options.duration_s)) as running:
         # The kernel delivers the packets of the last second late.
@@ -270,6 +269,8 @@ def write_output(text: str, path: Path) -> None:
     Raises:
         SmsError: it cannot be written.
     """
+    from appliance.operations.site.init import replace_file
+
     try:
         if path.exists() and not path.is_file():
             # Not resolved: if /dev/stdout is a pipe, its target has no path.

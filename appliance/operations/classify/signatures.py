@@ -9,8 +9,8 @@ from pathlib import Path
 from analysis.signatures import ANY_PORT, PROTOCOLS, FirstBytes, Signature
 from appliance.catalog import Service, read_catalog
 from appliance.catalog.own import OwnService, read_own
-from appliance.config.wording import nearest
 from appliance.share import share
+from appliance.text import nearest
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""Find, read and validate the site file; every other verb starts here."""
+"""Read and validate the site file; every other verb starts here."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,17 +11,17 @@ from types import MappingProxyType
 
 from analysis.classification import ClassificationError, Classified, Report, read_classification
 from appliance.catalog import Service, read_catalog
-from appliance.catalog.site import FOLDER, SiteService, read_site_services
+from appliance.catalog.site import SiteService, read_site_services
 from appliance.config.check import check_site
 from appliance.config.check_starter import check_starter
 from appliance.config.document import Document, first_problems, read_document
 from appliance.config.filled import fill_provisioning
 from appliance.config.model import ServicesFrom, Site
 from appliance.config.read import read_text, validate, validate_rest
-from appliance.config.wording import nearest
 from appliance.errors import ConfigError, Problem
+from appliance.operations.site.locate import SERVICES_FOLDER
 from appliance.share import share
-from appliance.text import printable
+from appliance.text import nearest, printable
 
 
 @dataclass(frozen=True)
@@ -42,31 +41,6 @@ class Loaded:
 STDIN = Path("/dev/stdin")
 HINT = "`sms classify CAPTURE -o FILE.yaml` writes one: `services:`, a list of {name, verdict}"
 MOST_REMARKS = 5
-
-
-def find_site(option: Path | None) -> Path:
-    """Return the site file: the first of ``--site``, $SMS_SITE, ./sms.yaml and /etc/sms/sms.yaml."""
-    if option is not None:
-        return option
-    if named := os.environ.get("SMS_SITE"):
-        return Path(named)
-    places = (Path("sms.yaml"), Path("/etc/sms/sms.yaml"))
-    for place in places:
-        if place.is_file():
-            return place
-    raise ConfigError(
-        f"no site file: --site and $SMS_SITE are not set, and neither {' nor '.join(map(str, places))} exists",
-        hint="write one with `sms init --profile lab`, openhpc or cray-ex",
-    )
-
-
-def services_folder(option: Path | None) -> Path | None:
-    """Return the folder with the site's own services; None if there is no site file, or none of them."""
-    try:
-        folder = find_site(option).absolute().parent / FOLDER
-    except ConfigError:
-        return None
-    return folder if any(folder.glob("*.yaml")) else None
 
 
 def open_site(
@@ -91,7 +65,7 @@ def open_site(
         chosen = ServicesFrom.model_validate({"from": given.absolute()})
         site = site.model_copy(update={"services": chosen})
     shipped = read_catalog(share("definitions", "services"))
-    own = read_site_services(path.absolute().parent / FOLDER, shipped)
+    own = read_site_services(path.absolute().parent / SERVICES_FOLDER, shipped)
     catalog = {**shipped, **{name: one.service for name, one in own.items()}}
     services = {name for name, service in catalog.items() if service.container}
     usual = tuple(name for name in catalog if name in services and catalog[name].default)

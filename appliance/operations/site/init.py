@@ -8,12 +8,11 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from appliance.config.wording import nearest
 from appliance.errors import ConfigError, Refused, SmsError, disk_hint
 from appliance.operations.site.ca import ca_folder, make_ca
 from appliance.share import share
 from appliance.shared.files import make_folder, sync_folder
-from appliance.text import SHORT, printable
+from appliance.text import SHORT, nearest, printable
 
 
 def list_profiles() -> dict[str, str]:

@@ -15,7 +15,8 @@ from appliance.operations.context import open_cluster
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.inside import OTHER_LOGS
 from appliance.operations.site.config import check_config
-from appliance.operations.site.find import open_site, services_folder
+from appliance.operations.site.find import open_site
+from appliance.operations.site.locate import services_folder
 from appliance.progress import Silent
 from tests.sites import GOOD
 

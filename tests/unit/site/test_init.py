@@ -21,8 +21,9 @@ from appliance.config.model import ServicesFrom
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError, Refused
 from appliance.operations.site.config import check_config
-from appliance.operations.site.find import find_site, open_site, resolve
+from appliance.operations.site.find import open_site, resolve
 from appliance.operations.site.init import list_profiles, read_profile, write_site
+from appliance.operations.site.locate import find_site
 from appliance.share import share
 
 # `# key: value` and `#   - item`; what would take the place of `services` stays a comment.
