@@ -112,4 +112,4 @@ clean:
 	[ ! -x .venv/bin/sms ] || for lab in /run/sms-lab/*/ /var/lib/sms-lab/*/; do \
 	    [ ! -d "$$lab" ] || .venv/bin/sms lab down --all --name "$$(basename "$$lab")"; done
 	rm -rf --one-file-system /var/lib/sms-tests /var/cache/sms-bench
-	rm -rf .venv analysis/_core.abi3.so dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv analysis/_core.abi3.so appliance/_signatures.json dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,7 @@
-"""Builds the native core (analysis/core/*.c) when the package is built, with the compiler's hardening on.
+"""Builds what is compiled when the package is built: the native core (analysis/core/*.c), with the compiler's hardening
+on, and the signatures of the shipped services.
 
-Also a program: ``python hatch_build.py`` builds it into the checkout, which is what ``make core`` does.
+Also a program: ``python hatch_build.py`` builds the core into the checkout, which is what ``make core`` does.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ def compile_core(output: Path = OUTPUT, *extra: str) -> None:
     new.rename(output)
 
 
+def compile_signatures() -> None:
+    """Write the compiled form of the catalogue into the checkout (appliance/operations/classify/compiled.py)."""
+    subprocess.run([sys.executable, "-m", "appliance.operations.classify.compiled"], cwd=ROOT, check=True)
+
+
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 except ImportError:  # run as a program, where hatchling is not needed
@@ -52,17 +58,18 @@ except ImportError:  # run as a program, where hatchling is not needed
 else:
 
     class CoreHook(BuildHookInterface):  # type: ignore[type-arg]
-        """Puts the compiled core into the wheel, and next to its sources for an editable install."""
+        """Puts what is compiled into the wheel, and next to its sources for an editable install."""
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
             """Compile, and say that the wheel is this platform's (and any Python's from 3.11 on: the stable ABI)."""
             if self.target_name != "wheel":
                 return
             compile_core()
+            compile_signatures()
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["tag"] = f"cp311-abi3-{platform}"
             build_data["pure_python"] = False
-            build_data["artifacts"].append("analysis/_core.abi3.so")
+            build_data["artifacts"] += ["analysis/_core.abi3.so", "appliance/_signatures.json"]
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ DIRECT = {
     "appliance/cli/__init__.py:_open_standard_streams": PIPE,
     "appliance/host/local.py:stream": PIPE,
     "appliance/operations/classify/classify.py:write_output": USER,
+    "appliance/operations/classify/compiled.py:write": "not state: made again when a checkout is set up",
     "appliance/operations/engines/distribute.py:_send": PIPE,
     "appliance/operations/engines/image.py:_write": BUILD,
     "appliance/operations/engines/image.py:make_oci": BUILD,

@@ -297,7 +297,7 @@ def make_checkout(machine: Machine, pins: str, available: str) -> Path:
     """A checkout with all but Apptainer set up, and programs that say so; what Debian has now is `available`."""
     checkout = machine.folder / "checkout"
     role = checkout / "playbooks" / "roles" / "apptainer" / "files"
-    for folder in (checkout / ".venv", checkout / "scripts", checkout / "analysis" / "core", role, checkout / "bin"):
+    for folder in (*(checkout / name for name in (".venv", "scripts", "analysis/core", "appliance", "bin")), role):
         folder.mkdir(parents=True)
     shutil.copy(Path(__file__).parents[3] / "scripts" / "setup", checkout / "scripts")
     shutil.copy(SCRIPT, role / "real")
@@ -313,11 +313,13 @@ def make_checkout(machine: Machine, pins: str, available: str) -> Path:
         "hatch_build.py",
         "analysis/core/a.c",
         "analysis/_core.abi3.so",
+        "appliance/_signatures.json",
     ):
         (checkout / name).touch()
     empty = hashlib.sha256().hexdigest() + "  -\n"
     (checkout / ".venv" / "stamp").write_text(empty)
     (checkout / ".venv" / "core").write_text(empty)
+    (checkout / ".venv" / "signatures").write_text(empty)
     programs = {
         "dpkg-query": 'case "$*" in *" apptainer") exit 1 ;; esac\nprintf installed\n',
         "id": f"cat {checkout}/uid\n",

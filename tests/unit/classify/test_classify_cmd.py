@@ -25,7 +25,7 @@ from appliance.cli import main
 from appliance.cli.classify.classify import FORMS
 from appliance.errors import ConfigError, SmsError
 from appliance.operations.classify import classify as flow
-from appliance.operations.classify import signatures
+from appliance.operations.classify import convert, signatures
 from appliance.operations.context import open_cluster
 from appliance.operations.site.find import open_site
 from appliance.progress import Silent
@@ -203,7 +203,7 @@ def test_signatures_of_the_catalogue() -> None:
 @pytest.mark.parametrize("length", [60, 1500, 70000])
 def test_slurm_is_recognized_on_any_port(version: int, length: int) -> None:
     """2.6, 22.05 and 26.11; HTTP, SSH and TLS are not mistaken for it."""
-    (first,) = (first for first in signatures.make_signature(SHIPPED["slurmctld"], True).first if not first.port)
+    (first,) = (first for first in convert.make_signature(SHIPPED["slurmctld"], True).first if not first.port)
 
     def fits(data: bytes) -> bool:
         part = data[first.offset : first.offset + len(first.low)]
@@ -246,7 +246,7 @@ def test_services_of_the_site(tmp_path: Path) -> None:
     made = {each.name: each for each in signatures.make_signatures(signatures.open_catalogue(folder))}
     new = made["licences"]
     assert (new.ports, new.budget_s, new.critical, new.carried, new.verdict) == (((6, 1947),), 600, True, False, "")
-    nfs, before = made["nfs"], signatures.make_signature(SHIPPED["nfs"], False)
+    nfs, before = made["nfs"], convert.make_signature(SHIPPED["nfs"], False)
     assert nfs == replace(before, verdict="deferrable", verdict_why="read while booting only")
     assert (6, 443) in made["portal"].ports
     assert (6, 443) not in made["https"].ports
