@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import io
 import os
 import re
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from appliance import __version__
 from appliance.cli.common import HelpFormatter, standard_output
@@ -115,23 +113,36 @@ class Parser(argparse.ArgumentParser):
         known = re.findall(r"'([^']+)'", found[2]) if found else []
         begun = [one for one in known if found and found[1] and one.startswith(found[1])]
         begun = begun or [one for one in MEANT.get(found[1] if found else "", ()) if one in known]
+        import difflib
+
         near = begun or (difflib.get_close_matches(found[1], known, 1) if found else [])
         return f"did you mean {' or '.join(near[:3])}?" if near else ""
 
 
-def make_parser(only: str | None = None) -> argparse.ArgumentParser:
+class _SummaryKnown(Exception):
+    """A verb has added its summary; its parser is not needed."""
+
+
+def _end_at_summary(**options: Any) -> NoReturn:
+    raise _SummaryKnown
+
+
+def make_parser(only: str | None = None, *, summaries: bool = False) -> argparse.ArgumentParser:
     """Return the parser; completion and the man page are generated from it, too.
 
     Args:
         only: add only this verb: the parsers of all verbs take as long as `sms status`.
+        summaries: add only names and summaries of verbs: the parser has the help of `sms` and can parse nothing else.
     """
     parser = Parser(prog="sms", description=DESCRIPTION, epilog=EPILOG, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=f"sms {__version__}")
     for names, options in GLOBAL_OPTIONS:
         parser.add_argument(*names, **options)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", parser_class=Parser)
+    made: Any = _end_at_summary if summaries else Parser  # called when the summary has been added
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", parser_class=made)
     for name in (only,) if only else VERBS:
-        importlib.import_module(f"appliance.cli.{VERBS[name]}").add(verbs)
+        with suppress(_SummaryKnown):
+            importlib.import_module(f"appliance.cli.{VERBS[name]}").add(verbs)
     for below in verbs.choices.values():
         _complete(below)
     return parser
@@ -164,13 +175,18 @@ def find_verb(argv: Sequence[str]) -> str | None:
     return None
 
 
+def _names_no_verb(argv: Sequence[str]) -> bool:
+    """Return whether the arguments only ask for the help or the version of `sms` itself."""
+    return all(word in ("-h", "--help", "--version", "-q", "--quiet", "--debug") for word in argv)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status."""
     # There are no plugins; searching for them takes as long as reading the catalogue.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     _open_standard_streams()
     argv = sys.argv[1:] if argv is None else argv
-    parser = make_parser(find_verb(argv))
+    parser = make_parser(find_verb(argv), summaries=_names_no_verb(argv))
     verb = ""
     debug = "--debug" in (argv[: argv.index("--")] if "--" in argv else argv)
     try:
@@ -192,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _flush()
     except SmsError as error:
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         _show(error)
         return error.status
     except KeyboardInterrupt as error:
@@ -205,11 +221,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         _discard_output()
         _show(SmsError(_os_error_text(error), hint=disk_hint(error.strerror or "")))
         return 1
     return status
+
+
+def _print_traceback() -> None:
+    import traceback  # takes as long as the parser of a verb
+
+    traceback.print_exc()
 
 
 def _open_standard_streams() -> None:

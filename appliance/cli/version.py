@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import platform
 
 from appliance import __version__
 from appliance.cli.common import Verbs, add_json, print_result, verb
@@ -22,5 +21,7 @@ def add(verbs: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the version."""
+    import platform
+
     print_result(arguments, {"sms": __version__, "python": platform.python_version()}, [f"sms {__version__}"])
     return 0
