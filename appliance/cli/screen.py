@@ -106,6 +106,16 @@ class Shown:
         err.print(escape(text))
 
 
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show on a terminal what is waited for; nothing is left of it at the end, and nothing is written elsewhere."""
+    if err.is_terminal:
+        with err.status(escape(text)):
+            yield
+    else:
+        yield
+
+
 def progress(quiet: bool) -> Progress:
     """Return the progress display that the user chose."""
     return Silent() if quiet else Shown()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 from rich.table import Table
 
 from appliance.cli import screen
+from tests.waiting import wait_until
 
 
 def test_a_mac_address_and_a_line_of_passwd_are_no_pictures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,3 +19,14 @@ def test_a_mac_address_and_a_line_of_passwd_are_no_pictures(capsys: pytest.Captu
     screen.out.print(table)
     screen.out.print(words)
     assert capsys.readouterr().out.count(words) == 2
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_waited_for_is_shown_on_a_terminal_alone(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = StringIO()
+    console = screen.Screen(file=written, force_terminal=terminal, _environ={"TERM": "xterm"})
+    monkeypatch.setattr(screen, "err", console)
+    with screen.waiting("query [x]"):
+        if terminal:
+            wait_until(lambda: "query [x]" in written.getvalue(), "what a thread draws")
+    assert terminal or not written.getvalue()

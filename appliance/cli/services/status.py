@@ -46,14 +46,16 @@ def add(verbs: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the status."""
-    from appliance.cli.screen import out, print_json
-    from appliance.operations.services.serving import find_serving
+    from appliance.cli.screen import out, print_json, waiting
 
-    cluster, _ = open_site(arguments)
-    host = cluster.target(arguments.host or find_serving(cluster))
+    with waiting("query the services container"):
+        from appliance.operations.services.serving import find_serving
+
+        cluster, _ = open_site(arguments)
+        host = cluster.target(arguments.host or find_serving(cluster))
+        found = collect(cluster, host)
     if arguments.watch:
-        return watch(lambda: collect(cluster, host))
-    found = collect(cluster, host)
+        return watch(found, lambda: collect(cluster, host))
     if arguments.json:
         print_json(found)
     else:
@@ -103,19 +105,25 @@ class Shown:
 
 def collect(cluster: Cluster, host: Host) -> Shown:
     """Collect the status of a host, and of an engine if one has the services."""
-    from appliance.operations.engines.deploy_status import engine_status
+    from appliance.operations.deployed import read_deployed
     from appliance.operations.services.status import gateway_status, status
 
-    return Shown(status(cluster, host), engine_status(cluster, host), gateway_status(cluster, host))
+    container, engine = status(cluster, host), None
+    record = read_deployed(cluster, host)
+    if record and record.has_services:
+        # What it needs takes as long to import as all else.
+        from appliance.operations.engines.deploy_status import engine_status
+
+        engine = engine_status(cluster, host, record)
+    return Shown(container, engine, gateway_status(cluster, host))
 
 
-def watch(query: Callable[[], Shown]) -> int:
+def watch(found: Shown, query: Callable[[], Shown]) -> int:
     """Refresh the view until Ctrl-C; return the exit status of the last one."""
     from rich.live import Live
 
     from appliance.cli.screen import out
 
-    found = query()
     try:
         while not out.is_terminal:
             out.print(found.view())

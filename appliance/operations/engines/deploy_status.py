@@ -9,7 +9,7 @@ from appliance.engines.deploy import Bundle
 from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.deployed import APPLYING, STOPPED, Deployed, read_deployed
+from appliance.operations.deployed import APPLYING, STOPPED, Deployed
 from appliance.operations.engines.bundles import find_engine, need_deployed, render_bundle
 from appliance.operations.engines.deployed import read_bundle
 from appliance.operations.engines.engine import Difference, Engine, WorkloadState
@@ -92,11 +92,8 @@ def _elsewhere(cluster: Cluster, host: Host, record: Deployed) -> list[str]:
     return []
 
 
-def engine_status(cluster: Cluster, host: Host) -> DeployStatus | None:
-    """Return the status of the engine that has the services; None without one. Unhealthy if it does not answer."""
-    record = read_deployed(cluster, host)
-    if record is None or not record.has_services:
-        return None
+def engine_status(cluster: Cluster, host: Host, record: Deployed) -> DeployStatus:
+    """Return the status of the engine that has the services; unhealthy if it does not answer."""
     try:
         return deploy_status(cluster, host, record=record)
     except SmsError as error:

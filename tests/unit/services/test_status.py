@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -26,7 +28,7 @@ from appliance.plan.snapshots.runs import Run
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.tools.apptainer import Instance
-from tests.places import DEBIAN_SITE
+from tests.places import DEBIAN_SITE, ROOT
 
 FULL = "the overlay is {}% full; `sms overlay grow +1G` makes it larger"
 OUTDATED = "the guard on host-a is of another version of sms; `sms start` replaces it"
@@ -189,3 +191,15 @@ def test_json_and_table() -> None:
         "4, 1 do",
     ):
         assert words in output.getvalue(), words
+
+
+def test_without_an_engine_nothing_of_engines_is_imported() -> None:
+    """Nor what connects to other hosts: it takes as long as all else."""
+    code = (
+        "import sys; import appliance.operations.services.serving, appliance.operations.services.status;"
+        "import appliance.cli.screen, appliance.operations.deployed;"
+        "heavy = ('ansible_runner', 'appliance.engines', 'appliance.operations.engines', 'jinja2', 'paramiko');"
+        "print(*(name for name in heavy if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "\n"
