@@ -21,7 +21,7 @@ LIMIT_MIN = 20
 MAKE_MIN = 2.5
 
 BENCHMARKS = {
-    "cli": Benchmark(0.3),
+    "cli": Benchmark(0.4),
     "status": Benchmark(1),
     "stop": Benchmark(1),
     "start": Benchmark(3),
