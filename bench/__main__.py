@@ -14,7 +14,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from appliance.cli import screen
+from appliance.cli import screen, steps
 from bench import BENCHMARKS
 from bench.rig import Rig, traffic
 from bench.rig.measure import explain
@@ -114,7 +114,7 @@ def main() -> int:
     names = arguments.names or [name for name, one in BENCHMARKS.items() if arguments.full or not one.full]
     results: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        rig = Rig(arguments.runs, install=arguments.install, stack=stack, progress=screen.progress(False))
+        rig = Rig(arguments.runs, install=arguments.install, stack=stack, progress=steps.progress(False))
         for name in names:
             results += run_one(name, importlib.import_module(f"bench.{name}").measure, rig)
         screen.err.print(table(results), *map(escape, reasons(results)), sep="\n")

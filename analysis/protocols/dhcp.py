@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import socket
 from dataclasses import dataclass
@@ -115,6 +114,8 @@ def read_dhcp(payload: bytes) -> Dhcp | None:
 
 
 def _read_by_scapy(payload: bytes) -> Dhcp | None:
+    import logging
+
     logging.getLogger("scapy").setLevel(logging.ERROR)  # it warns about broken packets on standard error
     try:
         from scapy.config import conf

@@ -231,7 +231,7 @@ def standard_output() -> Iterator[TextIO]:
 
 def open_site(arguments: argparse.Namespace, *, classification: Path | None = None) -> tuple[Cluster, Progress]:
     """Return the site's cluster, with the services of a classification if one is given, and the progress display."""
-    from appliance.cli.screen import progress
+    from appliance.cli.steps import progress
     from appliance.operations.context import open_cluster
     from appliance.operations.site.locate import find_site
 

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from appliance.cli import main, screen
+from appliance.cli import main, screen, steps
 from appliance.cli.common import print_result
 from appliance.cli.edge import PrintableStream, data_writer, guard_standard_streams, write_data
 from appliance.cli.nodes.common import show_table
@@ -124,9 +124,9 @@ WAYS: dict[str, Callable[[], object]] = {
     "a table of nodes": lambda: show_table(table()),
     "a view that is refreshed": live,
     "a note": lambda: screen.err.print(HOSTILE, markup=False, style="red"),
-    "a step": lambda: step(screen.progress(False)),
-    "a step that fails": lambda: failed_step(screen.progress(False)),
-    "a report": lambda: screen.progress(False).report(HOSTILE),
+    "a step": lambda: step(steps.progress(False)),
+    "a step that fails": lambda: failed_step(steps.progress(False)),
+    "a report": lambda: steps.progress(False).report(HOSTILE),
     "print": lambda: print(HOSTILE),
     "a line on standard error": lambda: sys.stderr.write(HOSTILE),
     "several lines": lambda: sys.stdout.writelines([HOSTILE, HOSTILE]),

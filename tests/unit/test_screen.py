@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 from rich.table import Table
 
-from appliance.cli import screen
+from appliance.cli import screen, steps
 from tests.waiting import wait_until
 
 
@@ -26,7 +28,8 @@ def test_what_is_waited_for_is_shown_on_a_terminal_alone(terminal: bool, monkeyp
     written = StringIO()
     console = screen.Screen(file=written, force_terminal=terminal, _environ={"TERM": "xterm"})
     monkeypatch.setattr(screen, "err", console)
-    with screen.waiting("query [x]"):
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: terminal))
+    with steps.waiting("query [x]"):
         if terminal:
-            wait_until(lambda: "query [x]" in written.getvalue(), "what a thread draws")
+            wait_until(lambda: "query [x]" in written.getvalue(), "what a thread draws", 10)
     assert terminal or not written.getvalue()

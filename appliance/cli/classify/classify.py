@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Classify."""
     # All objects are small and live to the end: garbage collection would take a tenth of the time.
     gc.disable()
-    from appliance.cli.screen import progress
+    from appliance.cli.steps import progress
     from appliance.operations.classify.classify import (
         check_output,
         classify,

@@ -82,10 +82,10 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    from appliance.cli import screen
+    from appliance.cli import screen, steps
     from appliance.operations.lab import lab
 
-    progress = screen.progress(arguments.quiet)
+    progress = steps.progress(arguments.quiet)
     made = lab.lab_up(
         arguments.name,
         arguments.nodes,
@@ -96,15 +96,15 @@ def _up(arguments: argparse.Namespace) -> int:
     )
     if not arguments.quiet:
         flag = "" if arguments.name == "lab" else f" --name {arguments.name}"
-        steps = {
+        following = {
             f"sms lab status{flag}": "hosts, addresses, and what is not ready",
             f"sms --site {lab.site_path(arguments.name)} build": "build the image here: lab hosts reach no mirror",
             f"sms lab exec{flag} admin -- sms start --host host-a": "start the services container",
             **_engine_steps(arguments.engines, flag),
             f"sms lab down{flag}": "remove the lab",
         }
-        width = max(len(words) for words in steps if len(words) < WIDE)
-        lines = [f"  {words:{width}}  {what}" for words, what in steps.items()]
+        width = max(len(words) for words in following if len(words) < WIDE)
+        lines = [f"  {words:{width}}  {what}" for words, what in following.items()]
         screen.err.print(
             "\n".join([f"lab {arguments.name} is up{'' if made else ' already'}; next:", *lines]),
             markup=False,
@@ -188,10 +188,10 @@ def _add_power(parts: Any) -> None:
 
 
 def _power(arguments: argparse.Namespace) -> int:
-    from appliance.cli import screen
+    from appliance.cli import steps
     from appliance.operations.lab import lab
 
-    changed = lab.lab_power(arguments.name, arguments.host, arguments.state, screen.progress(arguments.quiet))
+    changed = lab.lab_power(arguments.name, arguments.host, arguments.state, steps.progress(arguments.quiet))
     shown = {"name": arguments.name, "host": arguments.host, "state": arguments.state, "changed": changed}
     print_result(arguments, shown, [f"{arguments.host} is {arguments.state}{'' if changed else ' already'}"])
     return 0
@@ -208,7 +208,7 @@ def _add_capture(parts: Any) -> None:
 
 
 def _capture(arguments: argparse.Namespace) -> int:
-    from appliance.cli import screen
+    from appliance.cli import screen, steps
     from appliance.errors import ConfigError
     from appliance.operations.lab.capture import STANDARD_OUTPUT, lab_capture
 
@@ -217,7 +217,7 @@ def _capture(arguments: argparse.Namespace) -> int:
         raise ConfigError("the capture and a JSON document cannot both be standard output", hint="-o FILE --json")
     captured = lab_capture(
         arguments.name,
-        screen.progress(arguments.quiet),
+        steps.progress(arguments.quiet),
         seconds=arguments.duration,
         at=arguments.at,
         output=arguments.output,
@@ -241,10 +241,10 @@ def _add_down(parts: Any) -> None:
 
 
 def _down(arguments: argparse.Namespace) -> int:
-    from appliance.cli import screen
+    from appliance.cli import screen, steps
     from appliance.operations.lab import lab
 
-    there = lab.lab_down(arguments.name, arguments.all, screen.progress(arguments.quiet))
+    there = lab.lab_down(arguments.name, arguments.all, steps.progress(arguments.quiet))
     if arguments.json:
         screen.print_json({"name": arguments.name, "was_up": there, "files_removed": arguments.all})
     return 0
@@ -275,10 +275,10 @@ def _demo(arguments: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from appliance.cli import screen
+    from appliance.cli import screen, steps
     from appliance.operations.lab.demo import demo
 
-    progress = screen.progress(arguments.quiet)
+    progress = steps.progress(arguments.quiet)
     if arguments.metal:
         from appliance.operations.lab.demo_vm import demo_vm
 

@@ -46,7 +46,7 @@ def add(verbs: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the status."""
-    from appliance.cli.screen import out, print_json, waiting
+    from appliance.cli.steps import waiting
 
     with waiting("query the services container"):
         from appliance.operations.services.serving import find_serving
@@ -54,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         cluster, _ = open_site(arguments)
         host = cluster.target(arguments.host or find_serving(cluster))
         found = collect(cluster, host)
+    from appliance.cli.screen import out, print_json
+
     if arguments.watch:
         return watch(found, lambda: collect(cluster, host))
     if arguments.json:

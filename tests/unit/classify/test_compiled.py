@@ -83,19 +83,34 @@ def test_every_program_that_it_depends_on_is_there() -> None:
     assert all((compiled.PACKAGE.parent / name).is_file() for name in compiled.SOURCES)
 
 
-HEAVY = ("ansible_runner", "cryptography", "jinja2", "paramiko", "pydantic", "scapy", "yaml")
+HEAVY = (
+    "ansible_runner",
+    "cryptography",
+    "difflib",
+    "jinja2",
+    "logging",
+    "paramiko",
+    "pydantic",
+    "scapy",
+    "traceback",
+    "yaml",
+)
 
 
-def test_a_capture_is_classified_without_what_is_slow_to_import(file: Path, tmp_path: Path) -> None:
-    """Their import would take longer than all else."""
+@pytest.mark.parametrize(("options", "more"), [((), ()), (("--json",), ("rich",))], ids=["table", "json"])
+def test_a_capture_is_classified_without_what_is_slow_to_import(
+    file: Path, tmp_path: Path, options: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    """Their import would take longer than all else; rich is for what it draws."""
     capture = tmp_path / "sms.pcap"
     capture.write_bytes(files.pcap(cluster.simulate(cluster.Plan(nodes=2, duration_s=600)).packets()))
     code = (
         "import sys; from pathlib import Path; from appliance.cli import main;"
         "from appliance.operations.classify import compiled;"
         f"compiled.FILE = Path({str(file)!r});"
-        f"assert main(['classify', {str(capture)!r}]) == 0;"
-        f"print('imported:', *(name for name in {HEAVY} if name in sys.modules))"
+        f"assert main(['classify', {str(capture)!r}, *{options}]) == 0;"
+        f"print('imported:', *(name for name in {HEAVY + more} if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.splitlines()[-1] == "imported:"
+    assert "read the captures" in done.stderr

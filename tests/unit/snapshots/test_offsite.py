@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from appliance.cli.screen import Shown
 from appliance.cli.snapshots.push import lines
+from appliance.cli.steps import Shown
 from appliance.config.model import Retention
 from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import Result, Unreachable
