@@ -87,8 +87,9 @@ def test_packets_that_were_cut(packets: list[Packet], tmp_path: Path) -> None:
 
 
 def wait_until_it_reads(child: subprocess.Popen[str]) -> None:
-    """The core reads in a separate thread."""
-    while len(list(Path(f"/proc/{child.pid}/task").iterdir())) < 2:
+    """The core reads in a separate thread; the first bytes of a pipe are waited for before."""
+    process = Path(f"/proc/{child.pid}")
+    while len(list((process / "task").iterdir())) < 2 and "poll" not in (process / "wchan").read_text():
         assert child.poll() is None
         time.sleep(0.02)
     time.sleep(0.3)
