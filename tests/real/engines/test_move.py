@@ -48,7 +48,7 @@ def test_to_nomad_and_back(hosts: Hosts) -> None:
     assert writers(hosts) == ["nomad"]
     assert hosts.lease("host-b")["holder"] == "engine:nomad"
     assert_gateway(hosts)
-    assert b"already runs on host-a" in hosts.sms("start", "--host", "host-b", on="admin", ok=(3,)).stderr
+    assert b"stay on host-a" in hosts.sms("start", "--host", "host-b", on="admin", ok=(3,)).stderr
     hosts.sms("-q", "stop", on="host-a")
     hosts.sms("-q", "start", "--host", "host-b", on="admin")
     assert_gateway(hosts, on="host-b")
