@@ -41,8 +41,8 @@ CHANGING = "sms/changing"
 """Label of a Secret while pods may have its earlier content: a run that is killed leaves it to the next one."""
 LISTED = 50
 """Images that a kubelet reports at most (nodeStatusMaxImages)."""
-REPORTED_S = 12
-"""Seconds that a kubelet takes to report a new image."""
+REPORTED_S = 45
+"""Seconds that a kubelet takes to report a new image: it lists them every 30 s, its status has them within 10 more."""
 DELETE_S = 30
 
 
@@ -88,7 +88,7 @@ class OnKubernetes:
             )
 
     def _check_image(self, image: str, progress: Progress) -> None:
-        deadline = time.monotonic() + REPORTED_S
+        deadline, said = time.monotonic() + REPORTED_S, False
         while True:
             try:
                 nodes = [one for one in self.kubectl.nodes() if one.ready and not one.cordoned]
@@ -99,6 +99,9 @@ class OnKubernetes:
             lacking = [one.name for one in nodes if image not in one.images and len(one.images) < LISTED]
             if len(lacking) < len(nodes) or time.monotonic() > deadline:
                 break
+            if not said:
+                progress.report(f"note: no node has reported the image yet, which can take {REPORTED_S} s: waiting")
+                said = True
             time.sleep(1)
         hint = (
             "`sms image oci -o DIR --load HOST` imports it on an admin host; on others: "
