@@ -64,6 +64,7 @@ OTHER_MEANINGS = {
     "dns": "a key of the site file and of the VM's configuration",
     "filesync": "a section of the site file",
     "http": "a URL scheme, a kind of probe, a boot target",
+    "https": "a URL scheme",
     "provisioning": "a network and a section of the site file",
     "ssh": "the client",
 }

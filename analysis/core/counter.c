@@ -5,7 +5,7 @@
 #include <sys/random.h>
 
 #define GAP (30 * NS) /* minimum time between two files that counts as a gap */
-/* Inside a file silence is no proof: the network may be idle, or the capture filtered. A gap is long, much longer than
+/* Inside a file silence proves nothing: the network may be idle, or the capture filtered. A gap is long, much longer than
  * every other silence, and ends a part in which there was traffic for a minute. */
 #define QUIET (600 * NS)
 #define LONGER 20
