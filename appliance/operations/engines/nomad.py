@@ -26,7 +26,7 @@ from appliance.operations.engines.engine import (
     decode_secret,
     with_answers,
 )
-from appliance.operations.image.deliver import deliver, trust
+from appliance.operations.image.deliver import deliver, missing_image, trust
 from appliance.plan.services.probes import read_probe
 from appliance.progress import Progress
 from appliance.tools import files
@@ -106,7 +106,7 @@ class OnNomad:
         if self.client in {one.name for one in cluster.site.admin_hosts}:
             current = Path(cluster.places.current)
             if not cluster.host(self.client).works("test", "-f", bundle.image) and not current.is_file():
-                raise Refused(f"there is no image {current}", hint="`sms build` creates one")
+                raise missing_image(current)
 
     def send_image(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
         """Send the current image to the client if that is an admin host, and verify it there."""

@@ -36,6 +36,11 @@ class LacksService(Refused):
     """An image lacks a service that the site file enables."""
 
 
+def missing_image(path: Path | str) -> Refused:
+    """Return the refusal where an image has to be on this machine."""
+    return Refused(f"there is no image {path}", hint="`sms build` creates one")
+
+
 def deliver(
     cluster: Cluster,
     host: Host,
@@ -58,7 +63,7 @@ def deliver(
     if not current.is_file():
         if not isinstance(host, Local) and host.works("test", "-f", str(current)):
             return host.run("readlink", "-f", str(current)).text, ""
-        raise Refused(f"there is no image {current}", hint="`sms build` creates one")
+        raise missing_image(current)
     source = current.resolve()
     if isinstance(host, Local):
         return str(source), ""
@@ -172,7 +177,7 @@ def verify_here(cluster: Cluster, image: Path) -> str:
         key = check_seal(image, cluster.site.signing.public_keys).signer
         return f"{key.name} sha256:{fingerprint(key)[:16]}"
     if not image.is_file():
-        raise Refused(f"there is no image {image}", hint="`sms build` creates one")
+        raise missing_image(image)
     return check_signature(cluster, Local(), str(image))
 
 
