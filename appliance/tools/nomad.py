@@ -34,6 +34,8 @@ HINT = "`engines.nomad.api` and `token_file` of the site file, or NOMAD_ADDR and
 READ_FILE = 'NOMAD_TOKEN=$(cat -- "$1") && export NOMAD_TOKEN && shift && exec "$@"'
 """Shell: run $2... with the content of file $1 as NOMAD_TOKEN."""
 NO_JOB = re.compile(r"job not found|No job\(s\) with prefix|not found", re.IGNORECASE)
+NO_CLIENT = "No path to node"
+"""What the servers answer about a client that is not connected."""
 NO_LEADER = re.compile(r"No cluster leader|rpc error|failed to|no servers|No path to region", re.IGNORECASE)
 PLANNED = (0, 1)
 """Statuses of `nomad job plan`: 1 where it would start or stop something; 255 is an error."""
@@ -160,7 +162,7 @@ class Nomad:
         return run_program(self.host, self.argv(*words), input=input, ok=ok, timeout=timeout, hint=HINT)
 
     def get(self, path: str) -> Any:
-        """Return what the API has for a path below ``/v1/``; None if there is nothing.
+        """Return what the API has for a path below ``/v1/``; None if there is nothing, or its client cannot be asked.
 
         Raises:
             Forbidden: it is not permitted.
@@ -177,7 +179,7 @@ class Nomad:
         why = last_line(text)
         if NOT_PERMITTED.search(text):
             raise Forbidden(f"{self.host.name}: Nomad does not permit {method} {path}: {why}", hint=HINT)
-        if NO_JOB.search(text):
+        if NO_JOB.search(text) or NO_CLIENT in text:
             return None
         if NO_LEADER.search(text):
             raise Unreachable(f"{self.host.name}: Nomad's servers do not answer: {why}", hint=HINT)
@@ -229,7 +231,7 @@ class Nomad:
         return [read_allocation(each) for each in listed]
 
     def checks(self, allocation: str) -> list[Check]:
-        """Return the results of the checks of an allocation."""
+        """Return the results of the checks of an allocation; none if its client cannot be asked."""
         found = self.get(f"client/allocation/{quote(allocation, safe='')}/checks")
         values = found.values() if isinstance(found, dict) else ()
         return [Check(text_at(one, "Check"), text_at(one, "Status"), text_at(one, "Output")) for one in values]

@@ -262,8 +262,12 @@ def stop(cluster: Cluster, host: Host, progress: Progress) -> Outcome:
 
 
 def stop_locked(cluster: Cluster, host: Host, record: Deployed, progress: Progress) -> Outcome:
-    """Stop the services under the lock of moves; the engine keeps the lease."""
-    began = time.monotonic()
+    """Stop the services under the lock of moves; the engine keeps the lease.
+
+    Raises:
+        Unverified: some did not end in time, as on a client that is off: the engine has been told to stop all of them.
+    """
+    began, late = time.monotonic(), None
     bundle, engine = current_bundle(cluster, host, record), find_engine(cluster, host, record.engine)
     stopped: dict[str, str] = {}
     if record.phase != STOPPED:
@@ -275,8 +279,13 @@ def stop_locked(cluster: Cluster, host: Host, record: Deployed, progress: Progre
         for item in items:
             engine.stop(item)
             stopped[item.name] = "stop" if item.name in running else "unchanged"
-        if running:
-            wait_for_end(engine, part, progress)
+        if running and not late:
+            try:
+                wait_for_end(engine, part, progress)
+            except Unverified as error:
+                late = error
+    if late:
+        raise late
     record = set_phase(cluster, host, record, STOPPED, progress)
     return Outcome(
         record.engine, bundle.cluster, record.generation, record.digest, stopped, [], round(time.monotonic() - began, 1)

@@ -133,7 +133,7 @@ def wait_for_end(engine: Engine, bundle: Bundle, progress: Progress) -> None:
 def _running(engine: Engine, bundle: Bundle) -> str:
     """Return what still runs; empty if nothing does. An engine that does not answer may run everything."""
     try:
-        left = [one.name for state in engine.states(bundle) for one in state.instances]
+        left = [f"{one.name} on {one.node}" for state in engine.states(bundle) for one in state.instances]
     except Unreachable as error:
         return f"it is not known what runs: {error.message}"
     return f"{', '.join(left)} did not end" if left else ""

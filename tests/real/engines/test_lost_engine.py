@@ -15,8 +15,10 @@ from appliance.lab import Lab
 from appliance.lab.power import power_off, power_on
 from appliance.operations.lab.demo import as_alice, wait_idle
 from appliance.tools.ports import probe_argv
+from tests.real.conftest import give_image
 from tests.real.engines.conftest import need_engines
 from tests.real.engines.moving import NODES, Jobs, assert_gateway, move, moving_lab, writers
+from tests.real.labs import build_image
 from tests.real.moves import Hosts
 from tests.waiting import wait_until
 
@@ -130,9 +132,13 @@ def test_the_state_of_a_nomad_that_is_off_moves_to_the_container(hosts: Hosts) -
 def test_without_the_state_a_snapshot_is_restored(hosts: Hosts) -> None:
     """host-a is lost with the state; what was done since the snapshot is. Nomad never starts it again."""
     found = reopen()
+    give_image(found, build_image(found.lab), "host-b")
+    node = found.host("node1")
+    as_alice(node, "sbatch", "--parsable", "--wait", "--wrap=true")  # ids continue after those of the first job
+    saved = ("exec", "--", "test", "-s", "/var/spool/slurmctld/job_state")
+    wait_until(lambda: found.sms(*saved, on="host-a", ok=None).status == 0, "slurmctld has saved it", 60)
     found.sms("overlay", "snapshot", on="host-a")
     found.sms("overlay", "push", "--to", "host-b", on="host-a")
-    node = found.host("node1")
     move(found, "--to", "nomad", "--force")
     lost = as_alice(node, "sbatch", "--parsable", "--wrap=true")
     for name in (*SERVERS, "host-a"):
@@ -150,7 +156,8 @@ def test_without_the_state_a_snapshot_is_restored(hosts: Hosts) -> None:
     for name in SERVERS:
         power_on(NAME, name)
     wait_until(lambda: found.host("host-b").run("nomad", "job", "status", ok=None).status == 0, "a leader", 60)
-    found.sms("deploy", "stop", on="host-b")
+    waits = found.sms("deploy", "stop", on="host-b", ok=(4,)).stderr
+    assert b"on host-a did not end" in waits
     power_on(NAME, "host-a")
     found = reopen()
     ready = ("nomad", "node", "status", "-filter", 'Name == "host-a" and Status == "ready"', "-quiet")
@@ -161,3 +168,4 @@ def test_without_the_state_a_snapshot_is_restored(hosts: Hosts) -> None:
         node.run("sleep", "0.5")
     assert (found.host("host-a").read(lease_path(found)) or b"").decode() == held, "no task has taken it"
     assert listens(node, ON_CONTAINER) and found.instances("host-b") and not found.instances("host-a")
+    found.sms("deploy", "stop", on="host-b")

@@ -13,6 +13,7 @@ import yaml
 
 from appliance.engines.render import Export, make_bundle, render
 from appliance.errors import ConfigError, Refused
+from appliance.host.fake import Fake
 from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.operations.site.find import open_site
 from appliance.plan.services.controllers import find_controllers, other_controllers
@@ -20,7 +21,7 @@ from appliance.progress import Silent
 from appliance.tools.kubectl import Kubectl
 from tests.unit.engines.attachments import ANNOTATION, KIND, check_attachments, check_definition, check_selection
 from tests.unit.engines.cases import ATTACHED, FULL, NOMAD, SITES, SMALL, case_input, make_input
-from tests.unit.engines.test_deploy import BUNDLE, Fake
+from tests.unit.engines.deployments import BUNDLE
 
 MACVLAN = {**ATTACHED, "attach": "macvlan", "interface": "eno1.100"}
 SERVICES = ["slurmctld", "munge", "slurmdbd", "mariadb", "rsyslog"]

@@ -15,12 +15,14 @@ import pytest
 from appliance.config.engines import SecretRef
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.render import make_bundle, render
-from appliance.errors import ConfigError, Refused
+from appliance.errors import ConfigError, Refused, Unverified
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import APPLYING, DEPLOYED, read_deployed, record_path, refuse_deployed
 from appliance.operations.engines import deploy as deploy_module
+from appliance.operations.engines import waiting
 from appliance.operations.engines.deployed import begin, find_deployed, read_bundle
+from appliance.operations.engines.engine import WorkloadState
 from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.operations.engines.nomad import OnNomad
 from appliance.operations.engines.secret_files import compare_secrets, new_secrets
@@ -33,7 +35,7 @@ from appliance.shared.lease import Lease
 from appliance.shared.records import from_json, to_json
 from appliance.shared.state_lease import StateLease
 from tests.unit.engines.cases import CASES, make_input
-from tests.unit.engines.deployments import BUNDLE, RECORD
+from tests.unit.engines.deployments import BUNDLE, READY, RECORD
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "kubernetes-balanced", "nomad", "nomad-small"])
@@ -310,3 +312,18 @@ def test_a_failover_from_an_engine_records_that_it_has_the_services_no_more(clus
         refuse_deployed(cluster, host)
     failover._forget_engine(cluster, host, replace(plan, old=("engine:nomad",)), Silent())
     refuse_deployed(cluster, host)
+
+
+def test_what_does_not_end_keeps_nothing_from_being_stopped(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a client that is off: when it is on again, it starts none of them."""
+    host, engine = Local(cluster.site.admin_hosts[0].name), MagicMock()
+    engine.states.side_effect = lambda part: [
+        WorkloadState(one.name, "service", True, 1, (READY,)) for one in part.items
+    ]
+    monkeypatch.setattr(deploy_module, "find_engine", lambda *_: engine)
+    monkeypatch.setattr(waiting, "END_S", -1000)
+    begin(cluster, host, BUNDLE, RECORD, Silent())
+    with pytest.raises(Unverified, match="slurmctld-0 on n1 did not end"):
+        deploy_module.stop_locked(cluster, host, RECORD, Silent())
+    assert [call.args[0].name for call in engine.stop.call_args_list] == ["b", "a"]
+    assert find_deployed(cluster, host) == replace(RECORD, phase="stopping")

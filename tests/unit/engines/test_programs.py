@@ -198,6 +198,8 @@ def test_replies_of_the_api_that_are_errors(reply: str, kind: type[SmsError]) ->
 def test_what_is_not_there() -> None:
     there = nomad({("operator", "api", "-X", "GET", "/v1/job/a%2Fb"): (0, "job not found")})
     assert there.job("a/b") is None
+    off = nomad({("operator", "api", "-X", "GET", "/v1/client/allocation/a/checks"): (0, "No path to node")})
+    assert off.checks("a") == []
     assert kubectl({("get", "secret", "x", "--ignore-not-found"): (0, "")}).get("secret", "x") is None
 
 
