@@ -265,7 +265,7 @@ def stop_locked(cluster: Cluster, host: Host, record: Deployed, progress: Progre
     """Stop the services under the lock of moves; the engine keeps the lease.
 
     Raises:
-        Unverified: some did not end in time, as on a client that is off: the engine has been told to stop all of them.
+        Unverified: some did not end in time, as on a client that is off: the engine has been asked to stop all of them.
     """
     began, late = time.monotonic(), None
     bundle, engine = current_bundle(cluster, host, record), find_engine(cluster, host, record.engine)
