@@ -81,4 +81,4 @@ class Counter:
     def totals(self) -> dict[str, Any]:
         """Return packets, bytes, start_ns, end_ns, truncated, other {what: (packets, bytes)}, skipped {reason: count},
         beyond (packets, bytes), bin_ns, cut (packets captured only in part), cut_at (their maximum captured bytes),
-        gap_ns (between files)."""
+        gap_ns (total of the gaps in and between files), gaps [(from, to)] (the longest 64, in ns, in no order)."""

@@ -90,8 +90,8 @@ def _service(
         bytes=sum(counts.bytes),
         packets_each=(counts.packets[0], counts.packets[1]),
         bytes_each=(counts.bytes[0], counts.bytes[1]),
-        first_s=max(counts.first_ns - observation.start_ns, 0) / 1e9,
-        last_s=max(counts.last_ns - observation.start_ns, 0) / 1e9,
+        first_s=_after(observation, counts.first_ns),
+        last_s=_after(observation, counts.last_ns),
         interval_s=_interval(counts),
         latency_ms=_latency(counts),
         reasons=(*found.reasons, *_details(counts, decoded)),
@@ -140,7 +140,13 @@ def _capture(observation: Observation, remarks: tuple[str, ...]) -> Capture:
         cut_packets=observation.cut,
         cut_at=observation.cut_at,
         remarks=remarks,
+        gaps=tuple((_after(observation, begin), _after(observation, end)) for begin, end in observation.gaps),
     )
+
+
+def _after(observation: Observation, at_ns: int) -> float:
+    """Return seconds after the start of the capture."""
+    return max(at_ns - observation.start_ns, 0) / 1e9
 
 
 def _time(at_ns: int) -> str:

@@ -23,7 +23,8 @@ class Capture:
         truncated: whether a file ended in the middle of a record.
         skipped: number of skipped records by reason.
         problems: the first hundred unreadable places, as sentences with file and byte offset.
-        covered_s: the duration without the gaps in and between files.
+        covered_s: the duration without the gaps in and between files; gaps: (begin, end) of the longest 64, in seconds
+            after the start.
         cut_packets: packets captured only in part; cut_at: the maximum captured bytes of one of them.
         remarks: limits of the capture, as sentences, the most serious first.
     """
@@ -40,6 +41,7 @@ class Capture:
     cut_packets: int = 0
     cut_at: int = 0
     remarks: tuple[str, ...] = ()
+    gaps: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,8 @@ class Observation:
         beyond: packets and bytes counted only in the totals, because the address table was full.
         bin_s: seconds per part of a timeline; the first begins at ``start_ns``.
         cut: packets captured only in part; cut_at: the maximum captured bytes of one of them.
-        gap_s: seconds in and between files in which nothing was captured.
+        gap_s: seconds in and between files in which nothing was captured; gaps: (begin, end) of the longest 64, in
+            nanoseconds, in the order of time.
         scans: port scans; ``links`` are without them.
         remarks: limits of the files, as sentences.
     """
@@ -202,6 +203,7 @@ class Observation:
     cut: int = 0
     cut_at: int = 0
     gap_s: float = 0.0
+    gaps: tuple[tuple[int, int], ...] = ()
     scans: tuple[Scan, ...] = ()
     remarks: tuple[str, ...] = ()
 

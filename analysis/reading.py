@@ -108,6 +108,7 @@ class Reading:
             cut=totals["cut"],
             cut_at=totals["cut_at"],
             gap_s=totals["gap_ns"] / 1e9,
+            gaps=tuple(sorted(gap for gap in totals["gaps"] if gap[0] >= totals["start_ns"])),
             scans=self.scans,
             remarks=(*self.remarks, *_find_overlaps(self.files, self.counter.files())),
         )

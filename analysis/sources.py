@@ -23,7 +23,7 @@ from typing import Any
 from analysis.errors import CaptureError
 
 STDIN = "-"
-ABI = 4
+ABI = 5
 """Expected ABI version of the core."""
 HEAD = 1 << 16
 """Bytes read to detect the format and the time of the first packet."""

@@ -39,6 +39,7 @@
 #define MAX_PROBLEMS 100
 #define MAX_FILES (1u << 20)
 #define MAX_OTHERS 96
+#define MAX_GAPS 64
 #define INTERVALS 16
 #define LATENCIES 32
 #define NONE UINT32_MAX
@@ -337,6 +338,10 @@ typedef struct {
 	uint32_t cut_at;
 	int64_t resumed, gap; /* end of the last gap in or between files, and total of all gaps */
 	int64_t counted_gap;  /* of those before the last packet that is counted */
+	struct {
+		int64_t from, to;
+	} gaps[MAX_GAPS]; /* the longest, in no order */
+	uint32_t gap_count;
 	int64_t alive, part, quiet; /* last packet that --node left out; begin since the last gap; longest silence */
 	bool fresh; /* the next packet is a file's first */
 	Span *spans; /* of each file */

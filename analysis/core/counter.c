@@ -115,12 +115,32 @@ static Packet *run_before(Counter *c, Packet *p)
 /* Time of the last packet, counted or not. */
 static inline int64_t last_time(const Counter *c) { return c->alive > c->end ? c->alive : c->end; }
 
+/* Keeps a gap, in place of the shortest if there are many. */
+static void keep_gap(Counter *c, int64_t from, int64_t to)
+{
+	uint32_t at = c->gap_count;
+	if (at < MAX_GAPS)
+		c->gap_count++;
+	else
+		for (uint32_t i = at = 0; i < MAX_GAPS; i++)
+			if (c->gaps[i].to - c->gaps[i].from < c->gaps[at].to - c->gaps[at].from)
+				at = i;
+	if (c->gaps[at].to - c->gaps[at].from < to - from) {
+		c->gaps[at].from = from;
+		c->gaps[at].to = to;
+	}
+}
+
 /* Ends the part of the capture before `time`. */
 static void resume(Counter *c, int64_t time)
 {
+	int64_t last = last_time(c);
 	if (c->resumed <= c->end)
 		c->counted_gap = c->gap;
-	c->gap += time > last_time(c) ? time - last_time(c) : 0;
+	if (time > last) {
+		c->gap += time - last;
+		keep_gap(c, last, time);
+	}
 	c->resumed = c->part = time;
 }
 

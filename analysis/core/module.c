@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ABI 4
+#define ABI 5
 
 typedef struct {
 	PyObject_HEAD

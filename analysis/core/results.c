@@ -269,6 +269,17 @@ static PyObject *others(const Counter *c)
 	return dict;
 }
 
+/* Without those after the last packet that is counted (--node). */
+static PyObject *gaps(const Counter *c)
+{
+	PyObject *list = PyList_New(0);
+	for (uint32_t i = 0; list && i < c->gap_count; i++)
+		if (c->gaps[i].to <= c->end &&
+		    !add(list, Py_BuildValue("(LL)", (long long)c->gaps[i].from, (long long)c->gaps[i].to)))
+			Py_CLEAR(list);
+	return list;
+}
+
 static PyObject *skipped(const Counter *c)
 {
 	PyObject *dict = PyDict_New();
@@ -287,7 +298,8 @@ PyObject *give_totals(const Counter *c)
 	    put(dict, "bytes", PyLong_FromUnsignedLongLong(c->bytes)) && put(dict, "start_ns", PyLong_FromLongLong(c->start)) &&
 	    put(dict, "end_ns", PyLong_FromLongLong(c->end)) && put(dict, "truncated", PyBool_FromLong(c->truncated)) &&
 	    put(dict, "cut", PyLong_FromUnsignedLongLong(c->cut)) && put(dict, "cut_at", PyLong_FromUnsignedLong(c->cut_at)) &&
-	    put(dict, "gap_ns", PyLong_FromLongLong(c->gap)) && put(dict, "bin_ns", PyLong_FromLongLong(c->bin)) && put(dict, "other", others(c)) && put(dict, "skipped", skipped(c)) &&
+	    put(dict, "gap_ns", PyLong_FromLongLong(c->gap)) && put(dict, "gaps", gaps(c)) &&
+	    put(dict, "bin_ns", PyLong_FromLongLong(c->bin)) && put(dict, "other", others(c)) && put(dict, "skipped", skipped(c)) &&
 	    put(dict, "beyond", Py_BuildValue("(KK)", (unsigned long long)c->beyond[0], (unsigned long long)c->beyond[1])))
 		return dict;
 	Py_DECREF(dict);

@@ -21,6 +21,8 @@ _DAYS = (1, 2, 7, 14, 30, 60, 90, 180, 365)
 _MAX_TICKS = 10
 _LEAST = 4.0
 """Minimum height of a bar in a timeline, in per cent."""
+_HAIR = 0.003
+"""Minimum width of a gap, as part of the width: a minute in a day is still visible."""
 _FIRST = 2.0
 """Position of one second on the budget scale, in per cent; shorter budgets are a mark at the left."""
 
@@ -143,6 +145,17 @@ def strip(service: Service, number: int, parts: int) -> Strip:
         max((sum(pair) for pair in pairs), default=0),
         sum(service.timeline),
         sum(service.timeline_boot),
+    )
+
+
+def gaps_outline(found: Classification, parts: int) -> str:
+    """Return the outline of the gaps over the timelines, in a box of 1 by 1; "" without any."""
+    length_s = found.bin_s * parts
+    if not 0 < length_s < math.inf:
+        return ""
+    drawn = [(begin / length_s, end / length_s) for begin, end in found.capture.gaps if 0 <= begin < end < math.inf]
+    return "".join(
+        f"M{begin:.4g} 0h{max(min(end, 1) - begin, _HAIR):.4g}v1H{begin:.4g}z" for begin, end in drawn if begin < 1
     )
 
 

@@ -49,6 +49,7 @@ def render_html(classification: Classification) -> str:
             bars=bars,
             budget_ticks=budget_ticks,
             strips=[drawing.strip(one, number, shown) for number, one in numbered],
+            gaps=drawing.gaps_outline(found, shown),
             time_ticks=drawing.time_ticks(start, found.bin_s * shown),
             talk=drawing.talk(found, numbered),
             parts=parts(found),
@@ -79,6 +80,7 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         counted=units.counted,
+        later=units.later,
         budget_label=drawing.budget_label,
         opener=OPENERS.__getitem__,
         phase=PHASES.__getitem__,

@@ -375,6 +375,22 @@ def lasting(duration_s: float, start: str = "2024-02-27T23:59:58.5Z") -> Classif
     return replace(found, capture=capture, services=services, bin_s=duration_s / BINS)
 
 
+def interrupted() -> Classification:
+    """The same as `paper`, with two gaps: of a fifth of the day, and of a minute."""
+    found, gaps = paper(), ((0.4 * DAY, 0.6 * DAY), (0.8 * DAY, 0.8 * DAY + 60))
+    missing = sum(end - begin for begin, end in gaps)
+    services = tuple(
+        replace(
+            one,
+            timeline=tuple(0 if 26 <= part < 38 else count for part, count in enumerate(one.timeline)),
+            timeline_boot=one.timeline_boot,
+        )
+        for one in found.services
+    )
+    capture = replace(found.capture, covered_s=DAY - missing, gaps=gaps)
+    return replace(found, capture=capture, services=services)
+
+
 def many(count: int = 60) -> Classification:
     """``count`` services, as on a busy network; the fourth is routing."""
     found = paper()

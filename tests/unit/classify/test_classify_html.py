@@ -28,6 +28,7 @@ SHAPES = {"rect", "line", "path"}
 PAGES: dict[str, Classification] = {
     "paper": example.paper(),
     "nothing": example.empty(),
+    "gaps": example.interrupted(),
     "one service": example.many(1),
     "60 services": example.many(60),
     "huge": example.huge(),
@@ -103,7 +104,7 @@ def test_pages_are_whole_and_fetch_nothing(name: str) -> None:
         name for name in names if name.startswith("on") or name in ("style", "src", "srcset", "xlink:href")
     } == set()
     style = text.partition("<style>")[2].partition("</style>")[0]
-    assert set(re.findall(r"url\(([^)]*)\)", style)) == {'"#hatch"'} and "@import" not in style
+    assert set(re.findall(r"url\(([^)]*)\)", style)) == {'"#hatch"', '"#gaps"'} and "@import" not in style
     policy = next(attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
 
@@ -356,6 +357,25 @@ def test_a_timeline_ends_with_the_capture() -> None:
     assert drawing.parts_shown(example.paper()) == 64
     assert drawing.strip(example.CHRONY, 1, 35).parts == 35
     assert drawing.parts_shown(example.empty()) == 0
+
+
+def test_gaps_are_shaded_and_listed() -> None:
+    found = example.interrupted()
+    assert drawing.gaps_outline(found, 64) == "M0.4 0h0.2v1H0.4zM0.8 0h0.003v1H0.8z"
+    assert drawing.gaps_outline(found, 32) == "M0.8 0h0.2v1H0.8z", "the second is after the end"
+    text = Page(render_html(found)).text()
+    assert "nothing was captured: 2 gaps" in text
+    assert "4.8 h, from 2024-03-05 15:36:00 UTC" in text
+    assert "gap" not in Page(render_html(example.paper())).text()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e300])
+def test_gaps_that_cannot_be(bad: float) -> None:
+    found = example.interrupted()
+    for gaps in (((bad, 5.0),), ((5.0, bad),)):
+        made = replace(found, capture=replace(found.capture, gaps=gaps))
+        assert not re.search("nan|inf", drawing.gaps_outline(made, 64))
+        assert not re.search("nan|inf", drawing.gaps_outline(replace(made, bin_s=bad), 64))
 
 
 def test_arrows_follow_who_opens() -> None:

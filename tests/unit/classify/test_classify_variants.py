@@ -94,6 +94,9 @@ def test_a_gap_inside_a_file_is_not_observed(tmp_path: Path, apart_s: float) -> 
     assert found.capture.duration_s == pytest.approx(apart_s + 900, abs=60)
     assert found.capture.covered_s == pytest.approx(1800, abs=120)
     assert found.capture.skipped == {}, "all times are right"
+    ((begin, end),) = found.capture.gaps
+    assert end - begin == pytest.approx(found.capture.duration_s - found.capture.covered_s, rel=1e-6)
+    assert begin == pytest.approx(900, abs=60)
     (remark,) = found.capture.remarks
     assert remark.startswith("nothing was captured for ")
     for one in found.services:

@@ -79,6 +79,7 @@ def test_times_of_another_year_are_right_if_they_agree(before: int, later: int) 
     assert (totals["packets"], totals["skipped"]) == (before + later, {})
     assert (totals["start_ns"], totals["end_ns"]) == (packets[0][0], packets[-1][0])
     assert totals["gap_ns"] == packets[before][0] - packets[before - 1][0]
+    assert totals["gaps"] == [(packets[before - 1][0], packets[before][0])]
 
 
 @pytest.mark.parametrize("wrong", [1, 3])
@@ -115,7 +116,8 @@ def test_a_gap_in_a_file_or_between_two(apart_s: int, together: bool) -> None:
     parts = [[*first, *second]] if together else [first, second]
     gap_ns = second[0][0] - first[-1][0]
     data = [files.pcap(part, magic=files.NANO) for part in parts]
-    assert run_core(*data).totals()["gap_ns"] == gap_ns
+    totals = run_core(*data).totals()
+    assert (totals["gap_ns"], totals["gaps"]) == (gap_ns, [(first[-1][0], second[0][0])])
     if apart_s == 3600:
         other = samples.in_ethernet(p.ipv4(p.udp(b"x", 40000, 514), p.UDP, samples.A, "10.1.1.99"))
         late = [(time, other) for time, _ in second]
@@ -124,7 +126,21 @@ def test_a_gap_in_a_file_or_between_two(apart_s: int, together: bool) -> None:
             files.pcap([*first, *late, second[-1]], magic=files.NANO),
         )
         node = p.ip_bytes(samples.B)
-        assert [run_core(data, node=node).totals()["gap_ns"] for data in of_node] == [0, gap_ns]
+        of_node_totals = [run_core(data, node=node).totals() for data in of_node]
+        assert [totals["gap_ns"] for totals in of_node_totals] == [0, gap_ns]
+        assert [len(totals["gaps"]) for totals in of_node_totals] == [0, 1]
+
+
+def test_of_many_gaps_the_longest_are_kept() -> None:
+    """Seventy files with 31 to 100 s between them, not in the order of length: all count, 64 are listed."""
+    pauses = [31 + number * 37 % 70 for number in range(70)]
+    at, parts = START_NS, []
+    for pause in (0, *pauses):
+        at += pause * 10**9
+        parts.append([(at, FRAMES[0])])
+    totals = run_core(*(files.pcap(part, magic=files.NANO) for part in parts)).totals()
+    assert totals["gap_ns"] == sum(pauses) * 10**9
+    assert sorted((end - begin) // 10**9 for begin, end in totals["gaps"]) == sorted(pauses)[-64:]
 
 
 @pytest.mark.parametrize("name", ["pcap-micro-little", "pcap-modified-big", "pcapng-little", "pcapng-mixed-big"])
