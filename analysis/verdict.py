@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analysis.budget import Budget
+from analysis.confidence import MAX_CONFIDENCE, Grounds, confidence
 from analysis.context import EXPECTED, UNKNOWN_EVERY_S, CaptureContext
 from analysis.model import Verdict
 from analysis.numbers import quantiles, weight
@@ -25,12 +26,6 @@ Phase = Literal["boot", "steady", "both"]
 
 CRITICAL: Verdict = "time-critical"
 DEFERRABLE: Verdict = "deferrable"
-MAX_CONFIDENCE = 0.99
-"""Maximum confidence: what was not seen may still happen."""
-PRIOR = 0.4
-"""Confidence that the catalogue's agreement is worth without any evidence."""
-CONTRADICTION = 0.8
-"""Factor for evidence that contradicts the catalogue."""
 WEAK = 0.4
 """Evidence below this does not override a deferrable service of the catalogue."""
 OVERWHELMING = 100.0
@@ -54,14 +49,19 @@ LONG_BUDGET_S = 3600.0
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict with its reasons."""
+    """A verdict with its reasons. ``grounds``: what its confidence was computed from; None if the site set it."""
 
     verdict: Verdict
     confidence: float
     reasons: tuple[str, ...]
     initiator: Initiator
     phase: Phase
-    overridden: bool = False
+    grounds: Grounds | None = None
+
+    @property
+    def overridden(self) -> bool:
+        """Whether the verdict is the site's own."""
+        return self.grounds is None
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,9 @@ def judge(counts: ServiceCounts, context: CaptureContext, budget: Budget, site: 
         if verdict == (site or (signature.verdict if signature else "")):
             site_reason = f"set by the site{f': {why}' if why else ''}"
             alternative = f"otherwise it would be {ruling.verdict}: {ruling.reason}"
-            return Judgement(
-                verdict, MAX_CONFIDENCE, (site_reason, alternative, *facts), initiator, phase, overridden=True
-            )
-    return Judgement(
-        ruling.verdict, _confidence(counts, context, ruling, phase), (ruling.reason, *facts), initiator, phase
-    )
+            return Judgement(verdict, MAX_CONFIDENCE, (site_reason, alternative, *facts), initiator, phase)
+    grounds = _grounds(counts, context, ruling, phase)
+    return Judgement(ruling.verdict, confidence(grounds), (ruling.reason, *facts), initiator, phase, grounds)
 
 
 def find_initiator(counts: ServiceCounts) -> Initiator:
@@ -144,14 +141,13 @@ def period_s(counts: ServiceCounts) -> float:
     return max(medians[0] or medians[1] or known or UNKNOWN_EVERY_S, 1e-3)
 
 
-def _confidence(counts: ServiceCounts, context: CaptureContext, ruling: _Ruling, phase: Phase) -> float:
-    found = evidence(counts, context, phase) * ruling.weight
+def _grounds(counts: ServiceCounts, context: CaptureContext, ruling: _Ruling, phase: Phase) -> Grounds:
     if ruling.conclusive:
-        found = _amount(counts.contacts, counts.users)
-    elif counts.signature:
-        agrees = counts.critical == (ruling.verdict == CRITICAL)
-        found = PRIOR + (1 - PRIOR) * found if agrees else CONTRADICTION * found
-    return round(min(max(found, 0.01), MAX_CONFIDENCE), 3)
+        return Grounds("proved", _amount(counts.contacts, counts.users))
+    found = evidence(counts, context, phase) * ruling.weight
+    if not counts.signature:
+        return Grounds("unknown", found)
+    return Grounds("agrees" if counts.critical == (ruling.verdict == CRITICAL) else "contradicts", found)
 
 
 def _would_be_seen(counts: ServiceCounts, context: CaptureContext) -> bool:
