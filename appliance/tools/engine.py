@@ -7,20 +7,28 @@ import re
 from collections.abc import Container, Mapping
 from typing import Any
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, CommandTimeout, Host, NoProgram, Result, Stuck, Unreachable
 
 NOT_FOUND = 127
 """Status of nsenter and of a shell where there is no such program."""
 SILENT = re.compile(
-    r"connection refused|was refused|no route to host|network is unreachable|no such host|i/o timeout|connection reset"
-    r"|Client\.Timeout|context deadline exceeded|TLS handshake|x509:|tls: |Unable to connect|server misbehaving"
-    r"|No cluster leader|failed to find leader|\bEOF$|no configuration has been provided"
-    r"|first record does not look like|server gave HTTP response|use of closed network connection|broken pipe"
+    r"connection refused|was refused|no route to host|network is unreachable|i/o timeout|connection reset"
+    r"|Client\.Timeout|context deadline exceeded|TLS handshake|tls: |Unable to connect|server misbehaving"
+    r"|No cluster leader|failed to find leader|\bEOF$|use of closed network connection|broken pipe"
     r"|etcdserver: |server is currently unable to handle|Service Unavailable|client connection lost",
     re.IGNORECASE | re.MULTILINE,
 )
 """In messages of a program that got no answer of its engine."""
+MISLED = re.compile(
+    r"x509: |remote error: tls: .*certificate|first record does not look like|server gave HTTP response"
+    r"|sent an HTTP request to an HTTPS server|no such host|no configuration has been provided"
+    r"|(?:server |http://)localhost:8080\b|^Please enter Username|Error initializing client"
+    r"|no Host in request URL|unsupported protocol scheme",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""In messages of a program whose address, account or certificate is wrong or missing: whether the engine answers is not
+known. `kubectl` without a configuration takes localhost:8080."""
 NOT_PERMITTED = re.compile(
     r"\(Forbidden\)|\bforbidden\b|\(Unauthorized\)|must be logged in|Permission denied|ACL token|\b403 \(|\b401 \(",
     re.IGNORECASE,
@@ -45,6 +53,7 @@ def run_program(
 
     Raises:
         Refused: there is no such program.
+        ConfigError: its address or its certificates are wrong, or missing.
         Unreachable: the engine did not answer (``Stuck``: in time).
         Forbidden: it does not permit that.
         CommandError: another status than those of ``ok``.
@@ -84,6 +93,8 @@ def explain(result: Result, program: str, hint: str) -> SmsError:
         )
     if NOT_PERMITTED.search(text):
         return Forbidden(f"{result.host}: `{program}` is not permitted to do that: {last}", hint=hint)
+    if MISLED.search(text):
+        return ConfigError(f"{result.host}: `{program}` cannot use its configuration: {last}", hint=hint)
     if SILENT.search(text):
         return Unreachable(f"{result.host}: `{program}` gets no answer: {last}", hint=hint)
     return CommandError(result)

@@ -14,10 +14,11 @@ from difflib import unified_diff
 from typing import Any
 from urllib.parse import quote
 
-from appliance.errors import SmsError
+from appliance.errors import ConfigError, SmsError
 from appliance.host.base import CommandError, Host, Result, Unreachable
 from appliance.tools.engine import (
     NOT_PERMITTED,
+    SILENT,
     Forbidden,
     at,
     last_line,
@@ -34,9 +35,14 @@ HINT = "`engines.nomad.api` and `token_file` of the site file, or NOMAD_ADDR and
 READ_FILE = 'NOMAD_TOKEN=$(cat -- "$1") && export NOMAD_TOKEN && shift && exec "$@"'
 """Shell: run $2... with the content of file $1 as NOMAD_TOKEN."""
 NO_JOB = re.compile(r"job not found|No job\(s\) with prefix|not found", re.IGNORECASE)
+OTHER_SERVER = re.compile(r"<|404 page not found$")
+"""What another web server replies."""
 NO_CLIENT = "No path to node"
 """What the servers answer about a client that is not connected."""
-NO_LEADER = re.compile(r"No cluster leader|rpc error|failed to|no servers|No path to region", re.IGNORECASE)
+NO_SERVERS = re.compile(r"No path to region|\bno (?:known )?servers\b|rpc error: lead thread|failed to get conn:")
+"""What an agent answers whose servers do not: besides ``SILENT``."""
+DEFAULT = "127.0.0.1:4646"
+"""Where `nomad` looks for an agent without an address."""
 PLANNED = (0, 1)
 """Statuses of `nomad job plan`: 1 where it would start or stop something; 255 is an error."""
 ADVICE = re.compile(r"^Job Modify Index: ", re.MULTILINE)
@@ -161,11 +167,16 @@ class Nomad:
         """
         return run_program(self.host, self.argv(*words), input=input, ok=ok, timeout=timeout, hint=HINT)
 
+    def is_addressed(self) -> bool:
+        """Return whether there is an address: without one the agent of the host is asked, which may be off alone."""
+        return bool(self.api) or self.host.works("printenv", "NOMAD_ADDR")
+
     def get(self, path: str) -> Any:
         """Return what the API has for a path below ``/v1/``; None if there is nothing, or its client cannot be asked.
 
         Raises:
             Forbidden: it is not permitted.
+            ConfigError: another server replies.
             Unreachable: the servers did not answer, or have no leader.
         """
         return self._request("GET", path)
@@ -179,9 +190,11 @@ class Nomad:
         why = last_line(text)
         if NOT_PERMITTED.search(text):
             raise Forbidden(f"{self.host.name}: Nomad does not permit {method} {path}: {why}", hint=HINT)
+        if OTHER_SERVER.match(text):
+            raise ConfigError(f"{self.host.name}: what replies to `nomad` is another server: {why}", hint=HINT)
         if NO_JOB.search(text) or NO_CLIENT in text:
             return None
-        if NO_LEADER.search(text):
+        if SILENT.search(text) or NO_SERVERS.search(text):
             raise Unreachable(f"{self.host.name}: Nomad's servers do not answer: {why}", hint=HINT)
         raise SmsError(f"{self.host.name}: Nomad: {method} {path}: {why}")
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
     from appliance.operations.engines.deploy import Outcome
-    from appliance.operations.engines.deploy_plan import DeployPlan
+    from appliance.operations.engines.deploy_plan import DeployPlan, StopPlan
     from appliance.operations.engines.drain import Drained, DrainPlan
     from appliance.progress import Progress
 
@@ -229,6 +229,11 @@ def run_rollback(arguments: argparse.Namespace) -> int:
     return _show_outcome(arguments, rollback(cluster, host, shown, timeout_s=arguments.timeout))
 
 
+def _stop_plan_lines(plan: StopPlan) -> Iterator[str]:
+    yield from (f"{name}: {change}" for name, change in plan.changes.items())
+    yield from plan.stays.lines
+
+
 def run_stop(arguments: argparse.Namespace) -> int:
     """Stop the services on the engine."""
     from appliance.operations.engines.deploy import stop
@@ -237,7 +242,7 @@ def run_stop(arguments: argparse.Namespace) -> int:
     cluster, host, shown = _open(arguments)
     if arguments.dry_run:
         plan = plan_stop(cluster, host)
-        print_result(arguments, {"changes": plan}, (f"{name}: {change}" for name, change in plan.items()))
+        print_result(arguments, plan, _stop_plan_lines(plan))
         return 0
     done = stop(cluster, host, shown)
     print_result(arguments, done, _outcome_lines(done))

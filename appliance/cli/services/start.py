@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     # Only what stays is started while one has the lease.
     if arguments.dry_run:
-        engine = query_lease(host, cluster).engine
+        engine = serving_engine(cluster, host, adopt=False)
         commands = (
             rehearse_gateway(cluster, host, engine, shown, options)
             if engine

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
-from appliance.errors import SmsError
-from appliance.host.base import Host
+from appliance.errors import ConfigError, Refused, SmsError
+from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.engines.bundles import find_engine, render_bundle
+from appliance.operations.engines.clients import find_nomad
 from appliance.operations.engines.nomad_owner import NomadOwner
 from appliance.plan.migration.state import moved_paths
 from appliance.plan.services.controllers import NOMAD
 from appliance.progress import Progress
+from appliance.tools.nomad import DEFAULT
+
+
+def refuse_running(cluster: Cluster, host: Host, name: str) -> None:
+    """Check that an engine that the user has stopped does not answer, or runs no service.
+
+    Raises:
+        Refused: it runs one, or has answered something else.
+        ConfigError: it was not reached, because its program has a wrong configuration, or none.
+    """
+    bundle, engine = render_bundle(cluster, name), find_engine(cluster, host, name)
+    try:
+        states = engine.states(bundle)
+    except Unreachable as error:
+        if name == NOMAD and DEFAULT in error.message and not find_nomad(cluster.site, host).is_addressed():
+            raise ConfigError(
+                f"only the agent of {host.name} was asked whether Nomad runs the services: {error.message}",
+                hint="`engines.nomad.api` of the site file, or NOMAD_ADDR, names the servers; run this again with it",
+            ) from error
+        return
+    except (ConfigError, Refused):
+        raise
+    except SmsError as error:
+        raise Refused(
+            f"{name} answers, and it is not known what it runs: {error.message}",
+            hint="`sms deploy status` shows the same error; stop the engine, or correct that",
+        ) from error
+    running = [one.name for state in states if state.kind == "service" for one in state.instances]
+    if running:
+        raise Refused(
+            f"{name} answers and runs {', '.join(running)}",
+            hint="`sms migrate --to container` moves the services with their state; `sms deploy stop` stops them there",
+        )
 
 
 def abandon_engine(cluster: Cluster, host: Host, name: str, progress: Progress) -> None:

@@ -21,7 +21,7 @@ from appliance.operations.engines.bundles import (
 )
 from appliance.operations.engines.deployed import begin, find_deployed, set_phase
 from appliance.operations.engines.engine import Difference, Engine
-from appliance.operations.engines.gateway import keep_gateway
+from appliance.operations.engines.gateway import find_stays, keep_gateway
 from appliance.operations.engines.move_lock import lock_moves
 from appliance.operations.engines.secret_files import compare_secrets, new_secrets, report_drift
 from appliance.operations.engines.waiting import wait, wait_for_end
@@ -253,11 +253,15 @@ def stop(cluster: Cluster, host: Host, progress: Progress) -> Outcome:
         record = find_deployed(cluster, host)
         if record is None:
             release_unused(cluster, host, progress)
-        done = stop_locked(cluster, host, record or need_deployed(cluster, host), progress)
+        record = record or need_deployed(cluster, host)
+        stays = find_stays(cluster, host, current_bundle(cluster, host, record))
+        done = stop_locked(cluster, host, record, progress)
         if not release_from_engine(cluster, host, done.engine, progress):
             progress.report(
                 f"note: {done.engine} keeps the lease, as it has the state: `sms migrate --to container` moves it"
             )
+        for line in stays.lines:
+            progress.report(f"note: {line}")
     return done
 
 

@@ -19,6 +19,7 @@ from appliance.operations.engines.bundles import (
 from appliance.operations.engines.deploy import next_generation
 from appliance.operations.engines.deployed import find_deployed
 from appliance.operations.engines.engine import Difference
+from appliance.operations.engines.gateway import Stays, find_stays
 from appliance.operations.engines.secret_files import compare_secrets, report_drift
 from appliance.operations.engines.writer import refuse_interrupted, refuse_moved, refuse_other_writer
 from appliance.progress import Progress
@@ -84,8 +85,20 @@ def plan_rollback(cluster: Cluster, host: Host, progress: Progress) -> DeployPla
     return plan_deploy(cluster, host, record.engine, progress, before=before)
 
 
-def plan_stop(cluster: Cluster, host: Host) -> dict[str, str]:
-    """Return the workloads that ``stop`` would stop, in its order, as those of ``Outcome``; nothing is changed.
+@dataclass(frozen=True)
+class StopPlan:
+    """What a stop would do: ``stop`` or ``unchanged`` for each workload, in its order.
+
+    ``stays``: what it leaves running.
+    """
+
+    engine: str
+    changes: dict[str, str]
+    stays: Stays
+
+
+def plan_stop(cluster: Cluster, host: Host) -> StopPlan:
+    """Return what ``stop`` would do; nothing is changed.
 
     Raises:
         Refused: nothing is deployed.
@@ -94,4 +107,5 @@ def plan_stop(cluster: Cluster, host: Host) -> dict[str, str]:
     bundle, engine = current_bundle(cluster, host, record), find_engine(cluster, host, record.engine)
     running = {one.name for one in engine.states(bundle) if one.instances}
     order = [one.name for wave in reversed(bundle.waves()) for one in wave if one.kind == "service"]
-    return {name: "stop" if name in running else "unchanged" for name in order}
+    changes = {name: "stop" if name in running else "unchanged" for name in order}
+    return StopPlan(record.engine, changes, find_stays(cluster, host, bundle))

@@ -6,7 +6,9 @@ service that the engine has, by the record of the deployment and by what the sit
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 
 from appliance.engines.deploy import Bundle
 from appliance.errors import Refused, SmsError
@@ -14,8 +16,9 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.engines.bundles import render_bundle, units_of
 from appliance.operations.engines.deployed import find_deployed
-from appliance.operations.hosts.guarded import start_guard
+from appliance.operations.hosts.guarded import is_guarded, start_guard, stop_guard
 from appliance.operations.lease import Leases, query_lease
+from appliance.operations.preflight import find_instance
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.start import BOOT_PATIENCE_S, Started, StartOptions, rehearse_start, start
 from appliance.operations.services.stop import stop_gateway
@@ -25,19 +28,22 @@ from appliance.plan.services.gateway import find_staying
 from appliance.progress import Progress
 
 
-def serving_engine(cluster: Cluster, host: Host, *, boot: bool = False) -> str:
+def serving_engine(cluster: Cluster, host: Host, *, boot: bool = False, adopt: bool = True) -> str:
     """Return the engine that has the lease; empty if none has. What ``host`` had not heard of is written there before.
 
     Args:
         boot: wait for the other admin hosts, which may have switched on just now, too.
+        adopt: False: write nothing.
     """
-    if not query_lease(host, cluster).engine:
+    if not (mine := query_lease(host, cluster)).engine:
         return ""
     leases = Leases(host, cluster, tolerant=True)
     views = leases.query(patience_s=BOOT_PATIENCE_S if boot else 0)
-    if newer := find_newer(host.name, views) or find_released(host.name, views):
+    newer = find_newer(host.name, views) or find_released(host.name, views)
+    if newer and adopt:
         leases.adopt(newer)
-    return query_lease(host, cluster).engine
+        return query_lease(host, cluster).engine
+    return (newer or mine).engine
 
 
 def find_gateway(cluster: Cluster, host: Host, engine: str) -> Cluster:
@@ -82,15 +88,28 @@ def start_gateway(
             f"{', '.join(one.name for one in part.services)} stay on {holder.holder}, which has their lease",
             hint=f"`sms stop --host {holder.holder}` stops them there; if it has failed: `sms failover {host.name}`",
         )
-    # A lease of it that is lost does no harm: no state is newer than another one.
-    started = start(part, host, progress, replace(options, unit=False, without_remote=True))
-    if started and query_lease(host, cluster).engine != engine:  # all services began to start here meanwhile
-        stop_gateway(cluster, host)
-        raise SmsError(f"{engine} has lost the lease meanwhile: nothing stays any more", hint="see `sms status`")
+    with _guarded(cluster, host, progress) if options.unit else nullcontext():
+        # A lease of it that is lost does no harm: no state is newer than another one.
+        started = start(part, host, progress, replace(options, unit=False, without_remote=True))
+        if started and query_lease(host, cluster).engine != engine:  # all services began to start here meanwhile
+            stop_gateway(cluster, host)
+            raise SmsError(f"{engine} has lost the lease meanwhile: nothing stays any more", hint="see `sms status`")
     if started and options.unit:
-        start_guard(cluster, host, progress)
         install_unit(cluster, host, progress)
     return part, started
+
+
+@contextmanager
+def _guarded(cluster: Cluster, host: Host, progress: Progress) -> Iterator[None]:
+    """Start the guard first: what a kill within the context leaves running has one. It ends again if nothing runs."""
+    before = is_guarded(cluster, host)
+    start_guard(cluster, host, progress)
+    try:
+        yield
+    finally:
+        with suppress(SmsError):
+            if not before and not any(find_instance(one, host) for one in (cluster, cluster.of_gateway())):
+                stop_guard(cluster, host)
 
 
 def rehearse_gateway(cluster: Cluster, host: Host, engine: str, progress: Progress, options: StartOptions) -> list[str]:
@@ -143,6 +162,29 @@ def missing_gateway(cluster: Cluster, host: Host, bundle: Bundle) -> list[str]:
     if not names or query_lease(host, cluster.of_gateway()).holder:
         return []
     return [f"{', '.join(names)} do not run: `sms start` starts them in the services container of an admin host"]
+
+
+@dataclass(frozen=True)
+class Stays:
+    """What runs on in the services container of an admin host; both are empty if nothing does."""
+
+    host: str = ""
+    services: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """It as text for the user."""
+        if not self.services:
+            return []
+        stop = f"`sms stop --host {self.host}` stops them"
+        return [f"in the services container on {self.host} stay: {', '.join(self.services)}; {stop}"]
+
+
+def find_stays(cluster: Cluster, host: Host, bundle: Bundle) -> Stays:
+    """Return what stays while an engine has ``bundle``, and on which host, by the lease file of ``host``."""
+    holder = query_lease(host, cluster.of_gateway()).holder
+    names = tuple(one.name for one in find_staying(cluster.services, units_of(bundle)))
+    return Stays(holder, names) if holder and names else Stays()
 
 
 def find_silent(cluster: Cluster, host: Host) -> str:

@@ -11,7 +11,7 @@ from appliance.operations.deployed import Deployed
 from appliance.operations.lease import Leases, give_lease, query_lease
 from appliance.operations.services.unfinished import moved_path
 from appliance.plan.migration.lease import find_holder, find_newest
-from appliance.plan.migration.state import describe_interrupted, read_state_move
+from appliance.plan.migration.state import StateMove, describe_interrupted, read_state_move
 from appliance.plan.services.controllers import NOMAD
 from appliance.progress import Progress
 from appliance.shared.lease import ENGINE
@@ -59,13 +59,23 @@ def refuse_other_writer(cluster: Cluster, host: Host, bundle: Bundle, record: De
 def refuse_interrupted(cluster: Cluster, host: Host) -> None:
     """Check that no move was interrupted: the state on an engine may be locked, and its tasks would end at once.
 
+    The admin host that ran a move has its record. Of those that answer the newest one counts, and the newest lease.
+
     Raises:
         Refused: one was.
     """
-    last = read_state_move(host.read(moved_path(cluster)), cluster.site.cluster)
-    if why := describe_interrupted(last, query_lease(host, cluster), host.name):
+    leases = Leases(host, cluster, tolerant=True)
+    found = [one.lease for one in leases.query().values() if one.lease]
+    lease = max(found, key=lambda one: (one.generation, bool(one.holder)))
+    records = {name: _read_move(cluster, leases.hosts[name]) for name in leases.hosts if name not in leases.unreachable}
+    name, last = max(records.items(), key=lambda one: one[1].began if one[1] else 0.0)
+    if why := describe_interrupted(last, lease, name):
         what, _, hint = why.partition("; ")
-        raise Refused(what, hint=hint)
+        raise Refused(what, hint=hint if name == host.name else f"on {name}: {hint}")
+
+
+def _read_move(cluster: Cluster, host: Host) -> StateMove | None:
+    return read_state_move(host.read(moved_path(cluster)), cluster.site.cluster)
 
 
 def refuse_moved(cluster: Cluster, bundle: Bundle) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 from appliance.config.model import AdminHost
 from appliance.errors import Refused, SmsError
-from appliance.host.base import CommandError, Host, Unreachable
+from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import STOPPED, read_deployed
-from appliance.operations.engines.abandon import abandon_engine
-from appliance.operations.engines.bundles import find_engine, render_bundle
+from appliance.operations.engines.abandon import abandon_engine, refuse_running
 from appliance.operations.engines.deployed import set_phase
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import deliver, trust
@@ -192,7 +191,7 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         refuse_alive(leases, old)
         for name in old:
             if name.startswith(ENGINE):
-                _refuse_running(cluster, host, name.removeprefix(ENGINE))
+                refuse_running(cluster, host, name.removeprefix(ENGINE))
     with progress.step(f"check {host.name}"):
         check_networks(cluster, host)
         image = trust(cluster, host, *deliver(cluster, host, options.image, progress))
@@ -273,21 +272,6 @@ def refuse_alive(leases: Leases, old: Collection[str]) -> None:
         raise Refused(
             f"{', '.join(alive)} accepts connections, so it is not off, though it did not answer the query",
             hint="power it off and verify that it is off; if another machine has its address now, disconnect that one",
-        )
-
-
-def _refuse_running(cluster: Cluster, host: Host, engine: str) -> None:
-    """Refuse if an engine that the user has stopped answers and runs the services."""
-    try:
-        bundle, found = render_bundle(cluster, engine), find_engine(cluster, host, engine)
-        states = found.states(bundle)
-    except (Unreachable, CommandError):
-        return
-    running = [one.name for state in states if state.kind == "service" for one in state.instances]
-    if running:
-        raise Refused(
-            f"{engine} answers and runs {', '.join(running)}",
-            hint="`sms migrate --to container` moves the services with their state; `sms deploy stop` stops them there",
         )
 
 

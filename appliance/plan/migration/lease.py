@@ -269,14 +269,16 @@ def find_newer(me: str, views: Views) -> Lease | None:
 def find_released(me: str, views: Views) -> Lease | None:
     """Return the lease that another host has taken since ``me`` did, and has released; None when there is none.
 
-    Only for a host that runs nothing: a start that is under way elsewhere writes such a lease before it holds it.
+    One that ``me`` has released itself, or that nobody has taken, counts where the file of ``me`` names an engine: that
+    gave it back. Only for a host that runs nothing: a start that is under way elsewhere writes such a lease before it
+    holds it.
     """
     mine = views[me].lease
     leases = [view.lease for view in views.values() if view.lease and not _is_foreign(view.lease, mine)]
     top = max(leases, key=lambda lease: (lease.generation, bool(lease.holder)), default=None)
-    if not top or not mine or top.holder or top.generation <= mine.generation or top.last in ("", me):
+    if not top or not mine or top.holder or top.generation <= mine.generation:
         return None
-    return top
+    return top if mine.engine or top.last not in ("", me) else None
 
 
 def _is_foreign(lease: Lease | None, mine: Lease | None) -> bool:

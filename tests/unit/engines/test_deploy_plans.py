@@ -42,7 +42,7 @@ def test_dry_runs_of_a_stop_and_of_a_rollback(cluster: Cluster, monkeypatch: pyt
     monkeypatch.setattr(deploy_plan, "refuse_other_writer", lambda *_: None)
     monkeypatch.setattr(deploy_plan, "compare_secrets", lambda *_: [])
     begin(cluster, host, BUNDLE, RECORD, Silent())
-    assert list(plan_stop(cluster, host).items()) == [("b", "unchanged"), ("a", "stop")]
+    assert list(plan_stop(cluster, host).changes.items()) == [("b", "unchanged"), ("a", "stop")]
     with pytest.raises(Refused, match="nothing was deployed before"):
         plan_rollback(cluster, host, Silent())
     begin(cluster, host, OTHER, replace(RECORD, digest=OTHER.digest, previous=BUNDLE.digest), Silent())

@@ -22,17 +22,20 @@ from appliance.host.base import Unreachable
 from appliance.operations import preflight
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import DEPLOYED, Deployed, record_path
+from appliance.operations.engines import abandon, bundles, deploy_plan
 from appliance.operations.engines import deploy as deploy_module
 from appliance.operations.engines import gateway as module
 from appliance.operations.engines.deploy import Outcome
 from appliance.operations.engines.gateway import find_gateway, find_silent, keep_gateway, missing_gateway
-from appliance.operations.lease import hand_over, query_lease
-from appliance.operations.migration import failover
+from appliance.operations.engines.writer import refuse_interrupted
+from appliance.operations.lease import give_lease, hand_over, query_lease
 from appliance.operations.migration.failover import FailoverOptions
 from appliance.operations.migration.failover_gateway import find_dead_gateway
 from appliance.operations.services import guard, status, stop
 from appliance.operations.services.guard import Guard
 from appliance.operations.services.status import Status
+from appliance.operations.services.unfinished import moved_path
+from appliance.plan.migration.state import COPYING, DONE, RETURNED, STOPPING, StateMove
 from appliance.plan.services.gateway import find_staying, find_stopping
 from appliance.progress import Silent
 from appliance.share import share
@@ -205,6 +208,44 @@ def test_a_host_that_did_not_hear_of_a_takeover(moved: Pair, *, released: bool) 
     assert query_lease(host, moved.cluster).taker == "host-b"
 
 
+@pytest.mark.parametrize("last", ["", "host-a", "host-b"])
+def test_a_host_that_was_off_when_the_engine_gave_the_lease_back(moved: Pair, last: str) -> None:
+    """`sms deploy stop` on the other host released it; nobody has taken it since. A dry run writes nothing."""
+    host = moved.hosts["host-a"]
+    host.cut = True
+    give_lease(moved.leases("host-b"), None, 9, last)
+    host.cut = False
+    assert module.serving_engine(moved.cluster, host, adopt=False) == ""
+    assert query_lease(host, moved.cluster).engine == "nomad"
+    assert module.serving_engine(moved.cluster, host, boot=True) == ""
+    lease = query_lease(host, moved.cluster)
+    assert (lease.holder, lease.generation, lease.last) == (None, 9, last)
+    assert moved.take("host-a") == 10
+
+
+def test_a_move_that_was_interrupted_on_the_other_host(moved: Pair) -> None:
+    """Its record is there only. A later one, such as that which served from the source again, counts instead."""
+
+    def record(name: str, move: StateMove) -> None:
+        moved.hosts[name].write(moved_path(moved.cluster), to_json(move))
+
+    back = StateMove("sample", COPYING, "nomad", "container", 5.0, 3)
+    for move, hint in (
+        (back, "on host-b: `sms migrate --to container` goes on, `sms migrate --to nomad` starts them there"),
+        (dataclasses.replace(back, phase=RETURNED), ""),
+        (dataclasses.replace(back, phase=STOPPING, generation=0), "on host-b: "),
+    ):
+        record("host-b", move)
+        with pytest.raises(Refused, match="interrupted") if hint else nullcontext() as refused:
+            refuse_interrupted(moved.cluster, moved.hosts["host-a"])
+        assert not hint or hint in str(refused and refused.value.hint)
+    record("host-a", StateMove("sample", DONE, "container", "nomad", 6.0))
+    refuse_interrupted(moved.cluster, moved.hosts["host-a"])
+    record("host-a", StateMove("sample", DONE, "container", "nomad", 4.0))
+    moved.hosts["host-b"].cut = True
+    refuse_interrupted(moved.cluster, moved.hosts["host-a"])  # what it has recorded is not known
+
+
 def test_what_stays_is_not_moved_while_it_runs(moved: Pair) -> None:
     """The hint names what there is: no `sms migrate`, which is refused while an engine has the services."""
     part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
@@ -307,8 +348,8 @@ def test_which_failover_it_is(
     def silent_engine(*_: object) -> None:
         raise Unreachable("nomad does not answer")
 
-    monkeypatch.setattr(failover, "render_bundle", lambda *_: BUNDLE)
-    monkeypatch.setattr(failover, "find_engine", silent_engine)
+    monkeypatch.setattr(abandon, "render_bundle", lambda *_: BUNDLE)
+    monkeypatch.setattr(abandon, "find_engine", silent_engine)
     host = moved.hosts["host-b"]
     assert missing_gateway(moved.cluster, host, BUNDLE) != []
     part.take("host-a")
@@ -316,6 +357,24 @@ def test_which_failover_it_is(
     moved.hosts["host-a"].cut = silent
     assert find_silent(moved.cluster, host) == ("host-a" if silent else "")
     assert find_dead_gateway(moved.cluster, host, FailoverOptions(fenced=fenced, snapshot=snapshot)) == gateway
+
+
+def test_a_stop_of_the_engine_names_what_stays(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and after: NAT runs on where it has its lease."""
+    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
+    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    engine, host, shown = MagicMock(), moved.hosts["host-a"], MagicMock()
+    engine.states.return_value = []
+    for one in (deploy_module, deploy_plan):
+        monkeypatch.setattr(one, "find_engine", lambda *_: engine)
+    monkeypatch.setattr(bundles, "render_bundle", lambda *_: BUNDLE)
+    monkeypatch.setattr(deploy_module, "lock_moves", lambda *_, **__: nullcontext())  # both hosts are this one
+    assert deploy_plan.plan_stop(moved.cluster, host).stays == module.Stays()
+    part.take("host-b")
+    (line,) = [*deploy_verbs._stop_plan_lines(deploy_plan.plan_stop(moved.cluster, host))][1:]
+    assert re.search("on host-b stay: .*nat.*; `sms stop --host host-b` stops them", line) and "slurmctld" not in line
+    deploy_module.stop(moved.cluster, host, shown)
+    assert f"note: {line}" in [one.args[0] for one in shown.report.call_args_list]
 
 
 def test_a_deployment_starts_it_where_it_ran(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,3 +453,33 @@ def test_a_boot_starts_it_only_where_it_ran(moved: Pair, monkeypatch: pytest.Mon
     assert started == []
     start("host-b")
     assert started == ["host-b"]
+
+
+@pytest.mark.parametrize("ends", ["serves", "refused", "runs on"])
+def test_its_guard_starts_first(moved: Pair, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """Else a kill before it would leave it running without one. Where nothing runs then, the guard ends again."""
+    done: list[str] = []
+
+    def start(*_: object) -> MagicMock:
+        done.append("start")
+        if ends != "serves":
+            raise SmsError("it does not serve")
+        return MagicMock(stale=False)
+
+    monkeypatch.setattr(module, "start", start)
+    monkeypatch.setattr(module, "is_guarded", lambda *_: False)
+    monkeypatch.setattr(module, "find_instance", lambda *_: None if ends == "refused" else "runs")
+    for name in ("start_guard", "stop_guard", "install_unit"):
+        monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name))
+    try:
+        module.start_gateway(moved.cluster, moved.hosts["host-a"], "nomad", Silent(), module.StartOptions())
+    except SmsError:
+        done.append("failed")
+    assert (
+        done
+        == {
+            "serves": ["start_guard", "start", "install_unit"],
+            "refused": ["start_guard", "start", "stop_guard", "failed"],
+            "runs on": ["start_guard", "start", "failed"],
+        }[ends]
+    )

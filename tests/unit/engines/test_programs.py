@@ -40,8 +40,14 @@ def with_program(folder: Path, name: str, script: str) -> Local:
     ("message", "kind"),
     [
         ("The connection to the server 10.0.0.1:6443 was refused - did you specify the right host?", Unreachable),
-        ("Unable to connect to the server: dial tcp: lookup nope: no such host", Unreachable),
-        ("Unable to connect to the server: x509: certificate signed by unknown authority", Unreachable),
+        ("Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout", Unreachable),
+        ("Unable to connect to the server: net/http: TLS handshake timeout", Unreachable),
+        ("Unable to connect to the server: EOF", Unreachable),
+        ("Unable to connect to the server: dial tcp: lookup nope: no such host", ConfigError),
+        ("Unable to connect to the server: x509: certificate signed by unknown authority", ConfigError),
+        ("error: remote error: tls: bad certificate", ConfigError),
+        ("The connection to the server localhost:8080 was refused - did you specify the right host?", ConfigError),
+        ("Please enter Username: error: EOF", ConfigError),
         ('Error from server (Forbidden): pods is forbidden: User "x" cannot list resource "pods"', Forbidden),
         ("error: You must be logged in to the server (Unauthorized)", Forbidden),
         ("error: no objects passed to apply", CommandError),
@@ -186,13 +192,39 @@ def test_a_plan_that_failed_is_no_plan() -> None:
         ("Permission denied", Forbidden),
         ("ACL token not found", Forbidden),
         ("No cluster leader", Unreachable),
+        ("rpc error: No cluster leader", Unreachable),
+        ("no servers", Unreachable),
+        ("No path to region", Unreachable),
+        ("rpc error: failed to get conn: dial tcp 10.0.0.1:4647: connect: connection refused", Unreachable),
+        ("failed to parse the query", SmsError),
+        ("rpc error: 1 error occurred: invalid", SmsError),
+        ("<!DOCTYPE HTML>\n<p>File not found</p>\n</html>", ConfigError),
+        ("404 page not found", ConfigError),
         ("something else", SmsError),
         ("{broken", SmsError),
     ],
 )
 def test_replies_of_the_api_that_are_errors(reply: str, kind: type[SmsError]) -> None:
-    with pytest.raises(kind):
+    with pytest.raises(kind) as caught:
         nomad({("operator", "api", "-X", "GET", "/v1/nodes"): (0, reply)}).clients()
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ('Get "http://10.0.0.1:4646/v1/nodes": dial tcp 10.0.0.1:4646: connect: connection refused', Unreachable),
+        ('Get "http://nope:4646/v1/nodes": dial tcp: lookup nope: no such host', ConfigError),
+        ('Get "https://10.0.0.1:4646/v1/nodes": tls: first record does not look like a TLS handshake', ConfigError),
+        ('Get "http:///v1/nodes": http: no Host in request URL', ConfigError),
+        ("Error initializing client: Error loading CA File: open /nope: no such file or directory", ConfigError),
+    ],
+)
+def test_errors_of_nomad(message: str, kind: type[SmsError]) -> None:
+    """Only a server that does not answer is off: a wrong address does not tell whether it does."""
+    with pytest.raises(kind) as caught:
+        nomad({("operator", "api", "-X", "GET", "/v1/nodes"): (1, f"Error performing request: {message}")}).clients()
+    assert type(caught.value) is kind and "NOMAD_ADDR" in str(caught.value.hint)
 
 
 def test_what_is_not_there() -> None:

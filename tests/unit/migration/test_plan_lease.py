@@ -334,6 +334,14 @@ def test_find_released(leases: dict[str, Lease | None], taker: str) -> None:
     assert (found.last if found else "") == taker
 
 
+@pytest.mark.parametrize("last", ["", "host-a", "host-b"])
+def test_what_an_engine_gave_back_is_released(last: str) -> None:
+    """Whoever had the newest overlay before: the file of a host that was off names the engine still."""
+    views = {"host-a": View(Lease("lab", 3, "engine:nomad")), "host-b": View(Lease("lab", 4, None, last=last))}
+    assert find_released("host-a", views) == views["host-b"].lease
+    assert find_released("host-a", {**views, "host-a": View(Lease("lab", 4, "engine:nomad"))}) is None
+
+
 def test_exactly_one_of_two_with_the_same_generation_steps_down() -> None:
     views = make_views(a="a4", b="b4")
     assert [bool(find_newer(me, views)) for me in views] == [False, True]
