@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 PUBLIC: dict[str, dict[str, set[str]]] = {
     "operations": {
         "classify": {"classify"},
-        "engines": {"abandon", "bundles", "deployed", "gateway"},
+        "engines": {"abandon", "deployed", "gateway"},
         "hosts": {"guarded", "host", "installed"},
         "image": {"build", "copy", "deliver", "sources"},
         "lab": {"demo"},

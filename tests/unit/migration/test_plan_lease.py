@@ -336,7 +336,7 @@ def test_find_released(leases: dict[str, Lease | None], taker: str) -> None:
 
 @pytest.mark.parametrize("last", ["", "host-a", "host-b"])
 def test_what_an_engine_gave_back_is_released(last: str) -> None:
-    """Whoever had the newest overlay before: the file of a host that was off names the engine still."""
+    """The file of a host that was off names the engine still, also where that host had the newest overlay."""
     views = {"host-a": View(Lease("lab", 3, "engine:nomad")), "host-b": View(Lease("lab", 4, None, last=last))}
     assert find_released("host-a", views) == views["host-b"].lease
     assert find_released("host-a", {**views, "host-a": View(Lease("lab", 4, "engine:nomad"))}) is None
