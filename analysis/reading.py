@@ -120,6 +120,7 @@ def read_captures(
     signatures: Sequence[Signature],
     node: str = "",
     on_progress: ProgressCallback | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Reading:
     """Read files (``-`` is standard input) in the order of their first packets, as one capture.
 
@@ -131,6 +132,7 @@ def read_captures(
     Args:
         node: count only packets to or from this address or link address.
         on_progress: called about ten times a second.
+        meanwhile: called once, while the core reads the first file in its own thread.
 
     Raises:
         CaptureError: none is a capture, or a decompressor is missing.
@@ -145,9 +147,9 @@ def read_captures(
             reading.remarks.append(f"{name_of(file)} was not read: interrupted by Ctrl-C")
             continue
         with opened(file) as source:
-            failures.append(
-                _read_one(reading, file, source, _progress_reporter(on_progress, before, total, reading.counter))
-            )
+            report = _progress_reporter(on_progress, before, total, reading.counter)
+            failures.append(_read_one(reading, file, source, report, meanwhile))
+        meanwhile = None
         before += size
     failed = [failure for failure in failures if failure]
     if len(failed) == len(failures):
@@ -209,10 +211,17 @@ def _progress_reporter(
     return lambda done: on_progress(Progress(before + done, total, counter.packets)) if on_progress else None
 
 
-def _read_one(reading: Reading, file: str, source: Source, report: Callable[[int], None]) -> CaptureError | None:
+def _read_one(
+    reading: Reading,
+    file: str,
+    source: Source,
+    report: Callable[[int], None],
+    meanwhile: Callable[[], None] | None = None,
+) -> CaptureError | None:
     """Read one source to its end; return the error if it is not a capture."""
     counter, failure, done = reading.counter, [], threading.Event()
     begin: int = counter.read_bytes
+    once = [meanwhile] if meanwhile else []
 
     def work() -> None:
         try:
@@ -227,8 +236,10 @@ def _read_one(reading: Reading, file: str, source: Source, report: Callable[[int
     threading.Thread(target=work, name="core", daemon=True).start()
     # A short first wait: most captures are read before progress would be visible.
     pause = 0.02
-    while not done.is_set():
+    while once or not done.is_set():
         try:
+            if once:
+                once.pop()()
             # An event, not join(): after a join interrupted by Ctrl-C the thread counts as ended (CPython 3.11).
             if not done.wait(pause):
                 report(source.place() if source.place else counter.read_bytes - begin)

@@ -2,6 +2,7 @@
 #include "tables.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 
 #define GAP (30 * NS) /* minimum time between two files that counts as a gap */
@@ -16,17 +17,20 @@
 #define FEW 4u /* as many are right if the capture begins or ends with them */
 #define UNSET (949363200LL * NS) /* clocks without a battery begin in 1970, 1980 or January 2000 */
 
+#define HUGE (2u << 20) /* bytes of a huge page: with small pages, every access to a large table would miss the TLB */
+#define FEW_BYTES (512u << 10)
+
 static void run_batch(void *owner)
 {
 	Counter *c = owner;
 	for (uint32_t i = 0; i < c->batched; i++) {
 		Packet *p = c->batch + i;
-		const Slot *slot = c->flow_slots + ((uint32_t)p->hash & c->flow_mask);
+		const Slot *slot = c->flow_table.slots + ((uint32_t)p->hash & c->flow_table.mask);
 		p->flow = slot->hash == (uint32_t)p->hash ? slot->index : NONE;
 		if (p->flow != NONE) {
 			const char *flow = (const char *)(c->flows + p->flow);
 			__builtin_prefetch(flow, 1);
-			__builtin_prefetch(flow + 64, 1);
+			__builtin_prefetch(flow + LINE, 1);
 		}
 	}
 	for (uint32_t i = 0; i < c->batched; i++) {
@@ -271,19 +275,13 @@ bool counter_open(Counter *c)
 		return false;
 	c->spans[c->file] = (Span){0};
 	c->fresh = true;
+	c->calm = 0;
 	return true;
 }
 
-static bool take_record(void *owner, const Record *record)
+/* Checks the time of a packet; returns its place in the batch. */
+static Packet *check_time(Counter *c, Packet *p)
 {
-	Counter *c = owner;
-	Packet *p = c->batch + c->batched; /* moves if those before it are counted first */
-	Other other;
-	bool flow = decode(record, p, &other);
-	if (c->only_length && !is_wanted(c, p, &other)) {
-		see_other(c, p);
-		return true;
-	}
 	if (__builtin_expect(c->start == 0, 0)) {
 		c->start = c->end = c->part = c->bin_base = c->raw = p->time;
 		for (uint32_t i = 0; p->time && i < c->batched; i++) /* earlier packets had no time */
@@ -293,21 +291,53 @@ static bool take_record(void *owner, const Record *record)
 	}
 	if (__builtin_expect(p->time - c->end > c->quiet || c->fresh, 0))
 		p = see_silence(c, p);
-	see_span(c, p->time);
-	if (record->captured < record->wire) {
-		c->cut++;
-		c->cut_at = record->captured > c->cut_at ? record->captured : c->cut_at;
-	}
 	if (p->time > c->end)
 		c->end = p->time;
 	if (p->time < c->start)
 		c->start = p->time;
+	bool calm = c->start && !c->only_length && !c->fresh && !c->odd_times && c->alive <= c->end;
+	c->calm = calm ? (uint64_t)(c->quiet < YEAR ? c->quiet : YEAR - 1) + 1 : 0;
+	return p;
+}
+
+static inline void count_record(Counter *c, const Record *record, int64_t time)
+{
+	see_span(c, time);
+	if (record->captured < record->wire) {
+		c->cut++;
+		c->cut_at = record->captured > c->cut_at ? record->captured : c->cut_at;
+	}
 	c->packets++;
 	c->bytes += record->wire;
-	if (!flow) {
-		count_other(c, other.what, other.value, 1, record->wire);
-		if (other.arp)
-			claim(c, other.arp + 14, 4, other.arp + 8);
+}
+
+/* Decodes any packet and checks its time. Returns its place in the batch; NULL if it belongs to no flow. */
+static __attribute__((noinline)) Packet *take_unusual(Counter *c, const Record *record, Packet *p)
+{
+	Other other;
+	bool flow = decode(record, p, &other);
+	if (c->only_length && !is_wanted(c, p, &other)) {
+		see_other(c, p);
+		return NULL;
+	}
+	p = check_time(c, p);
+	count_record(c, record, p->time);
+	if (flow)
+		return p;
+	count_other(c, other.what, other.value, 1, record->wire);
+	if (other.arp)
+		claim(c, other.arp + 14, 4, other.arp + 8);
+	return NULL;
+}
+
+static bool take_record(void *owner, const Record *record)
+{
+	Counter *c = owner;
+	Packet *p = c->batch + c->batched; /* moves if those before it are counted first */
+	if (__builtin_expect((uint64_t)(record->time - c->end) < c->calm && decode_usual(record, p), 1)) {
+		c->raw = c->end = record->time;
+		count_record(c, record, record->time);
+	} else if (!(p = take_unusual(c, record, p))) {
 		return true;
 	}
 	p->a = host_of(c, p->source, p->address_length, p->source_mac);
@@ -315,24 +345,26 @@ static bool take_record(void *owner, const Record *record)
 	Host *from = c->hosts + p->a, *to = c->hosts + p->b;
 	from->sent++;
 	to->received++;
-	if (p->source_mac && (!from->macs || memcmp(from->mac[0], p->source_mac, 6)))
+	if (p->source_mac && !(from->macs && same_mac(from->mac[0], p->source_mac)))
 		learn_mac(c, p->a, p->source_mac);
 	if (p->destination_mac) {
 		memcpy(to->via, p->destination_mac, 6);
 		to->flags |= HOST_VIA;
 	}
-	if (p->what & OUTGOING)
-		from->flags |= HOST_OUTGOING;
-	if (__builtin_expect(p->what & (FIRST_FRAGMENT | LATER_FRAGMENT), 0))
-		see_fragment(c, p);
+	if (__builtin_expect(p->what & (OUTGOING | FIRST_FRAGMENT | LATER_FRAGMENT), 0)) {
+		from->flags |= p->what & OUTGOING ? HOST_OUTGOING : 0;
+		if (p->what & (FIRST_FRAGMENT | LATER_FRAGMENT))
+			see_fragment(c, p);
+	}
 	uint64_t sender = end_of(p->a, p->source_port), receiver = end_of(p->b, p->destination_port);
 	p->way = sender > receiver;
 	p->ends[0] = sender < receiver ? sender : receiver;
 	p->ends[1] = sender < receiver ? receiver : sender;
 	p->hash = hash_words(c, p->ends[0], p->ends[1] << 8 | p->protocol);
-	__builtin_prefetch(c->flow_slots + ((uint32_t)p->hash & c->flow_mask));
-	if (++c->batched == BATCH)
-		run_batch(c);
+	__builtin_prefetch(c->flow_table.slots + ((uint32_t)p->hash & c->flow_table.mask));
+	if (++c->batched < BATCH)
+		return true;
+	run_batch(c);
 	return !c->out_of_memory && !atomic_load_explicit(&c->stopped, memory_order_relaxed);
 }
 
@@ -350,6 +382,7 @@ Sink counter_sink(Counter *c) { return (Sink){c, take_record, run_batch, take_pr
 
 void counter_finish(Counter *c)
 {
+	c->calm = 0;
 	run_batch(c);
 	/* At the end fewer times suffice, but only later ones: a clock may have been reset. */
 	if (c->odd_times >= FEW && c->odd_first > c->end)
@@ -362,47 +395,68 @@ void counter_finish(Counter *c)
 		if (c->flows[i].flags & FLOW_USED)
 			fold(c, i);
 	c->flow_count = c->free_count = 0;
-	memset(c->flow_slots, 0xff, ((size_t)c->flow_mask + 1) * sizeof *c->flow_slots);
+	memset(c->flow_table.slots, 0xff, ((size_t)c->flow_table.mask + 1) * sizeof(Slot));
 	for (uint32_t i = 0; i < c->link_count; i++)
 		booting(c, c->links + i, c->end);
 }
 
-static uint32_t slots_for(uint32_t entries)
+bool widen(Table *table, uint32_t entries)
 {
-	uint32_t slots = 64;
-	while (slots < entries * 2)
-		slots *= 2;
-	return slots;
+	size_t size = table->slots ? (size_t)table->mask + 1 : 0, more = size ? size * 2 : SLOTS;
+	if (entries < size / 2)
+		return true;
+	Slot *old = table->slots, *slots = aligned_alloc(more * sizeof *slots < HUGE ? LINE : HUGE, more * sizeof *slots);
+	if (!slots)
+		return false;
+	if (more * sizeof *slots >= HUGE)
+		madvise(slots, more * sizeof *slots, MADV_HUGEPAGE);
+	memset(slots, 0xff, more * sizeof *slots);
+	*table = (Table){slots, (uint32_t)more - 1};
+	for (size_t i = 0; i < size; i++)
+		if (old[i].index != NONE)
+			table_add(table, old[i].hash, old[i].index);
+	free(old);
+	return true;
+}
+
+/* Zeros at the start of a line; `place` is what free() wants. Memory that is not used yet costs nothing, and what a small
+ * capture uses is in small pages. */
+static void *lines(void **place, size_t size)
+{
+	*place = calloc(1, size + LINE);
+	if (!*place)
+		return NULL;
+	uintptr_t start = ((uintptr_t)*place + LINE - 1) & ~(uintptr_t)(LINE - 1), far = (start + FEW_BYTES) & ~(uintptr_t)4095;
+	if (size > FEW_BYTES + HUGE)
+		madvise((void *)far, start + size - far, MADV_HUGEPAGE);
+	return (void *)start;
 }
 
 bool counter_begin(Counter *c)
 {
 	if (getrandom(c->seed, sizeof c->seed, GRND_NONBLOCK) != sizeof c->seed)
 		memset(c->seed, 0x5a, sizeof c->seed);
+	c->seed[1] |= 1;
+	c->seed[3] |= 1;
 	c->dice = 0x9e3779b97f4a7c15ULL;
 	c->bin = NS;
-	c->flow_mask = slots_for(c->max_flows) - 1;
-	c->pair_mask = slots_for(c->max_pairs) - 1;
 	c->hosts = calloc(MAX_HOSTS, sizeof *c->hosts);
-	c->host_slots = malloc(SLOTS_HOST * sizeof *c->host_slots);
 	c->links = calloc(MAX_LINKS, sizeof *c->links);
 	c->link_slots = malloc(SLOTS_LINK * sizeof *c->link_slots);
+	c->flows = lines(&c->flows_place, c->max_flows * sizeof *c->flows);
 	c->free_flows = malloc(c->max_flows * sizeof *c->free_flows);
-	c->flow_slots = malloc(((size_t)c->flow_mask + 1) * sizeof *c->flow_slots);
-	c->pair_slots = malloc(((size_t)c->pair_mask + 1) * sizeof *c->pair_slots);
+	c->pairs = lines(&c->pairs_place, c->max_pairs * sizeof *c->pairs);
 	c->learnt = calloc(LEARNT, sizeof *c->learnt);
 	c->fragments = calloc(FRAGMENTS, sizeof *c->fragments);
 	c->transfers = calloc(TRANSFERS, sizeof *c->transfers);
 	c->gathers = malloc(MAX_GATHERS * sizeof *c->gathers);
-	if (!c->hosts || !c->host_slots || !c->links || !c->link_slots || !c->free_flows || !c->flow_slots ||
-	    !c->pair_slots || !c->learnt || !c->fragments || !c->transfers || !c->gathers)
+	if (!c->hosts || !c->links || !c->link_slots || !c->flows || !c->free_flows || !c->pairs || !c->learnt ||
+	    !c->fragments || !c->transfers || !c->gathers || !widen(&c->host_table, 0) || !widen(&c->flow_table, 0) ||
+	    !widen(&c->pair_table, 0))
 		return false;
 	for (uint32_t i = 0; i < MAX_GATHERS; i++)
 		c->gathers[i].next = i + 1 < MAX_GATHERS ? i + 1 : NONE;
-	memset(c->host_slots, 0xff, SLOTS_HOST * sizeof *c->host_slots);
 	memset(c->link_slots, 0xff, SLOTS_LINK * sizeof *c->link_slots);
-	memset(c->flow_slots, 0xff, ((size_t)c->flow_mask + 1) * sizeof *c->flow_slots);
-	memset(c->pair_slots, 0xff, ((size_t)c->pair_mask + 1) * sizeof *c->pair_slots);
 	link_of(c, NULL); /* index 0: no link address */
 	return counter_open(c);
 }
@@ -411,15 +465,15 @@ void counter_end(Counter *c)
 {
 	free(c->spans);
 	free(c->hosts);
-	free(c->host_slots);
+	free(c->host_table.slots);
 	free(c->links);
 	free(c->link_slots);
 	free(c->boots);
-	free(c->flows);
+	free(c->flows_place);
 	free(c->free_flows);
-	free(c->flow_slots);
-	free(c->pairs);
-	free(c->pair_slots);
+	free(c->flow_table.slots);
+	free(c->pairs_place);
+	free(c->pair_table.slots);
 	free(c->learnt);
 	free(c->fragments);
 	free(c->transfers);

@@ -218,6 +218,42 @@ static bool cooked(Bytes b, size_t header, Packet *p, Other *other)
 	return network(b, type, p, other);
 }
 
+bool decode_usual(const Record *record, Packet *p)
+{
+	const uint8_t *frame = record->data, *ip = frame + 14, *head = ip + 20;
+	if (record->link != LINK_ETHERNET || record->captured < 42 || be32(frame + 12) >> 8 != 0x080045)
+		return false;
+	bool tcp = ip[9] == TCP;
+	uint32_t total = be16(ip + 2), left = record->captured - 34, least = tcp ? 20 : 8;
+	if ((!tcp && ip[9] != UDP) || (be16(ip + 6) & 0x3fff) || total < 20 + least || left < least)
+		return false;
+	uint32_t header = tcp ? (uint32_t)(head[12] >> 4) * 4 : 8;
+	if (header < least)
+		return false;
+	uint32_t length = total - 20;
+	left = left < length ? left : length;
+	p->time = record->time;
+	p->wire = record->wire;
+	p->length = length > header ? length - header : 0;
+	bool any = left > header;
+	p->payload = head + (any ? header : 0);
+	p->captured = any ? left - header : 0;
+	memcpy(p->source, ip + 12, 4);
+	memcpy(p->destination, ip + 16, 4);
+	p->address_length = 4;
+	p->protocol = ip[9];
+	p->flags = tcp ? head[13] : 0;
+	p->what = tcp ? HAS_PORTS | HAS_FLAGS : HAS_PORTS;
+	p->source_port = be16(head);
+	p->destination_port = be16(head + 2);
+	p->sequence = tcp ? be32(head + 4) : 0;
+	p->fragment = 0;
+	p->source_mac = frame + 6;
+	p->destination_mac = frame;
+	p->chunk = 0;
+	return true;
+}
+
 bool decode(const Record *record, Packet *p, Other *other)
 {
 	Bytes b = {record->data, record->captured};
@@ -261,3 +297,4 @@ bool decode(const Record *record, Packet *p, Other *other)
 		return other_is(other, OTHER_LINK, record->link);
 	}
 }
+

@@ -128,7 +128,7 @@ static void assign(Counter *c, Flow *f, uint8_t kind)
 	/* A flow that continues after its state was dropped was not open before the capture began. */
 	if ((f->flags & FLOW_MIDSTREAM) && c->dropped &&
 	    (pair->last != INT64_MIN || has_pair(c, client, server, f->protocol, port, EMPTY)))
-		f->flags = (uint8_t)((f->flags & ~FLOW_MIDSTREAM) | FLOW_RESUMED);
+		f->flags = (uint16_t)((f->flags & ~FLOW_MIDSTREAM) | FLOW_RESUMED);
 	if (f->first < pair->first)
 		pair->first = f->first;
 	if (f->last > pair->last)
@@ -200,7 +200,7 @@ void fold(Counter *c, uint32_t index)
 {
 	Flow *f = c->flows + index;
 	if (f->sample == WAITS)
-		decide(c, f, f->protocol == TCP && (f->flags & FLOW_OPENED) && !f->data ? EMPTY : 0);
+		decide(c, f, f->protocol == TCP && (f->flags & (FLOW_OPENED | FLOW_DATA)) == FLOW_OPENED ? EMPTY : 0);
 	if (c->kept_count < c->keep_flows)
 		keep_flow(c, f);
 	if (f->pair == NONE) {
@@ -225,18 +225,19 @@ void fold(Counter *c, uint32_t index)
 
 static void forget(Counter *c, uint32_t index)
 {
-	uint32_t mask = c->flow_mask, at = c->flows[index].hash & mask;
-	while (c->flow_slots[at].index != index)
+	Slot *slots = c->flow_table.slots;
+	uint32_t mask = c->flow_table.mask, at = c->flows[index].hash & mask;
+	while (slots[at].index != index)
 		at = (at + 1) & mask;
 	/* Later entries of the probe sequence move up (Knuth, 6.4 R). */
-	for (uint32_t next = (at + 1) & mask; c->flow_slots[next].index != NONE; next = (next + 1) & mask) {
-		uint32_t home = c->flow_slots[next].hash & mask;
+	for (uint32_t next = (at + 1) & mask; slots[next].index != NONE; next = (next + 1) & mask) {
+		uint32_t home = slots[next].hash & mask;
 		if (((next - home) & mask) >= ((next - at) & mask)) {
-			c->flow_slots[at] = c->flow_slots[next];
+			slots[at] = slots[next];
 			at = next;
 		}
 	}
-	c->flow_slots[at].index = NONE;
+	slots[at].index = NONE;
 	c->free_flows[c->free_count++] = index;
 }
 
@@ -244,10 +245,10 @@ static bool is_old(const Flow *f, int64_t now, int pass)
 {
 	int64_t idle = now - f->last;
 	if (pass == 0)
-		return f->closed && idle > 5 * NS;
+		return (f->flags & FLOW_CLOSED) && idle > 5 * NS;
 	if (pass > 5)
 		return true;
-	int64_t patience = (f->protocol == TCP && !f->closed ? 900 : 60) * NS;
+	int64_t patience = (f->protocol == TCP && !(f->flags & FLOW_CLOSED) ? 900 : 60) * NS;
 	return idle > patience >> (2 * (pass - 1));
 }
 
@@ -282,7 +283,7 @@ static void begin(Counter *c, Flow *f, const Packet *p)
 			state = FLOW_MIDSTREAM;
 	}
 	f->client = serves ? !p->way : p->way;
-	f->flags = (uint8_t)(FLOW_USED | state);
+	f->flags = (uint16_t)(FLOW_USED | state);
 	if (state == FLOW_OPENED && p->protocol == TCP)
 		learn_server(c, server_of(f), TCP, server_port(f));
 	if (p->protocol == UDP && !bit(c->known, UDP, p->source_port) && !bit(c->known, UDP, p->destination_port) &&
@@ -368,11 +369,12 @@ static void update(Counter *c, Flow *f, const Packet *p)
 	if (p->what & LATER_FRAGMENT)
 		return;
 	if (p->flags & (FIN | RST))
-		f->closed |= p->flags & RST ? 3 : (uint8_t)(1 << way);
+		f->flags |= (uint16_t)(p->flags & RST ? FLOW_CLOSED : 512 << way);
 	/* A client acknowledges only what it got: of some captures the server's packets are missing. */
 	if (from_client ? (p->flags & (SYN | RST | ACK)) == ACK : p->length || (p->flags & (SYN | ACK)) == (SYN | ACK))
 		f->flags |= FLOW_ANSWERED;
-	f->data |= p->length > 0;
+	if (p->length)
+		f->flags |= FLOW_DATA;
 	if (p->length || p->protocol == ICMP || p->protocol == ICMP6)
 		speak(c, f, p, from_client);
 	if ((f->flags & FLOW_BOOT) && before / LOADING != f->bytes[way] / LOADING) {
@@ -382,15 +384,11 @@ static void update(Counter *c, Flow *f, const Packet *p)
 	}
 }
 
-static uint32_t open_flow(Counter *c, const Packet *p, uint32_t at)
+static uint32_t open_flow(Counter *c, const Packet *p)
 {
-	if (!c->free_count && c->flow_count == c->max_flows) {
+	if (!c->free_count && c->flow_count == c->max_flows)
 		make_room(c);
-		for (at = (uint32_t)p->hash & c->flow_mask; c->flow_slots[at].index != NONE; at = (at + 1) & c->flow_mask)
-			;
-	}
-	if (!c->free_count && c->flow_count == c->flow_room &&
-	    !grow(&c->flows, &c->flow_room, sizeof *c->flows, 4096, c->max_flows)) {
+	if (!widen(&c->flow_table, c->flow_count - c->free_count)) {
 		c->out_of_memory = true;
 		return NONE;
 	}
@@ -404,7 +402,7 @@ static uint32_t open_flow(Counter *c, const Packet *p, uint32_t at)
 	f->sequence = p->sequence;
 	f->first = f->last = p->time;
 	f->spoke = p->time;
-	c->flow_slots[at] = (Slot){(uint32_t)p->hash, index};
+	table_add(&c->flow_table, f->hash, index);
 	begin(c, f, p);
 	return index;
 }
@@ -414,33 +412,33 @@ static inline bool is_flow(const Flow *f, const Packet *p)
 	return f->ends[0] == p->ends[0] && f->ends[1] == p->ends[1] && f->protocol == p->protocol;
 }
 
-static uint32_t find_flow(const Counter *c, const Packet *p, uint32_t *at)
+static uint32_t find_flow(const Counter *c, const Packet *p)
 {
+	const Table *table = &c->flow_table;
 	uint32_t hash = (uint32_t)p->hash;
-	for (*at = hash & c->flow_mask; c->flow_slots[*at].index != NONE; *at = (*at + 1) & c->flow_mask)
-		if (c->flow_slots[*at].hash == hash && is_flow(c->flows + c->flow_slots[*at].index, p))
-			return c->flow_slots[*at].index;
+	for (uint32_t at = hash & table->mask; table->slots[at].index != NONE; at = (at + 1) & table->mask)
+		if (table->slots[at].hash == hash && is_flow(c->flows + table->slots[at].index, p))
+			return table->slots[at].index;
 	return NONE;
 }
 
 void count_packet(Counter *c, const Packet *p)
 {
-	uint32_t at = NONE, index = p->flow;
+	uint32_t index = p->flow;
 	/* Since the prefetch it may have been folded, and its entry reused. */
 	if (index == NONE || !(c->flows[index].flags & FLOW_USED) || !is_flow(c->flows + index, p))
-		index = find_flow(c, p, &at);
+		index = find_flow(c, p);
 	if (index == NONE) {
 		if ((p->what & LATER_FRAGMENT) && !(p->what & HAS_PORTS)) {
 			count_other(c, OTHER_FRAGMENT, 0, 1, p->wire);
 			return;
 		}
-		index = open_flow(c, p, at);
+		index = open_flow(c, p);
 	} else if (p->protocol == TCP && (p->flags & (SYN | ACK)) == SYN && p->sequence != c->flows[index].sequence) {
 		/* The ports are reused by another connection. */
 		fold(c, index);
 		forget(c, index);
-		find_flow(c, p, &at);
-		index = open_flow(c, p, at);
+		index = open_flow(c, p);
 	}
 	if (index == NONE) {
 		c->beyond[0]++;
@@ -449,4 +447,3 @@ void count_packet(Counter *c, const Packet *p)
 	}
 	update(c, c->flows + index, p);
 }
-

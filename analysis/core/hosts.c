@@ -166,24 +166,24 @@ uint32_t together(Counter *c, uint32_t link)
 
 uint32_t search_host(Counter *c, const uint8_t *address, uint8_t length, uint32_t hash, const uint8_t *mac)
 {
-	uint32_t at = hash & (SLOTS_HOST - 1);
-	for (;; at = (at + 1) & (SLOTS_HOST - 1)) {
-		Slot *slot = c->host_slots + at;
-		if (slot->index == NONE)
-			break;
-		if (slot->hash == hash) {
-			Host *host = c->hosts + slot->index;
+	const Table *table = &c->host_table;
+	for (uint32_t at = hash & table->mask; table->slots[at].index != NONE; at = (at + 1) & table->mask)
+		if (table->slots[at].hash == hash) {
+			const Host *host = c->hosts + table->slots[at].index;
 			if (host->length == length && same_address(host->address, address, length))
-				return slot->index;
+				return table->slots[at].index;
 		}
-	}
 	uint32_t link = link_of(c, mac);
 	/* Without link addresses routers cannot be recognized: use half of the table. */
 	uint32_t most = link ? MAX_ADDRESSES : MAX_HOSTS / 2;
 	if (c->links[link].addresses >= most || c->host_count >= MAX_HOSTS - MAX_HOSTS / 8)
 		return together(c, c->host_count >= MAX_HOSTS - MAX_HOSTS / 8 ? 0 : link);
+	if (!widen(&c->host_table, c->host_count * 2)) {
+		c->out_of_memory = true;
+		return together(c, 0);
+	}
 	uint32_t index = new_host(c, address, length, hash, link);
-	c->host_slots[at] = (Slot){hash, index};
+	table_add(&c->host_table, hash, index);
 	return index;
 }
 

@@ -14,30 +14,30 @@ static uint64_t pair_hash(const Counter *c, uint32_t client, uint32_t server, ui
 	return hash_words(c, (uint64_t)client << 32 | server, (uint64_t)protocol << 32 | (uint64_t)port << 8 | kind);
 }
 
-/* Returns the index of a pair, or NONE and the slot for it. */
 static uint32_t search_pair(const Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port,
-                            uint8_t kind, uint32_t hash, uint32_t *at)
+                            uint8_t kind, uint32_t hash)
 {
-	for (*at = hash & c->pair_mask; c->pair_slots[*at] != NONE; *at = (*at + 1) & c->pair_mask) {
-		const Pair *pair = c->pairs + c->pair_slots[*at];
-		if (pair->hash == hash && pair->client == client && pair->server == server && pair->protocol == protocol &&
-		    pair->port == port && pair->kind == kind)
-			return c->pair_slots[*at];
+	const Table *table = &c->pair_table;
+	for (uint32_t at = hash & table->mask; table->slots[at].index != NONE; at = (at + 1) & table->mask) {
+		const Pair *pair = c->pairs + table->slots[at].index;
+		if (table->slots[at].hash == hash && pair->client == client && pair->server == server &&
+		    pair->protocol == protocol && pair->port == port && pair->kind == kind)
+			return table->slots[at].index;
 	}
 	return NONE;
 }
 
 bool has_pair(const Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port, uint8_t kind)
 {
-	uint32_t at, hash = (uint32_t)pair_hash(c, client, server, protocol, port, kind);
-	return search_pair(c, client, server, protocol, port, kind, hash, &at) != NONE;
+	uint32_t hash = (uint32_t)pair_hash(c, client, server, protocol, port, kind);
+	return search_pair(c, client, server, protocol, port, kind, hash) != NONE;
 }
 
 uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port, uint8_t kind)
 {
 	for (int turn = 0;; turn++) {
-		uint32_t at, hash = (uint32_t)pair_hash(c, client, server, protocol, port, kind);
-		uint32_t found = search_pair(c, client, server, protocol, port, kind, hash, &at);
+		uint32_t hash = (uint32_t)pair_hash(c, client, server, protocol, port, kind);
+		uint32_t found = search_pair(c, client, server, protocol, port, kind, hash);
 		if (found != NONE)
 			return found;
 		/* When the table is almost full, the addresses behind a router are counted as one. */
@@ -58,11 +58,10 @@ uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protoco
 			port = 0;
 			continue;
 		}
-		if (c->pair_count == c->pair_room && !grow(&c->pairs, &c->pair_room, sizeof *c->pairs, 1024, c->max_pairs))
+		if (c->pair_count == c->max_pairs || !widen(&c->pair_table, c->pair_count))
 			return NONE;
-		Pair *pair = c->pairs + c->pair_count;
+		Pair *pair = c->pairs + c->pair_count; /* all zero */
 		c->hosts[client].tried += unknown;
-		memset(pair, 0, sizeof *pair);
 		pair->client = client;
 		pair->server = server;
 		pair->protocol = protocol;
@@ -71,7 +70,7 @@ uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protoco
 		pair->hash = hash;
 		pair->first = INT64_MAX;
 		pair->last = pair->contact = INT64_MIN;
-		c->pair_slots[at] = c->pair_count;
+		table_add(&c->pair_table, hash, c->pair_count);
 		return c->pair_count++;
 	}
 }

@@ -28,9 +28,9 @@ static inline uint32_t hash_address(const Counter *c, const uint8_t *address, ui
 	if (length == 4) {
 		uint32_t value;
 		memcpy(&value, address, 4);
-		return (uint32_t)((value ^ c->seed[0]) * (c->seed[1] | 1) >> 32);
+		return (uint32_t)((value ^ c->seed[0]) * c->seed[1] >> 32);
 	}
-	return (uint32_t)(mix((word(address) ^ c->seed[0]) * (c->seed[1] | 1) + (word(address + 8) ^ c->seed[2]) * (c->seed[3] | 1)) >> 16);
+	return (uint32_t)(mix((word(address) ^ c->seed[0]) * c->seed[1] + (word(address + 8) ^ c->seed[2]) * c->seed[3]) >> 16);
 }
 
 /* Not memcmp: this runs twice per packet, and the call would cost more than the comparison. */
@@ -45,6 +45,17 @@ static inline bool same_address(const uint8_t *one, const uint8_t *two, uint8_t 
 	return word(one) == word(two) && word(one + 8) == word(two + 8);
 }
 
+static inline bool same_mac(const uint8_t *one, const uint8_t *two)
+{
+	uint32_t a, b;
+	uint16_t c, d;
+	memcpy(&a, one, 4);
+	memcpy(&b, two, 4);
+	memcpy(&c, one + 4, 2);
+	memcpy(&d, two + 4, 2);
+	return a == b && c == d;
+}
+
 /* For tables where later entries replace earlier ones: unseeded, so that results are reproducible. */
 static inline uint64_t place_of(uint64_t one, uint64_t two)
 {
@@ -53,7 +64,7 @@ static inline uint64_t place_of(uint64_t one, uint64_t two)
 
 static inline uint64_t hash_words(const Counter *c, uint64_t one, uint64_t two)
 {
-	uint64_t sum = (one ^ c->seed[0]) * (c->seed[1] | 1) + (two ^ c->seed[2]) * (c->seed[3] | 1);
+	uint64_t sum = (one ^ c->seed[0]) * c->seed[1] + (two ^ c->seed[2]) * c->seed[3];
 	return mix(sum ^ sum >> 29);
 }
 
@@ -75,6 +86,16 @@ static inline bool bit(const uint8_t map[3][8192], uint8_t protocol, uint16_t po
 /* Enlarges an array: first to `least` entries, then doubling up to `most`; `array` is the address of the pointer to it.
  * Returns false if out of memory or at the maximum. */
 bool grow(void *array, uint32_t *room, size_t size, uint32_t least, uint32_t most);
+/* Doubles a table if half of it is used by so many entries. Returns false if out of memory. */
+bool widen(Table *table, uint32_t entries);
+
+static inline void table_add(Table *table, uint32_t hash, uint32_t index)
+{
+	uint32_t at = hash & table->mask;
+	while (table->slots[at].index != NONE)
+		at = (at + 1) & table->mask;
+	table->slots[at] = (Slot){hash, index};
+}
 
 /* ---- hosts.c --------------------------------------------------------------------------------- */
 
@@ -96,7 +117,7 @@ void claim(Counter *c, const uint8_t *address, uint8_t length, const uint8_t *ma
 static inline uint32_t host_of(Counter *c, const uint8_t *address, uint8_t length, const uint8_t *mac)
 {
 	uint32_t hash = hash_address(c, address, length);
-	const Slot *slot = c->host_slots + (hash & (SLOTS_HOST - 1));
+	const Slot *slot = c->host_table.slots + (hash & c->host_table.mask);
 	if (__builtin_expect(slot->hash == hash && slot->index != NONE, 1)) {
 		const Host *host = c->hosts + slot->index;
 		if (__builtin_expect(host->length == length && same_address(host->address, address, length), 1))

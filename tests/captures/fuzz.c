@@ -10,6 +10,7 @@
 #undef poll
 #undef fstat
 #undef realloc
+#undef aligned_alloc
 #undef getrandom
 #include "core.h"
 
@@ -99,6 +100,11 @@ int fuzz_fstat(int descriptor, struct stat *status)
 
 void *fuzz_realloc(void *old, size_t size) { return scarce && roll(scarce) == 0 ? NULL : realloc(old, size); }
 
+void *fuzz_aligned_alloc(size_t line, size_t size)
+{
+	return scarce && roll(scarce) == 0 ? NULL : aligned_alloc(line, size);
+}
+
 ssize_t fuzz_getrandom(void *to, size_t size, unsigned flags)
 {
 	(void)flags;
@@ -130,6 +136,23 @@ typedef struct {
 	uint8_t *copy[WINDOW / 16];
 } Watched;
 
+/* The two decoders agree. */
+static void compare(const Record *record)
+{
+	Packet fast, full;
+	Other other;
+	if (!decode_usual(record, &fast))
+		return;
+	HOLDS(decode(record, &full, &other));
+	HOLDS(fast.time == full.time && fast.wire == full.wire && fast.length == full.length);
+	HOLDS(fast.payload == full.payload && fast.captured == full.captured && fast.address_length == full.address_length);
+	HOLDS(!memcmp(fast.source, full.source, 4) && !memcmp(fast.destination, full.destination, 4));
+	HOLDS(fast.protocol == full.protocol && fast.flags == full.flags && fast.what == full.what);
+	HOLDS(fast.source_port == full.source_port && fast.destination_port == full.destination_port);
+	HOLDS(fast.sequence == full.sequence && fast.chunk == full.chunk);
+	HOLDS(fast.source_mac == full.source_mac && fast.destination_mac == full.destination_mac);
+}
+
 static bool watch_record(void *owner, const Record *record)
 {
 	Watched *w = owner;
@@ -145,6 +168,7 @@ static bool watch_record(void *owner, const Record *record)
 	HOLDS(w->copies < sizeof w->copy / sizeof *w->copy);
 	own.data = w->copy[w->copies++] = malloc(record->captured);
 	memcpy(w->copy[w->copies - 1], record->data, record->captured);
+	compare(&own);
 	return w->sink.record(w->sink.owner, &own);
 }
 

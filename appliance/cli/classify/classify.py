@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_output(output, options.captures)
     catalogue = open_catalogue(options.services)
     shown = progress(arguments.quiet)
-    found = classify(options, shown, catalogue)
+    found = classify(options, shown, catalogue, _import_view if form == "table" else None)
     for message in unused_overrides(options, catalogue, found):
         sys.stderr.write(f"{message}\n")  # not progress, which --quiet suppresses: this concerns the result
     why = resolve_names(arguments.why, catalogue, found)
@@ -181,6 +181,11 @@ def as_text(found: Classification, form: str, why: Sequence[str] = (), verbose: 
     from appliance.cli.classify.view import view_text
 
     return view_text(found, why=why, verbose=verbose)
+
+
+def _import_view() -> None:
+    """Import what draws the table: rich takes as long as the core takes for 100 MB."""
+    import appliance.cli.classify.view  # noqa: F401
 
 
 def _draw(found: Classification, why: Sequence[str], verbose: bool) -> None:

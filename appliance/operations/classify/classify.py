@@ -8,18 +8,15 @@ import os
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from analysis import units
 from analysis.addresses import read_address
-from analysis.classify import classify as judge
 from analysis.errors import CaptureError
 from analysis.model import VERDICTS, Classification, Provenance, Verdict
 from analysis.reading import ProgressCallback, Reading, read_captures, read_stream
-from analysis.roles import find_roles, no_hosts_error
-from analysis.servers import find_servers
 from analysis.signatures import Signature
 from analysis.sources import STDIN, Source, check_files
 from appliance import __version__
@@ -58,8 +55,16 @@ class ClassifyOptions:
     overrides: Mapping[str, Verdict] = field(default_factory=dict)
 
 
-def classify(options: ClassifyOptions, progress: Progress, catalogue: Catalogue | None = None) -> Classification:
+def classify(
+    options: ClassifyOptions,
+    progress: Progress,
+    catalogue: Catalogue | None = None,
+    meanwhile: Callable[[], None] | None = None,
+) -> Classification:
     """Classify the services in the captures.
+
+    Args:
+        meanwhile: called once while files are read, which does not need this thread.
 
     Raises:
         ConfigError: a capture cannot be opened, or an option is invalid.
@@ -72,7 +77,7 @@ def classify(options: ClassifyOptions, progress: Progress, catalogue: Catalogue 
     options = replace(options, sms=sms, node=node, nodes=nodes)
     overrides = {catalogue.find(name): verdict for name, verdict in options.overrides.items()}
     try:
-        found = _analyze(options, make_signatures(catalogue), overrides, progress)
+        found = _analyze(options, make_signatures(catalogue), overrides, progress, meanwhile)
     except CaptureError as error:
         raise SmsError(units.plain(error.message), hint=units.plain(error.hint)) from error
     return replace(found, made=Provenance(__version__, options=options_of(options)))
@@ -103,15 +108,31 @@ def _explain_unused(name: str, catalogue: Catalogue, seen: Collection[str]) -> s
 
 
 def _analyze(
-    options: ClassifyOptions, signatures: Sequence[Signature], overrides: Mapping[str, Verdict], progress: Progress
+    options: ClassifyOptions,
+    signatures: Sequence[Signature],
+    overrides: Mapping[str, Verdict],
+    progress: Progress,
+    meanwhile: Callable[[], None] | None,
 ) -> Classification:
+    def prepare() -> None:
+        """Import what judges: it takes as long as the core takes for 200 MB."""
+        import analysis.classify
+        import analysis.servers  # noqa: F401
+
+        if meanwhile:
+            meanwhile()
+
     with progress.step(f"capture on {options.live}" if options.live else "read the captures") as step:
         began = time.monotonic()
-        reading = _read(options, signatures, lambda now: step.moved(now.done, now.total))
+        reading = _read(options, signatures, lambda now: step.moved(now.done, now.total), prepare)
         rate = reading.counter.read_bytes / max(time.monotonic() - began, 0.001)
         # The rate means nothing if packets had to be waited for.
         waited = options.live or STDIN in options.captures
         step.detail(units.counted(reading.counter.packets, "packet") + ("" if waited else f", {units.size(rate)}/s"))
+    from analysis.classify import classify as judge
+    from analysis.roles import find_roles, no_hosts_error
+    from analysis.servers import find_servers
+
     hosts, links = reading.hosts(), reading.links()
     if not hosts:
         raise no_hosts_error(options.node, reading.counter.totals())
@@ -121,10 +142,17 @@ def _analyze(
     return judge(observation, roles, signatures, overrides)
 
 
-def _read(options: ClassifyOptions, signatures: Sequence[Signature], on_progress: ProgressCallback) -> Reading:
+def _read(
+    options: ClassifyOptions,
+    signatures: Sequence[Signature],
+    on_progress: ProgressCallback,
+    meanwhile: Callable[[], None],
+) -> Reading:
     """Read the files, or capture on the interface for the given duration."""
     if not options.live:
-        return read_captures(options.captures, signatures=signatures, node=options.node, on_progress=on_progress)
+        return read_captures(
+            options.captures, signatures=signatures, node=options.node, on_progress=on_progress, meanwhile=meanwhile
+        )
     from appliance.host.local import Local
     from appliance.tools import tcpdump
 

@@ -42,7 +42,7 @@ CORE = sorted(path for path in INCLUDE.glob("*.c") if path.name not in ("module.
 FLAGS = [
     *("-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-    *(f"-D{name}=fuzz_{name}" for name in ("read", "poll", "fstat", "realloc", "getrandom")),
+    *(f"-D{name}=fuzz_{name}" for name in ("read", "poll", "fstat", "realloc", "aligned_alloc", "getrandom")),
 ]
 Counter: Any = _core.Counter
 """Untyped: the tests pass wrong arguments on purpose."""

@@ -56,6 +56,16 @@ def test_files_that_follow_each_other_have_no_gap(packets: list[Packet], tmp_pat
     assert [row.intervals for row in seen.rows] == [row.intervals for row in whole.rows]
 
 
+def test_what_is_done_meanwhile_is_done_once(packets: list[Packet], tmp_path: Path) -> None:
+    names = [tmp_path / f"part{number}.pcap" for number in range(3)]
+    for name in names[1:]:
+        name.write_bytes(files.pcap(packets))
+    names[0].write_bytes(b"no capture, but the first file")
+    calls = []
+    reading = read_captures(list(map(str, names)), signatures=(), meanwhile=lambda: calls.append(1))
+    assert (calls, reading.counter.packets) == ([1], 2 * len(packets))
+
+
 def test_the_same_packets_twice(packets: list[Packet], tmp_path: Path) -> None:
     whole = files.pcap(packets)
     seen = observed(tmp_path, whole, files.compress("gzip", whole))
