@@ -123,10 +123,15 @@ def _list(value: Any) -> list[Any]:
 
 
 def _find_undetermined(capture: Mapping[Any, Any], unseen: list[Any]) -> tuple[str, ...]:
-    """Return the services that need a longer capture."""
+    """Return the services that need a longer capture, or one of all traffic."""
     lasted = _number(capture.get("covered_s") or capture.get("duration_s"), 0.0)
     entries = [entry for entry in unseen[:MAX_SERVICES] if isinstance(entry, Mapping)]
-    late = [entry.get("name") for entry in entries if _number(entry.get("needed_capture_s"), 0.0) > lasted]
+    late = [
+        entry.get("name")
+        for entry in entries
+        if entry.get("finding") == "not shown"
+        or (entry.get("finding") != "elsewhere" and _number(entry.get("needed_capture_s"), 0.0) > lasted)
+    ]
     return tuple(name for name in late if isinstance(name, str) and _NAME.fullmatch(name))
 
 

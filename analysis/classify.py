@@ -20,6 +20,7 @@ from analysis.signatures import TCP, Signature
 from analysis.unseen import find_unseen
 from analysis.users import count_users
 from analysis.verdict import CRITICAL, judge
+from analysis.visibility import find_limit
 
 MAX_NODES, MAX_PROBLEMS, MAX_TYPES = 1000, 100, 4
 
@@ -49,16 +50,21 @@ def classify(
     ]
     renewed = next((budget.seconds for budget in budgets if budget.renewals), None)
     services.sort(key=lambda one: (one.verdict != CRITICAL, -one.packets, one.name))
+    limit = find_limit(observation, context, one_node=bool(roles.node))
+    names = {one.name for one in services}
+    unseen = find_unseen(signatures, names, context, others=traffic.others, limit=limit)
+    hidden = limit if any(one.finding == "not shown" for one in unseen) else ""
     return Classification(
-        capture=_capture(observation, make_remarks(observation, roles, context, decoded, renewed)),
+        capture=_capture(observation, make_remarks(observation, roles, context, decoded, renewed, hidden)),
         sms=roles.sms,
         nodes=_nodes(context),
         services=tuple(services),
         routed=traffic.routed,
-        unseen=find_unseen(signatures, {one.name for one in services}, context),
+        unseen=unseen,
         elsewhere=traffic.elsewhere,
         unclassified=traffic.unclassified,
         bin_s=observation.bin_s,
+        servers=roles.servers,
     )
 
 

@@ -77,6 +77,30 @@ class Nodes:
     boots_hidden: bool = False
 
 
+ServerRole = Literal["management node", "server", "node"]
+
+
+@dataclass(frozen=True)
+class Server:
+    """Another machine that nodes, or the management node, depend on; its services are not in ``services``.
+
+    Attributes:
+        mac: its link address; "" if unknown, as behind a router.
+        role: "management node" if it serves a scheduler or boots, "node" if it is a compute node as well.
+        services: names of the catalogue, else of IANA's registry, else protocol/port, sorted.
+        nodes: machines of nodes that use it; 0 if only the management node does, or if only answers to DHCP were seen.
+        packets, bytes: of these services.
+    """
+
+    addresses: tuple[str, ...]
+    mac: str
+    role: ServerRole
+    services: tuple[str, ...]
+    nodes: int
+    packets: int
+    bytes: int
+
+
 @dataclass(frozen=True)
 class Connections:
     """New connections by the side that opened them; midstream ones were open when the capture began."""
@@ -176,13 +200,22 @@ class Routed:
     destinations: tuple[Destination, ...] = ()
 
 
+Finding = Literal["hardly used", "too short", "not shown", "elsewhere"]
+
+
 @dataclass(frozen=True)
 class Unseen:
-    """A service of the catalogue that was not seen; ``needed_capture_s`` of capture show it with 95 % probability."""
+    """A service of the catalogue that was not seen; ``needed_capture_s`` of capture show it with 95 % probability.
+
+    Attributes:
+        finding: what that means: nodes hardly use it; the capture is too short to decide; it could not have shown the
+            service, whatever its length (it is filtered, or nobody worked); or nodes use it at other machines.
+    """
 
     name: str
     needed_capture_s: float
     why: str = ""
+    finding: Finding = "too short"
 
 
 @dataclass(frozen=True)
@@ -211,6 +244,7 @@ class Classification:
 
     Attributes:
         elsewhere: understood, but not between nodes and management node: nodes among themselves, outside addresses.
+        servers: other machines that serve nodes or the management node; their packets are in ``elsewhere``.
         bin_s: seconds per part of a timeline.
     """
 
@@ -224,6 +258,7 @@ class Classification:
     unclassified: Unclassified
     bin_s: float = 1.0
     made: Provenance = field(default_factory=Provenance)
+    servers: tuple[Server, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the published format (docs/classification.schema.json), for JSON and YAML."""

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from analysis.addresses import packed
+from analysis.cluster import FILE_SYSTEMS, SCHEDULERS
 from analysis.errors import CaptureError
 from analysis.observed import Boot, Host, Link, Observation, Problem, Role, Row, Sample, Scan
 from analysis.protocols import SAMPLED
@@ -182,10 +183,12 @@ def read_stream(
 def make_counter(signatures: Sequence[Signature], node: str = "", **bounds: int) -> Any:
     """Create a native counter with the services' ports and first bytes."""
     native = core()
-    ports = sorted({port for signature in signatures for port in signature.ports if port[1]})
+    ports = {port for signature in signatures for port in signature.ports if port[1]}
     firsts = [first for signature in signatures for first in signature.first]
     patterns = [(one.protocol, one.port, one.offset, one.low, one.high) for one in firsts]
-    return native.Counter(ports, patterns, SAMPLED, node=_node(node), **bounds)
+    return native.Counter(
+        sorted(ports | FILE_SYSTEMS.keys() | SCHEDULERS), patterns, SAMPLED, node=_node(node), **bounds
+    )
 
 
 def _node(text: str) -> bytes:

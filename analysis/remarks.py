@@ -32,11 +32,13 @@ def make_remarks(
     context: CaptureContext,
     decoded: DecodedSamples,
     renewed_s: float | None = None,
+    limit: str = "",
 ) -> tuple[str, ...]:
     """Return the remarks; none for a complete and long capture that clearly shows a cluster.
 
     Args:
         renewed_s: seconds until the first running node loses its DHCP lease; None if no node renews.
+        limit: why the capture cannot show that a service is not used; "" if it can, or none is missing.
     """
     return (
         *_damage(observation),
@@ -44,8 +46,10 @@ def make_remarks(
         *roles.remarks,
         *_scans(observation),
         *_stranger(roles, context),
+        *_other_management_nodes(roles),
         *_gaps(observation),
         *_cut(observation, context, decoded),
+        *_limit(limit),
         *_renewals(renewed_s),
     )
 
@@ -107,6 +111,21 @@ def _stranger(roles: Roles, context: CaptureContext) -> Iterator[str]:
             f"{own} and most of those that talk to it have public addresses of different networks: this looks like a "
             "server of the internet rather than a cluster's management node"
         )
+
+
+def _other_management_nodes(roles: Roles) -> Iterator[str]:
+    """Their services are in neither group."""
+    for one in roles.servers:
+        if one.role == "management node":
+            name = one.addresses[0]
+            to = f" to {counted(one.nodes, 'node')}" if one.nodes else ""
+            served = f"it serves {listed([*one.services])}{to}"
+            yield f"{name} is another management node: {served}; --sms {name} classifies its services instead"
+
+
+def _limit(limit: str) -> Iterator[str]:
+    if limit:
+        yield f"no service counts as hardly used, because the capture may not show it: {limit}"
 
 
 def _cut(observation: Observation, context: CaptureContext, decoded: DecodedSamples) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from analysis.addresses import is_link_local, is_local, is_loopback, network
 from analysis.errors import CaptureError
 from analysis.host_index import NODE_PORTS, HostIndex, SmsIdentity, name_candidates
-from analysis.model import Sms
+from analysis.model import Server, Sms
 from analysis.observed import Role
 from analysis.signatures import TCP, UDP
 
@@ -30,6 +30,7 @@ class Roles:
         routed: nodes behind routers, whose link address says nothing about the machine.
         machine: the machine of each host, by its link address if it has one.
         given: hosts in the networks of ``--nodes``.
+        servers: other machines that serve nodes or the management node.
     """
 
     sms: Sms
@@ -39,6 +40,7 @@ class Roles:
     routed: frozenset[int] = frozenset()
     machine: tuple[str, ...] = ()
     given: frozenset[int] = frozenset()
+    servers: tuple[Server, ...] = ()
 
 
 def _prefix24(address: str) -> str:

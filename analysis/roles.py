@@ -9,6 +9,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 from analysis.addresses import is_link_local, is_local, is_loopback, read_ip, read_mac
+from analysis.cluster import CONTROLLERS
 from analysis.errors import CaptureError
 from analysis.host_index import INTERFACE, MAX_NAMED, NODE_PORTS, HostIndex, SmsIdentity, name_candidates
 from analysis.observed import Host, Link, Role, Sample
@@ -19,6 +20,8 @@ __all__ = ["Roles", "find_roles", "no_hosts_error"]
 
 NEARLY_ALL = 0.95
 """Minimum share of packets to or from the management node in a capture taken on its own interface."""
+MANY = 0.5
+"""Share of its peers that another machine must have, to be the management node in spite of fewer packets."""
 
 
 def find_roles(
@@ -210,6 +213,8 @@ def _find_dominant(host_index: HostIndex, shares: Mapping[str, float]) -> SmsIde
     if len(many) != 1 or host_index.node:
         return None
     ((name, share),) = many.items()
+    if share < 1 and _has_rival(host_index, shares, name):
+        return None
     kinds = "link address" if any(host_index.macs) else "address"
     # Never round 99.96 % up to 100 %.
     percent = 100 if share == 1 else min(100 * share, 99.9)
@@ -227,11 +232,9 @@ def _detect(host_index: HostIndex) -> SmsIdentity:
         return identity
     shares = _candidates(host_index, shares)
     # With --node, shares only show which machine the node talks to most.
-    left = (
-        set(shares)
-        if host_index.node
-        else {name for name, share in shares.items() if share >= NEARLY_ALL} or set(shares)
-    )
+    left = {name for name, share in shares.items() if share >= NEARLY_ALL}
+    if host_index.node or len(left) < 2:
+        left = set(shares)
     if host_index.node and len(left) == 1:
         return _identify(host_index, left.pop(), "it is the only machine that the node talks to")
     peers = _collect_peers(host_index)
@@ -257,11 +260,21 @@ def _criteria(host_index: HostIndex, peers: _Peers) -> list[tuple[str, Callable[
 
     return [
         ("it answers the nodes' DHCP requests", lambda left: left & dhcp),
+        ("it is the only candidate with a scheduler", lambda left: left & _controllers(host_index)),
         ("it is the only candidate that is not a router to outside addresses", lambda left: left - gateways),
         ("it serves more machines than any other: {served}", lambda left: most(left, peers.served)),
         ("it offers more services than any other machine: {ports}", lambda left: most(left, peers.ports)),
         ("it talks to more machines than any other", lambda left: most(left, peers.peers)),
     ]
+
+
+def _controllers(host_index: HostIndex) -> set[str]:
+    """Return the machines that serve a scheduler to several others."""
+    clients: dict[str, set[str]] = defaultdict(set)
+    for client, server, protocol, port, _, _ in host_index.links:
+        if (protocol, port) in CONTROLLERS and host_index.hosts[server].sent:
+            clients[host_index.entity[server]].add(host_index.entity[client])
+    return {name for name, found in clients.items() if len(found - {name}) > 1}
 
 
 def _gateways(host_index: HostIndex) -> set[str]:
@@ -271,6 +284,19 @@ def _gateways(host_index: HostIndex) -> set[str]:
         if host_index.is_unicast(index) and not is_link_local(host.address):
             behind[host_index.entity[index]].append(host.address)
     return {name for name, found in behind.items() if len(found) >= ROUTER and not any(map(is_local, found))}
+
+
+def _has_rival(host_index: HostIndex, shares: Mapping[str, float], name: str) -> bool:
+    """Return whether another machine talks to half as many others, or more: a mirror port with a busy filer.
+
+    On the management node's own interface, packets between other machines are rare: switches flood a few.
+    """
+    if not any(host_index.macs):
+        return False
+    peers = _collect_peers(host_index).peers
+    least = max(2, MANY * len(peers[name]))
+    others = _candidates(host_index, shares).keys() - {name} - _gateways(host_index)
+    return any(len(peers[other] - {name}) >= least for other in others)
 
 
 def _identify(host_index: HostIndex, name: str, why: str) -> SmsIdentity:

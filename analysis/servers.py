@@ -1,15 +1,19 @@
-"""Find the machines that serve the management node: filers, name servers. They are not compute nodes."""
+"""Find other machines that serve: the management node's servers (filers, name servers), and those of nodes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from analysis.addresses import UNSPECIFIED
-from analysis.nodes import IPMI
+from analysis.addresses import UNSPECIFIED, is_local
+from analysis.cluster import BOOTS, CONTROLLERS, DHCP, FILE_SYSTEMS, NODE_DAEMONS
+from analysis.host_index import NODE_PORTS
+from analysis.model import Server, ServerRole
+from analysis.nodes import IPMI, find_machines
 from analysis.observed import Host, Link, Role
 from analysis.role_assigner import COMMON_PORTS, Roles
+from analysis.services import iana_name
 from analysis.signatures import TCP, UDP, Signature
 
 UPSTREAM_PORTS = {
@@ -18,48 +22,256 @@ UPSTREAM_PORTS = {
     *((TCP, port) for port in (88, 389, 514, 601, 636, 6514)),
 }
 """Ports of a management node that servers use, too: names, time, logs, accounts, mail."""
+WEB = {*((TCP, port) for port in (80, 443, 8080, 8443)), (UDP, 443)}
+"""Ports of anything: a node with a web page for two others is not a server."""
 MAX_SHARE = 0.5
-"""Maximum share of the machines that serve; more are nodes with a daemon that the management node queries."""
+"""Maximum share of the machines that serve the management node; more are nodes with a daemon that it queries."""
+MANY = 0.5
+"""Share of the nodes that use a port which nobody knows, if that is a service rather than a job."""
+SEVERAL = 2
+"""Minimum nodes that use a service of another machine."""
+MAX_SERVERS = 100
+Place = tuple[int, int]
 
 
 def find_servers(roles: Roles, hosts: Sequence[Host], links: Sequence[Link], signatures: Sequence[Signature]) -> Roles:
-    """Return the roles with those machines as servers that the management node is a client of.
+    """Return the roles with other machines that serve as servers, and the list of these.
 
-    It uses a service there that the catalogue does not let it open to nodes. They are nodes all the same if they use
-    services that only nodes use, or run a daemon of nodes, such as slurmd; so is hardware that it manages by IPMI. No
-    machine becomes a server if more than MAX_SHARE of all would, and none that ``--nodes`` names.
+    - The management node is a client of it: it uses a service there that the catalogue does not let it open to nodes.
+      No machine becomes a server if more than MAX_SHARE of all would.
+    - SEVERAL nodes are clients of it: of a service of the catalogue, a scheduler or a file system; or MANY are, of any
+      port; and there are not as many servers of that as pure clients, as where nodes are each other's.
+
+    They are nodes all the same if they run a scheduler's daemon or use the scheduler, or, in a capture without one, if
+    they use services that only nodes use; so is hardware that the management node manages by IPMI, and what ``--nodes``
+    names.
     """
-    place = {each: one for one in reversed(signatures) if not one.routed for each in one.ports}
-    by_index, machine = roles.by_index, roles.machine
-    served: dict[str, set[str]] = defaultdict(set)
-    used: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    nodes = set[str]()
-    for client, server, protocol, port, _, _ in links:
-        signature, at = place.get((protocol, port)), (protocol, port)
-        if (by_index[client], by_index[server]) == (Role.SMS, Role.NODE):
-            if at in IPMI or (signature and signature.critical and signature.sms_opens):
-                nodes.add(machine[server])
-            elif signature and not signature.sms_opens and hosts[server].sent:
-                served[machine[server]].add(signature.name)
-        elif (by_index[client], by_index[server]) == (Role.NODE, Role.SMS) and port and at not in UPSTREAM_PORTS:
-            used[machine[client]].add(at)
-    own = [
-        index for index, role in enumerate(by_index) if role == Role.NODE and hosts[index].address not in UNSPECIFIED
-    ]
-    # A server also calls back: statd and lockd of a filer, for instance.
-    nodes |= {name for name, ports in used.items() if any(_names(place, at) - served[name] for at in ports)}
-    nodes |= {machine[index] for index in own if index in roles.given or index in roles.routed}
-    found = {name for name, services in served.items() if services} - nodes
-    if not found or len(found) > MAX_SHARE * len({machine[index] for index in own}):
+    seen = _Seen(roles, hosts, links, signatures)
+    upstream, downstream = seen.upstream(), seen.downstream()
+    if not upstream and not downstream:
         return roles
-    changed = bytearray(by_index)
-    for index in own:
-        if machine[index] in found:
+    changed = bytearray(roles.by_index)
+    for index in seen.own:
+        name = seen.server_name(index)
+        if name in upstream or (name in downstream and downstream[name].role != "node"):
             changed[index] = Role.SERVER
-    return replace(roles, by_index=bytes(changed))
+    return replace(roles, by_index=bytes(changed), servers=seen.report(upstream, downstream))
 
 
-def _names(place: dict[tuple[int, int], Signature], at: tuple[int, int]) -> set[str]:
-    """Return the service of a port, by its name in the catalogue, else by the port."""
-    signature = place.get(at)
-    return {signature.name if signature else f"{at[0]}/{at[1]}"}
+@dataclass
+class _Served:
+    """A machine that serves: its services with their clients, packets and bytes."""
+
+    role: ServerRole = "server"
+    services: set[str] = field(default_factory=set)
+    clients: set[str] = field(default_factory=set)
+    hosts: set[int] = field(default_factory=set)
+    packets: int = 0
+    bytes: int = 0
+
+    def add(self, what: str, use: _Use) -> None:
+        self.services.add(what)
+        self.clients |= use.clients
+        self.hosts |= use.hosts
+        self.packets += use.packets
+        self.bytes += use.bytes
+
+
+@dataclass
+class _Use:
+    """One service of one machine."""
+
+    places: set[Place] = field(default_factory=set)
+    clients: set[str] = field(default_factory=set)
+    hosts: set[int] = field(default_factory=set)
+    packets: int = 0
+    bytes: int = 0
+
+    def add(self, link: Link, host: int, client: str = "") -> None:
+        self.places.add((link.protocol, link.port))
+        self.clients |= {client} - {""}
+        self.hosts.add(host)
+        self.packets += link.packets
+        self.bytes += link.bytes
+
+
+Uses = dict[str, dict[str, _Use]]
+"""Uses by machine and service."""
+
+
+class _Seen:
+    """Who uses what of whom, between the management node, nodes and other machines."""
+
+    def __init__(
+        self, roles: Roles, hosts: Sequence[Host], links: Iterable[Link], signatures: Sequence[Signature]
+    ) -> None:
+        self.roles, self.hosts = roles, hosts
+        self.place = {each: one for one in reversed(signatures) if not one.routed for each in one.ports}
+        self.client_names = find_machines(hosts, roles.by_index, roles.routed)
+        self.own = [
+            index
+            for index, role in enumerate(roles.by_index)
+            if role == Role.NODE and hosts[index].address not in UNSPECIFIED
+        ]
+        self.of_sms: Uses = defaultdict(lambda: defaultdict(_Use))
+        self.of_nodes: Uses = defaultdict(lambda: defaultdict(_Use))
+        self.used: dict[str, set[Place]] = defaultdict(set)
+        self.answers_dhcp: dict[str, _Use] = defaultdict(_Use)
+        self.relays = set[str]()
+        # What the management node manages, and what takes part in its scheduler.
+        self.managed, self.daemons, self.scheduled = set[str](), set[str](), set[str]()
+        self._see(links)
+
+    def server_name(self, index: int) -> str:
+        """Return the machine of a host: behind a router, its address."""
+        if index in self.roles.routed or self.roles.by_index[index] == Role.OUTSIDE:
+            return self.hosts[index].address
+        return self.roles.machine[index]
+
+    def _see(self, links: Iterable[Link]) -> None:
+        by_index, sms, node, group = self.roles.by_index, Role.SMS.value, Role.NODE.value, Role.GROUP.value
+        for link in links:
+            client, server = by_index[link.client], by_index[link.server]
+            if client == sms and server == node:
+                self._see_management(link)
+            elif client == node and server == sms and link.port:
+                self._see_node(link)
+            elif client == node and link.port:
+                self._see_between(link)
+            elif client == group and server == node and (link.protocol, link.port) == DHCP:
+                # An answer to all: the client has no address yet.
+                self.answers_dhcp[self.server_name(link.server)].add(link, link.server)
+
+    def _see_management(self, link: Link) -> None:
+        """Use of another machine by the management node."""
+        place, name = (link.protocol, link.port), self.server_name(link.server)
+        signature = self.place.get(place)
+        if place in NODE_DAEMONS:
+            self.daemons.add(name)
+        if place in IPMI or (signature and signature.critical and signature.sms_opens):
+            self.managed.add(name)
+        elif signature and not signature.sms_opens and self.hosts[link.server].sent:
+            self.of_sms[name][signature.name].add(link, link.server)
+
+    def _see_node(self, link: Link) -> None:
+        """Use of the management node."""
+        place, name = (link.protocol, link.port), self.server_name(link.client)
+        self.used[name].add(place)
+        if place in CONTROLLERS:
+            self.scheduled.add(name)
+        if place == DHCP and self.hosts[link.client].address not in UNSPECIFIED:
+            self.relays.add(name)
+
+    def _see_between(self, link: Link) -> None:
+        """Use of another machine than the management node, by a node."""
+        place, name = (link.protocol, link.port), self.client_names.get(link.client, "")
+        if place in NODE_PORTS or place in NODE_DAEMONS or not name or not self._may_serve(link.server):
+            return
+        there = self.server_name(link.server)
+        if there not in (name, self.server_name(link.client)):
+            signature = self.place.get(place)
+            what = signature.name if signature else FILE_SYSTEMS.get(place) or iana_name(place)
+            self.of_nodes[there][what].add(link, link.server, name)
+
+    def _may_serve(self, index: int) -> bool:
+        role, host = self.roles.by_index[index], self.hosts[index]
+        return host.sent > 0 and (
+            role in (Role.NODE, Role.UNKNOWN) or (role == Role.OUTSIDE and is_local(host.address))
+        )
+
+    # The management node's servers.
+
+    def upstream(self) -> dict[str, _Served]:
+        """Return the machines that the management node is a client of, and that are not nodes."""
+        nodes = self.managed | self._users() | self._certain()
+        found = {name: self._served(uses) for name, uses in self.of_sms.items() if uses and name not in nodes}
+        if len(found) > MAX_SHARE * len({self.server_name(index) for index in self.own}):
+            return {}
+        return found
+
+    def _users(self) -> set[str]:
+        """Return the machines that use services which only nodes use.
+
+        A server calls back what it serves: statd and lockd of a filer, for instance.
+        """
+        return {
+            name
+            for name, places in self.used.items()
+            if any(self._names(at) - set(self.of_sms.get(name, ())) for at in places - UPSTREAM_PORTS)
+        }
+
+    def _certain(self) -> set[str]:
+        """Return the machines that are nodes whatever they do."""
+        return {
+            self.server_name(index) for index in self.own if index in self.roles.given or index in self.roles.routed
+        }
+
+    def _names(self, at: Place) -> set[str]:
+        """Return the service of a port, by its name in the catalogue, else by the port."""
+        signature = self.place.get(at)
+        return {signature.name if signature else f"{at[0]}/{at[1]}"}
+
+    def _served(self, uses: dict[str, _Use]) -> _Served:
+        found = _Served()
+        for what, use in uses.items():
+            found.add(what, use)
+        return found
+
+    # The nodes' servers.
+
+    def downstream(self) -> dict[str, _Served]:
+        """Return the machines that nodes are clients of."""
+        # Who takes part in the scheduler is a node; without one, who uses what only nodes use.
+        nodes = (self.scheduled | self.daemons) or (self._users() | self.managed)
+        nodes = nodes | self._certain()
+        servers_of: dict[str, set[str]] = defaultdict(set)
+        clients_of: dict[str, set[str]] = defaultdict(set)
+        for name, uses in self.of_nodes.items():
+            for what, use in uses.items():
+                servers_of[what].add(name)
+                clients_of[what] |= use.clients
+        # Where nodes are each other's servers, none is only a client.
+        few = {what for what, names in servers_of.items() if len(names) <= len(clients_of[what] - names)}
+        found: dict[str, _Served] = {}
+        for name, uses in self.of_nodes.items():
+            for what in sorted(few & set(uses)):
+                if self._is_service(uses[what], is_node=name in nodes):
+                    found.setdefault(name, _Served()).add(what, uses[what])
+                    if uses[what].places & (CONTROLLERS | BOOTS | {DHCP}):
+                        found[name].role = "management node"
+        for name, use in self.answers_dhcp.items():
+            if name not in self.relays:
+                found.setdefault(name, _Served()).add(next(iter(self._names(DHCP))), use)
+                found[name].role = "management node"
+        for name, served in found.items():
+            if name in self.daemons | self._certain() or (served.role == "server" and name in nodes):
+                served.role = "node"
+        return found
+
+    def _is_service(self, use: _Use, *, is_node: bool) -> bool:
+        known = any(place in self.place or place in FILE_SYSTEMS or place in CONTROLLERS for place in use.places)
+        if known and not use.places <= WEB:
+            return len(use.clients) >= (1 if self.roles.node else SEVERAL)
+        return not is_node and len(use.clients) >= max(SEVERAL, MANY * len(set(self.client_names.values())))
+
+    # The report.
+
+    def report(self, upstream: dict[str, _Served], downstream: dict[str, _Served]) -> tuple[Server, ...]:
+        """Return all servers: other management nodes first, then by packets."""
+        found = dict(downstream)
+        for name, served in upstream.items():
+            both = found.setdefault(name, _Served())
+            for what in sorted(served.services - both.services):
+                both.add(what, self.of_sms[name][what])
+        order = ("management node", "server", "node")
+        others = {name for name, served in found.items() if served.role != "node"}
+        servers = [self._server(name, served, served.clients - others) for name, served in found.items()]
+        servers.sort(key=lambda one: (order.index(one.role), -one.packets, one.addresses))
+        return tuple(servers[:MAX_SERVERS])
+
+    def _server(self, name: str, served: _Served, clients: set[str]) -> Server:
+        hosts = [self.hosts[index] for index in sorted(served.hosts)]
+        addresses = tuple(sorted({host.address for host in hosts}, key=lambda one: (":" in one, one)))
+        mac = name if any(name in host.macs for host in hosts) else ""
+        services = tuple(sorted(served.services))
+        return Server(addresses, mac, served.role, services, len(clients), served.packets, served.bytes)

@@ -29,6 +29,8 @@ DISCOVERY_PORTS = {(UDP, port) for port in (137, 138, 1900, 3702, 5353, 5355)}
 """Discovery by multicast or broadcast: NetBIOS, SSDP, WS-Discovery, mDNS, LLMNR."""
 REGULAR = 0.25
 """Maximum interquartile range of regular intervals, relative to the median."""
+DHCP_SERVERS = {(UDP, 67), (UDP, 547)}
+"""RFC 2131, 4.1; RFC 8415, 7.2."""
 KNOWN_FRAMES = ("ARP", "LLDP", "LLC")
 """Prefixes of the names of frames without IP whose purpose is known."""
 
@@ -149,12 +151,16 @@ class ServiceCounts:
 
 @dataclass
 class Sorted:
-    """All traffic by category. ``routed`` is also one of ``services``."""
+    """All traffic by category. ``routed`` is also one of ``services``.
+
+    ``others``: packets of the catalogue's services that nodes or the management node use at other machines.
+    """
 
     services: list[ServiceCounts]
     routed: Routed
     elsewhere: Unclassified
     unclassified: Unclassified
+    others: Counter[str] = field(default_factory=Counter)
 
 
 class _Tally:
@@ -219,6 +225,7 @@ class _Sorter:
         self.unknown: dict[Place, ServiceCounts] = {}
         self.nat = ServiceCounts(self.router.name if self.router else ROUTED, self.router, routed=True)
         self.elsewhere, self.unclassified = _Tally(), _Tally()
+        self.others: Counter[str] = Counter()
         self.requested, self.outside = self._find_outside()
         self.translated = self._find_translated()
 
@@ -234,7 +241,7 @@ class _Sorter:
         if any(self.nat.packets):
             services.append(self.nat)
         self._remainder(services)
-        return Sorted(services, self._routed(), self.elsewhere.summary(), self.unclassified.summary())
+        return Sorted(services, self._routed(), self.elsewhere.summary(), self.unclassified.summary(), self.others)
 
     def _signature(self, row: Row) -> Signature | None:
         if 0 < row.kind <= len(self.kinds):
@@ -243,6 +250,8 @@ class _Sorter:
 
     def _sort(self, row: Row) -> None:
         ends, signature = {row.client, row.server}, self._signature(row)
+        if signature and _is_of_another(row, signature):
+            self.others[signature.name] += sum(row.packets)
         if row.kind == SCANNED:
             self.unclassified.add("port scan", sum(row.packets), sum(row.bytes))
         elif ends == {Role.NODE, Role.OUTSIDE}:
@@ -304,15 +313,32 @@ class _Sorter:
     def _of_another(self, counts: ServiceCounts) -> bool:
         """Return whether only the management node uses a service that it would not open to nodes; count it elsewhere.
 
-        The service is then that of the other machine, whatever that is.
+        The service is then that of the other machine, whatever that is; as is DHCP that only another machine answers.
         """
         signature = counts.signature
+        if self._answered_by_another(counts):
+            self.elsewhere.add(f"served by another machine: {counts.name}", sum(counts.packets), sum(counts.bytes))
+            self.others[counts.name] += sum(counts.packets)
+            return True
         if signature is None or signature.sms_opens or not counts.rows:
             return False
         if any(row.client != Role.SMS or row.server == Role.GROUP for row in counts.rows):
             return False
         self.elsewhere.add(f"the management node as a client: {counts.name}", sum(counts.packets), sum(counts.bytes))
+        self.others[counts.name] += sum(counts.packets)
         return True
+
+    def _answered_by_another(self, counts: ServiceCounts) -> bool:
+        """Return whether nodes request addresses of all, and another server answers, the management node never."""
+        if (
+            counts.packets[1]
+            or not set(counts.places) <= DHCP_SERVERS
+            or any(row.server != Role.GROUP for row in counts.rows)
+        ):
+            return False
+        return any(
+            row.server == Role.SERVER and (row.protocol, row.port) in DHCP_SERVERS for row in self.observation.rows
+        )
 
     # Routed traffic.
 
@@ -401,6 +427,15 @@ def _is_scan(counts: ServiceCounts, place: Place) -> bool:
     # An established connection takes at least two packets of the client (RFC 9293, section 3.5).
     refused = counts.packets[0] <= counts.opened and counts.packets[1] <= counts.opened
     return (once or not place[1]) and (refused or counts.unanswered >= counts.opened)
+
+
+def _is_of_another(row: Row, signature: Signature) -> bool:
+    """Return whether nodes use it at another machine than the management node, or that does; and get answers."""
+    if row.kind == SCANNED or not (row.packets[1] or row.protocol == UDP):
+        return False
+    if row.client == Role.NODE:
+        return row.server not in (Role.SMS, Role.GROUP)
+    return row.client == Role.SMS and row.server == Role.SERVER and not signature.sms_opens
 
 
 def _is_answer(row: Row) -> bool:

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from analysis import units
-from analysis.model import LOW_CONFIDENCE, Classification, Nodes, Service
+from analysis.model import LOW_CONFIDENCE, Classification, Nodes, Service, Unseen
 from analysis.report import drawing
 
 MAX_SERVICES = 300
@@ -88,6 +88,7 @@ def _environment() -> Environment:
         kind=CLASSES.__getitem__,
         budget_from=units.BUDGETS.__getitem__,
         boots=boots,
+        unseen=describe_unseen,
         low_confidence=LOW_CONFIDENCE,
     )
     return environment
@@ -121,6 +122,16 @@ def boots(nodes: Nodes) -> str:
     if nodes.boots_hidden:
         return "boots cannot be counted"
     return units.counted(nodes.booted, "boot") if nodes.booted else "no boot"
+
+
+def describe_unseen(unseen: Unseen) -> str:
+    """Describe what it means that a service was not seen; the capture needed, if one could show it."""
+    if unseen.finding == "elsewhere":
+        return "used at other machines"
+    if unseen.needed_capture_s <= 0:
+        return "not visible in any capture"
+    needed = units.span(unseen.needed_capture_s)
+    return f"{needed}, of all traffic in use" if unseen.finding == "not shown" else needed
 
 
 def content_policy(style: str) -> str:

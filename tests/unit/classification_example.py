@@ -16,6 +16,7 @@ from analysis.model import (
     Latency,
     Nodes,
     Routed,
+    Server,
     Service,
     Sms,
     TrafficKind,
@@ -341,7 +342,7 @@ def paper() -> Classification:
             unseen=(
                 Unseen("slurmdbd", 0.0, "used by the controller on the same machine; it has no traffic of its own"),
                 Unseen("slurmrestd", DAY * 30, "once a month, by hand"),
-                Unseen("mariadb", 3600 * 3.0, "once an hour"),
+                Unseen("mariadb", 3600 * 3.0, "once an hour", "hardly used"),
             ),
             elsewhere=Unclassified(
                 804_119, 92_118_004, (TrafficKind("nodes among themselves: tcp/7860", 804_119, 92_118_004),)
@@ -356,6 +357,10 @@ def paper() -> Classification:
                 ),
             ),
             bin_s=DAY / BINS,
+            servers=(
+                Server(("10.1.0.2",), "52:54:00:0a:01:02", "management node", ("slurmctld",), NODES, 9_000, 812_000),
+                Server(("10.2.0.9",), "", "server", ("dns", "nfs"), 0, 4_000, 600_000),
+            ),
         )
     )
 
@@ -412,7 +417,7 @@ def huge() -> Classification:
     return replace(found, capture=replace(found.capture, packets=3 * 10**12, bytes=3 * 10**18, duration_s=1e9))
 
 
-FIXED = ("verdict", "initiator", "phase", "budget_from")
+FIXED = ("verdict", "initiator", "phase", "budget_from", "role", "finding")
 """Fields with a fixed set of values."""
 
 

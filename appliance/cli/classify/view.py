@@ -124,7 +124,19 @@ def _head(found: Classification) -> RenderableType:
     boots = f"{units.counted(nodes.booted, 'boot')} seen" if nodes.booted else "no boot seen"
     boots = "boots cannot be counted in these packets" if nodes.boots_hidden else boots
     rows.append(("nodes", f"{units.number(nodes.count)}, {boots}" if nodes.count else "none seen"))
-    return _pairs(rows)
+    return _pairs([*rows, *_servers(found)])
+
+
+def _servers(found: Classification) -> Iterator[tuple[str, str]]:
+    """List the other machines that serve."""
+    for index, each in enumerate(found.servers[:MAX_LINES]):
+        users = units.counted(each.nodes, "node") if each.nodes else "the SMS"
+        if each.role == "management node" and not each.nodes:
+            users = "nodes"
+        served = f"{each.addresses[0]} ({each.role}): {', '.join(each.services)} for {users}"
+        yield "" if index else "servers", f"{served}, {_amount(each.packets, each.bytes)}"
+    if len(found.servers) > MAX_LINES:
+        yield "", f"and {len(found.servers) - MAX_LINES} more"
 
 
 def _tables(found: Classification, console: Console, stacked: bool) -> Iterator[RenderableType]:
@@ -242,17 +254,28 @@ def _routed(found: Classification, verbose: bool) -> Iterator[tuple[str, str]]:
 
 
 def _unseen(found: Classification, verbose: bool) -> Iterator[tuple[str, str]]:
-    """List services that are probably unused, that a longer capture may show, and that no capture can show."""
-    lasted = found.capture.covered_s or found.capture.duration_s
+    """List services that are probably unused, that another or a longer capture may show, and that none can show."""
     by_time = sorted(found.unseen, key=lambda each: each.needed_capture_s)
     silent = [each.name for each in by_time if each.needed_capture_s <= 0]
-    unused = [each for each in by_time if 0 < each.needed_capture_s <= lasted]
-    late = [each for each in by_time if each.needed_capture_s > lasted]
-    if unused:
-        yield "not seen", f"and hardly used here (95 % confidence): {', '.join(each.name for each in unused)}"
-    if late:
-        spans = ", ".join(f"{each.name} {units.span(each.needed_capture_s)}" for each in late)
-        yield ("" if unused else "not seen"), f"capture needed for 95 % confidence: {spans}"
+    by_finding = {
+        finding: [each for each in by_time if each.finding == finding and each.needed_capture_s > 0]
+        for finding in ("hardly used", "not shown", "elsewhere", "too short")
+    }
+    titles = {
+        "hardly used": "and hardly used here (95 % confidence)",
+        "not shown": "in a capture that may not show it",
+        "elsewhere": "here, but used at other machines",
+        "too short": "capture needed for 95 % confidence",
+    }
+    title = "not seen"
+    for finding, entries in by_finding.items():
+        names = ", ".join(
+            f"{each.name} {units.span(each.needed_capture_s)}" if finding == "too short" else each.name
+            for each in entries
+        )
+        if entries:
+            yield title, f"{titles[finding]}: {names}"
+            title = ""
     if silent:
         yield "not visible", f"no capture can show it: {', '.join(silent)}"
     for each in by_time if verbose else ():

@@ -411,9 +411,11 @@ def test_rule_of_three() -> None:
 
 
 def test_unseen() -> None:
-    found = run([make_row(NODE, SMS, TCP, 25, opened=9)])
+    logs = make_row(NODE, SMS, UDP, 514, opened=8, contacts_steady=640)
+    found = run([make_row(NODE, SMS, TCP, 25, opened=9), logs])
     by_name = {one.name: one for one in found.unseen}
-    assert set(by_name) == {one.name for one in SIGNATURES} - {"munge", "postfix"}, "munge has no traffic of its own"
+    seen = {"munge", "postfix", "rsyslog"}
+    assert set(by_name) == {one.name for one in SIGNATURES} - seen, "munge has no traffic of its own"
     assert by_name["slurmctld"].needed_capture_s == pytest.approx(112.3, abs=0.1)
     assert "nodes hardly use it" in by_name["slurmctld"].why
     assert "too short to decide" in by_name["provisioning"].why

@@ -146,7 +146,7 @@ NETS = {
     "cooked": (cooked, "it is the capturing machine"),
     "cooked, private": (cooked_private, "it is the capturing machine"),
     "both sides": (both_sides, "of all packets are to or from its link address"),
-    "mirror": (mirror, "it serves more machines than any other: 3"),
+    "mirror": (mirror, "it is the only candidate with a scheduler"),
     "raw": (raw, "99.3 % of all packets are to or from its address"),
     "raw, public": (raw_public, "100 % of all packets are to or from its address"),
     "one node": (one_node, "it serves more machines than any other: 1"),

@@ -1,0 +1,34 @@
+"""What only clusters have: ports of schedulers, of file systems, and of boots over the network."""
+
+from __future__ import annotations
+
+from analysis.signatures import TCP, UDP
+
+Places = frozenset[tuple[int, int]]
+"""(IP protocol, port)."""
+
+
+def _tcp(*ports: int) -> Places:
+    return frozenset((TCP, port) for port in ports)
+
+
+CONTROLLERS = _tcp(6817, 6819, 15001, 15004, 17001, 6444, 9618, 6878)
+"""Where a scheduler serves nodes: slurmctld, slurmdbd; PBS's server, scheduler and pbs_comm; Grid Engine's qmaster,
+HTCondor's collector, LSF's mbatchd (defaults of their documentation)."""
+NODE_DAEMONS: Places = _tcp(6818, 15002, 15003, 6445, 6882) | {(UDP, 15003)}
+"""Where a scheduler's daemon on a node listens: slurmd, pbs_mom, sge_execd, LSF's sbatchd."""
+SCHEDULERS: Places = CONTROLLERS | NODE_DAEMONS
+FILE_SYSTEMS: dict[tuple[int, int], str] = {
+    (TCP, 988): "lustre",
+    **{(protocol, port): "beegfs" for protocol in (TCP, UDP) for port in (8003, 8004, 8005, 8008)},
+    (TCP, 1191): "gpfs",
+    (TCP, 3300): "ceph",
+    (TCP, 6789): "ceph",
+    (TCP, 24007): "gluster",
+}
+"""File systems that the catalogue does not have, by the port of their servers (defaults of their documentation)."""
+STORAGE: Places = frozenset({*FILE_SYSTEMS, (TCP, 2049), (UDP, 2049), (TCP, 3260)})
+"""These, NFS and iSCSI."""
+DHCP = (UDP, 67)
+BOOTS: Places = frozenset({(UDP, 69), (UDP, 4011)})
+"""Boots over the network: TFTP, and PXE's boot server (PXE 2.1, 2.2.3). DHCP alone is in any network."""
