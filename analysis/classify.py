@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 
 from analysis.budget import Budget, find_budget
 from analysis.context import CaptureContext, make_context
+from analysis.likeness import find_doubt
 from analysis.model import Capture, Classification, Connections, Interval, Latency, Nodes, Service, Verdict
 from analysis.numbers import quantiles, weight
 from analysis.observed import Observation, Role
@@ -43,6 +45,7 @@ def classify(
     decoded = read_samples(own, observation.cut_at if observation.cut else 0)
     traffic = sort_traffic(observation, roles.by_index, signatures)
     count_users(traffic.services, observation, roles.by_index, context)
+    context = replace(context, doubt=find_doubt(observation, roles, traffic.services, context))
     budgets = [find_budget(counts, decoded, context) for counts in traffic.services]
     services = [
         _service(counts, observation, context, decoded, budget, (overrides or {}).get(counts.name))
@@ -165,7 +168,8 @@ def _time(at_ns: int) -> str:
 
 
 def _nodes(context: CaptureContext) -> Nodes:
-    return Nodes(context.nodes, tuple(sorted(context.addresses, key=_order)[:MAX_NODES]), context.boots, context.hidden)
+    addresses = tuple(sorted(context.addresses, key=_order)[:MAX_NODES])
+    return Nodes(context.nodes, addresses, context.boots, context.hidden, not context.doubt)
 
 
 def _order(address: str) -> tuple[int, int]:

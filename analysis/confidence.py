@@ -11,6 +11,8 @@ Relation = Literal["agrees", "contradicts", "unknown", "proved"]
 MAX_CONFIDENCE = 0.99
 """Maximum confidence: what was not seen may still happen."""
 MIN_CONFIDENCE = 0.01
+NOT_A_CLUSTER = 0.5
+"""Maximum confidence where the capture does not look like that of a cluster: the rules are about clusters."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class CaptureContext:
         boots: boots that were seen; ``settled`` of them to their end.
         hidden: nodes booted, but no boot was seen, because their packets are cut or not understood.
         addresses: of the nodes.
+        doubt: why the capture does not look like that of a cluster; "" if it does (`likeness.find_doubt`).
         machine: the machine of each host that has the role of a node; ``hardware``: those that are not nodes.
     """
 
@@ -46,6 +47,7 @@ class CaptureContext:
     addresses: tuple[str, ...] = ()
     machine: Mapping[int, str] = field(default_factory=dict)
     hardware: frozenset[str] = frozenset()
+    doubt: str = ""
 
 
 def make_context(observation: Observation, roles: bytes, routed: Collection[int] = ()) -> CaptureContext:

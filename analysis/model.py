@@ -69,12 +69,14 @@ class Nodes:
     Attributes:
         booted: number of boots in the capture.
         boots_hidden: nodes booted, but ``booted`` is 0, because the packets are cut or not understood.
+        cluster: whether the capture looks like that of a cluster; if not, no verdict of the rules is confident.
     """
 
     count: int
     addresses: tuple[str, ...]
     booted: int = 0
     boots_hidden: bool = False
+    cluster: bool = True
 
 
 ServerRole = Literal["management node", "server", "node"]

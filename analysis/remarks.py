@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.addresses import is_link_local, is_local, network
+from analysis.confidence import NOT_A_CLUSTER
 from analysis.context import CaptureContext
 from analysis.observed import Observation, Role, Row
 from analysis.protocols import DHCP_PORTS
@@ -41,6 +42,7 @@ def make_remarks(
         limit: why the capture cannot show that a service is not used; "" if it can, or none is missing.
     """
     return (
+        *_doubt(context),
         *_damage(observation),
         *observation.remarks,
         *roles.remarks,
@@ -52,6 +54,11 @@ def make_remarks(
         *_limit(limit),
         *_renewals(renewed_s),
     )
+
+
+def _doubt(context: CaptureContext) -> Iterator[str]:
+    if context.doubt:
+        yield f"this does not look like a cluster: {context.doubt}; no verdict has more than {share(NOT_A_CLUSTER)}"
 
 
 def _damage(observation: Observation) -> Iterator[str]:
@@ -99,7 +106,7 @@ def _gaps(observation: Observation) -> Iterator[str]:
 
 def _stranger(roles: Roles, context: CaptureContext) -> Iterator[str]:
     """Signs that the capture does not show a cluster."""
-    if context.nodes < FEW and not roles.node:
+    if not context.doubt and context.nodes < FEW and not roles.node:
         yield (
             f"only {counted(context.nodes, 'machine')} could be a compute node: does the capture show a cluster's own "
             "network? All verdicts depend on it"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analysis.budget import Budget
-from analysis.confidence import MAX_CONFIDENCE, Grounds, confidence
+from analysis.confidence import MAX_CONFIDENCE, NOT_A_CLUSTER, Grounds, confidence
 from analysis.context import EXPECTED, UNKNOWN_EVERY_S, CaptureContext
 from analysis.model import Verdict
 from analysis.numbers import quantiles, weight
@@ -91,7 +91,8 @@ def judge(counts: ServiceCounts, context: CaptureContext, budget: Budget, site: 
             alternative = f"otherwise it would be {ruling.verdict}: {ruling.reason}"
             return Judgement(verdict, MAX_CONFIDENCE, (site_reason, alternative, *facts), initiator, phase)
     grounds = _grounds(counts, context, ruling, phase)
-    return Judgement(ruling.verdict, confidence(grounds), (ruling.reason, *facts), initiator, phase, grounds)
+    found = min(confidence(grounds), NOT_A_CLUSTER if context.doubt else MAX_CONFIDENCE)
+    return Judgement(ruling.verdict, found, (ruling.reason, *facts), initiator, phase, grounds)
 
 
 def find_initiator(counts: ServiceCounts) -> Initiator:

@@ -146,6 +146,8 @@ def headline(found: Classification) -> str:
     rest = len(found.services) - critical
     if not found.services:
         return "No services seen"
+    if not found.nodes.cluster:
+        return "This does not look like a cluster"
     if not critical:
         return f"{units.counted(rest, 'service')} can wait, none seen that must never stop"
     return f"{units.counted(critical, 'service')} must never stop" + (

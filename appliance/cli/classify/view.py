@@ -123,7 +123,8 @@ def _head(found: Classification) -> RenderableType:
     rows.append(("SMS", f"{who}{more}; {sms.found}" if sms.found else who + more))
     boots = f"{units.counted(nodes.booted, 'boot')} seen" if nodes.booted else "no boot seen"
     boots = "boots cannot be counted in these packets" if nodes.boots_hidden else boots
-    rows.append(("nodes", f"{units.number(nodes.count)}, {boots}" if nodes.count else "none seen"))
+    doubt = "" if nodes.cluster else "; this does not look like a cluster"
+    rows.append(("nodes", f"{units.number(nodes.count)}, {boots}{doubt}" if nodes.count else "none seen"))
     return _pairs([*rows, *_servers(found)])
 
 

@@ -302,7 +302,7 @@ def test_budgets(case: str) -> None:
     ],
 )
 def test_leases_of_hours_that_are_renewed_make_dhcp_time_critical(rows: list[Row], lease: bytes, verdict: str) -> None:
-    found = run(rows, samples=samples(67, lease), boots=[boot()])
+    found = run([*rows, make_row(NODE, SMS, TCP, 6817, opened=9)], samples=samples(67, lease), boots=[boot()])
     dhcpd = service(found, "provisioning")
     assert dhcpd.verdict == verdict
     renewed = RENEWED in rows

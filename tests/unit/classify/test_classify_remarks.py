@@ -42,7 +42,7 @@ def test_nothing_to_remark() -> None:
     assert run(paper(), boots=[boot()]).capture.remarks == ()
 
 
-ONE = make_row(NODE, SMS, TCP, 25, opened=9)
+ONE = make_row(NODE, SMS, TCP, 6817, opened=9)
 LOG = make_row(NODE, SMS, UDP, 514, opened=8, contacts_steady=640, packets=(0, 0), bytes=(0, 0))
 ASKED = make_row(NODE, SMS, UDP, 67, opened=4, contacts_boot=4)
 REMARKS: dict[str, tuple[dict[str, Any], str]] = {
