@@ -299,7 +299,7 @@ SERVICES = (SLURM, RSYSLOG, NFS, NAT, GANGLIA, POSTFIX, CHRONY, PROVISIONING, WA
 
 def _balanced(found: Classification) -> Classification:
     """Set the capture's totals to the sum of its parts; routed traffic is the traffic of the service nat."""
-    parts = (*found.services, found.elsewhere, found.unclassified)
+    parts: tuple[Service | Unclassified, ...] = (*found.services, found.elsewhere, found.unclassified)
     packets, total = sum(part.packets for part in parts), sum(part.bytes for part in parts)
     return replace(found, capture=replace(found.capture, packets=packets, bytes=total))
 

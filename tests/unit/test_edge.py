@@ -30,6 +30,7 @@ from appliance.host.fake import Fake
 from appliance.operations.services import inside
 from appliance.progress import Progress
 from appliance.text import printable_text
+from appliance.tools import ext3
 from tests.places import ROOT
 
 HOSTILE = "a\x1b]0;title\x07b\x1b[31;5mc\x9b2Jd\u202ee\x00f\x85g"
@@ -106,7 +107,7 @@ def as_lines(markup: bool) -> Callable[[], None]:
     return lambda: print_result(argparse.Namespace(json=False), None, [escape(HOSTILE)], markup=markup)
 
 
-LAST_RESORT = logging._StderrHandler()
+LAST_RESORT = logging._StderrHandler()  # type: ignore[attr-defined]
 """What logs where nobody has set up logging."""
 
 WAYS: dict[str, Callable[[], object]] = {
@@ -231,7 +232,7 @@ def test_a_log_at_rest_on_a_terminal_is_escaped(monkeypatch: pytest.MonkeyPatch)
     cluster: Any = SimpleNamespace(site=None, services=(), places=SimpleNamespace(overlay="/o"))
     monkeypatch.setattr(inside, "find_instance", lambda *_: None)
     monkeypatch.setattr(inside, "is_linked", lambda *_: False)
-    monkeypatch.setattr(inside.ext3, "read_inside", lambda *_: b"earlier\n" + LOG)
+    monkeypatch.setattr(ext3, "read_inside", lambda *_: b"earlier\n" + LOG)
     monkeypatch.setattr(logs, "open_target", lambda _: (cluster, Logged({("test",): (0, "")}), None))
     assert main(["logs", "-n", "1"]) == 0
     assert terminal.getvalue() == f"{HARMLESS}\\xff\n"

@@ -17,7 +17,7 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.host.base import WRITE_ATOMIC, CommandError, CommandTimeout, Host, Result, check_written, write_argv
-from appliance.host.local import Local, _group_runs
+from appliance.host.local import Local, LocalStream, _group_runs
 from appliance.host.ssh import GONE_MS, Ssh
 from tests.waiting import alive, soon
 
@@ -261,6 +261,7 @@ def test_the_error_of_a_full_or_failing_disk_has_a_hint(output: bytes, hint: str
 def test_a_stream_that_another_thread_has_closed() -> None:
     """Its descriptors may be those of other files by then."""
     with Local().stream("cat") as stream:
+        assert isinstance(stream, LocalStream)
         stream.write(b"x")
         stream.close()
         with pytest.raises(CommandError):

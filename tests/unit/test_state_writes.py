@@ -36,10 +36,9 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
     def visit(node: ast.AST, where: str) -> Iterator[tuple[str, ast.Call]]:
         for child in ast.iter_child_nodes(node):
-            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             if isinstance(child, ast.Call):
                 yield where, child
-            yield from visit(child, child.name if named else where)
+            yield from visit(child, child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else where)
 
     yield from visit(tree, "")
 

@@ -431,7 +431,7 @@ def test_an_encoding_that_lacks_a_letter(capture: Path) -> None:
     """The page is UTF-8 whatever the locale; the table escapes what the locale lacks."""
     for arguments in (["--why", "chrony"], ["--format", "html"]):
         script = "from appliance.cli import main; main()"
-        command = [sys.executable, "-c", script, "-q", "classify", capture, *arguments]
+        command = [sys.executable, "-c", script, "-q", "classify", str(capture), *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
         done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
         assert (done.stderr, done.returncode) == (b"", 0)

@@ -91,7 +91,13 @@ def test_harmless_limits_are_not_remarked(known: dict[str, Any]) -> None:
 
 
 def test_the_most_serious_come_first() -> None:
-    known = {"skipped": {"corrupt record": 9}, "gap_s": 3000.0, "cut": 9, "cut_at": 64, "remarks": ("skipped",)}
+    known: dict[str, Any] = {
+        "skipped": {"corrupt record": 9},
+        "gap_s": 3000.0,
+        "cut": 9,
+        "cut_at": 64,
+        "remarks": ("skipped",),
+    }
     found = remarks(observe([ONE, LOG], nodes=1, **known), nodes=1, remarks=("10.1.1.1 was given",))
     assert [one.split()[0] for one in found] == ["9", "skipped", "10.1.1.1", "only", "nothing", "9"]
 

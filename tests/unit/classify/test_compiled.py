@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from appliance.operations.classify import compiled, convert, signatures
-from appliance.share import share
+from appliance.share import PACKAGE, share
 from tests.captures import cluster, files
 from tests.places import ROOT
 
@@ -80,7 +80,7 @@ def test_without_it_the_files_are_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_every_program_that_it_depends_on_is_there() -> None:
-    assert all((compiled.PACKAGE.parent / name).is_file() for name in compiled.SOURCES)
+    assert all((PACKAGE.parent / name).is_file() for name in compiled.SOURCES)
 
 
 HEAVY = (

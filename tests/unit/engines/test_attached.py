@@ -226,9 +226,8 @@ def test_the_check_of_selections(text: str) -> None:
     with pytest.raises((jsonschema.ValidationError, ValueError)):
         check_selection(text)
     assert check_selection('[{"name": "a", "ips": ["10.0.0.1/16", "10.0.0.2"], "org.example.key": 1}]')
-    pod = {"kind": "StatefulSet", "metadata": {"name": "x"}, "spec": {"template": {"metadata": {"annotations": {}}}}}
-    pod["spec"]["template"]["metadata"]["annotations"][ANNOTATION] = (
-        '[{"name": "provisioning", "mac": "02:00:0a:14:00:01"}]'  # type: ignore[index]
-    )
+    annotations = {ANNOTATION: '[{"name": "provisioning", "mac": "02:00:0a:14:00:01"}]'}
+    spec = {"template": {"metadata": {"annotations": annotations}}}
+    pod = {"kind": "StatefulSet", "metadata": {"name": "x"}, "spec": spec}
     with pytest.raises(ValueError, match="accepts mac"):
         check_attachments([pod, DEFINITION])

@@ -7,6 +7,7 @@ import dataclasses
 import re
 from contextlib import nullcontext
 from pathlib import Path
+from typing import get_args
 from unittest.mock import MagicMock
 
 import pytest
@@ -25,6 +26,7 @@ from appliance.operations.deployed import DEPLOYED, Deployed, record_path
 from appliance.operations.engines import abandon, bundles, deploy_plan
 from appliance.operations.engines import deploy as deploy_module
 from appliance.operations.engines import gateway as module
+from appliance.operations.engines.bundles import units_of
 from appliance.operations.engines.deploy import Outcome
 from appliance.operations.engines.gateway import find_gateway, find_silent, keep_gateway, missing_gateway
 from appliance.operations.engines.writer import refuse_interrupted
@@ -33,6 +35,7 @@ from appliance.operations.migration.failover import FailoverOptions
 from appliance.operations.migration.failover_gateway import find_dead_gateway
 from appliance.operations.services import guard, status, stop
 from appliance.operations.services.guard import Guard
+from appliance.operations.services.start import StartOptions
 from appliance.operations.services.status import Status
 from appliance.operations.services.unfinished import moved_path
 from appliance.plan.migration.state import COPYING, DONE, RETURNED, STOPPING, StateMove
@@ -87,7 +90,7 @@ def test_a_helper_without_state_runs_at_both_places() -> None:
 def test_nothing_with_state_runs_twice(tmp_path: Path, name: str) -> None:
     target, site, changes = CASES[name]
     given = make_input(tmp_path, site, changes)
-    has = module.units_of(make_bundle(target, given))
+    has = units_of(make_bundle(target, given))
     for one in find_staying(given.services, has):
         assert not one.engines.lease and one.role not in ("controller", "accounting")
         assert one.name not in has
@@ -101,8 +104,7 @@ def test_its_files_are_others_than_those_of_the_cluster() -> None:
     assert {"current", "guard_lock", "images", "public_keys"} <= same
     assert part.is_gateway and not cluster.is_gateway
     assert part.site.networks == cluster.site.networks and part.site.overlay.size_mb <= cluster.site.overlay.size_mb
-    pattern = next(one.pattern for one in Name.__metadata__)
-    assert not re.fullmatch(pattern, part.site.cluster), "no cluster has this name"
+    assert not re.fullmatch(get_args(Name)[1].pattern, part.site.cluster), "no cluster has this name"
 
 
 @pytest.fixture
@@ -252,7 +254,7 @@ def test_what_stays_is_not_moved_while_it_runs(moved: Pair) -> None:
     part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
     part.take("host-b")
     with pytest.raises(Refused, match="stay on host-b") as refused:
-        module.start_gateway(moved.cluster, moved.hosts["host-a"], "nomad", Silent(), module.StartOptions())
+        module.start_gateway(moved.cluster, moved.hosts["host-a"], "nomad", Silent(), StartOptions())
     assert "sms stop --host host-b" in str(refused.value.hint) and "migrate" not in str(refused.value.hint)
 
 
@@ -262,7 +264,7 @@ def test_a_guard_ends_it_once_another_host_has_all_services(
 ) -> None:
     """By the lease of the whole; while the engine has that, and after it is free, it stays."""
     stopped: list[str] = []
-    monkeypatch.setattr(guard, "stop_gateway", lambda _, host: bool(stopped.append(host.name)))
+    monkeypatch.setattr(guard, "stop_gateway", lambda _, host: stopped.append(host.name))
     monkeypatch.setattr(guard, "lock_host", lambda *_: nullcontext())
     watcher = Guard(moved.cluster, moved.hosts["host-a"], lambda _: None)
 
@@ -393,7 +395,7 @@ def test_a_deployment_starts_it_where_it_ran(moved: Pair, monkeypatch: pytest.Mo
     keep_gateway(moved.cluster, moved.hosts["host-a"], BUNDLE, Silent())
     assert there == ["host-a", "host-b"]
     # A site from which they were removed, such as before the engine takes the address of the container.
-    monkeypatch.setattr(module, "stop_gateway", lambda _, host: bool(there.append(f"stop on {host.name}")))
+    monkeypatch.setattr(module, "stop_gateway", lambda _, host: there.append(f"stop on {host.name}"))
     without = dataclasses.replace(
         moved.cluster, services=tuple(one for one in moved.cluster.services if one.name in ("slurmctld", "munge"))
     )
@@ -442,7 +444,7 @@ def test_a_boot_starts_it_only_where_it_ran(moved: Pair, monkeypatch: pytest.Mon
     part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
     started: list[str] = []
     monkeypatch.setattr(module, "start", lambda _, host, *__: started.append(host.name))
-    boot = module.StartOptions(boot=True, unit=False)
+    boot = StartOptions(boot=True, unit=False)
 
     def start(name: str) -> None:
         module.start_gateway(moved.cluster, moved.hosts[name], "nomad", Silent(), boot)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -236,7 +237,9 @@ def test_what_is_not_there() -> None:
 
 
 def test_replies_of_other_types_are_empty_not_errors() -> None:
-    for hostile in (None, 5, [], {"metadata": 5, "status": []}, {"status": {"containerStatuses": [None, {"name": 5}]}}):
+    statuses = {"containerStatuses": [None, {"name": 5}]}
+    replies: tuple[Any, ...] = (None, 5, [], {"metadata": 5, "status": []}, {"status": statuses})
+    for hostile in replies:
         assert read_pod(hostile).name == ""
         assert read_allocation(hostile).tasks == ()
         assert read_job(hostile).counts == {}

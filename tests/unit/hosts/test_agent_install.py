@@ -49,8 +49,13 @@ class Slow(Fake):
     def __init__(self) -> None:
         reply = '{"kind": "result", "reply": "written"}'
         super().__init__(
-            {("sh",): (0, "python3"), ("test",): (1, ""), ("find",): (0, ""), ("mv",): (0, "")}
-            | {("python3",): (0, reply)}
+            {
+                ("sh",): (0, "python3"),
+                ("test",): (1, ""),
+                ("find",): (0, ""),
+                ("mv",): (0, ""),
+                ("python3",): (0, reply),
+            }
         )
         self.limits: list[float] = []
 

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_a_host_with_everything_lacks_nothing(os_release: str) -> None:
     ],
 )
 def test_one_thing_wrong_is_one_finding(
-    changes: dict[str, str | None], what: str, state: str, command: str, note: str
+    changes: dict[str, Any], what: str, state: str, command: str, note: str
 ) -> None:
     (finding,) = problems(facts(**changes))
     assert (finding.what, finding.state) == (what, state)
@@ -194,7 +195,7 @@ PREPARE = "sms host prepare host-a"
 def test_a_newer_apptainer_is_a_warning(
     record: str | None, package: str, lists: str, detail: str, command: str
 ) -> None:
-    values = {"apptainer_record": record, "apptainer_package": package, "apptainer_lists": lists}
+    values: dict[str, Any] = {"apptainer_record": record, "apptainer_package": package, "apptainer_lists": lists}
     found = problems(replace(facts(apptainer_arch="amd64", **values), pins=PINS))
     assert [(one.what, one.state, one.detail, one.mend) for one in found] == (
         [("apptainer", "warning", detail, command)] if detail else []
@@ -331,7 +332,7 @@ def test_a_machine_that_only_builds_takes_no_snapshots() -> None:
     ("changes", "state"),
     [({"vm_schedule": "yes"}, ["ok"]), ({}, ["warning"]), ({"schedule": None}, [])],
 )
-def test_the_vms_state_is_in_the_schedule(changes: dict[str, str | None], state: list[str]) -> None:
+def test_the_vms_state_is_in_the_schedule(changes: dict[str, Any], state: list[str]) -> None:
     """Without any schedule, one finding is enough."""
     found = examine_vm_schedule(facts(**changes))
     assert [one.state for one in found] == state
@@ -371,7 +372,7 @@ def test_a_machine_without_facts_gives_findings_not_a_crash() -> None:
     assert all(finding.detail for finding in found if finding.state != "ok")
 
 
-LINKS = [
+LINKS: list[dict[str, object]] = [
     {"ifname": "br-prov", "flags": ["UP"], "linkinfo": {"info_kind": "bridge", "info_data": {"stp_state": 1}}},
     {"ifname": "eth0", "flags": ["UP"], "master": "br-prov"},
     {"ifname": "eth1", "flags": [], "master": "br-prov"},

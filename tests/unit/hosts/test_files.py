@@ -65,7 +65,8 @@ def test_what_others_can_write(tmp_path: Path, folder: int, file: int, unsafe: b
     path = tmp_path / "folder" / "x"
     path.parent.mkdir()
     path.write_text("x")
-    path.parent.chmod(folder), path.chmod(file)
+    path.parent.chmod(folder)
+    path.chmod(file)
     assert files.others_can_write(HERE, str(path)) == unsafe
     os.chown(path, 1, 1)
     assert files.others_can_write(HERE, str(path))
@@ -86,7 +87,7 @@ def test_memory() -> None:
     assert files.free_memory_mb(HERE) > 0 and files.used_memory_mb(HERE, os.getpid()) > 0
     meminfo = "MemTotal:  9000 kB\nMemAvailable:    4096 kB\n"
     answers = {("cat", "/proc/meminfo"): (0, meminfo), ("cat", "/proc/7/status"): (0, "Name:\tq\n"), ("cat",): (1, "")}
-    host = Fake(answers)  # type: ignore[arg-type]
+    host = Fake(answers)
     assert files.free_memory_mb(host) == 4
     assert (files.used_memory_mb(host, 7), files.used_memory_mb(host, 8)) == (0, 0)
 

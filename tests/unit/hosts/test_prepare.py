@@ -136,7 +136,7 @@ def test_connection_to_a_host() -> None:
     )
     assert far["ansible_become"] is True
     assert (far["ansible_port"], far["ansible_user"], far["ansible_ssh_private_key_file"]) == (2222, "ops", "/k")
-    options = far["ansible_ssh_common_args"]
+    options = str(far["ansible_ssh_common_args"])
     assert "-o StrictHostKeyChecking=yes" in options
     assert """-o 'UserKnownHostsFile="/my hosts"'""" in options
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ class InFolder(Local):
     def run(self, *argv: str, **more: Any) -> Result:
         return super().run(*self._here(argv), **more)
 
-    def stream(self, *argv: str, **more: Any) -> AbstractContextManager[Stream]:
-        return super().stream(*self._here(argv), **more)
+    @contextmanager
+    def stream(self, *argv: str, **more: Any) -> Iterator[Stream]:
+        with super().stream(*self._here(argv), **more) as opened:
+            yield opened
 
 
 @pytest.mark.parametrize("part", [None, b"", DATA[:1_000_001], DATA, DATA + b"more"])

@@ -98,8 +98,10 @@ def entry(**changes: object) -> dict[str, object]:
     ],
 )
 def test_a_change_of_a_services_entry(services: list[Service], changes: dict[str, object], expected: list[str]) -> None:
-    texts = [json.dumps({"services": {"postfix": one, "filesync": entry()}}) for one in (entry(), entry(**changes))]
-    actions = plan_actions(services, [FileChange(SERVICES, *texts)], {})
+    before, after = (
+        json.dumps({"services": {"postfix": one, "filesync": entry()}}) for one in (entry(), entry(**changes))
+    )
+    actions = plan_actions(services, [FileChange(SERVICES, before, after)], {})
     assert [one.service for one in actions] == expected
 
 

@@ -49,7 +49,7 @@ class Provisioning:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.handler = type("Handler", (Store,), {"table": {}, "asked": []})
+        self.handler: type[Store] = type("Handler", (Store,), {"table": {}, "asked": []})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
         context = server_context(folder, folder, clients=ssl.CERT_REQUIRED)
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
@@ -293,7 +293,11 @@ def test_filesync_of_a_node_enrols_again_when_its_certificate_is_refused(
     def refuse(*_: object) -> list[str]:
         raise filesync.smslink.Said(status, "no")
 
-    monkeypatch.setattr(filesync, "run_quietly", lambda argv: started.append(argv) or "")
+    def run_quietly(argv: list[str]) -> str:
+        started.append(argv)
+        return ""
+
+    monkeypatch.setattr(filesync, "run_quietly", run_quietly)
     monkeypatch.setattr(filesync, "pull", refuse)
     (root / "run/sms/tls").mkdir(parents=True)
     (root / "run/sms/tls/renew").write_text(str(int(time.time()) + 10000))

@@ -25,7 +25,8 @@ def test_round_trip(cluster: Cluster, tmp_path: Path) -> None:
     facts: dict[str, Any] = {"generation": 3, "said": 'two\nlines, "quoted", ä', "none": None}
     note(cluster, host, "guard", "stale", **facts)
     note(cluster, host, "guard", "stopped")
-    first, second = read_history(cluster, host)
+    events: list[Any] = read_history(cluster, host)
+    first, second = events
     assert {key: first[key] for key in facts} == facts
     assert (first["host"], first["verb"], first["event"]) == ("host-a", "guard", "stale")
     assert second["event"] == "stopped" and second["at"] >= first["at"]

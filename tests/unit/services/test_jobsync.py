@@ -414,8 +414,12 @@ def test_what_outlives_its_task_leaves_the_cgroups_of_the_engine(node: Node, ver
         assert end(node.started[0]) == 0
     finally:
         for place in (folder, own):
-            later(lambda place=place: not (place / "cgroup.procs").read_text())
-            place.rmdir()
+            remove_cgroup(place)
+
+
+def remove_cgroup(place: Path) -> None:
+    later(lambda: not (place / "cgroup.procs").read_text())
+    place.rmdir()
 
 
 def test_programs_outside_of_the_image(node: Node, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -107,7 +107,7 @@ def test_a_failover_tries_the_confinement_before_it_fences(cluster: Cluster, mon
     """Else the failed host is off, the overlay replaced, and then the start is refused."""
     me = SimpleNamespace(lease=SimpleNamespace(holder="", cluster_uuid=""))
     leases = SimpleNamespace(top=3, views={"host-a": me}, me="host-a", query=lambda: None, unread={})
-    for name, value in {
+    replies: dict[str, Any] = {
         "check_programs": None,
         "_learn_identity": None,
         "Leases": leases,
@@ -120,7 +120,8 @@ def test_a_failover_tries_the_confinement_before_it_fences(cluster: Cluster, mon
         "check_networks": None,
         "deliver": ("/i.sif", ""),
         "trust": Image("/i.sif", "k", "s", "signer"),
-    }.items():
+    }
+    for name, value in replies.items():
         monkeypatch.setattr(failover, name, lambda *_, value=value, **__: value)
     monkeypatch.setattr(failover, "try_confinement", no_seccomp)
     for name in ("_fence", "_restore", "_start"):

@@ -27,6 +27,7 @@ from appliance.plan.services.nodes import Inside, NetworkProbe, NodesView, Proce
 from appliance.plan.snapshots.runs import Run
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
+from appliance.tools import apptainer
 from appliance.tools.apptainer import Instance
 from tests.places import DEBIAN_SITE, ROOT
 
@@ -36,7 +37,7 @@ UNGUARDED = "no guard runs on host-a: nothing stops it here if another host take
 
 
 def simulate_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.apptainer, "find_instance", lambda *_: Instance("sms-sample", 7, "/i.sif"))
+    monkeypatch.setattr(apptainer, "find_instance", lambda *_: Instance("sms-sample", 7, "/i.sif"))
     monkeypatch.setattr(status, "query_services", lambda *_, confined: [])
     monkeypatch.setattr(status, "inspect_inside", lambda *_: Inside())
     monkeypatch.setattr(status, "inspect_links", lambda *_: (Links(), ""))
@@ -80,7 +81,7 @@ def test_what_an_earlier_version_built_or_started_is_a_fault(
     assert probed == [seccomp == 2]
     if warning == OLD:
         assert "`sms build`" in found.warnings[0] and str(cluster.places.current) in found.warnings[0]
-    monkeypatch.setattr(preflight.apptainer, "find_instance", lambda *_: None)
+    monkeypatch.setattr(apptainer, "find_instance", lambda *_: None)
     idle = status._container_status(cluster, host, Lease(cluster.site.cluster), [], "")
     assert any(line.startswith(OLD) for line in idle.warnings) is (warning == OLD), "a host that may take over"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_stop_wait_fits_the_timeout_of_the_host() -> None:
 
 def test_needs_are_limited_to_selected_services() -> None:
     few = select(CATALOG, ["slurmctld"])
-    made = services_json(few, Templates(share("overlays"), site=SITE))["services"]
+    made: Any = services_json(few, Templates(share("overlays"), site=SITE))["services"]
     assert made["slurmctld"]["needs"] == ["munge"], "no slurmdbd, no postfix"
     made = services_json(SERVICES, Templates(share("overlays"), site=SITE))["services"]
     assert made["slurmctld"]["needs"] == ["munge", "slurmdbd", "postfix"]
@@ -92,19 +93,19 @@ def test_needs_are_limited_to_selected_services() -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name, each in CATALOG.items() if each.container))
 def test_every_probe_renders(name: str) -> None:
-    made = services_json([CATALOG[name]], Templates(share("overlays"), site=SITE))["services"][name]
-    probe = made["probe"]
+    made: Any = services_json([CATALOG[name]], Templates(share("overlays"), site=SITE))["services"]
+    probe = made[name]["probe"]
     assert probe[probe["kind"]]
     assert probe["timeout_s"] > 0
-    assert all(isinstance(word, str) and "{{" not in word for word in made["run"])
+    assert all(isinstance(word, str) and "{{" not in word for word in made[name]["run"])
 
 
 def test_nat_probe_pings_the_gateway_or_the_configured_address() -> None:
     def asked(probe: str | None) -> str:
         public = SITE.networks.public.model_copy(update={"probe": probe})
         site = SITE.model_copy(update={"networks": SITE.networks.model_copy(update={"public": public})})
-        made = services_json([CATALOG["nat"]], Templates(share("overlays"), site=site))["services"]["nat"]
-        word: str = made["probe"]["routed"]
+        made: Any = services_json([CATALOG["nat"]], Templates(share("overlays"), site=site))["services"]
+        word: str = made["nat"]["probe"]["routed"]
         return word
 
     assert asked(None) == "172.30.2.1"

@@ -25,7 +25,7 @@ from appliance.shared.lease import Lease
 from appliance.shared.locks import hold_lock
 from appliance.shared.migration import MoveMark
 from appliance.shared.records import to_json
-from appliance.tools import carrier
+from appliance.tools import carrier, ports
 from appliance.tools.apptainer import Instance
 from tests.ownnet import own_network
 from tests.pairs import Pair
@@ -92,13 +92,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
     monkeypatch.setattr(uplink, "Leases", lambda *_: found)
     monkeypatch.setattr(uplink, "find_instance", lambda *_: Instance("sms", 7, "/i.sif") if found.instance else None)
-    monkeypatch.setattr(uplink.ports, "find_ports", lambda *_: {"eth0": PORT})
-    monkeypatch.setattr(uplink.ports, "detach", change)
-    monkeypatch.setattr(uplink.ports, "attach", change)
-    monkeypatch.setattr(uplink.carrier, "has_uplink", has_uplink)
-    monkeypatch.setattr(uplink.carrier, "is_port", lambda *_: found.attached)
-    monkeypatch.setattr(uplink.carrier, "exists", lambda _: found.instance)
-    monkeypatch.setattr(uplink.time, "monotonic", lambda: found.now)
+    monkeypatch.setattr(ports, "find_ports", lambda *_: {"eth0": PORT})
+    monkeypatch.setattr(ports, "detach", change)
+    monkeypatch.setattr(ports, "attach", change)
+    monkeypatch.setattr(carrier, "has_uplink", has_uplink)
+    monkeypatch.setattr(carrier, "is_port", lambda *_: found.attached)
+    monkeypatch.setattr(carrier, "exists", lambda _: found.instance)
+    monkeypatch.setattr(time, "monotonic", lambda: found.now)
     return found
 
 
@@ -406,7 +406,7 @@ def test_an_instance_that_ended_meanwhile_is_not_an_error(
     with subprocess.Popen(["true"]) as zombie:
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
         seen = watch(world, tmp_path, monkeypatch)
-        monkeypatch.setattr(uplink.ports, "find_ports", gone)
+        monkeypatch.setattr(ports, "find_ports", gone)
         monkeypatch.setattr(uplink, "find_instance", lambda *_: Instance("sms", zombie.pid, "/i.sif"))
         seen.check()
     world.now += INSTANCE_INTERVAL_S

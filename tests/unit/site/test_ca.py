@@ -250,7 +250,8 @@ def test_what_cannot_be_revoked(tmp_path: Path) -> None:
     assert not (tmp_path / "revoked.json").exists()
     (tmp_path / "elsewhere").rename(tmp_path / "ca.key")
     (tmp_path / "revoked.json").write_text("garbage")
-    for use in (lambda: revoked_map(tmp_path), lambda: revoke(tmp_path, ["12" * 10])):
+    uses: tuple[Callable[[], object], ...] = (lambda: revoked_map(tmp_path), lambda: revoke(tmp_path, ["12" * 10]))
+    for use in uses:
         with pytest.raises(ConfigError, match="cannot read"):
             use()
 
@@ -273,12 +274,10 @@ def test_the_key_is_needed_for_renewals_only(tmp_path: Path, monkeypatch: pytest
     assert {stat.S_IMODE((tmp_path / f"{name}.key").stat().st_mode) for name in ("vm-server", "vm-issuer")} == {0o600}
     (tmp_path / "ca.key").rename(tmp_path / "elsewhere")
     assert vm_pairs(tmp_path, **names) == first
-    for use in (
-        lambda: vm_pairs(tmp_path, **names, renew=True),
-        lambda: vm_pairs(tmp_path, hostname="other", addresses=["10.77.0.2"]),
-    ):
+    others: tuple[Any, ...] = ({**names, "renew": True}, {"hostname": "other", "addresses": ["10.77.0.2"]})
+    for other in others:
         with pytest.raises(ConfigError, match=r"ca\.key"):
-            use()
+            vm_pairs(tmp_path, **other)
     real = ca._now
     monkeypatch.setattr(ca, "_now", lambda: real() + datetime.timedelta(days=ISSUER_DAYS - ISSUER_SOON_DAYS + 1))
     assert vm_pairs(tmp_path, **names) == first, "soon, but the key is not here"
