@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-COMMON = {
+from typing import Any
+
+COMMON: dict[str, Any] = {
     "cluster": "c",
     "host": "a",
     "peer": "b",
@@ -20,7 +22,7 @@ COMMON = {
     "shared": False,
     "stop_argv": ["apptainer", "instance", "stop"],
 }
-SOURCE = {
+SOURCE: dict[str, Any] = {
     **COMMON,
     "pid": 77,
     "mac": "02:00:00:00:00:01",

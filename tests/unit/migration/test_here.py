@@ -19,7 +19,11 @@ def switched(**parts: Any) -> dict[str, Any]:
 
 def test_the_last_switches_count() -> None:
     history = [switched(start=number) for number in range(7)]
-    others = [{"event": "moved", "parts": {"start": 99}}, {"event": "switched", "parts": "?"}, switched(start="x")]
+    others: list[dict[str, Any]] = [
+        {"event": "moved", "parts": {"start": 99}},
+        {"event": "switched", "parts": "?"},
+        switched(start="x"),
+    ]
     assert recent_switches([*history, *others[:2]]) == [{"start": number} for number in range(2, 7)]
     assert recent_switches(others) == [{}]
 

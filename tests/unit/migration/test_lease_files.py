@@ -39,7 +39,7 @@ from appliance.shared.locks import hold_lock
 from appliance.shared.migration import MoveMark
 from appliance.shared.records import to_json
 from appliance.shared.requests import Request
-from appliance.tools import agent
+from appliance.tools import agent, ports
 from appliance.tools.apptainer import Instance
 from tests.pairs import STATE, Pair
 
@@ -402,8 +402,8 @@ def test_guard_disconnects_a_superseded_instance_while_another_sms_has_the_lock(
     apart.leases("host-b", without=("host-a",)).take(generation_bump=1000)
     host, found, down = apart.hosts["host-a"], Instance("sms", 7, "/i.sif"), list[str]()
     monkeypatch.setattr(guard_module, "find_instance", lambda *_: found)
-    monkeypatch.setattr(guard_module.ports, "find_ports", lambda *_: {"eth0": "veth0"})
-    monkeypatch.setattr(guard_module.ports, "detach", lambda _, ports, **__: down.extend(ports))
+    monkeypatch.setattr(ports, "find_ports", lambda *_: {"eth0": "veth0"})
+    monkeypatch.setattr(ports, "detach", lambda _, ports, **__: down.extend(ports))
     monkeypatch.setattr(guard_module, "take_down", lambda *_: down.append("stopped"))
     places = apart.cluster.places
     places.lock = PurePosixPath(host.folder / "lock")

@@ -193,10 +193,14 @@ class Recorder:
         self.source = MigrationSource(request, self)  # type: ignore[arg-type]
         self.source.sessions = self  # type: ignore[assignment]
         self.source.ports = {"eth0": "veth0"}
-        monkeypatch.setattr(endpoint, "read_connections", lambda _: self.done.append("connections") or [])
+        monkeypatch.setattr(endpoint, "read_connections", self.read_connections)
         monkeypatch.setattr(endpoint, "set_bridges", lambda ports: self.done.append(f"bridge {ports['veth0']}"))
         for name in ("announce", "start_services", "stop_services"):
             monkeypatch.setattr(Instance, name, lambda *_, name=name: self.done.append(name))
+
+    def read_connections(self, _: object) -> list[object]:
+        self.done.append("connections")
+        return []
 
     def close(self) -> None:
         self.done.append("close")

@@ -41,6 +41,7 @@ from appliance.operations.migration import steps, switch
 from appliance.operations.overlay import generation
 from appliance.operations.services import guard, start, unfinished
 from appliance.plan.migration import failover
+from tests.unit.migration.model import world as w
 from tests.unit.migration.model.recovery import find_dead_ends
 from tests.unit.migration.model.scenario import Scenario
 from tests.unit.migration.model.scenarios import (
@@ -53,7 +54,6 @@ from tests.unit.migration.model.scenarios import (
     returned,
     serving,
     superseded,
-    w,
 )
 
 SAMPLE = 4000

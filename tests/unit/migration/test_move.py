@@ -214,7 +214,7 @@ class FakeTrace:
 
 def test_unread_changes_of_a_round_come_with_the_next_first_one() -> None:
     changes = Changes.__new__(Changes)
-    changes.source = type("Size", (), {"count": 100})()  # type: ignore[assignment]
+    changes.source = type("Size", (), {"count": 100})()
     changes.last, changes.pending = 1 << 62, set()
     changes.trace = FakeTrace({1, 2, 3}, {4, 5}, {6, 7}, {8, 9, 10, 200}, {11})  # type: ignore[assignment]
     assert changes.collect() == {1, 2, 3}

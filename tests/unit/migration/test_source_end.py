@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from appliance.agent import endpoint, freeze, migration_source
+from appliance.agent import endpoint, migration_source
 from appliance.agent.endpoint import HostState, Instance, read_mark
 from appliance.agent.migration_resume import resume
 from appliance.agent.migration_source import MigrationSource
@@ -66,7 +67,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     monkeypatch.setattr(endpoint, "find_instance", lambda name: Instance(77) if made.runs else None)
     monkeypatch.setattr(endpoint, "run", made.run)
     monkeypatch.setattr(Instance, "stop_services", lambda _, names, patience_s: made.stop_services(names, patience_s))
-    monkeypatch.setattr(freeze.subprocess, "check_output", lambda argv: "\n".join(made.loops).encode())
+    monkeypatch.setattr(subprocess, "check_output", lambda argv: "\n".join(made.loops).encode())
     monkeypatch.setattr(migration_source, "private_mounts", lambda: None)
     wait = endpoint.wait_until_unused
     monkeypatch.setattr(endpoint, "wait_until_unused", lambda path, patience_s: wait(path, 0))
@@ -101,7 +102,7 @@ def test_a_target_that_has_served_and_was_stopped_since_keeps_the_newest_state(
     source: Source, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """Nobody answers for the addresses then: its release in the own lease file shows it, and stays there."""
-    monkeypatch.setattr(migration_source.endpoint, "find_mac", lambda bridge, address: "")
+    monkeypatch.setattr(endpoint, "find_mac", lambda bridge, address: "")
     source.state.save_state(state)
     free = Lease("c", 5, None, 2.0, "a", last="b").text()
     source.path("lease").write_bytes(free)

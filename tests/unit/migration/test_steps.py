@@ -16,6 +16,7 @@ from appliance.agent.protocol import Problem, read_request
 from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.host.fake import Fake
+from appliance.operations import history
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.deliver import Image
 from appliance.operations.migration import agents, migrate, rollback, steps
@@ -370,7 +371,7 @@ def test_a_host_that_is_gone_before_the_migration_has_begun_is_refused(
         return IMAGE
 
     monkeypatch.setattr(migrate, "prepare", prepare)
-    monkeypatch.setattr(migrate.history, "note", lambda *_, **__: None)
+    monkeypatch.setattr(history, "note", lambda *_, **__: None)
     world.fails[at] = Unreachable("b: the connection broke")
     with pytest.raises(Refused, match=r"broke\n  nothing was changed: the services container runs on a$"):
         migrate.execute(open_sample(), inspect(world), Silent())

@@ -138,7 +138,12 @@ def test_target_that_serves_is_aborted_only_on_a_shared_overlay(
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
     channel, stopped = Commands("abort"), list[str]()
     target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths, "shared": shared}), channel)  # type: ignore[arg-type]
-    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: stopped.append(argv[1]) or b"")
+
+    def run(*argv: str, **_: object) -> bytes:
+        stopped.append(argv[1])
+        return b""
+
+    monkeypatch.setattr(endpoint, "run", run)
     monkeypatch.setattr(endpoint, "find_loops", lambda path: [])
     target.host_state.save_state("up")
     target.host_state.write_lease("b", 5)

@@ -46,12 +46,11 @@ def test_a_first_url_does_not_replace_one_that_is_confirmed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, node = cluster_in(tmp_path), Node(name="n1", bmc="https://192.0.2.66")
-    whole = controllers.hold_lock
 
     def late(*arguments: object, **options: object) -> object:
-        monkeypatch.setattr(controllers, "hold_lock", whole)
+        monkeypatch.setattr(controllers, "hold_lock", hold_lock)
         confirm_controllers(cluster, {"n1": "https://192.0.2.1"})
-        return whole(*arguments, **options)  # type: ignore[arg-type]
+        return hold_lock(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(controllers, "hold_lock", late)
     with pytest.raises(Refused, match="another controller for n1"):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -32,6 +32,7 @@ from appliance.plan.overlay.seed import Seed
 from appliance.provision.blobs import Blobs
 from appliance.provision.config import Config
 from appliance.provision.files import VERSIONS_KEPT, Client, Files
+from appliance.provision.payloads import FileReports, FileVersion, MasterFile
 from appliance.provision.problem import HttpProblem
 from appliance.provision.store import Store
 from appliance.provision.sync_tables import Node
@@ -56,10 +57,10 @@ async def blocks(*parts: bytes) -> AsyncIterator[bytes]:
         yield part
 
 
-def put(files: Files, path: str, data: bytes, **details: Any) -> dict[str, Any]:
+def put(files: Files, path: str, data: bytes, **details: Any) -> FileVersion:
     digest = hashlib.sha256(data).hexdigest()
     asyncio.run(files.blobs.store(digest, len(data), blocks(data)))
-    return files.put(path, {"sha256": digest, **details})
+    return files.put(path, cast("MasterFile", {"sha256": digest, **details}))
 
 
 def seen(files: Files, client: Client = NODE) -> dict[str, str]:
@@ -292,9 +293,17 @@ def test_compare_masters() -> None:
 
 
 def test_options_that_are_not_given_keep_their_values() -> None:
-    before = {"version": 3, "mode": "0600", "owner": "munge", "group": "munge", "nodes": ["a"], "groups": [], "x": 1}
+    before: Any = {
+        "version": 3,
+        "mode": "0600",
+        "owner": "munge",
+        "group": "munge",
+        "nodes": ["a"],
+        "groups": [],
+        "x": 1,
+    }
     options = MasterOptions(services=True)
-    master = make_master("/etc/x", b"new", options, {**before, "template": True, "services": False})
+    master = make_master("/etc/x", b"new", options, before | {"template": True, "services": False})
     assert (master.mode, master.owner, master.nodes, master.template, master.services) == (
         *("0600", "munge", ("a",)),
         *(True, True),
@@ -343,7 +352,7 @@ def test_the_list_has_one_line_per_file() -> None:
     ],
 )
 def test_offline_before(answer: dict[str, Any], old: float) -> None:
-    assert offline_before({"now": 1000, **answer}, 100) == old
+    assert offline_before(cast("FileReports", {"now": 1000, **answer}), 100) == old
 
 
 def test_last_contact_survives_a_restart_of_the_service(files: Files) -> None:

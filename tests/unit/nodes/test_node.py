@@ -335,7 +335,7 @@ def test_boot(cluster: Cluster) -> None:
     cluster.sms("boot", "node001", "--target", "uefi", status=2)
     cluster.sms("boot", "node001", "--wait", "1s", status=1)
     cluster.sms("boot", "node001", "--wait", "1s", "--no-cycle", status=2)
-    nodes = list(cluster.nodes().values())
+    nodes: list[Any] = list(cluster.nodes().values())
     with pytest.raises(KeyboardInterrupt, match="node001 was restarted; stopped waiting"):
         boot_nodes(open_cluster(cluster.folder / "sms.yaml", None, Silent()), nodes, Boot(wait_s=60), Impatient())
     slurmd = serve(f"{NET}.11", 6818, None, hangs)
@@ -361,11 +361,16 @@ def test_the_emulator_of_sushy_tools(cluster: Cluster, monkeypatch: pytest.Monke
         assert powers == ["Off", "On"]
 
 
+def by_environment(path: Path, patch: pytest.MonkeyPatch) -> None:
+    path.unlink()
+    patch.setenv("SMS_BMC_PASSWORD", PASSWORD)
+
+
 CREDENTIALS: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], Any], str]] = {
     "others may read": (lambda path, _: path.chmod(0o640), "chmod 600"),
     "not there": (lambda path, _: path.unlink(), "cannot read"),
     "empty": (lambda path, _: path.write_text("\n"), "one line"),
-    "in the environment": (lambda path, patch: [path.unlink(), patch.setenv("SMS_BMC_PASSWORD", PASSWORD)], ""),
+    "in the environment": (by_environment, ""),
 }
 
 

@@ -96,7 +96,7 @@ def changed(path: str, **more: Any) -> dict[str, Any]:
 
 
 SYSTEM, NICS = f"{ROOT}/Systems/1", f"{ROOT}/Systems/1/EthernetInterfaces"
-SUMMARIES = {"MemorySummary": None, "ProcessorSummary": []}
+SUMMARIES: dict[str, Any] = {"MemorySummary": None, "ProcessorSummary": []}
 
 TOLERATED: dict[str, tuple[dict[str, Any], str]] = {
     "no managers": (without(f"{ROOT}/Managers"), "managers"),

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError
-from appliance.host.fake import Fake
+from appliance.host.fake import Answer, Fake
 from appliance.operations.context import open_cluster
 from appliance.operations.image.list import prune_images
 from appliance.operations.lease import query_lease
@@ -140,7 +140,7 @@ def test_reasons_why_an_image_is_not_trusted(said: str, meaning: str) -> None:
 
 
 def test_the_matching_key_is_returned() -> None:
-    answers = {
+    answers: dict[tuple[str, ...], Answer] = {
         ("apptainer", "verify", "--all", "--key", "a"): (255, "x"),
         ("apptainer", "verify", "--all", "--key", "b"): (0, ""),
     }

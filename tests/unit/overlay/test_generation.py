@@ -28,8 +28,8 @@ from appliance.plan.overlay.generation import Newer, OverlayState, find_newer_ov
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.overlay import mark_path
-from tests.pairs import STATE
-from tests.unit.migration.test_lease_files import Pair, make_guard
+from tests.pairs import STATE, Pair
+from tests.unit.migration.test_lease_files import make_guard
 
 NONE = OverlayState(False)
 HAD = OverlayState(False, 5, had=True)
@@ -280,7 +280,7 @@ def test_an_invalid_file_of_another_host_does_not_stop_the_holder(
     monkeypatch.setattr(Silent, "report", lambda _, text: lines.append(text))
     monkeypatch.setattr(type(apart.cluster), "host", lambda _, name: apart.hosts[name])
     assert start._is_still_held(apart.cluster, host, Silent())
-    leases = start.Leases(host, apart.cluster, tolerant=True)
+    leases = lease_file.Leases(host, apart.cluster, tolerant=True)
     leases.query()
     with ExitStack() as undo:
         assert start._take_lease(host, leases, Silent(), undo, start.StartOptions()).generation == 4

@@ -13,7 +13,7 @@ import pytest
 from appliance.agent import grow as agent_grow
 from appliance.agent.protocol import Problem
 from appliance.errors import ConfigError, Refused, SmsError
-from appliance.host.fake import Fake
+from appliance.host.fake import Answer, Fake
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.overlay import grow as flow_grow
 from appliance.operations.overlay.mirrored import TOOLS
@@ -82,6 +82,7 @@ def test_overlays_that_have_the_size_already() -> None:
 
 def test_the_sizes_of_an_image() -> None:
     said = "OS type: Linux\nBlock count:              65536\nBlock size:               4096"
+    answers: dict[tuple[str, ...], Answer]
     answers = {("test",): (0, ""), ("losetup",): (0, "/dev/loop0"), ("stat",): (0, "1073741824 2048 512")}
     assert ext3.sizes_of(Fake({**answers, ("dumpe2fs", "-h", "/dev/loop0"): (0, said)}), "x") == (GIB, GIB // 4, MIB)
     with pytest.raises(SmsError, match="is not an ext3"):
@@ -112,7 +113,7 @@ class Held(Fake):
     """A host on which another run changes something just before the lock is taken."""
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
-        answers = {
+        answers: dict[tuple[str, ...], Answer] = {
             ("stat",): (0, "1"),
             ("truncate",): (0, ""),
             ("sh",): (0, ""),

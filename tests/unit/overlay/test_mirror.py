@@ -254,7 +254,7 @@ def md_host(**more: str) -> Fake:
         ("findmnt",): (0, "xfs"),
         ("xfs_growfs",): (0, ""),
     }
-    return Fake(answers)  # type: ignore[arg-type]
+    return Fake(answers)
 
 
 def test_md_is_created_and_stopped() -> None:

@@ -212,7 +212,7 @@ def test_the_rollback_of_an_upgrade_makes_no_overlay_newer_than_one_that_was_use
     a.cut = not known
     pair.release("host-b")
     a.cut = False
-    upgrade = SimpleNamespace(
+    upgrade: Any = SimpleNamespace(
         kept=1, phase=RETURNING, ended=False, at=lambda phase: upgrade, before=SimpleNamespace(), after=None
     )
     monkeypatch.setattr(unfinished, "Leases", lambda host, cluster, tolerant: pair.leases(host.name, query=False))

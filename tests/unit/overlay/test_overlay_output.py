@@ -7,7 +7,7 @@ import pytest
 from appliance.cli.snapshots import view
 from appliance.operations.snapshots.list import Listing, Verified
 from appliance.operations.snapshots.restore import KeptOverlay, Restored
-from appliance.units import format_age, format_size
+from appliance.units import format_age, format_size, format_time
 from tests.unit.overlay.admin_host import NOW, manifest
 
 
@@ -36,7 +36,7 @@ def test_the_list_fits_its_width() -> None:
     lines = [Text.from_markup(line).plain for line in view.list_lines(listing, NOW)]
     assert max(map(len, lines)) <= view.WIDTH
     assert lines[0].split() == list(view.TITLES)
-    assert "400 d" in lines[1] and "unchecked" in lines[1] and view.format_time(NOW - 400 * 86400)[:10] in lines[1]
+    assert "400 d" in lines[1] and "unchecked" in lines[1] and format_time(NOW - 400 * 86400)[:10] in lines[1]
     assert "host-with…" in lines[2] and "before" in lines[2] and lines[2].endswith("…")
     assert "123 GiB" in lines[3] and "0 s" in lines[3] and "5000 ms" in lines[3]
     assert "damaged" in lines[4] and " - " in lines[4]

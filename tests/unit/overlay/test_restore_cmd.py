@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from appliance.errors import ConfigError, Refused, SmsError
+from appliance.host.fake import Answer
 from appliance.host.local import Local
 from appliance.operations.snapshots.restore import (
     KeptOverlay,
@@ -98,7 +99,11 @@ def test_an_overlay_too_damaged_for_a_snapshot_gets_a_second_name() -> None:
     """The overlay's name exists at every moment: otherwise a start would create an empty one."""
     overlay = str(cluster().places.overlay)
     bad = {"message": "its file system is damaged", "hint": "", "status": 1}
-    more = {("test", "-e", f"{overlay}.before-40"): (1, ""), ("ln",): (0, ""), ("sync",): (0, "")}
+    more: dict[tuple[str, ...], Answer] = {
+        ("test", "-e", f"{overlay}.before-40"): (1, ""),
+        ("ln",): (0, ""),
+        ("sync",): (0, ""),
+    }
     fake = host({"list": LISTED, "take": bad, "restore": restored}, lease={}, more=more)
     kept = restore(cluster(), fake, "40", Silent()).kept
     assert kept and kept.path == f"{overlay}.before-40" and "its file system is damaged" in kept.why
@@ -108,7 +113,10 @@ def test_an_overlay_too_damaged_for_a_snapshot_gets_a_second_name() -> None:
 def test_an_overlay_that_cannot_be_kept_at_all_is_not_replaced() -> None:
     overlay = str(cluster().places.overlay)
     bad = {"message": "its file system is damaged", "hint": "", "status": 1}
-    more = {("test", "-e", f"{overlay}.before-40"): (1, ""), ("ln",): (1, "ln: no hard links here")}
+    more: dict[tuple[str, ...], Answer] = {
+        ("test", "-e", f"{overlay}.before-40"): (1, ""),
+        ("ln",): (1, "ln: no hard links here"),
+    }
     fake = host({"list": LISTED, "take": bad}, lease={}, more=more)
     with pytest.raises(SmsError, match=r"neither as a snapshot \(host-a: its file system is damaged\) nor as"):
         restore(cluster(), fake, "40", Silent())
@@ -154,7 +162,7 @@ def test_where_nothing_can_be_kept_nothing_is_restored() -> None:
 
 def test_a_link_stays_one() -> None:
     """The overlay's name is a link into the mirror: the restore writes there and does not replace the link."""
-    more = {("test", "-L"): (0, ""), ("readlink", "-e"): (0, "/mirror/sample.img")}
+    more: dict[tuple[str, ...], Answer] = {("test", "-L"): (0, ""), ("readlink", "-e"): (0, "/mirror/sample.img")}
     fake = host({"list": LISTED, "take": echo, "restore": restored}, lease={}, more=more)
     assert restore(cluster(), fake, "40", Silent()).target == "/mirror/sample.img"
     assert requests(fake, "restore")[0]["target"] == "/mirror/sample.img"

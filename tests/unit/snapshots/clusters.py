@@ -70,7 +70,7 @@ def add(pair: Pair, many: int = 1, *, on: str = "host-a", **facts: Any) -> list[
     """Add snapshots as ``on`` takes them; return their numbers."""
     path, store = lease_path(pair, on), store_of(pair, on)
     lease = parse_lease(path.read_bytes()) if path.exists() else Lease("")
-    named = {"generation": lease.generation, "host": on, "cluster": pair.cluster.site.cluster}
+    named: dict[str, Any] = {"generation": lease.generation, "host": on, "cluster": pair.cluster.site.cluster}
     named |= {"cluster_uuid": uuid_in(path) or None, **facts}
     places = ({"sequence": next(SEQUENCE), "uuid": str(uuid4())} for _ in range(many))
     return [stores.add_snapshot(store, [b"x"], **{**named, **place}).number for place in places]

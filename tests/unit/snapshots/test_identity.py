@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ from appliance.plan.snapshots.runs import Found, judge
 from appliance.progress import Silent
 from appliance.shared.identity import Identity, assume, identify
 from appliance.shared.lease import Lease, parse_lease
+from appliance.tools import agent
 from tests import stores
 from tests.pairs import Pair
 from tests.unit.snapshots.clusters import (
@@ -157,7 +158,7 @@ def test_a_host_that_did_not_get_the_uuid(pair: Pair, monkeypatch: pytest.Monkey
     ensure_identity(pair.leases("host-a"), reported := Reported())
     assert any("lease of host-b" in text and "another run" in text for text in reported.notes)
     monkeypatch.setattr(Leases, "_swap", swap)
-    came = {"host": "host-a", "came": {"from": "host-a"}, "generation": 40}
+    came: dict[str, Any] = {"host": "host-a", "came": {"from": "host-a"}, "generation": 40}
     add(pair, on="host-b", **came)
     (newest,) = add(pair, on="host-b", cluster_uuid=known, **came)
     listing = list_snapshots(pair.cluster, host)
@@ -184,7 +185,7 @@ def test_the_copy_of_a_rehearsal_reports_no_uuid(pair: Pair) -> None:
     path = lease_path(pair)
     path.parent.mkdir(parents=True)
     mine = replace(pair.cluster, site=pair.cluster.site.model_copy(update={"state": pair.hosts["host-a"].folder}))
-    assert mine.places.lease == path != places.lease
+    assert mine.places.lease == PurePosixPath(path) != places.lease
     for facts, known in (({"cluster_uuid": U1}, U1), ({}, "")):
         _name_copy(mine, {**MANIFEST, **facts})
         reported = Reported()
@@ -212,15 +213,16 @@ def test_not_created_while_a_host_is_silent(pair: Pair) -> None:
 def test_a_disk_with_snapshots_that_fails_does_not_keep_the_services_down(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, failed: str
 ) -> None:
-    reported, limits, real = Reported(), list[float](), creation.agent.query
+    reported, limits, real = Reported(), list[float](), agent.query
 
     def query(host: Any, command: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
         limits.append(timeout)
         if host.name == failed:
             raise SmsError("it did not end in time")
-        return real(host, command, request, timeout=timeout)
+        found: dict[str, Any] = real(host, command, request, timeout=timeout)
+        return found
 
-    monkeypatch.setattr(creation.agent, "query", query)
+    monkeypatch.setattr(agent, "query", query)
     start_on(pair, progress=reported)
     assert uuid_in(lease_path(pair)) == "" and failed in reported.notes[0]
     assert limits == [creation.STORE_S] * 2

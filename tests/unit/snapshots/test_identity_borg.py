@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,12 +15,11 @@ from appliance.config.model import BorgRepository
 from appliance.errors import Refused
 from appliance.operations.context import Cluster
 from appliance.operations.snapshots import pull as pulls
-from appliance.operations.snapshots import push as pushes
 from appliance.operations.snapshots.list import list_snapshots
 from appliance.operations.snapshots.pull import list_remote, pull
 from appliance.operations.snapshots.push import PushOptions, push
 from appliance.operations.snapshots.repository import prune_repository
-from appliance.operations.snapshots.transfer import Sent
+from appliance.operations.snapshots.transfer import Offsite, Sent
 from appliance.plan.snapshots import offsite
 from appliance.progress import Silent
 from appliance.tools import borg
@@ -36,14 +36,14 @@ class Repository:
         self.archives: dict[str, str] = {}
         self.globs: list[str] = []
         monkeypatch.setattr(borg, "check_ready", lambda *_: None)
-        monkeypatch.setattr(borg, "list_archives", self.list)
+        monkeypatch.setattr(borg, "list_archives", self.list_archives)
         monkeypatch.setattr(borg, "remove", self.remove)
-        monkeypatch.setattr(pushes.Offsite, "lock_repository", lambda *_: None)
-        monkeypatch.setattr(pushes.Offsite, "push", self.push)
-        monkeypatch.setattr(pulls.Offsite, "pull", lambda _, one, __: Sent(str(one["number"]), False, 0))
+        monkeypatch.setattr(Offsite, "lock_repository", lambda *_: None)
+        monkeypatch.setattr(Offsite, "push", self.push)
+        monkeypatch.setattr(Offsite, "pull", lambda _, one, __: Sent(str(one["number"]), False, 0))
         monkeypatch.setattr(pulls, "lock_host", lambda *_: nullcontext())
 
-    def list(self, _: object, __: object, glob: str) -> list[borg.Archive]:
+    def list_archives(self, _: object, __: object, glob: str) -> list[borg.Archive]:
         there = self.archives.items()
         return [borg.Archive(name, 0.0, comment) for name, comment in there if fnmatch.fnmatchcase(name, glob)]
 
@@ -64,7 +64,7 @@ def cluster_in(archive: str) -> str:
 
 def with_borg(pair: Pair) -> Pair:
     site = pair.cluster.site
-    settings = BorgRepository.model_construct(repository="/r", passphrase="/p", ssh_key=None, known_hosts=None)
+    settings = BorgRepository.model_construct(repository="/r", passphrase=Path("/p"), ssh_key=None, known_hosts=None)
     snapshots = site.snapshots.model_copy(update={"borg": settings, "standby": ()})
     update = {
         "snapshots": snapshots,
@@ -87,9 +87,9 @@ def test_two_clusters_of_one_name_in_one_repository(
     uuids = [uuid_in(lease_path(pair)) for pair in (one, other)]
     reported = Reported()
     for turn in range(4):
-        for pair, own in zip((one, other), (("", uuids[0]), (uuids[1],)), strict=True):
+        for pair, known in zip((one, other), (("", uuids[0]), (uuids[1],)), strict=True):
             add(pair, 2, taken=START + turn * 60)
-            foreign = {found for found in repository.archives if cluster_in(found) not in own}
+            foreign = {found for found in repository.archives if cluster_in(found) not in known}
             done = push(pair.cluster, pair.hosts["host-a"], work, ["borg"], reported)
             assert not [found for found in done if found.error]
             assert foreign <= set(repository.archives), "one cluster has removed the archives of the other"
@@ -101,9 +101,9 @@ def test_two_clusters_of_one_name_in_one_repository(
         assert {found.get("cluster_uuid") or "" for found in remote.snapshots} <= {own, ""}
         newest = pull(pair.cluster, pair.hosts["host-a"], "borg", "latest", Silent(), dry_run=True).snapshot
         assert newest == stores.numbers(store_of(pair))[-1]
-        foreign = offsite.archive_name(remote.foreign[-1])
+        archive = offsite.archive_name(remote.foreign[-1])
         with pytest.raises(Refused, match=remote.foreign[-1].get("cluster_uuid") or "without a UUID"):
-            pull(pair.cluster, pair.hosts["host-a"], "borg", foreign, Silent())
+            pull(pair.cluster, pair.hosts["host-a"], "borg", archive, Silent())
 
 
 def test_a_cluster_without_a_uuid_removes_only_archives_of_its_hosts(

@@ -172,7 +172,8 @@ def test_every_key_is_required(manifest: dict[str, Any]) -> None:
     for name in manifest:
         with pytest.raises(Problem, match=f"invalid {name}"):
             check_manifest({key: value for key, value in manifest.items() if key != name})
-    for other in (None, [], "x", 7):
+    others: tuple[Any, ...] = (None, [], "x", 7)
+    for other in others:
         with pytest.raises(Problem, match="not a snapshot of a known format"):
             check_manifest(other)
 

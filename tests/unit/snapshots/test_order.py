@@ -173,7 +173,7 @@ def take(pair: Pair, name: str = "host-a") -> int:
     about = request(lease, generation=known.generation)
     about["facts"] |= {"host": name, "cluster_uuid": known.cluster_uuid}
     generation, sequence = assign_place(store, about)
-    facts = {"taken": time.time(), "generation": generation, "sequence": sequence, "host": name}
+    facts: dict[str, Any] = {"taken": time.time(), "generation": generation, "sequence": sequence, "host": name}
     facts["cluster_uuid"] = find_cluster(store, about)
     taken = stores.add_snapshot(store, [b"x"], **facts).number
     prune(pair.cluster, pair.hosts[name], (), Silent())
@@ -342,7 +342,7 @@ def test_the_borg_repository_is_a_remote_copy(
 
     monkeypatch.setattr("appliance.operations.services.generation.Offsite", Repository)
     site = pair.cluster.site
-    borg = BorgRepository.model_construct(repository="/backup/sms.borg")
+    borg = BorgRepository.model_construct(repository="/backup/sms.borg", passphrase=Path("/p"))
     settings = site.snapshots.model_copy(update={"borg": borg})
     pair.cluster = Cluster(site.model_copy(update={"snapshots": settings}), pair.cluster.services, pair.cluster.base)
     if fails:

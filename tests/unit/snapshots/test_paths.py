@@ -39,6 +39,7 @@ from appliance.operations.snapshots.paths import (
 )
 from appliance.progress import Silent
 from appliance.shared import files
+from appliance.shared.results import PathResult
 from appliance.text import printable
 from tests.places import DEBIAN_SITE
 
@@ -355,7 +356,7 @@ def test_rows_of_any_name_are_kept() -> None:
 
 
 def test_output_of_a_restore_of_paths() -> None:
-    paths = (
+    paths: tuple[PathResult, ...] = (
         {"path": "/a", "kind": "folder", "entries": 3, "bytes": 10, "removed": 2},
         {"path": "/b", "kind": "image", "entries": 0, "bytes": 0, "removed": 1},
         {"path": "/c", "kind": "removed", "entries": 1, "bytes": 0, "removed": 0},

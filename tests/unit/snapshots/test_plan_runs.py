@@ -296,7 +296,7 @@ def test_missed_runs(at: float | None, changed: dict[str, Any], words: str) -> N
 
 def test_a_gap_is_reported_once_a_day() -> None:
     previous: Run | None = None
-    notices = []
+    notices: list[str] = []
     for missed in ("", "none ran", "", "none ran", ""):
         previous, notice = merge_previous(previous, replace(run(T + len(notices) * 7200), missed=missed))
         notices.append(notice)

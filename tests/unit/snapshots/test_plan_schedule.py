@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from appliance.config.model import Site
+from appliance.config.model import EVEN_MINUTES, Site
 from appliance.errors import ConfigError
 from appliance.operations.site.find import open_site
 from appliance.plan.snapshots.schedule import (
-    EVEN_MINUTES,
     calendar,
     check_every,
     cron_command,
@@ -44,7 +43,7 @@ def site() -> Site:
 
 
 def test_rendered_files(site: Site, golden: Callable[[Path, dict[str, str]], None]) -> None:
-    texts = {}
+    texts: dict[str, str] = {}
     for kind, every, argv, folder in (
         ("cron", 15, ARGV, "usual"),
         ("systemd", 15, ARGV, "usual"),

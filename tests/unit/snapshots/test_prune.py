@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from appliance.agent.store import Store
 from appliance.cli import main
 from appliance.config.model import Retention
 from appliance.errors import Busy, Refused
@@ -93,7 +94,7 @@ def test_the_newest_verified_one_is_never_removed(cluster: Cluster, dry_run: boo
 
 
 def test_the_newest_verified_one_of_each_host_is_never_removed(cluster: Cluster) -> None:
-    store = stores.Store(str(root(cluster)))
+    store = Store(str(root(cluster)))
     for host in ("admin-1", "gone", "admin-1", "other", "other"):
         stores.add_snapshot(store, [b"x"], generation=9 if host == "other" else 1, host=host)
     assert run(cluster, 2).removed == (2,), "that of a host that the site no longer has may go when it is named"

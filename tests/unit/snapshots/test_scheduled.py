@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from appliance.agent.store import Store
 from appliance.config.model import BorgRepository, Site
 from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import Host, Result
@@ -89,7 +90,8 @@ def test_installed_once_and_removed(cluster: Cluster, kind: str, paths: list[str
     host = Files(kind)
 
     def install(**more: Any) -> bool:
-        host.changed.clear(), host.asked.clear()
+        host.changed.clear()
+        host.asked.clear()
         return install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE, **more).changed
 
     assert install(dry_run=True) and not host.changed and not changing(host)
@@ -224,7 +226,7 @@ Take = Callable[[], Taken]
 def take(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | BaseException | None], None]:
     """``take(error)``: snapshots raise it from now on; ``take(None)``: the store itself adds a small one."""
     hold_lease(cluster, NAME)
-    store = stores.Store(str(cluster.places.snapshots))
+    store = Store(str(cluster.places.snapshots))
 
     def chosen(error: BaseException | None) -> None:
         def snapshot(*_: object) -> Taken:
@@ -262,7 +264,7 @@ def test_a_run_is_recorded_and_prunes(cluster: Cluster, take: Any) -> None:
     assert numbers == [1, 2, 3, 4, 5, 6]
     found = record(cluster)
     assert found and (found.ok, found.number, found.notes) == (True, 6, ())
-    assert stores.numbers(stores.Store(str(cluster.places.snapshots))) == [1, 4, 5, 6]
+    assert stores.numbers(Store(str(cluster.places.snapshots))) == [1, 4, 5, 6]
     assert found.stored_bytes and found.stored_bytes > 0
     assert Path(record_path(cluster)).stat().st_mode & 0o777 == 0o600
     assert host.log == host.mails == []
@@ -351,16 +353,14 @@ def test_an_overlapping_run_is_only_recorded(cluster: Cluster, take: Any) -> Non
     assert host.log == host.mails == []
 
 
-def test_a_prune_blocked_by_a_reader_is_only_recorded(cluster: Cluster, take: Any) -> None:
+def test_a_prune_blocked_by_a_reader_is_only_recorded(
+    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = Here()
     take(None)
     run(cluster, host)
-    store = stores.Store(str(cluster.places.snapshots))
-
-    def while_read(*_: object) -> Taken:
-        return Taken({"number": 1})
-
-    scheduled.snapshot = while_read  # type: ignore[assignment] # the fixture puts it back
+    store = Store(str(cluster.places.snapshots))
+    monkeypatch.setattr(scheduled, "snapshot", lambda *_: Taken({"number": 1}))
     with store.reading():
         done = run(cluster, host)
     assert done and done.ok
@@ -374,7 +374,7 @@ def test_prunes_blocked_repeatedly_are_reported(cluster: Cluster, take: Any, mon
     take(None)
     run(cluster, host)
     monkeypatch.setattr(scheduled, "snapshot", lambda *_: Taken({"number": 1}))
-    store = stores.Store(str(cluster.places.snapshots))
+    store = Store(str(cluster.places.snapshots))
     with store.reading():
         done = [run(cluster, host) for _ in range(4)]
     assert [one and one.ok for one in done] == [True, True, True, False]
@@ -442,7 +442,12 @@ def test_each_push_is_reported_separately(cluster: Cluster, take: Any, monkeypat
 
     monkeypatch.setattr(scheduled, "push", push)
     monkeypatch.setattr(Cluster, "host", lambda _, name: Local(name))
-    monkeypatch.setattr(scheduled, "prune", lambda _, host, *__: pruned.append(host.name) or Pruned(host.name))
+
+    def prune(_: Cluster, host: Host, *__: object) -> Pruned:
+        pruned.append(host.name)
+        return Pruned(host.name)
+
+    monkeypatch.setattr(scheduled, "prune", prune)
     monkeypatch.setattr(scheduled, "only_one", lambda *_: contextlib.nullcontext())
     take(None)
     done = run(cluster, Here())
@@ -476,6 +481,7 @@ def test_a_push_that_meets_a_drill_is_postponed(cluster: Cluster, take: Any, mon
         done = run(cluster, host)
         assert done and done.ok and done.push_waits_since and host.log == host.mails == []
         assert done.notes[-1].startswith("push to borg: ") and failures[0].message in done.notes[-1]
+    assert done
     Path(record_path(cluster)).write_bytes(to_json(replace(done, push_waits_since=time.time() - 90000)))
     done = run(cluster, host)
     assert done and not done.ok and "push to borg: pushes have been postponed for 25 h" in done.error
@@ -496,11 +502,15 @@ def test_an_old_guard_is_replaced_before_the_lease_is_written(
         if why:
             raise SmsError(why)
 
+    def snapshot(*given: Any) -> object:
+        did.append("snapshot")
+        return taken(*given)
+
     take(None)
-    taken = scheduled.snapshot
+    taken = scheduled.snapshot  # type: ignore[attr-defined]  # of the fixture
     monkeypatch.setattr(scheduled, "replace_guard", replace_guard)
     monkeypatch.setattr(scheduled, "name_cluster", lambda *_: did.append("UUID"))
-    monkeypatch.setattr(scheduled, "snapshot", lambda *given: did.append("snapshot") or taken(*given))
+    monkeypatch.setattr(scheduled, "snapshot", snapshot)
     done = run(cluster, Here())
     assert did == [f"guard of {NAME}", "UUID", "snapshot"]
     assert done and (done.number, done.ok, done.error) == (1, not why, f"guard: {why}" if why else "")

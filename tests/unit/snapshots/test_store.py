@@ -48,7 +48,12 @@ def test_chunks_of_a_verified_snapshot_are_not_read(tmp_path: Path, monkeypatch:
     stores.add_snapshot(store, [ONE, TWO])
     read: list[str] = []
     whole = module._digest_of_file
-    monkeypatch.setattr(module, "_digest_of_file", lambda path: read.append(path) or whole(path))
+
+    def digest_of_file(path: str) -> object:
+        read.append(path)
+        return whole(path)
+
+    monkeypatch.setattr(module, "_digest_of_file", digest_of_file)
     again = Store(store.root)
     stores.add_snapshot(again, [ONE, TWO, ONE, b"3" * CHUNK, b"3" * CHUNK])
     assert again.new_bytes == 0 and read == []

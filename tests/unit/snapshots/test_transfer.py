@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,11 @@ class Altered(Local):
         self.moment = moment
         self.extra = extra
 
-    def stream(self, *argv: str, on_line: OnLine | None = None) -> AbstractContextManager[Stream]:
-        program = HOOKED.replace("{extra}", self.extra)
-        return super().stream(sys.executable, "-c", program, argv[2], str(self.moment), *argv[3:], on_line=on_line)
+    @contextmanager
+    def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
+        words = ("-c", HOOKED.replace("{extra}", self.extra), argv[2], str(self.moment), *argv[3:])
+        with super().stream(sys.executable, *words, on_line=on_line) as opened:
+            yield opened
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +108,7 @@ def test_a_snapshot_arrives_as_it_is(tmp_path: Path, method: str, compress: bool
     stores.assert_whole(target)
     assert read_all(target, 1) == image.read_bytes()
     there = target.find("1")
-    changed = {"method": "delta", "new_bytes": there.manifest.new_bytes, "came": there.manifest.came}
+    changed: dict[str, Any] = {"method": "delta", "new_bytes": there.manifest.new_bytes, "came": there.manifest.came}
     assert there.manifest == replace(one.manifest, **changed)
     assert there.manifest.new_bytes == said["bytes"] > 0
     assert there.verified
@@ -341,13 +344,13 @@ def test_compression_stops_when_it_saves_little(monkeypatch: pytest.MonkeyPatch)
     compressor, text = transfer.Compressor(), (b"the same again and again\n" * 2700)[:CHUNK]
     assert [compressor.encode(text)[0] for _ in range(40)] == [transfer.COMPRESSED] * 40
     tried: list[int] = []
-    real = transfer.zlib.compress
+    real = zlib.compress
 
     def counted(data: bytes, level: int) -> bytes:
         tried.append(level)
         return real(data, level)
 
-    monkeypatch.setattr(transfer.zlib, "compress", counted)
+    monkeypatch.setattr(zlib, "compress", counted)
     compressor = transfer.Compressor()
     for _ in range(1000):
         kind, data = compressor.encode(os.urandom(5000))

@@ -9,6 +9,7 @@ import pytest
 
 from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import Unreachable
+from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.deliver import Image
 from appliance.operations.snapshots.pull import Remote
@@ -138,13 +139,13 @@ def test_a_drill_waits_for_a_push(stage: Stage, cluster: Cluster, monkeypatch: p
 
 def test_a_scheduled_one_records_what_failed(stage: Stage, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     mailed: list[str] = []
-    monkeypatch.setattr("appliance.operations.snapshots.report._mail", lambda *a: mailed.append(a[3]) or [])
+    monkeypatch.setattr("appliance.operations.snapshots.report._mail", lambda *a: mailed.append(a[3]))
     monkeypatch.setattr("appliance.operations.snapshots.report._log", lambda *_: None)
     stage.there = {"borg": [snapshot(7, 2, 9.0)]}
 
     def run() -> Any:
         found = run_scheduled_drill(cluster, lambda: drill(cluster, DrillOptions(), Silent()))
-        assert read_record(cluster, work.Local(), DRILLS) == found
+        assert read_record(cluster, Local(), DRILLS) == found
         return found
 
     assert run().ok and run().number == 7 and not mailed

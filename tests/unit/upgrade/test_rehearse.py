@@ -40,6 +40,7 @@ from appliance.operations.upgrade.rehearse_plan import (
 from appliance.operations.upgrade.rehearse_vm import judge_polls, need_polls
 from appliance.progress import Silent
 from appliance.share import share
+from appliance.tools.ports import Link
 
 BASIC: dict[str, Any] = {
     "cluster": "alpha",
@@ -272,16 +273,16 @@ def test_the_jobs_that_a_controller_has_recovered() -> None:
     assert read_recovered("", started) == set()
 
 
-def cable(index: int, far: int, name: str = "eth0", kind: str = "veth") -> dict[str, Any]:
+def cable(index: int, far: int, name: str = "eth0", kind: str = "veth") -> Link:
     return {"ifname": name, "ifindex": index, "link_index": far, "linkinfo": {"info_kind": kind}, "flags": ["UP"]}
 
 
-LO = {"ifname": "lo", "ifindex": 1, "link_type": "loopback", "flags": ["UP"]}
+LO: Link = {"ifname": "lo", "ifindex": 1, "link_type": "loopback", "flags": ["UP"]}
 
 
 def test_cables_are_counted() -> None:
     bridge = cable(2, 0, "br", "bridge")
-    tunnel = {**cable(3, 0, "tunl0", "ipip"), "flags": []}  # the kernel's own, in every namespace
+    tunnel: Link = {**cable(3, 0, "tunl0", "ipip"), "flags": []}  # the kernel's own, in every namespace
     assert count_cables({"switch": [LO, bridge, cable(5, 9), tunnel], "node": [LO, cable(9, 5)]}) == 1
 
 
@@ -294,7 +295,7 @@ def test_cables_are_counted() -> None:
         (cable(3, 0, "mv0", "macvlan"), "mv0 of node"),
     ],
 )
-def test_a_way_out_is_detected(link: dict[str, Any], words: str) -> None:
+def test_a_way_out_is_detected(link: Link, words: str) -> None:
     with pytest.raises(SmsError, match=words):
         count_cables({"switch": [LO, cable(5, 9)], "node": [LO, cable(9, 5), link]})
 

@@ -29,12 +29,13 @@ from appliance.operations.vm import certificates, start, status
 from appliance.operations.vm.certificates import container_problems
 from appliance.operations.vm.revoke import revoke
 from appliance.operations.vm.start import VmNote, make_seed, read_note
-from appliance.operations.vm.vm import Health
+from appliance.operations.vm.vm import Health, view_hosts
 from appliance.plan.vm.holder import HostView
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
+from appliance.tools import files
 from appliance.tools.guest import GuestResult
 from appliance.tools.qemu import Process
 from appliance.tools.qmp import NotResponding
@@ -257,14 +258,14 @@ def test_another_address_of_the_vm_waits_for_its_next_start(
 
 def test_status_is_unhealthy_before_the_end(sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = sites.hosts["host-b"]
-    monkeypatch.setattr(status, "view_hosts", certificates.view_hosts)
+    monkeypatch.setattr(status, "view_hosts", view_hosts)
     monkeypatch.setattr(status, "find_running", lambda *_: Process(7, 0.0))
     monkeypatch.setattr(status, "query_health", lambda *_: Health({"https": "ok"}))
     monkeypatch.setattr(status, "image_info", lambda *_: None)
     monkeypatch.setattr(status, "list_snapshots", lambda *_: [])
     monkeypatch.setattr(status, "count_elsewhere", lambda *_: {})
-    monkeypatch.setattr(status.files, "used_memory_mb", lambda *_: 1)
-    monkeypatch.setattr(status.files, "is_locked", lambda *_: False)
+    monkeypatch.setattr(files, "used_memory_mb", lambda *_: 1)
+    monkeypatch.setattr(files, "is_locked", lambda *_: False)
     where = str(VmPlaces(sites.a.site).note)
     for days, healthy in ((15, True), (14, False), (-1, False)):
         host.files[where] = to_json(VmNote(issuer_ends=time.time() + days * DAY))

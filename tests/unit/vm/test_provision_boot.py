@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from starlette.requests import Request
 
 from appliance.provision import access
+from appliance.provision.images import Image, Images
 from appliance.provision.tokens import ISSUES, Tokens
 from tests.provd import ADMIN, SERVICES, Provd, make_config, running, write_neighbours
 
@@ -24,19 +25,17 @@ NOBODY: dict[str, str] = {}
 PLAIN, SECURE = "http://10.77.0.2", "https://10.77.0.2:8443"
 
 
-@dataclass
-class Image:
-    digest: str
-    arguments: str
-
-
-class Images:
+class OneImage(Images):
     """An image of the profile ``compute``."""
 
-    def current(self, profile: str) -> Image | None:
-        return Image("d1" * 32, "console=ttyS0") if profile in ("compute", "discovery") else None
+    def __init__(self) -> None:
+        super().__init__(Path("/none"))
 
-    def profile_for(self, groups: list[str]) -> str:
+    def current(self, profile: str) -> Image | None:
+        known = profile in ("compute", "discovery")
+        return Image(profile, "d1" * 32, {}, "console=ttyS0") if known else None
+
+    def profile_for(self, groups: Iterable[str]) -> str:
         return "compute" if "compute" in groups else ""
 
 
@@ -104,7 +103,7 @@ def test_a_script_as_bss_documents_it(provd: Provd) -> None:
 
 
 def test_precedence_of_parameters(provd: Provd) -> None:
-    steps = [
+    steps: list[tuple[dict[str, Any], str]] = [
         ({"hosts": ["Default"]}, "default"),
         ({"hosts": ["Compute"]}, "role"),
         ({"groups": ["gpu"]}, "group"),
@@ -132,7 +131,7 @@ def test_no_parameter_injects_a_line(params: str, provd: Provd) -> None:
 
 
 def test_a_profile_s_image(provd: Provd) -> None:
-    provd.world.images = Images()
+    provd.world.images = OneImage()
     assert "no image is for it" in script(provd)
     provd.good("PATCH", "/sms/v1/nodes/n1", {"groups": ["gpu", "compute"]})
     text = script(provd)
@@ -154,7 +153,7 @@ def test_a_profile_s_image(provd: Provd) -> None:
 
 def test_over_https_a_boot_stays_there(provd: Provd) -> None:
     """For an iPXE that verifies the server; the initramfs verifies the root itself."""
-    provd.world.images = Images()
+    provd.world.images = OneImage()
     write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
     over = {"X-SMS-Scheme": "https", "X-SMS-Verify": "NONE"}
     folder = f"/images/compute/{'d1' * 32}"
@@ -179,7 +178,7 @@ def test_over_https_a_boot_stays_there(provd: Provd) -> None:
 
 
 def test_only_the_node_itself_gets_a_token(provd: Provd) -> None:
-    provd.world.images = Images()
+    provd.world.images = OneImage()
     provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute"})
     provd.good(
         "PUT", "/sms/v1/nodes/n2", {"macs": ["02:00:0a:4d:00:98"], "address": "10.77.0.152", "profile": "compute"}
@@ -204,7 +203,7 @@ def test_only_the_node_itself_gets_a_token(provd: Provd) -> None:
 
 
 def test_repeated_requests_write_nothing_and_keep_the_token(provd: Provd) -> None:
-    provd.world.images = Images()
+    provd.world.images = OneImage()
     provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute", "name": "n5"})
     write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
     first = re.findall(r"sms\.token=(\w+)", script(provd, address=ADDRESS))
@@ -235,7 +234,7 @@ QUERIES = [
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_no_query_returns_the_script_of_another_node(query: str, provd: Provd) -> None:
-    provd.world.images = Images()
+    provd.world.images = OneImage()
     provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute"})
     other = {"macs": ["02:00:0a:4d:00:98"], "address": "10.77.0.152", "nid": 8, "profile": "compute"}
     provd.good("PUT", "/sms/v1/nodes/n2", other)
@@ -249,7 +248,7 @@ def test_no_query_returns_the_script_of_another_node(query: str, provd: Provd) -
 def test_the_script_cache_is_limited_to_known_nodes(provd: Provd) -> None:
     from appliance.provision.bootscript import Scripts
 
-    provd.world.images = Images()
+    provd.world.images = OneImage()
     views = Scripts(provd.world)
     assert views._cache is None
     for number in range(200):
@@ -267,7 +266,7 @@ def test_headers_are_not_trusted_on_an_open_port(tmp_path: Path) -> None:
     with running(config) as provd:
         provd.good("PUT", "/sms/v1/nodes/n1", {"macs": [MAC], "address": ADDRESS, "profile": "compute"})
     with running(config, trust=False) as provd:
-        provd.world.images = Images()
+        provd.world.images = OneImage()
         assert provd.ask("GET", "/sms/v1/nodes").status == 401
         assert "sms.token" not in provd.ask("GET", SCRIPT, address=ADDRESS).text
         assert provd.ask("GET", "/cloud-init/user-data", address=ADDRESS).status == 404
@@ -286,7 +285,7 @@ def test_unknown_machines(provd: Provd, tmp_path: Path) -> None:
         assert provd.ask("GET", f"/boot/v1/bootscript?{query}", headers=NOBODY).status == 400
     with running(make_config(tmp_path, unknown="discover")) as other:
         assert "waiting until one has\nsleep 30\nchain --replace " in script(other, "mac=02:00:00:00:00:0b")
-        other.world.images = Images()
+        other.world.images = OneImage()
         other.world.touch()
         assert "/images/discovery/" in script(other, "mac=02:00:00:00:00:0b")
 
@@ -298,7 +297,7 @@ def test_the_first_script_asks_for_the_card_that_booted(provd: Provd) -> None:
 
 def test_a_busy_database_makes_nodes_retry(provd: Provd) -> None:
     """A node that boots without a token would never get its files."""
-    provd.world.images = Images()
+    provd.world.images = OneImage()
     # A node without a token.
     provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute", "name": "n3"})
     write_neighbours(provd.folder / "arp", {ADDRESS: MAC})

@@ -48,8 +48,8 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
     monkeypatch.setattr(client, "_reachable", lambda vm: "127.0.0.1")
     monkeypatch.setattr(client, "HTTPS", port)
     monkeypatch.chdir(tmp_path)
-    files = [tmp_path / "tls" / name for name in ("ca.pem", "admin.pem", "admin.key")]
-    return Api(f"https://127.0.0.1:{port}", *files)
+    tls = tmp_path / "tls"
+    return Api(f"https://127.0.0.1:{port}", tls / "ca.pem", tls / "admin.pem", tls / "admin.key")
 
 
 @pytest.mark.parametrize("words", VERBS)

@@ -310,7 +310,7 @@ class Agent:
         there = self.server.accept()[0]
         with there, there.makefile("rb") as lines:
             for line in lines:
-                request = parse_line(line, "peer")
+                request: dict[str, Any] = dict(parse_line(line, "peer"))
                 self.requests.append(request)
                 if request["execute"] == "guest-sync-delimited":
                     # Answers to an earlier client come first.

@@ -70,7 +70,8 @@ class AgentClock:
     """How often a loop looks before its time is over."""
 
     def monotonic(self) -> float:
-        return 10.0 * effect("clock") + (SLEEP_S if engine.current.slept >= self.POLLS else 0)
+        ticks: float = effect("clock")
+        return 10.0 * ticks + (SLEEP_S if engine.current.slept >= self.POLLS else 0)
 
     def time(self) -> float:
         now: float = effect("now")
@@ -297,7 +298,7 @@ class FakeChannel:
         self.message = message
 
     def send(self, kind: str, data: Any = b"", **facts: Any) -> None:
-        kept = {key: facts[key] for key in ("digests", "mac") if key in facts}
+        kept: dict[str, Any] = {key: facts[key] for key in ("digests", "mac") if key in facts}
         if kind == "probed":
             kept["body"] = data
         effect("reply", (kind, *sorted(kept.items())))

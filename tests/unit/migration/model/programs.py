@@ -62,7 +62,7 @@ def run_start(name: str, boot: bool) -> str:
 
 def _do_start(cluster: Any, host: Any, options: StartOptions) -> None:
     STARTING[0] = host.name
-    start.start(cluster, host, Steps(), options)  # type: ignore[arg-type]
+    start.start(cluster, host, Steps(), options)
 
 
 def run_stop(name: str) -> str:
@@ -555,7 +555,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(failover, list_snapshots=_list_snapshots, read_history=_read_history)
         put(restore, check_programs=nothing, list_snapshots=_list_snapshots, find_snapshot=_find_snapshot)
         put(restore, _replace=_replace, uuid_of=nothing)
-        put(newest, set_last=_decide(newest.set_last))
+        put(newest, set_last=_decide(lease.set_last))
         put(migrate, history=TOOLS, conflists=lambda *_, **__: {}, record_start=nothing, install_unit=nothing)
         put(migrate, start_guard=lambda cluster, host, progress: effect("start_guard", host.name))
         put(migrate, stop_guard=lambda cluster, host: effect("stop_guard", host.name))

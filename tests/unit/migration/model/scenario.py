@@ -53,7 +53,7 @@ def shorten(value: Any) -> str:
         return repr(value)
     head, _, data = value.partition(b"\n") if value[:1] in (b"0", b"1") else (b"", b"", value)
     if b'"side"' in data:
-        return "mark " + json.loads(data)["state"]
+        return f"mark {json.loads(data)['state']}"
     generation, holder = peek(data)
     return ("runs, " if head[:1] == b"1" else "") + f"{holder or 'free'}@{generation}"
 
@@ -396,7 +396,7 @@ class Scenario:
                     fields[place] = None
             if fields[w.SOURCE] is None and fields[w.TARGET] is None:
                 fields[w.TIME] = 0
-        if fields[w.NOTES] & self.excused and not fields[w.NOTES] & w.SPLIT and self.check(fields):
+        if fields[w.NOTES] & self.excused and not fields[w.NOTES] & w.SPLIT and self.check(tuple(fields)):
             fields[w.NOTES] |= w.SPLIT
         return tuple(fields)
 

@@ -5,6 +5,7 @@ A state is a tuple; an effect gets a list of its fields. Host fields are tuples 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -107,7 +108,7 @@ def swap_file(data: bytes | None, request: SwapLease) -> tuple[bytes | None, str
         mock.patch.object(shared_lease, "read_file", lambda path: data),
         mock.patch.object(shared_lease, "replace_file", replace_file),
         mock.patch.object(shared_lease, "hold_lock", lambda *_, **__: mock.MagicMock()),
-        mock.patch.object(shared_lease.os, "makedirs", lambda *_, **__: None),
+        mock.patch.object(os, "makedirs", lambda *_, **__: None),
     ):
         outcome = request.perform()
     return (written[0] if written else data), outcome
