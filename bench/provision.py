@@ -21,6 +21,7 @@ from appliance.provision import nodes, tables
 from appliance.provision.config import read_config
 from appliance.provision.draft import Draft
 from appliance.provision.model import Inventory
+from appliance.provision.payloads import Node
 from appliance.provision.rules import find_problems, refuse
 from appliance.provision.store import Store
 from bench.rig import Rig, Samples, find_program, result
@@ -117,7 +118,7 @@ def prepare(folder: Path) -> None:
     """Create configuration, image, ARP table and inventory."""
     for name in ("tmp", "files", "tls"):
         (folder / name).mkdir()
-    rows = [
+    rows: list[Node] = [
         {
             "name": f"nid{number:06d}",
             "xname": f"x{1000 + number // 256}c{number // 32 % 8}s{number // 4 % 8}b{number // 2 % 2}n{number % 2}",
@@ -132,7 +133,7 @@ def prepare(folder: Path) -> None:
     arp = ["IP address       HW type     Flags       HW address            Mask     Device"]
     arp += [f"{row['address']:16} 0x1         0x2         {row['macs'][0]}     *        eth0" for row in rows]
     (folder / "arp").write_text("\n".join(arp) + "\n")
-    config = {
+    config: dict[str, Any] = {
         "cluster": "bench",
         "address": "10.80.255.2",
         "prefix": 16,

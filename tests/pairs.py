@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,10 @@ class HostInFolder(Local):
     def accepts_connections(self) -> bool:
         return not self.cut
 
-    def hold(self, *argv: str, timeout: float = 30) -> AbstractContextManager[str]:
-        return super().hold(*(word.replace(STATE, str(self.folder)) for word in argv), timeout=timeout)
+    @contextmanager
+    def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
+        with super().hold(*(word.replace(STATE, str(self.folder)) for word in argv), timeout=timeout) as line:
+            yield line
 
     def perform(self, request: Request, may_commit: AbstractContextManager[bool] = ALWAYS) -> Any:
         if self.cut:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from appliance.errors import SmsError
-from appliance.host.base import Result
+from appliance.host.base import Host, Result
 from appliance.host.local import ENVIRONMENT, Local
+from appliance.operations.context import Cluster
 from appliance.operations.image.build import make_current
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.nodes import image as nodes_image
@@ -33,7 +34,7 @@ from appliance.plan.vm.holder import Holder, read_holder
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Silent
 from appliance.shared.records import to_json
-from appliance.tools import files
+from appliance.tools import apptainer, files
 from appliance.tools.scripts import script_argv
 from appliance.tools.sealed import check_seal, seal
 from appliance.tools.sha256 import find_digest
@@ -201,13 +202,15 @@ def run_new(root: Path, mark: Mark) -> None:
     cluster = cluster_in(root)
     path = Path(cluster.places.overlay)
     files.make_folders(HERE, str(path.parent))
-    overlay.apptainer.create_overlay = lambda host, file, size: Path(file).write_bytes(b"empty" * 480)
 
-    def fill(cluster: Any, host: Any, image: str, file: str, *_: Any) -> Any:
-        Path(file).write_bytes(SEEDED)
+    def create(host: Host, path: str, size_mb: int) -> None:
+        Path(path).write_bytes(b"empty" * 480)
+
+    def fill(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes, mark: str) -> dict[str, list[str]]:
+        Path(overlay).write_bytes(SEEDED)
         return {}
 
-    overlay._seed = fill
+    apptainer.create_overlay, overlay._seed = create, fill
     overlay._create(cluster, HERE, "image", str(path), b"", "mark")
     mark_overlay(cluster, HERE, 1)
     mark("created")
@@ -396,7 +399,7 @@ def prepare_vm(root: Path) -> None:
 
 
 def run_vm_snapshot(root: Path, mark: Mark) -> None:
-    vm_snapshot.verify_folder = lambda *_: None
+    vm_snapshot.verify_folder = lambda *_: None  # type: ignore[attr-defined]
     vm_snapshot.take_locked(cluster_in(root), HERE, Silent(), "one", reason="", running=False)
     mark("one")
 
@@ -457,8 +460,8 @@ def prepare_vm_lost(root: Path) -> None:
 
 
 def run_vm_from(root: Path, mark: Mark) -> None:
-    vm_restore.assign_place = lambda *_: (3, 1)
-    vm_restore.view_hosts = lambda *_: []
+    vm_restore.assign_place = lambda *_: (3, 1)  # type: ignore[attr-defined]
+    vm_restore.view_hosts = lambda *_: []  # type: ignore[attr-defined]
     where = vm_places(root)
     finish_restore(HERE, where)
     vm_from._exchange(cluster_in(root), HERE, str(root / "state.raw"), Silent())
@@ -505,7 +508,7 @@ def prepare_vm_move(root: Path) -> None:
 
 
 def run_vm_move(root: Path, mark: Mark) -> None:
-    vm_migrate.deliver_vm = lambda *_, **__: None
+    vm_migrate.deliver_vm = lambda *_, **__: None  # type: ignore[attr-defined, assignment]
     plan = vm_migrate.MovePlan("b", "a", False, False, False, 0, 0)
     cluster = cluster_in(root)
     vm_migrate._transfer_disks(cluster, Elsewhere(root), HERE, Silent(), plan, Holder("a", 5))

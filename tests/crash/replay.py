@@ -256,7 +256,8 @@ def failures(root: str, records: list[Record], *, memory: bool = False) -> Itera
 
     With ``memory`` the program is killed there: what it has written is left as it is.
     """
-    disk, marks, begun = Disk(root), (), False
+    disk, begun = Disk(root), False
+    marks: tuple[str, ...] = ()
     seen = set()
     for record in records:
         disk.apply(record)

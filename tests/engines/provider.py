@@ -96,7 +96,7 @@ def decode(value: Any, dynamic: tuple[str, ...]) -> Values | None:
     return found
 
 
-def attribute(name: str, kind: Any, **flags: bool) -> Any:
+def attribute(name: str, kind: Any, **flags: Any) -> Any:
     return pb.Schema.Attribute(name=name, type=json.dumps(kind).encode(), **flags)
 
 
@@ -226,7 +226,7 @@ class NomadJob:
     def apply(self, prior: Values | None, planned: Values) -> Values:
         """Register the job, and wait for its deployment unless ``detach``."""
         job = self.parse(planned["jobspec"])
-        body = {"Job": job, "Submission": {"Source": planned["jobspec"], "Format": "hcl2"}}
+        body: Values = {"Job": job, "Submission": {"Source": planned["jobspec"], "Format": "hcl2"}}
         if prior:
             body |= {"EnforceIndex": True, "JobModifyIndex": int(prior["modify_index"])}
         query = urllib.parse.urlencode({"namespace": job["Namespace"]})
@@ -570,7 +570,7 @@ def certificate() -> tuple[bytes, bytes, bytes]:
 
 def main() -> int:
     """Serve until Terraform asks for the end."""
-    resource = {"nomad": NomadJob, "kubernetes": KubernetesManifest}[sys.argv[1]]()
+    resource = NomadJob() if sys.argv[1] == "nomad" else KubernetesManifest()
     ended = threading.Event()
 
     def end(request: bytes, context: Any) -> bytes:
@@ -578,7 +578,7 @@ def main() -> int:
         return b""
 
     server = grpc.server(ThreadPoolExecutor(10))
-    service.add_ProviderServicer_to_server(Provider(resource), server)
+    service.add_ProviderServicer_to_server(Provider(resource), server)  # type: ignore[no-untyped-call]
     shutdown = {"Shutdown": grpc.unary_unary_rpc_method_handler(end)}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("plugin.GRPCController", shutdown)])
     key, certificate_pem, der = certificate()

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from appliance.host.base import Host
+from appliance.host.base import Host, Result
+from appliance.host.netns import Netns
 from appliance.operations.image.build import Built
 from appliance.share import share
 from tests.real.conftest import Playground, begin_on, give_image
@@ -44,14 +46,14 @@ class Booted(Host):
         self.outer = outer
         self.enter = ("nsenter", "-t", leader, "-m", "-u", "-i", "-p", "-r", "-w", "--")
 
-    def run(self, *argv, **options):  # type: ignore[no-untyped-def]
+    def run(self, *argv: str, **options: Any) -> Result:
         return self.outer.run(*self.enter, *argv, **options)
 
     send = fetch = hold = interact = stream = None  # type: ignore[assignment]
 
 
 @contextmanager
-def booted(outer: Host) -> Iterator[Booted]:
+def booted(outer: Netns) -> Iterator[Booted]:
     """Boot systemd in the host, as its init, on the host's own networks; power it off at the end."""
     code = sorted({Path(sys.prefix).resolve(), share()})
     binds = ["/var/lib/sms", "/etc/sms", *(str(path) for path in code), "/dev/loop-control"]
@@ -61,7 +63,7 @@ def booted(outer: Host) -> Iterator[Booted]:
     # nspawn wants a terminal; script(1) gives it one.
     inner = " ".join(words)
     process = subprocess.Popen(
-        [*outer.prefix, "script", "-qec", inner, "/dev/null"],  # type: ignore[attr-defined]
+        [*outer.prefix, "script", "-qec", inner, "/dev/null"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -82,7 +84,7 @@ def booted(outer: Host) -> Iterator[Booted]:
 
 
 @contextmanager
-def bootable(playground: Playground, built: Built, need: Callable[[str], str]) -> Iterator[Host]:
+def bootable(playground: Playground, built: Built, need: Callable[[str], str]) -> Iterator[Netns]:
     """HOST with the image, and with a root file system that ``booted`` boots."""
     for program in ("systemd-nspawn", "script"):
         need(program)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from appliance.host.base import Host, Result
+from appliance.host.base import Result
+from appliance.host.netns import Netns
 from appliance.lab import Lab
 from appliance.operations.image.build import Built
 from appliance.tools import ext3
@@ -21,6 +22,7 @@ from tests.real.labs import build_image, fresh_lab
 from tests.real.logs import keep_logs
 from tests.real.sshd import Server, run_sshd
 
+Wrapper = Generator[None, pytest.TestReport, pytest.TestReport]
 NODES = 4
 HERE = Path(__file__).parent
 
@@ -35,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Wrapper:
     """A test that fails leaves the logs of all labs in one folder, and names it."""
     report = yield
     if report.failed and item.get_closest_marker("real"):
@@ -53,7 +55,7 @@ class Playground:
 
     lab: Lab
 
-    def host(self, name: str) -> Host:
+    def host(self, name: str) -> Netns:
         """A host of the lab."""
         return self.lab.host(name)
 

@@ -33,7 +33,9 @@ def sample(cases: Iterable[str], *chosen: str) -> list[Any]:
 
 def sh(*argv: str | Path, **more: Any) -> str:
     """Run a program; give what it says."""
-    return subprocess.run([str(word) for word in argv], check=True, capture_output=True, text=True, **more).stdout
+    words = [str(word) for word in argv]
+    said: str = subprocess.run(words, check=True, capture_output=True, text=True, **more).stdout
+    return said
 
 
 @dataclass

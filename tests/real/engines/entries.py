@@ -89,7 +89,7 @@ class Entries:
         self.lab = lab
         self.keys = lab.etc / "keys"
         for name in ("ssh_host_key", USER, "alice"):
-            make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", self.keys / name]
+            make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(self.keys / name)]
             subprocess.run(make, check=True)
         self._start_directory(directory, address)
         self._write("sssd.conf", SSSD.format(address=address, reader=READER, reader_password=READER_PASSWORD))

@@ -121,7 +121,7 @@ def test_quadlet_accepts_every_unit(exported_site: Cluster, tmp_path: Path) -> N
     export(exported_site, "quadlet", tmp_path / "units")
     folders = {path.parent for path in (tmp_path / "units").rglob("*.container")}
     environment = {**os.environ, "QUADLET_UNIT_DIRS": ":".join(map(str, folders))}
-    argv = [find_program("quadlet"), "-dryrun", "-no-kmsg-log"]
+    argv = [str(find_program("quadlet")), "-dryrun", "-no-kmsg-log"]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     units = [path for folder in folders for path in folder.glob("*.container")]

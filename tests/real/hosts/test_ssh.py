@@ -76,7 +76,7 @@ def test_what_comes_after_the_close_of_a_channel_is_not_sent(server: Server, lat
     message.add_int(channel.remote_chanid)
     if late == MSG_CHANNEL_DATA:
         message.add_string(b"late")
-    transport._send_user_message(message)
+    transport._send_user_message(message)  # type: ignore[attr-defined]
     assert far.run("echo", "there").text == "there"
     assert far._transport() is transport
     far.close()

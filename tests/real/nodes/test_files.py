@@ -326,8 +326,8 @@ def test_what_is_removed_at_the_master_goes_everywhere(vm: Vm, clients: Callable
     put(vm, MOTD, b"back\n")
     assert node.once().returncode == 0
     vm.stop()
-    for path in vm.state.glob("inventory.db*"):
-        path.unlink()
+    for file in vm.state.glob("inventory.db*"):
+        file.unlink()
     vm.add_node("node1", "127.0.0.1")
     vm.start()
     done = node.once()

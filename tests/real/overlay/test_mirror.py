@@ -20,7 +20,7 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.overlay import mirror
 from appliance.operations.overlay.grow import grow
-from appliance.operations.overlay.mirrored import close_mirror, find_mirror, open_mirror, write_note
+from appliance.operations.overlay.mirrored import close_mirror, find_mirror, open_mirror, query_mirror, write_note
 from appliance.operations.overlay.overlay import check_overlay
 from appliance.plan.overlay.grow import parse_size
 from appliance.progress import Silent
@@ -81,7 +81,7 @@ class Bench:
             close_mirror(self.cluster, self.host)
 
     def problems(self) -> str:
-        state = mirror.query_mirror(self.cluster, self.host)
+        state = query_mirror(self.cluster, self.host)
         assert state
         return "\n".join(state.problems)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import time
+from functools import partial
 
 import pytest
 
+from appliance.host.base import Host
 from appliance.operations.image.build import Built
 from appliance.operations.lab import demo
 from tests.real.conftest import NODES, Playground
@@ -19,6 +21,10 @@ table ip silent {
 chain out { type filter hook output priority 0; ip daddr %s tcp sport 514 drop; }
 }
 """
+
+
+def completed(node: Host, job: str) -> str:
+    return "yes" if "COMPLETED" in node.run("scontrol", "show", "job", job).text else ""
 
 
 def next_job(running: Playground) -> int:
@@ -189,10 +195,7 @@ def test_stop_saves_the_controllers_state_and_the_next_start_has_it(running: Pla
     demo.as_alice(node, "touch", go)
     demo.as_alice(node, "scontrol", "release", held)
     for job in (held, long):
-        demo.wait_for(
-            f"job {job}",
-            lambda job=job: "yes" if "COMPLETED" in node.run("scontrol", "show", "job", job).text else "",
-        )
+        demo.wait_for(f"job {job}", partial(completed, node, job))
     assert "survived" in node.run("cat", f"/home/alice/slurm-{long}.out").text
 
 

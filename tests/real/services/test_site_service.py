@@ -273,7 +273,7 @@ def test_it_runs(own: tuple[Built, list[str]], playground: Playground, tmp_path:
         finally:
             listening.terminate()
             listening.wait()
-        argv = [*SMS, "--site", playground.lab.etc / "own.yaml", "-q", "classify", capture, "--json"]
+        argv = [*SMS, "--site", str(playground.lab.etc / "own.yaml"), "-q", "classify", str(capture), "--json"]
         printed = subprocess.run(argv, check=True, capture_output=True).stdout
         (verdict,) = [one for one in json.loads(printed)["services"] if one["name"] == "echo"]
         assert verdict["verdict"]

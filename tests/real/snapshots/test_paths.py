@@ -155,8 +155,8 @@ def test_what_a_comparison_tells(overlay: Bed) -> None:
     with (root / "t/content").open("r+b") as stream:
         stream.seek(70_000)
         stream.write(b"!")
-    with (root / "t/grown").open("ab") as stream:
-        stream.write(b"!")
+    with (root / "t/grown").open("ab") as grown:
+        grown.write(b"!")
     (root / "t/mode").chmod(0o600)
     os.chown(root / "t/owner", 7, 8)
     os.setxattr(root / "t/xattr", "user.a", b"1")
@@ -282,8 +282,8 @@ def container(overlay: Bed, lower: Path) -> Iterator[Path]:
         sh("umount", merged)
 
 
-def rm(path: Path) -> None:
-    sh("rm", "-rf", path)
+def rm(path: Path) -> str:
+    return sh("rm", "-rf", path)
 
 
 PATHS = ("a", "a/f", "a/b", "a/b/c", "a/b/g", "new", "new/n", "a/fresh")
@@ -386,8 +386,8 @@ def test_no_link_leads_out(overlay: Bed, tmp_path: Path) -> None:
         refused(overlay.ask("extract_paths", snapshot=str(first), paths=[path], folder=target), "/trap was a symbolic")
     overlay.mount()
     refused(overlay.ask("diff", a=first, b=None, overlay=str(overlay.overlay), paths=["/trap/x"]), "symbolic link")
-    said = bring(overlay, first, "/srv/spool")
-    assert said["notes"] == ["/srv was a link, and is a folder again"]
+    done = bring(overlay, first, "/srv/spool")
+    assert done["notes"] == ["/srv was a link, and is a folder again"]
     assert (overlay.upper / "srv/spool/state").read_bytes() == b"good" and not (overlay.upper / "srv/deep").exists()
     said = overlay.ask("extract_paths", snapshot=str(first), paths=["/srv/deep", "/trap"], folder=str(tmp_path / "out"))
     assert said.status == 0, said.last
@@ -414,8 +414,8 @@ def test_a_file_with_many_names(overlay: Bed, tmp_path: Path) -> None:
     first = overlay.take()["number"]
     sh("rm", "-rf", top)
     assert diff(overlay, first, None)["/h"]["entries"] == 2001
-    said = bring(overlay, first, "/h")
-    assert said["paths"][0]["entries"] == 2002 and said["notes"] == []
+    done = bring(overlay, first, "/h")
+    assert done["paths"][0]["entries"] == 2002 and done["notes"] == []
     assert (top / "linked").stat().st_nlink == 2001
     assert diff(overlay, first, None)[""]["lines"] == 0
     said = overlay.ask("extract_paths", snapshot=str(first), paths=["/h"], folder=str(tmp_path / "out"))
@@ -447,8 +447,8 @@ def test_a_hostile_tree(overlay: Bed, tmp_path: Path) -> None:
     said = overlay.ask("extract_paths", snapshot=str(second), paths=["/h"], folder=str(tmp_path / "out"))
     refused(said, "longer than a path may be")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bed"]
-    said = bring(overlay, first, "/h")
-    assert said["paths"] == [{"path": "/h", "kind": "image", "entries": 0, "bytes": 0, "removed": 3002}]
+    done = bring(overlay, first, "/h")
+    assert done["paths"] == [{"path": "/h", "kind": "image", "entries": 0, "bytes": 0, "removed": 3002}]
     assert diff(overlay, first, None)[""]["lines"] == 0
 
 

@@ -145,8 +145,8 @@ def test_everywhere_and_back(hosts: Hosts, on: str) -> None:
     for number, name in ((1, "one.img"), (2, "two.img")):
         assert read_all(there, number) == (hosts.folder / name).read_bytes()
     shutil.rmtree(hosts.store("host-a").root)
-    for source, number in (("borg", "1"), ("host-b", "latest")):
-        hosts.sms("overlay", "pull", "--from", source, number, *where, on=on)
+    for source, which in (("borg", "1"), ("host-b", "latest")):
+        hosts.sms("overlay", "pull", "--from", source, which, *where, on=on)
     assert stores.numbers(hosts.store("host-a")) == [1, 2]
     stores.assert_whole(hosts.store("host-a"))
     again = hosts.sms("overlay", "pull", "--from", "borg", "1", *where, on=on).text

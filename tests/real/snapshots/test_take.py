@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -430,7 +431,7 @@ def test_restore_killed(step: str, overlay: Bed) -> None:
     overlay.take()
     target = overlay.folder / "target.img"
     target.write_bytes(b"of before")
-    request = {"snapshot": "1", "target": str(target), "replace": True}
+    request: dict[str, Any] = {"snapshot": "1", "target": str(target), "replace": True}
     said = overlay.ask("restore", before=KILL.format(step=step), **request)
     assert said.status == -9
     assert target.read_bytes() == b"of before"
@@ -517,7 +518,7 @@ def test_a_grown_overlay_stays_as_large(overlay: Bed) -> None:
 
 def test_the_newest_is_read_again_once_a_day(overlay: Bed) -> None:
     overlay.take()
-    once = {"every_s": 86400}
+    once: dict[str, Any] = {"every_s": 86400}
     assert overlay.ask("reread", **once).last["number"] == 1
     victim = chunk_files(overlay)[0]
     data = bytearray(victim.read_bytes())

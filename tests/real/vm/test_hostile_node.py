@@ -68,10 +68,10 @@ class Node:
         self.context.load_cert_chain(vm.folder / name / "own/cert.pem", vm.folder / name / "own/key.pem")
 
     def open(self, *, secure: bool = False) -> http.client.HTTPConnection:
-        place = {"timeout": 30, "source_address": (self.address, 0)}
+        place: dict[str, Any] = {"timeout": 30, "source_address": (self.address, 0)}
         if secure:
-            return http.client.HTTPSConnection("127.0.0.1", self.vm.port, context=self.context, **place)  # type: ignore[arg-type]
-        return http.client.HTTPConnection("127.0.0.1", self.vm.plain, **place)  # type: ignore[arg-type]
+            return http.client.HTTPSConnection("127.0.0.1", self.vm.port, context=self.context, **place)
+        return http.client.HTTPConnection("127.0.0.1", self.vm.plain, **place)
 
     def get(self, path: str, *, secure: bool = False) -> tuple[int, bytes]:
         began = time.monotonic()

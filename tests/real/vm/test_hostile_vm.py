@@ -271,7 +271,7 @@ def name_controller(url: str) -> Callable[[Any], Any]:
     return change
 
 
-POWER = [("node", "power", word, "node001", "--yes") for word in ("status", "off", "reset")]
+POWER: list[tuple[str, ...]] = [("node", "power", word, "node001", "--yes") for word in ("status", "off", "reset")]
 POWER.append(("node", "boot", "node001", "--yes", "--target", "disk"))
 
 

@@ -102,7 +102,7 @@ def end_it(host: Host, where: VmPlaces) -> None:
 
 def start(host: Host, where: VmPlaces, disk: Path, *more: str) -> None:
     """Start a machine as the product does."""
-    argv = (*ARGV, "-blockdev", f"{DISK}/dev/fdset/11", "-add-fd", "fd=11,set=11")
+    argv: tuple[str, ...] = (*ARGV, "-blockdev", f"{DISK}/dev/fdset/11", "-add-fd", "fd=11,set=11")
     argv += ("-chardev", "socket,id=qmp,fd=10,server=on,wait=off", "-mon", "chardev=qmp,mode=control", *more)
     opened = (Opened("socket", str(where.qmp)), Opened("read", str(disk)))
     launch(host, Machine(argv, opened), Run("nobody", str(where.pid), str(where.qmp), str(where.run / "qemu.log")))
