@@ -474,7 +474,7 @@ def test_its_guard_starts_first(moved: Pair, monkeypatch: pytest.MonkeyPatch, en
     for name in ("start_guard", "stop_guard", "install_unit"):
         monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name))
     try:
-        module.start_gateway(moved.cluster, moved.hosts["host-a"], "nomad", Silent(), module.StartOptions())
+        module.start_gateway(moved.cluster, moved.hosts["host-a"], "nomad", Silent(), StartOptions())
     except SmsError:
         done.append("failed")
     assert (

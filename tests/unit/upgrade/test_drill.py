@@ -139,7 +139,12 @@ def test_a_drill_waits_for_a_push(stage: Stage, cluster: Cluster, monkeypatch: p
 
 def test_a_scheduled_one_records_what_failed(stage: Stage, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     mailed: list[str] = []
-    monkeypatch.setattr("appliance.operations.snapshots.report._mail", lambda *a: mailed.append(a[3]))
+
+    def mail(*given: Any) -> list[str]:
+        mailed.append(given[3])
+        return []
+
+    monkeypatch.setattr("appliance.operations.snapshots.report._mail", mail)
     monkeypatch.setattr("appliance.operations.snapshots.report._log", lambda *_: None)
     stage.there = {"borg": [snapshot(7, 2, 9.0)]}
 
