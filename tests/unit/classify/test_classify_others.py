@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis.model import Classification, Server
+from analysis.model import Classification, Server, Service, Unclassified
 from appliance.cli.classify.view import view_text
 from appliance.operations.classify.classify import ClassifyOptions, classify, render
 from appliance.progress import Silent
 from tests.captures import files, others
 from tests.captures.cluster import Made
+from tests.captures.variants import small
 
 
 def found(folder: Path, made: Made, **options: str) -> Classification:
@@ -94,7 +95,7 @@ def test_dhcp_of_another_machine_is_not_the_management_nodes(tmp_path: Path) -> 
     (server,) = seen.servers
     assert (server.addresses, server.role, server.services) == (("10.1.0.2",), "management node", ("provisioning",))
     assert unseen(seen)["provisioning"] == "elsewhere"
-    parts = [*seen.services, seen.elsewhere, seen.unclassified]
+    parts: list[Service | Unclassified] = [*seen.services, seen.elsewhere, seen.unclassified]
     assert sum(one.packets for one in parts) == seen.capture.packets == len(made.frames)
 
 
@@ -106,7 +107,7 @@ def test_nodes_that_serve_each_other_are_nodes(tmp_path: Path) -> None:
 
 def node_that_exports() -> Made:
     """A node with slurmd whose disk the others mount."""
-    made = others.small("slurm", "ntp", "arp", nodes=6, duration_s=600.0)
+    made = small("slurm", "ntp", "arp", nodes=6, duration_s=600.0)
     for client in made.nodes[1:]:
         others.mount(made, client, made.nodes[0])
     return made
@@ -120,7 +121,7 @@ def test_a_node_that_serves_others_is_a_node_and_a_server(tmp_path: Path) -> Non
 
 
 def test_the_management_nodes_own_servers_are_listed(tmp_path: Path) -> None:
-    made = others.small("slurm", "ntp", "arp", nodes=6, duration_s=600.0)
+    made = small("slurm", "ntp", "arp", nodes=6, duration_s=600.0)
     others.mount(made, made.sms, others.FILER)
     seen = found(tmp_path, made)
     (server,) = seen.servers
