@@ -1,10 +1,10 @@
 """Runs the tests on this machine: `python -m tests.run`, as root; more words go to pytest.
 
-Unit tests run while the images of the real ones are built; then, one after the other, those that measure or inspect
-the whole machine; then real tests, each worker on a machine of its own (`tests/machine`). Those of the engines are
-among them once these are built; before that they come last, and the build runs in the background meanwhile. `--core`
-leaves the engines out, `--engines` the others. `--full` runs every case; a part that has passed at this commit is not
-run again.
+Unit tests run at low priority while the images of the real ones are built, and beside these, which wait a third of
+the time; each worker is on a machine of its own (`tests/machine`). Then come, one after the other, those that measure
+or inspect the whole machine. Real tests of the engines are among the others once these are built; before that they
+come last, and the build runs in the background meanwhile. `--core` leaves the engines out, `--engines` the others.
+`--full` runs every case; a part that has passed at this commit is not run again.
 """
 
 from __future__ import annotations
@@ -124,17 +124,18 @@ def run_core(more: list[str], *, engines: Literal["", "later", "among the others
     """All but the engines, whose tests are among the others where these are built."""
     images = Stage("images", [*IMAGES, *(["--engines"] if engines else [])])
     without = () if engines == "among the others" else (f"--ignore={ENGINES}",)
-    units = Stage("unit", pytest_argv("-m", USUAL, *UNITS, *more, workers=2), {"SMS_MACHINE_BARE": "1"})
+    argv = pytest_argv("-m", USUAL, *UNITS, *more, workers=2)
+    units = Stage("unit", ["nice", "-n", "10", *argv], {"SMS_MACHINE_BARE": "1"})
     real = Stage("real", pytest_argv("-m", USUAL, "tests/real", *without, *more, workers=WORKERS))
     alone = Stage("alone", pytest_argv("-m", ALONE, "tests", *without, *more))
-    building = threading.Thread(target=images.run, kwargs={"quiet": True})
-    building.start()
-    units.run()
-    building.join()
+    beside = threading.Thread(target=units.run, kwargs={"quiet": True})
+    beside.start()
+    if images.run() == 0:
+        real.run()
+    beside.join()
     if images.status == 0:
         alone.run()
-        real.run()
-    return [images, units, alone, real]
+    return [images, units, real, alone]
 
 
 def find_tasks() -> list[list[str]]:
