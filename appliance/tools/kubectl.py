@@ -226,9 +226,13 @@ class Kubectl:
         result = self.run(*words, ok=(0, 1))
         return "" if result.status else result.stdout.decode(errors="replace")
 
-    def exec_argv(self, pod: str, container: str, *argv: str) -> tuple[str, ...]:
-        """Return the words of a command in a container, with its standard input."""
-        return self.argv("exec", "--stdin", pod, f"--container={container}", "--", *argv)
+    def exec_argv(self, pod: str, container: str, *argv: str, input: bool = False) -> tuple[str, ...]:
+        """Return the words of a command in a container; ``input``: with its standard input.
+
+        With an input that the command does not read, kubectl may send the end of it after the API server has closed
+        the connection, which is reset then: status and output are lost.
+        """
+        return self.argv("exec", *(["--stdin"] if input else []), pod, f"--container={container}", "--", *argv)
 
     def exec(
         self,
@@ -240,7 +244,7 @@ class Kubectl:
         timeout: float = 60,
     ) -> Result:
         """Run a command in a container to its end; its status is the command's, or 1 of kubectl."""
-        words = self.exec_argv(pod, container, *argv)
+        words = self.exec_argv(pod, container, *argv, input=input is not None)
         return run_program(self.host, words, input=input, ok=ok, timeout=timeout, hint=HINT)
 
     # Nodes

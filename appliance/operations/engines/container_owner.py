@@ -101,7 +101,7 @@ class ContainerOwner(Owner):
         with opened(self.cluster, self.host, self.progress):
             return self.brief()
 
-    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False) -> Command:
+    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False, input: bool = False) -> Command:
         confinement = prepare_confinement(self.cluster, self.host)
         overlay = "" if not state else self.moving if copy else f"{self.overlay}:ro"
         return Command(self.host, state_argv(self.cluster.site, confinement, self.image.path, argv, overlay=overlay))

@@ -101,11 +101,11 @@ class KubernetesOwner(EngineOwner):
             found[name] = {one["mountPath"] for one in mounts if one["name"] == "state"}
         return found
 
-    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False) -> Command:
+    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False, input: bool = False) -> Command:
         if self._mounted is None or (state and not self._mounted):
             self._delete()
             self._open(state)
-        return Command(self.host, self.kubectl.exec_argv(self.pod, CONTAINER, *argv))
+        return Command(self.host, self.kubectl.exec_argv(self.pod, CONTAINER, *argv, input=input))
 
     def _open(self, state: bool) -> None:
         """Start the pod; with ``state``, it has the volumes.

@@ -188,7 +188,7 @@ def _copy(current: Move) -> Tree:
         target.prepare()
         tree = source.list()
         reader = source.inside(source.tree_argv("read"))
-        writer = target.inside(target.tree_argv("write", copy=True), copy=True)
+        writer = target.inside(target.tree_argv("write", copy=True), copy=True, input=True)
         transfer(reader, writer, lambda done: step.moved(done, max(done, tree.bytes)))
     with current.timed("compare", "compare digests on both ends") as step:
         compare_trees(tree, target.list(copy=True))

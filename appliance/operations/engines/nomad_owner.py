@@ -97,7 +97,7 @@ class NomadOwner(EngineOwner):
     def root(self, path: str) -> str:
         return ROOT
 
-    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False) -> Command:
+    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False, input: bool = False) -> Command:
         confinement = prepare_confinement(self.cluster, self.client)
         bind = f"{self.options.state}:{ROOT}" if state else ""
         image = self.bundle.image

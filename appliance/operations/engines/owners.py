@@ -114,12 +114,13 @@ class Owner(ABC):
     # The state
 
     @abstractmethod
-    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False) -> Command:
+    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False, input: bool = False) -> Command:
         """Return the command that runs ``argv`` in the image here.
 
         Args:
             state: whether it needs the state.
             copy: it needs that which ``prepare`` has made, and may change it.
+            input: it reads its standard input.
         """
 
     @abstractmethod

@@ -82,6 +82,9 @@ class Jobs:
 
     def __init__(self, hosts: Hosts, seconds: int) -> None:
         self.node = hosts.host("node1")
+        wait_until(
+            lambda: not any(one.endswith(("|RUNNING", "|PENDING")) for one in self.records()), "all have ended", 60
+        )
         self.earlier = self.records()
         submit = ("sbatch", "--parsable", "-N2", "--exclusive")
         self.running = as_alice(self.node, *submit, f"--wrap=sleep {seconds}; hostname")
@@ -101,7 +104,7 @@ class Jobs:
         wait_idle(self.node, NODES)
         assert not [line for line in self.node.run("sinfo", "-h", "-N", "-o", "%t").text.split() if "down" in line]
         mine = {f"{self.running}|COMPLETED", f"{self.queued}|COMPLETED"}
-        wait_until(lambda: self.records() >= self.earlier | mine, "all records", 60)
+        wait_until(lambda: self.records() >= self.earlier | mine, f"all of {self.earlier | mine}", 60)
         new = as_alice(self.node, "sbatch", "--parsable", "--wrap=true")
         assert int(new) > int(self.queued)
         wait_until(lambda: self.state(new) == "COMPLETED", "a new job completes", 60)

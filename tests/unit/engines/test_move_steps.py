@@ -81,7 +81,7 @@ class Volume(Owner):
     def free_bytes(self) -> int:
         return -1
 
-    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False) -> Command:
+    def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False, input: bool = False) -> Command:
         return Command(self.host, tuple(argv))
 
     def place(self, path: str, *, copy: bool = False) -> str:
