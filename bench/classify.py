@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from appliance.errors import SmsError
-from bench.rig import Rig, Variants, find_program, result, traffic, wall, work_folder
+from bench.rig import Rig, Samples, Variants, find_program, result, traffic, wall, work_folder
 
 SMS = str(Path(sys.prefix) / "bin" / "sms")
-SIZE = 1600 << 20
-"""Size of the capture in bytes."""
-CAT_TIMES, NFPCAPD_TIMES, ZSTD_TIMES, HELP_S = 5.0, 0.35, 1.2, 0.2
+SIZE, SMALL_SIZE = 1600 << 20, 300_000_000
+"""Sizes of the captures in bytes."""
+CAT_TIMES, NFPCAPD_TIMES, SMALL_TIMES, CORE_TIMES, ZSTD_TIMES, HELP_S = 3.5, 0.3, 1.0, 1.5, 1.2, 0.2
 PACKAGES = {"nfpcapd": "nfdump", "cat": "coreutils"}
 """Debian packages whose name differs from their program's."""
 
@@ -29,6 +30,20 @@ began = time.monotonic()
 pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null, 1)])
 _, status, used = os.wait4(pid, 0)
 print(json.dumps([time.monotonic() - began, used.ru_maxrss / 1024, os.waitstatus_to_exitcode(status)]))
+"""
+
+
+# What the core itself takes, without Python's start: seconds, and those of the processors.
+CORE = """
+import os, resource, sys, time
+from analysis.reading import make_counter
+from appliance.operations.classify.signatures import make_signatures, open_catalogue
+counter, file = make_counter(make_signatures(open_catalogue(None))), os.open(sys.argv[1], os.O_RDONLY)
+began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+counter.read(file)
+counter.finish()
+took, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
+print(took, used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime)
 """
 
 
@@ -61,27 +76,72 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
     file = capture(rig, SIZE)
     watched = Watched()
     with work_folder() as folder:
-
-        def nfpcapd() -> float:
-            made = Path(folder) / "nfpcapd"
-            shutil.rmtree(made, ignore_errors=True)
-            made.mkdir()
-            return watched.run("nfpcapd", "nfpcapd", "-r", str(file), "-w", str(made))
-
         ours, cat = variants(watched, file)
         watched.run("cat", "cat", str(file))  # warm up the page cache
-        samples = rig.interleave(ours, {**cat, "nfpcapd": nfpcapd})
+        samples = rig.interleave(ours, {**cat, "nfpcapd": lambda: nfpcapd(watched, file, Path(folder) / "made")})
     about: dict[str, Any] = {"megabytes": file.stat().st_size >> 20, "memory_mb": watched.memory["sms"]}
     yield result("classify/cat", samples["sms"], "cat FILE", samples["cat"], ratio_below=CAT_TIMES, **about)
     about["peer_memory_mb"] = watched.memory.get("nfpcapd")
     yield result(
         "classify/nfpcapd", samples["sms"], "nfpcapd -r FILE", samples["nfpcapd"], ratio_below=NFPCAPD_TIMES, **about
     )
+    yield _small(rig, watched)
+    yield from _core(rig, file)
     yield _zstd(rig, watched, file)
     helps = rig.interleave(
         {"sms": lambda: wall(SMS, "classify", "--help")}, {"python": lambda: wall(sys.executable, "-c", "pass")}, 11
     )
     yield result("classify/help", helps["sms"], "python -c pass", helps["python"], below=HELP_S)
+
+
+def nfpcapd(watched: Watched, file: Path, made: Path) -> float:
+    """Count a capture with nfpcapd, into a new folder; return its seconds."""
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    return watched.run("nfpcapd", "nfpcapd", "-r", str(file), "-w", str(made))
+
+
+def _small(rig: Rig, watched: Watched) -> dict[str, Any]:
+    """Compare with nfpcapd on a capture for which the start of Python counts."""
+    file = capture(rig, SMALL_SIZE)
+    ours, _ = variants(watched, file)
+    watched.run("cat", "cat", str(file))
+    with work_folder() as folder:
+        peers = {"nfpcapd": lambda: nfpcapd(watched, file, Path(folder) / "made")}
+        samples = rig.interleave(ours, peers, max(rig.runs, 5))
+    return result(
+        "classify/300 MB", samples["sms"], "nfpcapd -r FILE", samples["nfpcapd"], ratio_below=SMALL_TIMES,
+        megabytes=file.stat().st_size >> 20,
+    )  # fmt: skip
+
+
+def _core(rig: Rig, file: Path) -> Iterator[dict[str, Any]]:
+    """Compare the core alone with a bare flow counter (flows.c): time, and time of the processors."""
+    used: dict[str, Samples] = {"core": Samples(), "flows": Samples()}
+
+    def core() -> float:
+        printed = subprocess.run([sys.executable, "-c", CORE, str(file)], capture_output=True, text=True, check=True)
+        took, cpu = map(float, printed.stdout.split())
+        used["core"].append(cpu)
+        return took
+
+    with work_folder() as folder:
+        program = str(Path(folder) / "flows")
+        source = str(Path(__file__).parent / "rig" / "flows.c")
+
+        def flows() -> float:
+            if not Path(program).exists():
+                wall(find_program("gcc", "gcc"), "-O3", "-D_GNU_SOURCE", "-o", program, source)
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            took = wall(program, str(file))
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            used["flows"].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            return took
+
+        samples = rig.interleave({"core": core}, {"flows": flows}, max(rig.runs, 5))
+    used["flows"].reason = samples["flows"].reason
+    for name, found in (("classify/core", samples), ("classify/core, processors", used)):
+        yield result(name, found["core"], "a bare flow counter", found["flows"], ratio_below=CORE_TIMES)
 
 
 def capture(rig: Rig, size: int) -> Path:

@@ -11,7 +11,7 @@ from bench.classify import SIZE, Watched, capture, variants
 from bench.rig import Rig, Samples, result, traffic
 
 BIG = 10 << 30
-BIG_TIMES, BIG_MB, TSHARK_TIMES = 6.0, 150, 1 / 80
+BIG_TIMES, BIG_MB, TSHARK_TIMES = 3.5, 150, 1 / 80
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:

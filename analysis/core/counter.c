@@ -23,20 +23,18 @@
 static void run_batch(void *owner)
 {
 	Counter *c = owner;
+	/* Without branches, which could not be predicted: any flow and any pair are fetched where there is none yet. */
 	for (uint32_t i = 0; i < c->batched; i++) {
 		Packet *p = c->batch + i;
 		const Slot *slot = c->flow_table.slots + ((uint32_t)p->hash & c->flow_table.mask);
-		p->flow = slot->hash == (uint32_t)p->hash ? slot->index : NONE;
-		if (p->flow != NONE) {
-			const char *flow = (const char *)(c->flows + p->flow);
-			__builtin_prefetch(flow, 1);
-			__builtin_prefetch(flow + LINE, 1);
-		}
+		p->flow = slot->hash == (uint32_t)p->hash && slot->index != NONE ? slot->index : 0;
+		const char *flow = (const char *)(c->flows + p->flow);
+		__builtin_prefetch(flow, 1);
+		__builtin_prefetch(flow + LINE, 1);
 	}
 	for (uint32_t i = 0; i < c->batched; i++) {
-		const Packet *p = c->batch + i;
-		if (p->flow != NONE && p->length && c->flows[p->flow].pair < c->pair_count)
-			__builtin_prefetch(c->pairs + c->flows[p->flow].pair, 1);
+		uint32_t pair = c->flows[c->batch[i].flow].pair;
+		__builtin_prefetch(c->pairs + (pair < c->pair_count ? pair : 0), 1);
 	}
 	for (uint32_t i = 0; i < c->batched; i++) {
 		const Packet *p = c->batch + i;
@@ -295,14 +293,15 @@ static Packet *check_time(Counter *c, Packet *p)
 		c->end = p->time;
 	if (p->time < c->start)
 		c->start = p->time;
-	bool calm = c->start && !c->only_length && !c->fresh && !c->odd_times && c->alive <= c->end;
+	const Span *span = c->spans + c->file;
+	bool calm = c->start && !c->only_length && !c->fresh && !c->odd_times && c->alive <= c->end && span->packets &&
+	            span->first <= c->end && span->last <= c->end;
 	c->calm = calm ? (uint64_t)(c->quiet < YEAR ? c->quiet : YEAR - 1) + 1 : 0;
 	return p;
 }
 
-static inline void count_record(Counter *c, const Record *record, int64_t time)
+static inline void count_record(Counter *c, const Record *record)
 {
-	see_span(c, time);
 	if (record->captured < record->wire) {
 		c->cut++;
 		c->cut_at = record->captured > c->cut_at ? record->captured : c->cut_at;
@@ -321,7 +320,8 @@ static __attribute__((noinline)) Packet *take_unusual(Counter *c, const Record *
 		return NULL;
 	}
 	p = check_time(c, p);
-	count_record(c, record, p->time);
+	see_span(c, p->time);
+	count_record(c, record);
 	if (flow)
 		return p;
 	count_other(c, other.what, other.value, 1, record->wire);
@@ -330,18 +330,34 @@ static __attribute__((noinline)) Packet *take_unusual(Counter *c, const Record *
 	return NULL;
 }
 
+/* Finds the two ends of a flow, and where it is in the table. */
+static inline void find_ends(Counter *c, Packet *p)
+{
+	p->a = host_of(c, p->source, p->address_length, p->source_mac);
+	p->b = host_of(c, p->destination, p->address_length, p->destination_mac);
+	if (__builtin_expect(p->what & (FIRST_FRAGMENT | LATER_FRAGMENT), 0))
+		see_fragment(c, p);
+	uint64_t sender = end_of(p->a, p->source_port), receiver = end_of(p->b, p->destination_port);
+	p->way = sender > receiver;
+	p->ends[0] = sender < receiver ? sender : receiver;
+	p->ends[1] = sender < receiver ? receiver : sender;
+	p->hash = hash_words(c, p->ends[0], p->ends[1] << 8 | p->protocol);
+	__builtin_prefetch(c->flow_table.slots + ((uint32_t)p->hash & c->flow_table.mask));
+}
+
 static bool take_record(void *owner, const Record *record)
 {
 	Counter *c = owner;
 	Packet *p = c->batch + c->batched; /* moves if those before it are counted first */
 	if (__builtin_expect((uint64_t)(record->time - c->end) < c->calm && decode_usual(record, p), 1)) {
-		c->raw = c->end = record->time;
-		count_record(c, record, record->time);
+		Span *span = c->spans + c->file;
+		c->raw = c->end = span->last = record->time;
+		span->packets++;
+		count_record(c, record);
 	} else if (!(p = take_unusual(c, record, p))) {
 		return true;
 	}
-	p->a = host_of(c, p->source, p->address_length, p->source_mac);
-	p->b = host_of(c, p->destination, p->address_length, p->destination_mac);
+	find_ends(c, p);
 	Host *from = c->hosts + p->a, *to = c->hosts + p->b;
 	from->sent++;
 	to->received++;
@@ -351,17 +367,8 @@ static bool take_record(void *owner, const Record *record)
 		memcpy(to->via, p->destination_mac, 6);
 		to->flags |= HOST_VIA;
 	}
-	if (__builtin_expect(p->what & (OUTGOING | FIRST_FRAGMENT | LATER_FRAGMENT), 0)) {
-		from->flags |= p->what & OUTGOING ? HOST_OUTGOING : 0;
-		if (p->what & (FIRST_FRAGMENT | LATER_FRAGMENT))
-			see_fragment(c, p);
-	}
-	uint64_t sender = end_of(p->a, p->source_port), receiver = end_of(p->b, p->destination_port);
-	p->way = sender > receiver;
-	p->ends[0] = sender < receiver ? sender : receiver;
-	p->ends[1] = sender < receiver ? receiver : sender;
-	p->hash = hash_words(c, p->ends[0], p->ends[1] << 8 | p->protocol);
-	__builtin_prefetch(c->flow_table.slots + ((uint32_t)p->hash & c->flow_table.mask));
+	if (__builtin_expect(p->what & OUTGOING, 0))
+		from->flags |= HOST_OUTGOING;
 	if (++c->batched < BATCH)
 		return true;
 	run_batch(c);

@@ -426,7 +426,7 @@ void count_packet(Counter *c, const Packet *p)
 {
 	uint32_t index = p->flow;
 	/* Since the prefetch it may have been folded, and its entry reused. */
-	if (index == NONE || !(c->flows[index].flags & FLOW_USED) || !is_flow(c->flows + index, p))
+	if (!(c->flows[index].flags & FLOW_USED) || !is_flow(c->flows + index, p))
 		index = find_flow(c, p);
 	if (index == NONE) {
 		if ((p->what & LATER_FRAGMENT) && !(p->what & HAS_PORTS)) {

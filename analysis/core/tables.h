@@ -22,13 +22,14 @@ static inline uint64_t word(const uint8_t *p)
 	return value;
 }
 
-/* Multiply-shift hashing with a random odd factor (Dietzfelbinger 1997). */
+/* Multiplication by a random odd factor (Dietzfelbinger 1997), then mixed: with the product alone, the addresses of a network
+ * follow each other in the table with some factors, and the search for one passes hundreds of others. */
 static inline uint32_t hash_address(const Counter *c, const uint8_t *address, uint8_t length)
 {
 	if (length == 4) {
 		uint32_t value;
 		memcpy(&value, address, 4);
-		return (uint32_t)((value ^ c->seed[0]) * c->seed[1] >> 32);
+		return (uint32_t)mix((value ^ c->seed[0]) * c->seed[1]);
 	}
 	return (uint32_t)(mix((word(address) ^ c->seed[0]) * c->seed[1] + (word(address + 8) ^ c->seed[2]) * c->seed[3]) >> 16);
 }
