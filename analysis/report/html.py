@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from analysis import units
 from analysis.model import LOW_CONFIDENCE, Classification, Nodes, Service, Unseen
-from analysis.report import drawing
+from analysis.report import drawing, outage
 
 MAX_SERVICES = 300
 """Services shown individually. A real network has tens; a scan of all ports could create thousands."""
@@ -32,6 +32,7 @@ def render_html(classification: Classification) -> str:
     start = units.read_time(found.capture.start)
     bars, budget_ticks = drawing.budgets(numbered)
     shown = drawing.parts_shown(found)
+    outages, effects = outage.predict(found, numbered)
     return (
         _environment()
         .get_template("report.html.j2")
@@ -48,6 +49,9 @@ def render_html(classification: Classification) -> str:
             end=units.later(start, found.capture.duration_s),
             bars=bars,
             budget_ticks=budget_ticks,
+            outages=outages,
+            chosen=outage.CHOSEN,
+            effects=effects,
             strips=[drawing.strip(one, number, shown) for number, one in numbered],
             gaps=drawing.gaps_outline(found, shown),
             time_ticks=drawing.time_ticks(start, found.bin_s * shown),

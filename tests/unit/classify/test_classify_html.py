@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -17,25 +16,12 @@ from analysis import units
 from analysis.model import Classification, Interval, Latency, Nodes, Provenance, Service
 from analysis.report import drawing
 from analysis.report.html import MAX_SERVICES, headline, render_html
-from tests.conftest import find_tool
 from tests.unit import classification_example as example
-from tests.unit.browser import Browser, open_browser
+from tests.unit.browser import Browser
+from tests.unit.classify.report_pages import PAGES, written
 
-HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&lt;{{7*7}}\x00\x1b[31m\u202e\ud800\x85" + "A" * 300
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 SHAPES = {"rect", "line", "path"}
-
-PAGES: dict[str, Classification] = {
-    "paper": example.paper(),
-    "nothing": example.empty(),
-    "gaps": example.interrupted(),
-    "one service": example.many(1),
-    "60 services": example.many(60),
-    "huge": example.huge(),
-    "3 seconds": example.lasting(3.0),
-    "30 days": example.lasting(30 * example.DAY),
-    "hostile": example.with_text(example.paper(), lambda: HOSTILE),
-}
 
 
 class Page(HTMLParser):
@@ -396,12 +382,6 @@ def test_arrows_follow_who_opens() -> None:
 # In a browser
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with open_browser(find_tool("chromium"), tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
-
-
 MEASURE = """(() => {
   const parse = text => (text.match(/[\\d.]+/g) || []).map(Number);
   const linear = c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
@@ -457,12 +437,6 @@ def measure(browser: Browser, *, width: int, prints: bool = False) -> None:
     if not prints:
         assert found["width"] <= width
     assert {name: found[name] for name in ("outside", "overlaps", "pale", "clipped") if found[name]} == {}
-
-
-def written(name: str, folder: Path) -> Path:
-    page = folder / "report.html"
-    page.write_text(render_html(PAGES[name]), encoding="utf-8")
-    return page
 
 
 @pytest.mark.slow
