@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from analysis.budget import Budget, find_budget
 from analysis.context import CaptureContext, make_context
 from analysis.likeness import find_doubt
+from analysis.matrix import make_matrix
 from analysis.model import Capture, Classification, Connections, Interval, Latency, Nodes, Service, Verdict
 from analysis.numbers import quantiles, weight
 from analysis.observed import Observation, Role
@@ -68,6 +69,7 @@ def classify(
         unclassified=traffic.unclassified,
         bin_s=observation.bin_s,
         servers=roles.servers,
+        matrix=make_matrix(observation, roles.by_index, context),
     )
 
 

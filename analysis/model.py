@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 Verdict = Literal["time-critical", "deferrable"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -239,6 +239,37 @@ class Unclassified:
 
 
 @dataclass(frozen=True)
+class Party:
+    """A row and a column of the matrix: a node, adjacent nodes, or all machines of another role.
+
+    Attributes:
+        name: the first address, "first to last" of several nodes, else what it is.
+        machines: how many nodes; of other roles, how many addresses.
+    """
+
+    name: str
+    role: Literal["sms", "server", "node", "outside", "group", "other"]
+    machines: int = 1
+
+
+class Talk(NamedTuple):
+    """Traffic of connections that one party opened to another (indexes of the parties), both ways."""
+
+    client: int
+    server: int
+    packets: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Who opens connections to whom."""
+
+    parties: tuple[Party, ...] = ()
+    talks: tuple[Talk, ...] = ()
+
+
+@dataclass(frozen=True)
 class Classification:
     """The result of `sms classify`. Packets of services, elsewhere and unclassified add up to the capture's.
 
@@ -248,6 +279,7 @@ class Classification:
         elsewhere: understood, but not between nodes and management node: nodes among themselves, outside addresses.
         servers: other machines that serve nodes or the management node; their packets are in ``elsewhere``.
         bin_s: seconds per part of a timeline.
+        matrix: the traffic between machines, without port scans.
     """
 
     capture: Capture
@@ -261,6 +293,7 @@ class Classification:
     bin_s: float = 1.0
     made: Provenance = field(default_factory=Provenance)
     servers: tuple[Server, ...] = ()
+    matrix: Matrix = field(default_factory=Matrix)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the published format (docs/classification.schema.json), for JSON and YAML."""

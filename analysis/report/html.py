@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from analysis import units
 from analysis.model import LOW_CONFIDENCE, Classification, Nodes, Service, Unseen
-from analysis.report import drawing, outage
+from analysis.report import drawing, grid, outage
 
 MAX_SERVICES = 300
 """Services shown individually. A real network has tens; a scan of all ports could create thousands."""
@@ -56,6 +56,9 @@ def render_html(classification: Classification) -> str:
             gaps=drawing.gaps_outline(found, shown),
             time_ticks=drawing.time_ticks(start, found.bin_s * shown),
             talk=drawing.talk(found, numbered),
+            matrix=grid.draw(found),
+            head=grid.HEAD,
+            levels=grid.LEVELS,
             parts=parts(found),
             notices=notices(found),
             most=MAX_ROWS,

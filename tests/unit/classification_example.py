@@ -14,11 +14,14 @@ from analysis.model import (
     Destination,
     Interval,
     Latency,
+    Matrix,
     Nodes,
+    Party,
     Routed,
     Server,
     Service,
     Sms,
+    Talk,
     TrafficKind,
     Unclassified,
     Unseen,
@@ -361,8 +364,23 @@ def paper() -> Classification:
                 Server(("10.1.0.2",), "52:54:00:0a:01:02", "management node", ("slurmctld",), NODES, 9_000, 812_000),
                 Server(("10.2.0.9",), "", "server", ("dns", "nfs"), 0, 4_000, 600_000),
             ),
+            matrix=matrix(),
         )
     )
+
+
+def matrix(rows: int = 50, each: int = 9) -> Matrix:
+    """Rows of nodes that all use the management node and the outside, and their neighbours."""
+    last = rows * each - 1
+    ends = [(n * each, min(n * each + each - 1, last)) for n in range(rows)]
+    names = [" to ".join(dict.fromkeys(f"10.1.{n // 250 + 1}.{n % 250 + 1}" for n in pair)) for pair in ends]
+    nodes = [Party(name, "node", each) for name in names]
+    talks = [Talk(0, number, 900 + number, 90_000 * number) for number in range(1, rows + 1)]
+    talks += [Talk(number, 0, 9_000, 1_000_000_000 * number) for number in range(1, rows + 1)]
+    talks += [Talk(number, rows + 1, 90, 4_000 * number) for number in range(1, rows + 1, 3)]
+    talks += [Talk(number, number + 1, 5, 700) for number in range(1, rows, 7)]
+    others = Party("outside", "outside", 6)
+    return Matrix((Party("the management node", "sms"), *nodes, others), tuple(sorted(talks)))
 
 
 def empty() -> Classification:
@@ -423,6 +441,8 @@ FIXED = ("verdict", "initiator", "phase", "budget_from", "role", "finding")
 
 def with_text(value: Any, give: Callable[[], str]) -> Any:
     """Replace every string, except in the fixed fields, by another text."""
+    if isinstance(value, Talk):  # numbers only
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         names = [one.name for one in fields(value) if one.name not in FIXED]
         return replace(value, **{name: with_text(getattr(value, name), give) for name in names})
