@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class Classified:
         advice: what to do if it cannot run in the container.
         confidence: 0..1; 1 if the file does not say, as in a hand-written one.
         overridden: whether the verdict is the site's own.
+        budget_s: the tolerated outage in seconds; clients: nodes that used it. None if the file does not say.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Classified:
     advice: str = ""
     confidence: float = 1.0
     overridden: bool = False
+    budget_s: float | None = None
+    clients: int | None = None
 
     @property
     def time_critical(self) -> bool:
@@ -57,14 +61,18 @@ class Classified:
 
 @dataclass(frozen=True)
 class Report:
-    """The parts of a classification that a build needs.
+    """The parts of a classification that a build and a comparison need.
 
     Attributes:
         services: in the order of the file.
         undetermined: services that were not seen in a capture too short to decide whether nodes use them.
         damaged: whether the capture was truncated or partly unreadable.
         remarks: limits of the capture, as sentences.
-        nodes: IPv4 addresses of compute nodes.
+        nodes: IPv4 addresses of compute nodes; count: their number, None if the file does not say.
+        whole: whether it was written by the program, not by hand.
+        lasted_s: seconds that the capture covers; 0 if the file does not say.
+        sms: addresses of the management node.
+        version: of the program that wrote it.
     """
 
     services: tuple[Classified, ...]
@@ -72,6 +80,11 @@ class Report:
     damaged: bool = False
     remarks: tuple[str, ...] = ()
     nodes: tuple[IPv4Address, ...] = ()
+    count: int | None = None
+    whole: bool = False
+    lasted_s: float = 0.0
+    sms: tuple[str, ...] = ()
+    version: str = ""
 
 
 def read_classification(text: str) -> Report:
@@ -96,18 +109,23 @@ def read_classification(text: str) -> Report:
     if len(set(names)) < len(names):
         again = next(name for index, name in enumerate(names) if name in names[:index])
         raise ClassificationError(f"services: {again} is listed twice")
-    capture = data.get("capture")
-    capture = capture if isinstance(capture, Mapping) else {}
+    capture, nodes, sms, made = (_mapping(data.get(key)) for key in ("capture", "nodes", "sms", "made"))
     damaged = any(capture.get(key) for key in ("truncated", "skipped", "problems"))
     remarks = tuple(text[:1000] for text in _list(capture.get("remarks"))[:MAX_REMARKS] if isinstance(text, str))
-    nodes = data.get("nodes")
-    addresses = _list(nodes.get("addresses") if isinstance(nodes, Mapping) else None)[:MAX_NODES]
+    addresses = _list(nodes.get("addresses"))[:MAX_NODES]
+    own = [text[:64] for text in _list(sms.get("addresses"))[:MAX_REMARKS] if isinstance(text, str)]
+    version = made.get("version")
     return Report(
         found,
         _find_undetermined(capture, _list(data.get("unseen"))),
         damaged,
         remarks,
         tuple(address for each in addresses if (address := _address(each))),
+        _count(nodes.get("count")),
+        whole="capture" in data,
+        lasted_s=_lasted(capture),
+        sms=tuple(own),
+        version=version[:64] if isinstance(version, str) else "",
     )
 
 
@@ -118,13 +136,25 @@ def _address(value: Any) -> IPv4Address | None:
         return None
 
 
+def _mapping(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15 else None
+
+
+def _lasted(capture: Mapping[Any, Any]) -> float:
+    return max(_number(capture.get("covered_s") or capture.get("duration_s"), 0.0), 0.0)
+
+
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
 def _find_undetermined(capture: Mapping[Any, Any], unseen: list[Any]) -> tuple[str, ...]:
     """Return the services that need a longer capture, or one of all traffic."""
-    lasted = _number(capture.get("covered_s") or capture.get("duration_s"), 0.0)
+    lasted = _lasted(capture)
     entries = [entry for entry in unseen[:MAX_SERVICES] if isinstance(entry, Mapping)]
     late = [
         entry.get("name")
@@ -160,7 +190,7 @@ def _service(entry: Any, index: int) -> Classified:
         raise ClassificationError(f"services[{index}].name is not the name of a service")
     if verdict not in VERDICTS:
         raise ClassificationError(f"services[{index}].verdict is neither {' nor '.join(VERDICTS)}")
-    advice = entry.get("advice")
+    advice, budget = entry.get("advice"), _number(entry.get("budget_s"), math.nan)
     return Classified(
         name,
         verdict,
@@ -168,4 +198,6 @@ def _service(entry: Any, index: int) -> Classified:
         advice[:1000] if isinstance(advice, str) else "",
         _number(entry.get("confidence"), 1.0),
         entry.get("overridden") is True,
+        None if math.isnan(budget) else budget,
+        _count(entry.get("clients")),
     )

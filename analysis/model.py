@@ -270,6 +270,40 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A service that differs from an earlier classification.
+
+    Attributes:
+        kind: verdict (it moved to the other group), appeared, gone, changed (in other ways); "" if nothing did.
+        before, after: the verdicts; "" where the service was not seen.
+        details: the other differences, as sentences.
+    """
+
+    name: str
+    kind: Literal["verdict", "appeared", "gone", "changed", ""]
+    before: str
+    after: str
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is different from an earlier classification.
+
+    Attributes:
+        file: its name.
+        context: differences of the captures themselves, as sentences.
+        changes: services that differ; those that moved to the other group first.
+        same: number of services that do not.
+    """
+
+    file: str
+    context: tuple[str, ...]
+    changes: tuple[Change, ...]
+    same: int
+
+
+@dataclass(frozen=True)
 class Classification:
     """The result of `sms classify`. Packets of services, elsewhere and unclassified add up to the capture's.
 
@@ -280,6 +314,7 @@ class Classification:
         servers: other machines that serve nodes or the management node; their packets are in ``elsewhere``.
         bin_s: seconds per part of a timeline.
         matrix: the traffic between machines, without port scans.
+        compared: with an earlier classification; None without one.
     """
 
     capture: Capture
@@ -294,12 +329,15 @@ class Classification:
     made: Provenance = field(default_factory=Provenance)
     servers: tuple[Server, ...] = ()
     matrix: Matrix = field(default_factory=Matrix)
+    compared: Comparison | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the published format (docs/classification.schema.json), for JSON and YAML."""
         data = _plain(asdict(self))
         for entry, service in zip(data["services"], self.services, strict=True):
             entry["group"] = service.group
+        if self.compared is None:
+            del data["compared"]
         return dict(data)
 
 

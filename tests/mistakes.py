@@ -366,6 +366,8 @@ TABLES = {
 2 ConfigError    classify text --node x
 2 ConfigError    classify text --nodes 10.0.0.0/33
 2 ConfigError    classify text --override nfs
+2 ConfigError    classify text --compare nope
+2 ConfigError    classify text --compare text
 2 ConfigError    classify text --override nfs=sometimes
 2 usage          classify text --format xml
 2 ConfigError    classify text -o none/x.yaml

@@ -97,6 +97,7 @@ def _environment() -> Environment:
         boots=boots,
         unseen=describe_unseen,
         low_confidence=LOW_CONFIDENCE,
+        changes=CHANGES,
     )
     return environment
 
@@ -121,6 +122,8 @@ TOWARD = {
     "both": "both sides open connections",
     "outside": "nodes connect to the outside through the management node",
 }
+CHANGES = {"verdict": "moved", "appeared": "appeared", "gone": "gone", "changed": "changed"}
+"""What is different from an earlier classification."""
 PHASES = {"boot": "boot only", "steady": "steady", "both": "boot and steady"}
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from analysis.model import (
     Capture,
+    Change,
     Classification,
+    Comparison,
     Connections,
     Destination,
     Interval,
@@ -414,6 +416,18 @@ def interrupted() -> Classification:
     return replace(found, capture=capture, services=services)
 
 
+def moved() -> Classification:
+    """The same as `paper`, compared with an earlier one."""
+    changes = (
+        Change("nfs", "verdict", "deferrable", "time-critical", ("tolerated outage 1 min, was 24 h",)),
+        Change("rsyslog", "appeared", "", "time-critical", ("confidence 99 %",)),
+        Change("nis", "gone", "time-critical", "", ("this capture is too short: 2 days would show it",)),
+        Change("chrony", "changed", "time-critical", "time-critical", ("tolerated outage 17.1 min, was 8.53 min",)),
+    )
+    context = ("captured 24 h, was 1 h", "450 nodes, was 448")
+    return replace(paper(), compared=Comparison("before.yaml", context, changes, 7))
+
+
 def many(count: int = 60) -> Classification:
     """``count`` services, as on a busy network; the fourth is routing."""
     found = paper()
@@ -435,7 +449,7 @@ def huge() -> Classification:
     return replace(found, capture=replace(found.capture, packets=3 * 10**12, bytes=3 * 10**18, duration_s=1e9))
 
 
-FIXED = ("verdict", "initiator", "phase", "budget_from", "role", "finding")
+FIXED = ("verdict", "initiator", "phase", "budget_from", "role", "kind", "before", "after", "finding")
 """Fields with a fixed set of values."""
 
 

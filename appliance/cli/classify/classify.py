@@ -21,6 +21,7 @@ EXAMPLES = """\
   sms classify sms.pcap --why nfs            the reasons and the evidence for one service
   sms classify sms.pcap -o report.html       a page with timelines and a diagram of who talks to whom
   sms classify sms.pcap -o found.yaml        for sms build --from found.yaml
+  sms classify new.pcap --compare old.yaml   what moved since an earlier result
   sms classify --live br-prov --duration 1h  capture on an interface, then classify
 
 tcpdump -i br-prov -s 400 -w - | sms classify - reads packets as they arrive; Ctrl-C ends it. Exit status:
@@ -51,6 +52,7 @@ def add(verbs: Verbs) -> None:
     add("--services", type=filled, metavar="DIR", help=own)
     verdict = "the site's own verdict on a service: time-critical or deferrable (repeatable)"
     add("--override", action="append", default=[], metavar="NAME=VERDICT", help=verdict)
+    add("--compare", type=filled, metavar="FILE", help="an earlier result (YAML or JSON): show what moved since")
     add("--format", choices=FORMS, help="default: by the name of -o, else table")
     add("--json", action="store_const", dest="format", const="json", help="the same as --format json")
     add("-o", "--output", type=filled, metavar="FILE", help="write to a file, atomically")
@@ -125,6 +127,7 @@ def read_options(arguments: argparse.Namespace) -> ClassifyOptions:
         nodes=tuple(arguments.nodes),
         services=Path(arguments.services) if arguments.services else services_folder(arguments.site),
         overrides=parse_overrides(arguments.override),
+        compare=arguments.compare or "",
     )
 
 
@@ -214,6 +217,9 @@ def summarize(found: Classification, path: Path, form: str) -> str:
     for verdict in ("time-critical", "deferrable"):
         names = [service.name for service in found.services if service.verdict == verdict]
         lines.append(f"  {verdict + ':':14} {', '.join(names) or 'none'}")
+    if found.compared:
+        moved = [one.name for one in found.compared.changes if one.kind != "changed"]
+        lines.append(f"  {'moved:':14} {', '.join(moved) or 'none'}, compared with {found.compared.file}")
     if form in ("yaml", "json"):
         lines.append(f"  next:          sms build --from {path}")
     return "\n".join(lines)

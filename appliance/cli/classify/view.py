@@ -36,6 +36,13 @@ GROUPS = (
         'running nodes do not wait for these; after the "tolerated outage" the effects become visible',
     ),
 )
+CHANGES = {
+    "verdict": ("moved", "bold yellow"),
+    "appeared": ("appeared", "bold yellow"),
+    "gone": ("gone", "bold yellow"),
+    "changed": ("changed", ""),
+}
+"""Title and style of what is different from an earlier classification."""
 OPENERS = {"node": "nodes", "sms": "SMS", "both": "both"}
 PHASES = {"boot": "while nodes booted", "steady": "while nodes ran", "both": "while nodes booted and while they ran"}
 NO_TRAFFIC = "it has no traffic of its own, or its ports belong to a service of the site: no capture shows it"
@@ -76,8 +83,18 @@ def view(
         stacked: one group below the other, whatever the width.
     """
     if why and not verbose:
-        return Group(*_remarks(found), *list(_reasons(found, why, verbose=False))[0 if found.capture.remarks else 1 :])
-    parts: list[RenderableType] = [*_remarks(found), _head(found), Text(), *_tables(found, console, stacked)]
+        return Group(
+            *_remarks(found),
+            *_compared(found),
+            *list(_reasons(found, why, verbose=False))[0 if found.capture.remarks else 1 :],
+        )
+    parts: list[RenderableType] = [
+        *_remarks(found),
+        _head(found),
+        *_compared(found),
+        Text(),
+        *_tables(found, console, stacked),
+    ]
     if lacking := [each for each in found.services if each.verdict == "time-critical" and not each.carried]:
         parts += [Text(), _titled("Time-critical, but cannot run in the container", "yellow")]
         parts.append(_pairs((each.name, each.advice or "keep it on a machine that stays up") for each in lacking))
@@ -92,6 +109,29 @@ def _remarks(found: Classification) -> Iterator[RenderableType]:
     """Show the limits of the capture."""
     for remark in found.capture.remarks:
         yield _pairs([("note", remark)], "bold yellow")
+
+
+def _compared(found: Classification) -> Iterator[RenderableType]:
+    """Show what is different from an earlier classification."""
+    compared = found.compared
+    if compared is None:
+        return
+    context = "; ".join(compared.context)
+    rows = [("compared", f"with {compared.file}{f': {context}' if context else ''}", "bold")]
+    for each in compared.changes:
+        title, style = CHANGES[each.kind]
+        was = f"was {each.before}" if each.before else ""
+        verdict = was if each.kind == "gone" else each.after if each.kind == "changed" else f"{each.after}, {was}"
+        rows.append((title, "; ".join((f"{each.name}: {verdict.removesuffix(', ')}", *each.details)), style))
+    same = units.counted(compared.same, "service")
+    rows.append(("same", f"{same}: same verdict, similar numbers" if compared.same else "none", ""))
+    yield Text()
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text, style in rows:
+        table.add_row(_text(name, style), _text(text))
+    yield table
 
 
 def _text(value: str, style: str = "") -> Text:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from analysis import units
 from analysis.addresses import read_address
@@ -24,6 +25,9 @@ from appliance.errors import ConfigError, SmsError
 from appliance.operations.classify.signatures import Catalogue, make_signatures, open_catalogue
 from appliance.progress import Progress
 from appliance.text import SHORT, nearest, printable
+
+if TYPE_CHECKING:
+    from analysis.classification import Report
 
 __all__ = ["STDIN", "Catalogue", "ClassifyOptions", "classify", "open_catalogue", "units"]
 
@@ -43,6 +47,7 @@ class ClassifyOptions:
         nodes: networks whose addresses are compute nodes.
         services: folder of the site's own services.
         overrides: the site's verdicts by service name.
+        compare: file with an earlier classification.
     """
 
     captures: tuple[str, ...] = ()
@@ -53,6 +58,7 @@ class ClassifyOptions:
     nodes: tuple[str, ...] = ()
     services: Path | None = None
     overrides: Mapping[str, Verdict] = field(default_factory=dict)
+    compare: str = ""
 
 
 def classify(
@@ -73,6 +79,7 @@ def classify(
     check_captures(options)
     sms, node = (check_address(value, name) for value, name in ((options.sms, "--sms"), (options.node, "--node")))
     nodes = tuple(map(check_network, options.nodes))
+    before = read_earlier(options.compare) if options.compare else None
     catalogue = catalogue or open_catalogue(options.services)
     options = replace(options, sms=sms, node=node, nodes=nodes)
     overrides = {catalogue.find(name): verdict for name, verdict in options.overrides.items()}
@@ -80,7 +87,28 @@ def classify(
         found = _analyze(options, make_signatures(catalogue), overrides, progress, meanwhile)
     except CaptureError as error:
         raise SmsError(units.plain(error.message), hint=units.plain(error.hint)) from error
-    return replace(found, made=Provenance(__version__, options=options_of(options)))
+    found = replace(found, made=Provenance(__version__, options=options_of(options)))
+    if before is None:
+        return found
+    from analysis.comparison import compare
+
+    return replace(found, compared=compare(before, options.compare, found))
+
+
+def read_earlier(file: str) -> Report:
+    """Read the classification to compare with, before the captures, which may take hours.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a classification.
+    """
+    from analysis.classification import ClassificationError, read_classification
+    from appliance.config.read import read_text
+
+    try:
+        return read_classification(read_text(Path(file)))
+    except ClassificationError as error:
+        hint = "name a file that sms classify -o FILE.yaml or FILE.json wrote"
+        raise ConfigError(f"--compare: {file}: {units.plain(str(error))}", hint=hint) from None
 
 
 def options_of(options: ClassifyOptions) -> dict[str, str]:
@@ -88,7 +116,7 @@ def options_of(options: ClassifyOptions) -> dict[str, str]:
     overrides = ", ".join(f"{name}={verdict}" for name, verdict in options.overrides.items())
     folder = str(options.services or "")
     given = {"sms": options.sms, "node": options.node, "nodes": ", ".join(options.nodes)}
-    given |= {"services": folder, "override": overrides, "live": options.live}
+    given |= {"services": folder, "override": overrides, "live": options.live, "compare": options.compare}
     return {name: value for name, value in given.items() if value}
 
 

@@ -19,7 +19,8 @@ PAGES: dict[str, Classification] = {
     "huge": example.huge(),
     "3 seconds": example.lasting(3.0),
     "30 days": example.lasting(30 * example.DAY),
-    "hostile": example.with_text(example.paper(), lambda: HOSTILE),
+    "moved": example.moved(),
+    "hostile": example.with_text(example.moved(), lambda: HOSTILE),
 }
 
 

@@ -42,7 +42,10 @@ SHIPPED = read_catalog(share("definitions", "services"))
 # The published format
 
 
-@pytest.mark.parametrize("made", [example.paper(), example.empty(), example.many()], ids=["paper", "empty", "many"])
+MADE = {"paper": example.paper(), "empty": example.empty(), "many": example.many(), "moved": example.moved()}
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 def test_the_schema_accepts_the_output(made: Classification) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     as_json, as_yaml = json.loads(flow.render(made, "json")), yaml.safe_load(flow.render(made, "yaml"))
@@ -505,6 +508,37 @@ def test_the_verdict_of_the_site(capture: Path, capsys: pytest.CaptureFixture[st
     assert err == "--override: slrumctld is not in the captures; did you mean slurmctld?\n"
 
 
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_compare(form: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its own output nothing moves; with another verdict, that service does. The file may be replaced by -o."""
+    file = Path(f"before.{form}")
+    assert run(capsys, "-q", "classify", capture, "-o", file)[0] == 0
+    status, out, _ = run(capsys, "-q", "classify", capture, "--compare", file)
+    assert status == 0
+    assert f"compared  with {file}\nsame      10 services: same verdict, similar numbers\n" in out
+    arguments = ("--compare", file, "--override", "nfs=deferrable")
+    status, out, _ = run(capsys, "-q", "classify", capture, *arguments, "--json")
+    data = json.loads(out)
+    jsonschema.validate(data, SCHEMA)
+    assert data["compared"]["file"] == str(file)
+    assert data["compared"]["changes"] == [
+        {
+            "name": "nfs",
+            "kind": "verdict",
+            "before": "time-critical",
+            "after": "deferrable",
+            "details": ["now set by the site"],
+        }
+    ]
+    assert data["made"]["options"]["compare"] == str(file)
+    status, out, _ = run(capsys, "-q", "classify", capture, *arguments, "--why", "ntp")
+    assert "moved     nfs: deferrable, was time-critical; now set by the site\n" in out
+    assert "SMS-mgmt" not in out
+    status, out, err = run(capsys, "classify", capture, *arguments, "-o", file)
+    assert (status, "moved:         nfs, compared with" in err) == (0, True)
+    assert b"What moved" in flow.render(example.moved(), "html").encode()
+
+
 MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
     "nothing": ([], 2, "no capture given", "--live"),
     "both": (["a.pcap", "--live", "lo"], 2, "are mutually exclusive", ""),
@@ -529,6 +563,9 @@ MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
     "no network": (["CAPTURE", "--nodes", "10.1"], 2, "--nodes: 10.1 is not a network", "10.2.0.0/16"),
     "why with json": (["CAPTURE", "--why", "nfs", "--json"], 2, "--why requires the table format", "reasons"),
     "a zero in a name": (["a\0b"], 2, "cannot be read", ""),
+    "no earlier result": (["CAPTURE", "--compare", "nope"], 2, "nope: cannot be read: no such file", "check the path"),
+    "compared with a text": (["CAPTURE", "--compare", "text.pcap"], 2, "it has no list `services`", "-o FILE.yaml"),
+    "an empty comparison": (["CAPTURE", "--compare", ""], 2, "argument --compare: is empty", ""),
     "no form": (["CAPTURE", "--format", "xml"], 2, "invalid choice: 'xml'", ""),
     "over the capture": (["CAPTURE", "-o", "CAPTURE"], 2, "is one of the captures", "another file"),
     "into no folder": (["CAPTURE", "-o", "no/x.json"], 2, "no is not a folder", ""),

@@ -109,7 +109,7 @@ def test_rendering_is_reproducible() -> None:
 def test_every_text_is_shown_and_none_becomes_markup() -> None:
     """Each string of the model is in the page, escaped; this finds forgotten fields."""
     numbers = count()
-    found = example.with_text(example.paper(), lambda: f"<i>&q{next(numbers)}q\x07")
+    found = example.with_text(example.moved(), lambda: f"<i>&q{next(numbers)}q\x07")
     text = render_html(found)
     assert next(numbers) > 150
     assert [n for n in range(next(numbers) - 1) if f"&lt;i&gt;&amp;q{n}q\\x07" not in text] == []

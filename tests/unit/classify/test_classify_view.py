@@ -23,7 +23,7 @@ def screen(found: Classification, width: int = 80, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 150, 250])
-@pytest.mark.parametrize("made", [example.paper(), example.empty(), example.many()], ids=["paper", "empty", "many"])
+@pytest.mark.parametrize("made", [example.paper(), example.empty(), example.many(), example.moved()])
 def test_no_line_is_wider_than_the_screen(made: Classification, width: int) -> None:
     console = console_for(width)
     assert console.width == max(width, MIN_WIDTH)
@@ -107,6 +107,23 @@ def test_services_that_the_container_cannot_run_have_advice() -> None:
     assert "tcp/4444 keep it on a machine that stays up" in text
 
 
+def test_what_moved_stands_before_the_groups() -> None:
+    text = view_text(example.moved())
+    assert text.index("compared  with before.yaml: captured 24 h, was 1 h; 450 nodes, was 448") < text.index(
+        "SMS-services"
+    )
+    for line in (
+        "moved     nfs: time-critical, was deferrable; tolerated outage 1 min, was 24 h",
+        "appeared  rsyslog: time-critical; confidence 99 %",
+        "gone      nis: was time-critical; this capture is too short: 2 days would show it",
+        "changed   chrony: time-critical; tolerated outage 17.1 min, was 8.53 min",
+        "same      7 services: same verdict, similar numbers",
+    ):
+        assert f"\n{line}\n" in text
+    for width in (40, 80, 120):
+        assert max(map(len, screen(example.moved(), width).splitlines())) <= width
+
+
 def test_reasons_on_demand() -> None:
     found = example.paper()
     reason = example.WAREWULF.reasons[1]
@@ -148,7 +165,7 @@ def test_all_that_was_read_and_not_read_is_shown() -> None:
 
 def test_a_capture_is_hostile() -> None:
     """Its text is neither markup nor control characters for the terminal, and does not hide other output."""
-    made = example.with_text(example.paper(), lambda: example.HOSTILE)
+    made = example.with_text(example.moved(), lambda: example.HOSTILE)
     text = screen(made, 80, verbose=True)
     assert {letter for letter in text if not letter.isprintable()} == {"\n"}
     assert "[red]" in text
