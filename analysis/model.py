@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -330,6 +331,13 @@ class Classification:
     servers: tuple[Server, ...] = ()
     matrix: Matrix = field(default_factory=Matrix)
     compared: Comparison | None = None
+
+    @property
+    def parts(self) -> int:
+        """How many parts of the timelines the capture covers; it may have ended before the last of them."""
+        longest = max((len(line) for one in self.services for line in (one.timeline, one.timeline_boot)), default=0)
+        begun = self.capture.duration_s / self.bin_s if self.bin_s > 0 else math.inf
+        return min(longest, math.floor(begun) + 1) if 0 <= begun < longest else longest
 
     def as_dict(self) -> dict[str, Any]:
         """Return the published format (docs/classification.schema.json), for JSON and YAML."""

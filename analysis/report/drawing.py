@@ -115,13 +115,6 @@ class Strip:
     total_boot: int
 
 
-def parts_shown(found: Classification) -> int:
-    """Return how many parts of the timelines the capture covers; it may have ended before the last of them."""
-    longest = max((len(line) for one in found.services for line in (one.timeline, one.timeline_boot)), default=0)
-    begun = found.capture.duration_s / found.bin_s if found.bin_s > 0 else math.inf
-    return min(longest, math.floor(begun) + 1) if 0 <= begun < longest else longest
-
-
 def strip(service: Service, number: int, parts: int) -> Strip:
     """Return the timeline of a service. Both directions share one scale."""
     pairs = list(zip_longest(service.timeline, service.timeline_boot, fillvalue=0))[:parts]

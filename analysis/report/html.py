@@ -31,7 +31,7 @@ def render_html(classification: Classification) -> str:
     numbered = list(enumerate(found.services[:MAX_SERVICES], 1))
     start = units.read_time(found.capture.start)
     bars, budget_ticks = drawing.budgets(numbered)
-    shown = drawing.parts_shown(found)
+    shown = found.parts
     outages, effects = outage.predict(found, numbered)
     return (
         _environment()

@@ -6,8 +6,11 @@ rich's markup nor reach the terminal as control characters.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from io import StringIO
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -46,6 +49,9 @@ CHANGES = {
 OPENERS = {"node": "nodes", "sms": "SMS", "both": "both"}
 PHASES = {"boot": "while nodes booted", "steady": "while nodes ran", "both": "while nodes booted and while they ran"}
 NO_TRAFFIC = "it has no traffic of its own, or its ports belong to a service of the site: no capture shows it"
+SPARKS = 24
+"""Maximum parts of a timeline."""
+BLOCKS = " ▁▂▃▄▅▆▇█"
 MIN_WIDTH = 40
 """Columns of the narrowest supported terminal."""
 UNLIMITED_WIDTH = 1000
@@ -185,9 +191,7 @@ def _tables(found: Classification, console: Console, stacked: bool) -> Iterator[
     for drop in range(len(DROPPED) + 1):
         left_out = DROPPED[:drop]
         groups = [_group(found, group, {*COLUMNS} - {*left_out}) for group in GROUPS]
-        widths = [
-            Measurement.get(console, console.options.update(width=UNLIMITED_WIDTH), each).maximum for each in groups
-        ]
+        widths = [_width(console, each) for each in groups]
         if max(widths) <= console.width:
             break
     if sum(widths) + 4 <= console.width and not stacked:
@@ -195,15 +199,52 @@ def _tables(found: Classification, console: Console, stacked: bool) -> Iterator[
         both.add_row(*groups)
         yield both
     else:
+        if not (stacked or left_out) and draws_blocks(console):
+            drawn = [_group(found, group, {*COLUMNS}, timelines=Timelines(found)) for group in GROUPS]
+            groups = drawn if max(_width(console, each) for each in drawn) <= console.width else groups
         yield Group(groups[0], Text(), groups[1])
     if left_out and found.services:
         yield Text(f"too narrow for: {', '.join(left_out)}", "dim")
 
 
-def _group(found: Classification, group: tuple[str, str, str, str], columns: set[str]) -> RenderableType:
+def _width(console: Console, table: RenderableType) -> int:
+    return Measurement.get(console, console.options.update(width=UNLIMITED_WIDTH), table).maximum
+
+
+def draws_blocks(console: Console) -> bool:
+    """Return whether the terminal has the characters of a timeline; the text console of Linux has not."""
+    return console.encoding.lower().startswith("utf") and os.environ.get("TERM") != "linux"
+
+
+class Timelines:
+    """Contacts over time in one line of blocks, each on its own scale; dots where nothing was captured."""
+
+    def __init__(self, found: Classification) -> None:
+        self.parts = found.parts
+        self.each = max(-(-self.parts // SPARKS), 1)
+        middles = [(begin + self.each / 2) * found.bin_s for begin in range(0, self.parts, self.each)]
+        self.missing = [any(begin <= at < end for begin, end in found.capture.gaps) for at in middles]
+
+    def line(self, service: Service) -> str:
+        """Return the line of a service."""
+        both = zip_longest(service.timeline, service.timeline_boot, fillvalue=0)
+        counts = [max(sum(contacts), 0) for contacts in islice(both, self.parts)]
+        counts += [0] * (self.parts - len(counts))
+        blocks = [counts[begin : begin + self.each] for begin in range(0, self.parts, self.each)]
+        rates = [sum(block) / len(block) for block in blocks]  # the last block may be shorter
+        most = max(rates, default=0.0)
+        return "".join(
+            BLOCKS[math.ceil(rate / most * (len(BLOCKS) - 1))] if rate else "·" if missing else " "
+            for rate, missing in zip(rates, self.missing, strict=True)
+        )
+
+
+def _group(
+    found: Classification, group: tuple[str, str, str, str], columns: set[str], timelines: Timelines | None = None
+) -> RenderableType:
     verdict, title, colour, means = group
     services = [each for each in found.services if each.verdict == verdict]
-    table: RenderableType = _table(services, columns) if services else Text("none seen", "dim")
+    table: RenderableType = _table(services, columns, timelines) if services else Text("none seen", "dim")
     return Group(_titled(f"{title} ({len(services)})", colour), _Filling(means), table)
 
 
@@ -220,14 +261,17 @@ class _Filling:
         return Measurement(1, 1)
 
 
-def _table(services: Iterable[Service], columns: set[str]) -> Table:
+def _table(services: Iterable[Service], columns: set[str], timelines: Timelines | None) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("service", max_width=24, overflow="ellipsis", no_wrap=True)
     shown = [title for title in COLUMNS if title in columns]
     for title in shown:
         table.add_column(title, justify="right" if title in NUMBERS else "left", no_wrap=True)
+    if timelines:
+        table.add_column("contacts over time", no_wrap=True)
     for each in services:
-        table.add_row(_text(each.name), *(COLUMNS[title](each) for title in shown))
+        line = [timelines.line(each)] if timelines else []
+        table.add_row(_text(each.name), *(COLUMNS[title](each) for title in shown), *line)
     return table
 
 

@@ -339,10 +339,10 @@ def test_timelines(steady: tuple[int, ...], boot: tuple[int, ...], line: float, 
 def test_a_timeline_ends_with_the_capture() -> None:
     """The core doubles the length of a part when it runs out of parts: up to half of them may be empty."""
     found = replace(example.paper(), bin_s=2500.0)
-    assert drawing.parts_shown(found) == 35
-    assert drawing.parts_shown(example.paper()) == 64
+    assert found.parts == 35
+    assert example.paper().parts == 64
     assert drawing.strip(example.CHRONY, 1, 35).parts == 35
-    assert drawing.parts_shown(example.empty()) == 0
+    assert example.empty().parts == 0
 
 
 def test_gaps_are_shaded_and_listed() -> None:

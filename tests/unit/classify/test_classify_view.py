@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from analysis.model import Classification, Interval, Nodes, Service
-from appliance.cli.classify.view import MIN_WIDTH, console_for, view, view_text
+from appliance.cli.classify.view import MIN_WIDTH, Timelines, console_for, view, view_text
 from tests.unit import classification_example as example
 
 
@@ -105,6 +105,29 @@ def test_services_that_the_container_cannot_run_have_advice() -> None:
     bare = replace(example.NFS, name="tcp/4444", advice="")
     text = " ".join(screen(replace(example.paper(), services=(bare,))).split())
     assert "tcp/4444 keep it on a machine that stays up" in text
+
+
+def test_timelines_on_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not side by side, not in files, and not on the text console, which lacks the characters."""
+    monkeypatch.setenv("TERM", "xterm")
+    found = example.interrupted()
+    text = screen(found, 120)
+    assert re.search(r"^ganglia .* 99 %  █{8}▆···▃█{9}$", text, re.MULTILINE)
+    assert re.search(r"^provisioning .* 88 %        ██ ···· +$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 120
+    for shown in (screen(found, 80), screen(found, 180), view_text(found), screen(example.empty(), 120)):
+        assert "over time" not in shown
+    monkeypatch.setenv("TERM", "linux")
+    assert "over time" not in screen(found, 120)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, 0.0])
+def test_timelines_of_lengths_that_cannot_be(bad: float) -> None:
+    found = replace(example.interrupted(), bin_s=bad)
+    service = replace(example.NFS, timeline=(5, -3), timeline_boot=())
+    assert "█" in Timelines(found).line(service)
+    assert set(Timelines(found).line(replace(service, timeline=()))) <= {" ", "·"}
+    assert Timelines(example.empty()).line(service) == ""
 
 
 def test_what_moved_stands_before_the_groups() -> None:
