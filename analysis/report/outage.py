@@ -23,7 +23,7 @@ class Effect:
 
     Attributes:
         state: "noticed" if it lasts longer than the tolerated outage, else "tolerated"; "unknown" without a budget.
-        nodes: who notices; "" if nobody does.
+        nodes: who notices then; "" if that is unknown.
         contacts: how many contacts fail or wait.
     """
 
@@ -75,7 +75,7 @@ def effect(service: Service, length_s: float, covered_s: float) -> Effect:
     if service.phase == "boot":
         return Effect(state, "nodes that boot", "")
     if service.initiator == "sms":
-        return Effect(state, "nobody on nodes", "")
+        return Effect(state, "not by nodes", "")
     contacts = service.contacts or service.connections.node
     made = contacts * length_s / covered_s if covered_s > 0 else math.nan
     if not math.isfinite(made) or service.clients <= 0:
@@ -103,10 +103,8 @@ def _about(value: float, what: str) -> str:
 def _summary(seconds: float, rows: Sequence[Row], index: int) -> str:
     noticed = [row.service for row in rows if row.effects[index].state == "noticed"]
     if not noticed:
-        return f"{units.span(seconds)}: nodes tolerate it in every service."
+        return f"{units.span(seconds)}: tolerated in every service."
     names = [units.plain(one.name, 32) for one in noticed]
     more = len(names) - MAX_NAMED
     listed = units.listed([*names[:MAX_NAMED], *([units.counted(more, "other")] if more > 0 else [])])
-    return (
-        f"{units.span(seconds)}: nodes notice it in {len(noticed)} of {units.counted(len(rows), 'service')}: {listed}."
-    )
+    return f"{units.span(seconds)}: noticed in {len(noticed)} of {units.counted(len(rows), 'service')}: {listed}."

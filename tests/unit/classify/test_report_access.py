@@ -120,7 +120,7 @@ def test_arrows_choose_the_length_of_an_outage(browser: Browser, tmp_path: Path)
     press(browser, "ArrowRight", 39)
     (summary, head), focus = browser.evaluate(shown)
     assert (head, focus) == ("1 h", "length-5")
-    assert summary.startswith("1 h: nodes notice it in 6 of 10 services: nat, ")
+    assert summary.startswith("1 h: noticed in 6 of 10 services: nat, ")
     for _ in range(5):
         press(browser, "ArrowLeft", 37)
     assert browser.evaluate(shown)[1] == "length-10", "before the first comes the last"
