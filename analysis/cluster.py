@@ -30,5 +30,7 @@ FILE_SYSTEMS: dict[tuple[int, int], str] = {
 STORAGE: Places = frozenset({*FILE_SYSTEMS, (TCP, 2049), (UDP, 2049), (TCP, 3260)})
 """These, NFS and iSCSI."""
 DHCP = (UDP, 67)
+DHCP_SERVERS: Places = frozenset({DHCP, (UDP, 547)})
+"""RFC 2131, 4.1; RFC 8415, 7.2."""
 BOOTS: Places = frozenset({(UDP, 69), (UDP, 4011)})
 """Boots over the network: TFTP, and PXE's boot server (PXE 2.1, 2.2.3). DHCP alone is in any network."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from analysis.cluster import BOOTS, SCHEDULERS, STORAGE, Places
+from analysis.cluster import BOOTS, DHCP_SERVERS, SCHEDULERS, STORAGE, Places
 from analysis.context import CaptureContext
 from analysis.observed import SCANNED, Observation, Role, Row, Sample
-from analysis.protocols import DHCP_PORTS
 from analysis.role_assigner import COMMON_PORTS, Roles
 from analysis.services import ServiceCounts
 from analysis.signatures import UDP
@@ -19,7 +18,7 @@ FEW_NODES = 3
 OF_A_NODE = 2
 """Critical services that a machine uses if it behaves like a node; names, mail and web pages are not counted."""
 CLUSTER_PLACES: Places = SCHEDULERS | BOOTS | STORAGE
-ADDRESSES = {*((UDP, port) for port in DHCP_PORTS), (UDP, 546), (UDP, 547)}
+ADDRESSES: Places = DHCP_SERVERS | {(UDP, 68), (UDP, 546)}
 BOOT_CLIENTS = (b"PXEClient", b"HTTPClient")
 """Vendor classes of firmware that boots from the network (PXE 2.1, 2.2.1; UEFI 2.10, 24.7.3)."""
 INSIDE = (Role.NODE, Role.SMS, Role.SERVER)

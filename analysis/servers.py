@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from analysis.addresses import UNSPECIFIED, is_local
-from analysis.cluster import BOOTS, CONTROLLERS, DHCP, FILE_SYSTEMS, NODE_DAEMONS
+from analysis.cluster import BOOTS, CONTROLLERS, DHCP, DHCP_SERVERS, FILE_SYSTEMS, NODE_DAEMONS
 from analysis.host_index import NODE_PORTS
 from analysis.model import Server, ServerRole
 from analysis.nodes import IPMI, find_machines
@@ -58,6 +58,15 @@ def find_servers(roles: Roles, hosts: Sequence[Host], links: Sequence[Link], sig
     return replace(roles, by_index=bytes(changed), servers=seen.report(upstream, downstream))
 
 
+@dataclass(slots=True)
+class _Traffic:
+    """All traffic to one port of one host; ``clients`` are indexes of hosts."""
+
+    packets: int = 0
+    bytes: int = 0
+    clients: set[int] = field(default_factory=set)
+
+
 @dataclass
 class _Served:
     """A machine that serves: its services with their clients, packets and bytes."""
@@ -87,12 +96,12 @@ class _Use:
     packets: int = 0
     bytes: int = 0
 
-    def add(self, link: Link, host: int, client: str = "") -> None:
-        self.places.add((link.protocol, link.port))
-        self.clients |= {client} - {""}
+    def add(self, host: int, place: Place, traffic: _Traffic, clients: Collection[str] = ()) -> None:
+        self.places.add(place)
+        self.clients.update(clients)
         self.hosts.add(host)
-        self.packets += link.packets
-        self.bytes += link.bytes
+        self.packets += traffic.packets
+        self.bytes += traffic.bytes
 
 
 Uses = dict[str, dict[str, _Use]]
@@ -118,6 +127,7 @@ class _Seen:
         self.used: dict[str, set[Place]] = defaultdict(set)
         self.answers_dhcp: dict[str, _Use] = defaultdict(_Use)
         self.relays = set[str]()
+        self.names: dict[Place, str] = {}
         # What the management node manages, and what takes part in its scheduler.
         self.managed, self.daemons, self.scheduled = set[str](), set[str](), set[str]()
         self._see(links)
@@ -129,49 +139,64 @@ class _Seen:
         return self.roles.machine[index]
 
     def _see(self, links: Iterable[Link]) -> None:
+        """Group the links by server and place first: there may be a hundred thousand between nodes."""
         by_index, sms, node, group = self.roles.by_index, Role.SMS.value, Role.NODE.value, Role.GROUP.value
-        for link in links:
-            client, server = by_index[link.client], by_index[link.server]
-            if client == sms and server == node:
-                self._see_management(link)
-            elif client == node and server == sms and link.port:
-                self._see_node(link)
-            elif client == node and link.port:
-                self._see_between(link)
-            elif client == group and server == node and (link.protocol, link.port) == DHCP:
+        managed, between, answers = (defaultdict[tuple[int, int, int], _Traffic](_Traffic) for _ in range(3))
+        for client, server, protocol, port, packets, octets in links:
+            opener, other = by_index[client], by_index[server]
+            if opener == node and other == sms and port:
+                self._see_node(client, (protocol, port))
+                continue
+            if opener == node and port:
+                traffic = between[server, protocol, port]
+            elif opener == sms and other == node:
+                traffic = managed[server, protocol, port]
+            elif opener == group and other == node and (protocol, port) == DHCP:
                 # An answer to all: the client has no address yet.
-                self.answers_dhcp[self.server_name(link.server)].add(link, link.server)
+                traffic = answers[server, protocol, port]
+            else:
+                continue
+            traffic.packets += packets
+            traffic.bytes += octets
+            traffic.clients.add(client)
+        for (server, protocol, port), traffic in managed.items():
+            self._see_management(server, (protocol, port), traffic)
+        for (server, protocol, port), traffic in between.items():
+            self._see_between(server, (protocol, port), traffic)
+        for (server, protocol, port), traffic in answers.items():
+            self.answers_dhcp[self.server_name(server)].add(server, (protocol, port), traffic)
 
-    def _see_management(self, link: Link) -> None:
+    def _see_management(self, server: int, place: Place, traffic: _Traffic) -> None:
         """Use of another machine by the management node."""
-        place, name = (link.protocol, link.port), self.server_name(link.server)
-        signature = self.place.get(place)
+        name, signature = self.server_name(server), self.place.get(place)
         if place in NODE_DAEMONS:
             self.daemons.add(name)
         if place in IPMI or (signature and signature.critical and signature.sms_opens):
             self.managed.add(name)
-        elif signature and not signature.sms_opens and self.hosts[link.server].sent:
-            self.of_sms[name][signature.name].add(link, link.server)
+        elif signature and not signature.sms_opens and self.hosts[server].sent:
+            self.of_sms[name][signature.name].add(server, place, traffic)
 
-    def _see_node(self, link: Link) -> None:
+    def _see_node(self, client: int, place: Place) -> None:
         """Use of the management node."""
-        place, name = (link.protocol, link.port), self.server_name(link.client)
+        name = self.server_name(client)
         self.used[name].add(place)
         if place in CONTROLLERS:
             self.scheduled.add(name)
-        if place == DHCP and self.hosts[link.client].address not in UNSPECIFIED:
+        if place == DHCP and self.hosts[client].address not in UNSPECIFIED:
             self.relays.add(name)
 
-    def _see_between(self, link: Link) -> None:
-        """Use of another machine than the management node, by a node."""
-        place, name = (link.protocol, link.port), self.client_names.get(link.client, "")
-        if place in NODE_PORTS or place in NODE_DAEMONS or not name or not self._may_serve(link.server):
+    def _see_between(self, server: int, place: Place, traffic: _Traffic) -> None:
+        """Use of another machine than the management node, by nodes."""
+        if place in NODE_PORTS or place in NODE_DAEMONS or not self._may_serve(server):
             return
-        there = self.server_name(link.server)
-        if there not in (name, self.server_name(link.client)):
-            signature = self.place.get(place)
-            what = signature.name if signature else FILE_SYSTEMS.get(place) or iana_name(place)
-            self.of_nodes[there][what].add(link, link.server, name)
+        there = self.server_name(server)
+        # Not those that talk to themselves.
+        others = [one for one in traffic.clients if one in self.client_names and self.server_name(one) != there]
+        if clients := {self.client_names[one] for one in others} - {there, self.client_names.get(server)}:
+            if place not in self.names:
+                signature = self.place.get(place)
+                self.names[place] = signature.name if signature else FILE_SYSTEMS.get(place) or iana_name(place)
+            self.of_nodes[there][self.names[place]].add(server, place, traffic, clients)
 
     def _may_serve(self, index: int) -> bool:
         role, host = self.roles.by_index[index], self.hosts[index]
@@ -237,7 +262,7 @@ class _Seen:
             for what in sorted(few & set(uses)):
                 if self._is_service(uses[what], is_node=name in nodes):
                     found.setdefault(name, _Served()).add(what, uses[what])
-                    if uses[what].places & (CONTROLLERS | BOOTS | {DHCP}):
+                    if uses[what].places & (CONTROLLERS | BOOTS | DHCP_SERVERS):
                         found[name].role = "management node"
         for name, use in self.answers_dhcp.items():
             if name not in self.relays:

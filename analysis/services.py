@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from analysis.cluster import DHCP_SERVERS
 from analysis.model import Destination, Routed, TrafficKind, Unclassified
 from analysis.numbers import quantiles, weight
 from analysis.observed import SCANNED, Link, Observation, Role, Row
@@ -29,8 +30,6 @@ DISCOVERY_PORTS = {(UDP, port) for port in (137, 138, 1900, 3702, 5353, 5355)}
 """Discovery by multicast or broadcast: NetBIOS, SSDP, WS-Discovery, mDNS, LLMNR."""
 REGULAR = 0.25
 """Maximum interquartile range of regular intervals, relative to the median."""
-DHCP_SERVERS = {(UDP, 67), (UDP, 547)}
-"""RFC 2131, 4.1; RFC 8415, 7.2."""
 KNOWN_FRAMES = ("ARP", "LLDP", "LLC")
 """Prefixes of the names of frames without IP whose purpose is known."""
 
