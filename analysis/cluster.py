@@ -12,12 +12,13 @@ def _tcp(*ports: int) -> Places:
     return frozenset((TCP, port) for port in ports)
 
 
-CONTROLLERS = _tcp(6817, 6819, 15001, 15004, 17001, 6444, 9618, 6878)
-"""Where a scheduler serves nodes: slurmctld, slurmdbd; PBS's server, scheduler and pbs_comm; Grid Engine's qmaster,
-HTCondor's collector, LSF's mbatchd (defaults of their documentation)."""
+CONTROLLERS = _tcp(6817, 15001, 17001, 6444, 9618, 6878)
+"""Where a scheduler serves nodes: slurmctld; PBS's server and pbs_comm; Grid Engine's qmaster, HTCondor's collector,
+LSF's mbatchd (defaults of their documentation)."""
 NODE_DAEMONS: Places = _tcp(6818, 15002, 15003, 6445, 6882) | {(UDP, 15003)}
 """Where a scheduler's daemon on a node listens: slurmd, pbs_mom, sge_execd, LSF's sbatchd."""
-SCHEDULERS: Places = CONTROLLERS | NODE_DAEMONS
+SCHEDULERS: Places = CONTROLLERS | NODE_DAEMONS | _tcp(6819, 15004)
+"""Also slurmdbd, and PBS's scheduler."""
 FILE_SYSTEMS: dict[tuple[int, int], str] = {
     (TCP, 988): "lustre",
     **{(protocol, port): "beegfs" for protocol in (TCP, UDP) for port in (8003, 8004, 8005, 8008)},

@@ -39,6 +39,7 @@ def find_servers(roles: Roles, hosts: Sequence[Host], links: Sequence[Link], sig
 
     - The management node is a client of it: it uses a service there that the catalogue does not let it open to nodes.
       No machine becomes a server if more than MAX_SHARE of all would.
+    - The management node pings its scheduler's controller, or it answers DHCP: a second management node.
     - SEVERAL nodes are clients of it: of a service of the catalogue, a scheduler or a file system; or MANY are, of any
       port; and there are not as many servers of that as pure clients, as where nodes are each other's.
 
@@ -126,6 +127,7 @@ class _Seen:
         self.of_nodes: Uses = defaultdict(lambda: defaultdict(_Use))
         self.used: dict[str, set[Place]] = defaultdict(set)
         self.answers_dhcp: dict[str, _Use] = defaultdict(_Use)
+        self.controllers: dict[str, _Use] = defaultdict(_Use)
         self.relays = set[str]()
         self.names: dict[Place, str] = {}
         # What the management node manages, and what takes part in its scheduler.
@@ -171,6 +173,8 @@ class _Seen:
         name, signature = self.server_name(server), self.place.get(place)
         if place in NODE_DAEMONS:
             self.daemons.add(name)
+        if place in CONTROLLERS and signature and self.hosts[server].sent:
+            self.controllers[name].add(server, place, traffic)
         if place in IPMI or (signature and signature.critical and signature.sms_opens):
             self.managed.add(name)
         elif signature and not signature.sms_opens and self.hosts[server].sent:
@@ -264,10 +268,14 @@ class _Seen:
                     found.setdefault(name, _Served()).add(what, uses[what])
                     if uses[what].places & (CONTROLLERS | BOOTS | DHCP_SERVERS):
                         found[name].role = "management node"
-        for name, use in self.answers_dhcp.items():
-            if name not in self.relays:
-                found.setdefault(name, _Served()).add(next(iter(self._names(DHCP))), use)
-                found[name].role = "management node"
+        # Nodes do not listen there: a second controller, which the first pings.
+        others = [(name, use) for name, use in self.controllers.items() if name not in found]
+        others += [(name, use) for name, use in self.answers_dhcp.items() if name not in self.relays]
+        for name, use in others:
+            names = {what for place in use.places for what in self._names(place)}
+            found.setdefault(name, _Served()).add(min(names), use)
+            found[name].services |= names
+            found[name].role = "management node"
         for name, served in found.items():
             if name in self.daemons | self._certain() or (served.role == "server" and name in nodes):
                 served.role = "node"

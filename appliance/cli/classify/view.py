@@ -177,10 +177,14 @@ def _head(found: Classification) -> RenderableType:
 def _servers(found: Classification) -> Iterator[tuple[str, str]]:
     """List the other machines that serve."""
     for index, each in enumerate(found.servers[:MAX_LINES]):
-        users = units.counted(each.nodes, "node") if each.nodes else "the SMS"
-        if each.role == "management node" and not each.nodes:
-            users = "nodes"
-        served = f"{each.addresses[0]} ({each.role}): {', '.join(each.services)} for {users}"
+        users = (
+            f" for {units.counted(each.nodes, 'node')}"
+            if each.nodes
+            else " for the SMS"
+            if each.role == "server"
+            else ""
+        )
+        served = f"{each.addresses[0]} ({each.role}): {', '.join(each.services)}{users}"
         yield "" if index else "servers", f"{served}, {_amount(each.packets, each.bytes)}"
     if len(found.servers) > MAX_LINES:
         yield "", f"and {len(found.servers) - MAX_LINES} more"

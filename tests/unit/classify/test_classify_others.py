@@ -87,6 +87,19 @@ def test_two_management_nodes_are_two(tmp_path: Path) -> None:
     assert other.nodes.count == 8
 
 
+def test_a_second_management_node_is_known_by_pings_of_its_controller(tmp_path: Path) -> None:
+    """On the first one's own interface, nothing else of it is seen."""
+    made = others.failover_pair()
+    own = bytes.fromhex(made.sms.mac.replace(":", ""))
+    made.frames = [(time, frame) for time, frame in made.frames if own in (frame[:6], frame[6:12]) or frame[0] & 1]
+    seen = found(tmp_path, made)
+    assert seen.nodes.count == 8
+    assert [(one.addresses, one.role, one.services) for one in seen.servers] == [
+        (("10.1.0.2",), "management node", ("slurmctld",))
+    ]
+    assert "servers  10.1.0.2 (management node): slurmctld, 170 packets, " in view_text(seen)
+
+
 def test_dhcp_of_another_machine_is_not_the_management_nodes(tmp_path: Path) -> None:
     made = others.own_dhcp_server()
     seen = found(tmp_path, made)
