@@ -13,7 +13,7 @@
 #define MAX_INTERFACES 4096u
 #define CHAIN 3
 #define FAR 157680000LL /* five years in seconds: maximum distance between records found by searching */
-#define AHEAD 4096 /* prefetch distance in bytes */
+#define AHEAD 2048 /* prefetch distance in bytes */
 #define EARLY 315532800LL /* 1980: earlier times are accepted only if other records confirm them */
 #define MAX_WIRE (16u << 20)
 #define LATEST (INT64_MAX / 2)
@@ -189,7 +189,9 @@ static inline __attribute__((always_inline)) void pcap_records(Source *s, const 
 			continue;
 		}
 		p = s->data + s->start;
-		__builtin_prefetch(p + AHEAD); /* the hardware prefetches the lines between */
+		/* Another thread has read it: where the two processors share no cache, each line would be waited for. */
+		for (uint32_t line = 0; line < header + captured; line += LINE)
+			__builtin_prefetch(p + AHEAD + line);
 		pcap->last_s = now;
 		Record record = {
 		    .time = (int64_t)second * NS + (timed ? (int64_t)part * pcap->scale : 0),
