@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from analysis import units
 from analysis.addresses import read_address
 from analysis.errors import CaptureError
-from analysis.model import VERDICTS, Classification, Provenance, Verdict
 from analysis.reading import ProgressCallback, Reading, read_captures, read_stream
 from analysis.signatures import Signature
 from analysis.sources import STDIN, Source, check_files
@@ -28,6 +27,7 @@ from appliance.text import SHORT, nearest, printable
 
 if TYPE_CHECKING:
     from analysis.classification import Report
+    from analysis.model import Classification, Verdict
 
 __all__ = ["STDIN", "Catalogue", "ClassifyOptions", "classify", "open_catalogue", "units"]
 
@@ -87,6 +87,8 @@ def classify(
         found = _analyze(options, make_signatures(catalogue), overrides, progress, meanwhile)
     except CaptureError as error:
         raise SmsError(units.plain(error.message), hint=units.plain(error.hint)) from error
+    from analysis.model import Provenance
+
     found = replace(found, made=Provenance(__version__, options=options_of(options)))
     if before is None:
         return found
@@ -275,6 +277,8 @@ def parse_overrides(values: Iterable[str]) -> dict[str, Verdict]:
     Raises:
         ConfigError: a value does not have this form.
     """
+    from analysis.model import VERDICTS
+
     overrides: dict[str, Verdict] = {}
     for value in values:
         name, _, text = value.partition("=")
