@@ -168,6 +168,9 @@ class Engines(Section):
     )
     why: str = Field("", description="Why it is not `one`.")
     reads: tuple[Name, ...] = Field((), description="Services whose files it reads, too.")
+    settings: dict[AbsolutePath, Pattern] = Field(
+        {}, description="Of their files only these, and of each the lines that match: others may change beside it."
+    )
     lease: AbsolutePath | None = Field(
         None,
         description="Folder of `state` that two at once would destroy: a task starts with it only as its one writer.",

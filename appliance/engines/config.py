@@ -31,6 +31,9 @@ TAKEN = re.compile(
 PASSWORD = re.compile(r"^\s*(\w*Pass(?:word)?)\s*=\s*[^\s/#]", re.MULTILINE | re.IGNORECASE)
 """A setting of slurm.conf with a password; a path is that of a socket (slurm.conf(5), AccountingStoragePass)."""
 
+INCLUDE = re.compile(rb"^\s*Include\s", re.MULTILINE | re.IGNORECASE)
+"""A line of slurm.conf with another file, which may have any setting."""
+
 
 @dataclass(frozen=True)
 class Network:
@@ -86,14 +89,15 @@ def with_files(
     )}  # fmt: skip
     templates = Templates(sources.overlays, **template_values(site, services))
     by_name = {service.name: on_engine(service, site) for service in services}
+    site_files = [path for path in sources.given if path.startswith(f"{FOLDER}/")]
+    whole = bool(SLURM_CONF in seeds and INCLUDE.search(seeds[SLURM_CONF].data))
     filled = []
     for workload in deployment.workloads:
-        parts = _readable(workload, by_name)
-        paths = {file.path for part in parts for file in part.files}
-        paths |= {"/etc/passwd", "/etc/group"}
-        if any(part.site_files for part in parts):
-            paths |= {path for path in sources.given if path.startswith(f"{FOLDER}/")}
-        files = [_file(seeds[path], workload, deployment, network) for path in sorted(paths & seeds.keys())]
+        read = dict.fromkeys(("/etc/passwd", "/etc/group"), "") | _find_read(workload, by_name, site_files, whole=whole)
+        files = [
+            _file(seeds[path], workload, deployment, network, lines=read[path])
+            for path in sorted(read.keys() & seeds.keys())
+        ]
         files.append(ConfigFile(SERVICES, key_of(SERVICES), _services(workload, by_name, templates, network.ports)))
         filled.append(replace(workload, files=_checked(workload, files), secrets=tuple(_secrets(workload, site))))
     return replace(deployment, workloads=tuple(filled))
@@ -112,14 +116,27 @@ def check_settings(site: Site) -> None:
             )
 
 
-def _readable(workload: Workload, services: Mapping[str, Service]) -> list[Service]:
-    """Return the services whose files those of the workload read."""
-    mine = [unit.service for unit in workload.units]
-    names = {name for one in mine for name in one.engines.reads} & services.keys()
-    return [*mine, *(services[name] for name in sorted(names) if services[name] not in mine)]
+def _find_read(
+    workload: Workload, services: Mapping[str, Service], site_files: Sequence[str], *, whole: bool
+) -> dict[str, str]:
+    """Return the files that the services of a workload read, each with the lines of it: a regular expression or "".
+
+    Args:
+        whole: all lines of them, and all files of services whose files they read.
+    """
+    found: dict[str, str] = {}
+    for one in (unit.service for unit in workload.units):
+        others = [services[name] for name in one.engines.reads if name in services]
+        some = {} if whole else one.engines.settings
+        for part in (one, *(others if not some else ())):
+            paths = [file.path for file in part.files]
+            found |= dict.fromkeys((*paths, *(site_files if part.site_files else ())), "")
+        if others:
+            found |= {path: lines if found.get(path, lines) == lines else "" for path, lines in some.items()}
+    return found
 
 
-def _file(seed: Seed, workload: Workload, deployment: Deployment, network: Network) -> ConfigFile:
+def _file(seed: Seed, workload: Workload, deployment: Deployment, network: Network, *, lines: str) -> ConfigFile:
     try:
         text = seed.data.decode()
     except UnicodeDecodeError:
@@ -135,6 +152,9 @@ def _file(seed: Seed, workload: Workload, deployment: Deployment, network: Netwo
                 hint="exported files contain no secrets: remove it, or keep this service in the services container",
             )
         text = set_lines(text, dict(_slurm_lines(text, workload, deployment, network)))
+    if lines:
+        wanted = re.compile(lines, re.IGNORECASE)
+        text = "".join(line for line in text.splitlines(keepends=True) if wanted.match(line))
     return ConfigFile(seed.path, key_of(seed.path), text, seed.owner, seed.group, f"{seed.mode:04o}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from appliance.lab import Lab
 from appliance.operations.image.build import Built
 from tests.copies import give
 from tests.images import ON_ENGINES
-from tests.real.engines.entries import Entries
+from tests.real.engines.entries import UID, USER, Entries
 from tests.waiting import wait_until
 
 SITE = "/etc/sms/engines.yaml"
@@ -166,6 +166,56 @@ def add_partition(document: dict[str, Any]) -> None:
     document["slurm"]["partitions"] = [*document["slurm"].get("partitions", [{"name": "batch"}]), {"name": "fresh"}]
 
 
+def assert_all_nodes(jobs: Jobs) -> None:
+    """A job on all nodes completes."""
+    assert sorted(jobs.run("srun", f"-N{len(jobs.nodes)}", "hostname").split()) == sorted(jobs.nodes)
+
+
+def assert_accounted(jobs: Jobs) -> None:
+    """E5: a job on all nodes completes, and sacct shows it."""
+    count = len(jobs.nodes)
+    job = jobs.run("sbatch", "--parsable", f"-N{count}", "-D", "/tmp", "--wrap", "srun hostname")
+    jobs.wait_until_accounted(job, count)
+
+
+def read_controller(deployer: Deployer) -> dict[str, Any]:
+    """The controller's workload in the status, which is healthy and as it was deployed."""
+    found = deployer.status()
+    assert found["healthy"] and not found["drift"] and not found["pending"]
+    (controller,) = (each for each in found["workloads"] if each["name"] == deployer.controller)
+    parts = {part["name"]: part for part in controller["instances"][0]["parts"]}
+    assert parts["slurmctld"]["ready"] and "UP" in parts["slurmctld"]["detail"], parts
+    assert deployer.sms("status").text.startswith(f"lab on {deployer.engine}: healthy")
+    return dict(controller)
+
+
+def drain_with_a_job(deployer: Deployer, jobs: Jobs, node: str, uses: Callable[[], Iterable[bool]]) -> None:
+    """E9: a node with a job is drained, and used again; another one runs jobs meanwhile.
+
+    ``uses``: for each use that the engine has for the node, whether it has it: all until the job has ended, then none.
+    """
+    job = jobs.submit(12, "-w", node)
+    jobs.wait_for(job, "RUNNING", 60)
+    failed = deployer.sms("deploy", "drain", node, "--timeout", "1s", ok=(1,)).stderr.decode()
+    assert f": {job};" in failed and f"{deployer.engine} was not touched" in failed
+    assert jobs.node_states()[node] == "draining" and all(uses())
+    deployer.sms("deploy", "drain", node)
+    assert (jobs.state(job), jobs.node_states()[node].rstrip("*")) == ("COMPLETED", "drained")
+    wait_until(lambda: not any(uses()), f"nothing of the engine is on {node}", 90)
+    assert jobs.run("srun", "-N1", "hostname") in {*jobs.nodes} - {node}
+    deployer.sms("deploy", "drain", node, "--undo")
+    jobs.wait_until_idle()
+
+
+def log_in(entries: Entries, login: tuple[str, int]) -> None:
+    """A user of the directory logs in, with the known host key; a job of this user is accounted."""
+    assert entries.ssh(*login, "id") == f"uid={UID}({USER}) gid={UID}({USER}) groups={UID}({USER})"
+    job = entries.ssh(*login, "sbatch", "--parsable", "-D", "/tmp", "--wrap", "'id -un'")
+    assert job.isdecimal()
+    listed = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,User")
+    wait_until(lambda: entries.ssh(*login, *listed) == f"COMPLETED|{USER}", "the job completes", 60)
+
+
 def change_with_a_job(deployer: Deployer, jobs: Jobs) -> None:
     """E8: a new partition is there, a running and a queued job complete, no node is down; and back again."""
     running, queued = jobs.submit_two(30)
@@ -192,7 +242,10 @@ def change_with_a_job(deployer: Deployer, jobs: Jobs) -> None:
 
 
 def grow(deployer: Deployer, jobs: Jobs) -> None:
-    """More services in the site file are deployed; a job that runs meanwhile completes."""
+    """More services in the site file are deployed; a job that runs meanwhile completes.
+
+    Another partition would not restart slurmdbd then.
+    """
     jobs.wait_until_idle()  # a controller that was restarted starts no job on a node that has not answered it
     job = jobs.submit(10, "-N1")
     jobs.wait_for(job, "RUNNING", 60)
@@ -206,6 +259,9 @@ def grow(deployer: Deployer, jobs: Jobs) -> None:
     print(f"ready: {done['waited']}")
     jobs.wait_for(job, "COMPLETED")
     jobs.wait_until_idle()
+    with deployer.changed(add_partition):
+        planned = {one["name"]: one["change"] for one in deployer.deploy("--dry-run")["differences"]}
+    assert (planned[deployer.controller], planned["slurmdbd"]) == ("change", "unchanged")
 
 
 def need_tokens(entries: Entries, base: str, login: tuple[str, int]) -> None:

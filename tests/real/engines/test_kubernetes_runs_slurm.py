@@ -29,13 +29,18 @@ from tests.real.engines.conftest import need_engines
 from tests.real.engines.deploying import (
     Deployer,
     Jobs,
+    assert_accounted,
+    assert_all_nodes,
     change_with_a_job,
+    drain_with_a_job,
     give_image,
     grow,
+    log_in,
     need_tokens,
+    read_controller,
     stop_and_start,
 )
-from tests.real.engines.entries import PASSWORD, UID, USER, Entries
+from tests.real.engines.entries import PASSWORD, USER, Entries
 from tests.real.labs import build_image, fresh_lab
 from tests.waiting import wait_until
 
@@ -183,7 +188,7 @@ def read_lease(deployer: Deployer) -> StateLease:
 
 
 def test_a_job_completes(jobs: Jobs) -> None:
-    assert sorted(jobs.run("srun", "-N2", "hostname").split()) == sorted(NODES)
+    assert_all_nodes(jobs)
 
 
 def test_a_second_deployment_changes_nothing(deployer: Deployer, jobs: Jobs, entries: Entries) -> None:
@@ -200,13 +205,8 @@ def test_a_second_deployment_changes_nothing(deployer: Deployer, jobs: Jobs, ent
 
 
 def test_status(deployer: Deployer, jobs: Jobs) -> None:
-    found = deployer.status()
-    assert found["healthy"] and not found["drift"] and not found["pending"]
-    (controller,) = (each for each in found["workloads"] if each["name"] == "slurmctld")
-    parts = {part["name"]: part for part in controller["instances"][0]["parts"]}
-    assert parts["slurmctld"]["ready"] and "UP" in parts["slurmctld"]["detail"], parts
+    controller = read_controller(deployer)
     assert "Bound" in controller["volume"] and "sha256:" in controller["instances"][0]["image"]
-    assert deployer.sms("status").text.startswith("lab on kubernetes: healthy")
 
 
 def test_a_node_is_drained_in_slurm_first(deployer: Deployer, jobs: Jobs) -> None:
@@ -222,19 +222,8 @@ def test_a_node_is_drained_in_slurm_first(deployer: Deployer, jobs: Jobs) -> Non
         return kubectl.run("kubectl", "get", "node", worker, "-o", "jsonpath={.spec.unschedulable}").text == "true"
 
     wait_until(beside, "the other pod runs", 60)
-    job = jobs.submit(12, "-w", worker)
-    jobs.wait_for(job, "RUNNING", 60)
-    failed = deployer.sms("deploy", "drain", worker, "--timeout", "1s", ok=(1,)).stderr.decode()
-    assert f": {job};" in failed and "kubernetes was not touched" in failed
-    assert jobs.node_states()[worker] == "draining"
-    assert beside() and not cordoned()
-    done = json.loads(deployer.sms("deploy", "drain", worker, "--json").stdout)
-    assert (jobs.state(job), done["slurm"], jobs.node_states()[worker]) == ("COMPLETED", "drained", "drained")
-    assert cordoned() and not beside()
-    assert jobs.run("srun", "-N1", "hostname") == NODES[0]
-    deployer.sms("deploy", "drain", worker, "--undo")
+    drain_with_a_job(deployer, jobs, worker, lambda: (bool(beside()), not cordoned()))
     assert not cordoned()
-    jobs.wait_until_idle()
     kubectl.run("kubectl", "delete", "deployment", "beside", "--wait=false")
 
 
@@ -317,7 +306,7 @@ def test_the_controller_is_not_restarted_for_a_dead_munge(deployer: Deployer, jo
     )
     wait_until(lambda: find_ready(deployer, "slurmctld-0"), "the pod is ready again", 90, 0.5)
     assert count_restarts(deployer, "slurmctld-0")["slurmctld"] == before["slurmctld"]
-    assert sorted(jobs.run("srun", "-N2", "hostname").split()) == sorted(NODES)
+    assert_all_nodes(jobs)
 
 
 def test_a_controller_that_was_killed_assigns_no_job_id_again(deployer: Deployer, jobs: Jobs) -> None:
@@ -349,20 +338,15 @@ def grown(deployer: Deployer, jobs: Jobs) -> Jobs:
 
 def test_a_job_is_accounted(grown: Jobs) -> None:
     """E5."""
-    job = grown.run("sbatch", "--parsable", "-N2", "-D", "/tmp", "--wrap", "srun hostname")
-    grown.wait_until_accounted(job, 2)
+    assert_accounted(grown)
 
 
 def test_a_user_of_the_directory_logs_in(grown: Jobs, entries: Entries) -> None:
     """With the known host key, by the own key and by the password, which only the directory have; no other user."""
-    assert entries.ssh(*LOGIN, "id") == f"uid={UID}({USER}) gid={UID}({USER}) groups={UID}({USER})"
+    log_in(entries, LOGIN)
     assert entries.ssh(*LOGIN, "id", "-un", password=PASSWORD) == USER
     assert "Permission denied" in entries.ssh(*LOGIN, "id", "-un", password="wrong")
     assert "node1" in entries.ssh(*LOGIN, "sinfo", "-N")
-    job = entries.ssh(*LOGIN, "sbatch", "--parsable", "-D", "/tmp", "--wrap", "'id -un'")
-    assert job.isdecimal()
-    listed = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,User")
-    wait_until(lambda: entries.ssh(*LOGIN, *listed) == f"COMPLETED|{USER}", "the job completes", 60)
 
 
 def test_a_user_of_accounts_logs_in_with_an_authorized_key(deployer: Deployer, grown: Jobs, entries: Entries) -> None:

@@ -24,13 +24,18 @@ from tests.real.engines.conftest import need_engines
 from tests.real.engines.deploying import (
     Deployer,
     Jobs,
+    assert_accounted,
+    assert_all_nodes,
     change_with_a_job,
+    drain_with_a_job,
     give_image,
     grow,
+    log_in,
     need_tokens,
+    read_controller,
     stop_and_start,
 )
-from tests.real.engines.entries import UID, USER, Entries
+from tests.real.engines.entries import USER, Entries
 from tests.real.labs import build_image, fresh_lab
 from tests.waiting import wait_until
 
@@ -156,7 +161,7 @@ def restarts(allocation: dict[str, Any]) -> dict[str, int]:
 
 def test_a_job_completes(user: Jobs) -> None:
     """E11: `sms deploy` has planned and run the three jobs."""
-    assert sorted(user.run("srun", "-N2", "hostname").split()) == sorted(NODES)
+    assert_all_nodes(user)
 
 
 def test_a_second_deployment_changes_nothing(
@@ -173,13 +178,8 @@ def test_a_second_deployment_changes_nothing(
 
 
 def test_status(deployer: Deployer, user: Jobs) -> None:
-    found = deployer.status()
-    assert found["healthy"] and not found["drift"] and not found["pending"]
-    (controller,) = (each for each in found["workloads"] if each["name"] == "slurm-ctl")
-    parts = {part["name"]: part for part in controller["instances"][0]["parts"]}
-    assert parts["slurmctld"]["ready"] and "UP" in parts["slurmctld"]["detail"], parts
+    read_controller(deployer)
     assert "signed by" in deployer.sms("deploy", "status").text
-    assert deployer.sms("status").text.startswith("lab on nomad: healthy")
     assert deployer.holder == "engine:nomad"
     refused = deployer.sms("start", ok=(3,)).stderr.decode()
     assert "nomad has the services" in refused and "sms migrate --to container" in refused
@@ -187,24 +187,12 @@ def test_status(deployer: Deployer, user: Jobs) -> None:
 
 def test_a_node_is_drained_in_slurm_first(deployer: Deployer, cluster: NomadClient, user: Jobs) -> None:
     """E9."""
-    job = user.submit(12, "-w", "node2")
-    user.wait_for(job, "RUNNING", 60)
-    failed = deployer.sms("deploy", "drain", "node2", "--timeout", "1s", ok=(1,)).stderr.decode()
-    assert f": {job};" in failed and "nomad was not touched" in failed
-    assert user.node_states()["node2"] == "draining"
-    assert any(each["NodeName"] == "node2" for each in cluster.running("slurm-cn"))
-    deployer.sms("deploy", "drain", "node2")
-    assert user.state(job) == "COMPLETED"
-    wait_until(
-        lambda: (
-            not any(each["NodeName"] == "node2" for name in ("munge", "slurm-cn") for each in cluster.running(name))
-        ),
-        "its jobs have stopped",
-        90,
-    )
-    assert user.run("srun", "-N1", "hostname") == "node1"
-    deployer.sms("deploy", "drain", "node2", "--undo")
-    user.wait_until_idle()
+
+    def uses() -> list[bool]:
+        running = ({each["NodeName"] for each in cluster.running(name)} for name in ("munge", "slurm-cn"))
+        return ["node2" in names for names in running]
+
+    drain_with_a_job(deployer, user, "node2", uses)
     assert deployer.status()["healthy"]
 
 
@@ -321,17 +309,13 @@ def grown(deployer: Deployer, cluster: NomadClient, user: Jobs) -> Jobs:
 
 def test_a_job_is_accounted(grown: Jobs) -> None:
     """E5."""
-    job = grown.run("sbatch", "--parsable", "-N2", "-D", "/tmp", "--wrap", "srun hostname")
-    grown.wait_until_accounted(job, 2)
+    assert_accounted(grown)
 
 
 def test_a_user_of_the_directory_logs_in(grown: Jobs, entries: Entries) -> None:
     """With the known host key; commands that nodes connect to work, too, as tasks have the network of the host."""
-    assert entries.ssh(*LOGIN, "id") == f"uid={UID}({USER}) gid={UID}({USER}) groups={UID}({USER})"
+    log_in(entries, LOGIN)
     assert entries.ssh(*LOGIN, "cd /tmp && srun -N2 id -un").split() == [USER, USER]
-    job = entries.ssh(*LOGIN, "sbatch", "--parsable", "-D", "/tmp", "--wrap", "true")
-    listed = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,User")
-    wait_until(lambda: entries.ssh(*LOGIN, *listed) == f"COMPLETED|{USER}", "the job completes", 60)
 
 
 def test_tokens_are_needed(grown: Jobs, entries: Entries) -> None:

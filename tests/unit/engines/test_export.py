@@ -21,7 +21,7 @@ from appliance.engines.config import make_deployment, set_lines
 from appliance.engines.kubernetes import node_port
 from appliance.engines.model import Port
 from appliance.engines.nomad import probe_ports
-from appliance.engines.render import TARGETS, Export, render
+from appliance.engines.render import TARGETS, Export, make_bundle, render
 from appliance.errors import ConfigError
 from appliance.plan.services.jobsync import PROGRAMS
 from appliance.share import share
@@ -394,3 +394,27 @@ def test_a_port_that_nodes_cannot_have() -> None:
 )
 def test_lines_are_set(text: str, values: dict[str, str], expected: str) -> None:
     assert set_lines(text, values) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "changed"),
+    [
+        ({"partitions": [{"name": "fresh"}]}, False),
+        ({"extra": ["SchedulerParameters=defer"]}, False),
+        ({"files": {"topology.conf": "topology.conf"}}, False),
+        ({"extra": ["AccountingStorageParameters=max_step_records=9"]}, True),
+        ({"extra": ["Include topology.conf", "SchedulerParameters=defer"]}, True),  # which may have any setting
+    ],
+)
+@pytest.mark.parametrize("name", ["kubernetes-full", "nomad-full"])
+def test_what_restarts_slurmdbd(tmp_path: Path, name: str, more: dict[str, Any], *, changed: bool) -> None:
+    """Of slurmctld's files it has only what `sacctmgr` reads; the controller's workload changes in each case."""
+    target, site, changes = CASES[name]
+    (tmp_path / "topology.conf").write_text("SwitchName=s1 Nodes=node[1-3]\n")
+    given = {"nodes": [{"name": "node[1-3]"}]}
+    bundles = [
+        make_bundle(target, make_input(tmp_path, site, {**changes, "slurm": slurm})) for slurm in (given, given | more)
+    ]
+    before, after = ({item.name: item for item in one.items} for one in bundles)
+    differ = {one for one in before if before[one] != after[one]}
+    assert bundles[0].controller in differ and ("slurmdbd" in differ) == changed, differ

@@ -126,54 +126,18 @@ job "slurmdbd" {
       }
 
       template {
-        destination = "local/config/slurm.cgroup.conf"
-        perms       = "0444"
-        change_mode = "noop"
-        data = <<END
-# Read by slurmd on the nodes, distributed with slurm.conf.
-CgroupPlugin=cgroup/v1
-END
-      }
-
-      template {
         destination = "local/config/slurm.slurm.conf"
         perms       = "0444"
         change_mode = "noop"
         data = <<END
-# Written by sms from the site file. A slurm.conf of the provisioning node
-# replaces this file through file synchronisation.
 ClusterName=sample
 SlurmctldHost=admin-1(10.20.0.8)
 SlurmctldHost=sms-services(10.20.0.1)
 SlurmUser=slurm
 AuthType=auth/munge
 SlurmctldPort=6817
-SlurmdPort=6818
-SlurmctldPidFile=/run/slurmctld/slurmctld.pid
-StateSaveLocation=/var/spool/slurmctld
-SlurmdSpoolDir=/var/spool/slurmd
-# Nodes fetch this file from the controller (slurmd --conf-server).
-SlurmctldParameters=enable_configless
-MaxNodeCount=1024
-ReturnToService=2
-SlurmctldTimeout=120
-SlurmdTimeout=300
-# Ends an allocation whose srun or salloc is gone, as after a restore or a failover.
-InactiveLimit=600
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-MailProg=/usr/bin/mail
 AccountingStorageType=accounting_storage/slurmdbd
-# Nodes get this file, too: sacct and sacctmgr on them connect to the container.
 AccountingStorageHost=10.20.0.8
-SlurmctldDebug=info
-NodeName=node[1-3] NodeAddr=10.20.1.[1-3] CPUs=4 RealMemory=2048 State=UNKNOWN
-NodeName=gpu1 CPUs=8 RealMemory=4096 Feature=gpu State=CLOUD
-PartitionName=batch Nodes=ALL Default=YES MaxTime=24:00:00 state=DRAIN
-PropagateResourceLimitsExcept=MEMLOCK
 END
       }
 
@@ -338,7 +302,6 @@ END
 [
 {"path": "/etc/group", "source": "/sms/config/group", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/passwd", "source": "/sms/config/passwd", "owner": "root", "group": "root", "mode": "0644"},
-{"path": "/etc/slurm/cgroup.conf", "source": "/sms/config/slurm.cgroup.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/slurm/slurm.conf", "source": "/sms/config/slurm.slurm.conf", "owner": "root", "group": "root", "mode": "0644"},
 {"path": "/etc/slurm/slurmdbd.conf", "source": "/sms/config/slurm.slurmdbd.conf", "owner": "slurm", "group": "slurm", "mode": "0600"},
 {"path": "/etc/sms/services.json", "source": "/sms/config/sms.services.json", "owner": "root", "group": "root", "mode": "0644"},
