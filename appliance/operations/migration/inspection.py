@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
-from appliance.errors import Refused
+from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations import history
 from appliance.operations.context import Cluster
@@ -23,7 +23,7 @@ from appliance.operations.preflight import check_networks, check_programs, find_
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.unfinished import close_idle_mirror, read_last_upgrade, recover_migration
 from appliance.operations.start_note import StartNote, read_note, record_start
-from appliance.plan.migration.lease import View, find_holder, refuse_other_cluster
+from appliance.plan.migration.lease import View, engine_error, find_holder, refuse_other_cluster
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
@@ -118,6 +118,8 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
         )
     if newest is None:
         raise Refused("the services container is not running on any host", hint=f"sms start --host {target.name}")
+    if newest.engine:
+        raise _engine_error(cluster, target, newest)
     if newest.holder not in leases:
         raise Refused(
             f"{newest.holder} holds the lease, but is not in the site file",
@@ -130,6 +132,17 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
         )
     top = max(lease.generation for lease in leases.values() if lease)
     return next(host for host in hosts if host.name == newest.holder), replace(newest, generation=top)
+
+
+def _engine_error(cluster: Cluster, target: Host, newest: Lease) -> Refused:
+    """Return the refusal while an engine has the services, with the way in which what stays gets to the target."""
+    error, here = engine_error(newest), None
+    with suppress(SmsError):
+        here = query_lease(target, cluster.of_gateway()).holder
+    if here and here != target.name:
+        way = f"`sms stop --host {here}`, then `sms start --host {target.name}`"
+        error.hint = f"{way}, moves what stays in the services container; {error.hint}"
+    return error
 
 
 def _failover_hint(failed: str, target: Host, hosts: Iterable[str], unreachable: Collection[str]) -> str:

@@ -8,17 +8,53 @@ from contextlib import nullcontext
 from appliance.errors import ConfigError, Refused
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
+from appliance.operations.deployed import read_deployed
 from appliance.operations.lease import Leases, query_lease
 from appliance.operations.overlay.mirrored import is_linked
 from appliance.operations.overlay.overlay import keep_stopped
-from appliance.operations.preflight import find_instance
+from appliance.operations.preflight import find_instance, running_gateway
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.lease import engine_error, find_newer
+from appliance.plan.services.gateway import find_staying
 from appliance.tools import ext3
 
 LOGS = "/var/log/sms"
-OTHER_LOGS = {"messages": "/var/log/messages", "supervisor": f"{LOGS}/supervisord.log"}
+MESSAGES = "messages"
+OTHER_LOGS = {MESSAGES: "/var/log/messages", "supervisor": f"{LOGS}/supervisord.log"}
 """Logs that are not of one service: the messages of all nodes, and that of the supervisor."""
+
+
+def find_here(cluster: Cluster, host: Host) -> Cluster:
+    """Return what the services container of a host has, also if it is stopped: all, or what stays beside an engine.
+
+    Raises:
+        SmsError: the record of the deployment, or a lease, cannot be read.
+    """
+    if find_instance(cluster, host):
+        return cluster
+    if part := running_gateway(cluster, host):
+        return part
+    record = read_deployed(cluster, host) if query_lease(host, cluster).engine else None
+    stays = find_staying(cluster.services, record.services) if record else ()
+    return cluster.of_gateway(stays) if stays else cluster
+
+
+def refuse_elsewhere(cluster: Cluster, here: Cluster, host: Host, name: str) -> None:
+    """Check that a service is not one that an engine has.
+
+    Args:
+        here: of ``find_here``.
+
+    Raises:
+        Refused: it is.
+    """
+    has, all_services = ({service.name for service in one.services} for one in (here, cluster))
+    if name in all_services - has:
+        raise Refused(
+            f"{name} is not in the services container of {host.name}: "
+            f"{query_lease(host, cluster).engine or 'an engine'} has it",
+            hint="`sms deploy status` shows where; its log: `nomad alloc logs`, or `kubectl logs`",
+        )
 
 
 def need_running(cluster: Cluster, host: Host) -> None:
@@ -55,8 +91,9 @@ def refuse_superseded(cluster: Cluster, host: Host) -> None:
 
 def run_inside(cluster: Cluster, host: Host, argv: tuple[str, ...]) -> int:
     """Run a command in the services container on the user's terminal; return its exit status."""
-    need_running(cluster, host)
-    return host.interact(*inside_argv(cluster.site, cluster.services, *argv))
+    here = find_here(cluster, host)
+    need_running(here, host)
+    return host.interact(*inside_argv(here.site, here.services, *argv))
 
 
 def log_path(cluster: Cluster, name: str) -> str:
@@ -80,10 +117,13 @@ def show_log(
 
     Raises:
         ConfigError: there is no such log.
-        Refused: nothing to read it from.
+        Refused: nothing to read it from, or an engine has the service.
         CommandError: it cannot be read.
     """
-    path = log_path(cluster, name)
+    path, here = log_path(cluster, name), find_here(cluster, host)
+    logging = cluster.find_role("logging")
+    refuse_elsewhere(cluster, here, host, logging.name if logging and name == MESSAGES else name)
+    cluster = here
     if find_instance(cluster, host):
         tail = ("tail", "-n", str(lines), *(("-F",) if follow else ()), path)
         # While it follows a log, what tail reports is shown at once, such as that the log was rotated.

@@ -14,7 +14,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.preflight import lock_host
-from appliance.operations.services.inside import need_running, refuse_superseded
+from appliance.operations.services.inside import find_here, need_running, refuse_elsewhere, refuse_superseded
 from appliance.plan.machine import inside_argv, probe_argv
 from appliance.plan.services.probes import ProbeAnswer
 from appliance.progress import Progress
@@ -50,11 +50,11 @@ def plan_restart(cluster: Cluster, host: Host, names: Sequence[str]) -> list[Res
 
     Raises:
         ConfigError: the site has no such service.
-        Refused: the services container does not run there, or another host has taken over.
+        Refused: the services container does not run there, another host has taken over, or an engine has a service.
     """
-    chosen = _choose(cluster, names)
-    need_running(cluster, host)
-    refuse_superseded(cluster, host)
+    here, chosen = _choose(cluster, host, names)
+    need_running(here, host)
+    refuse_superseded(here, host)
     return [Restart(one.name, one.outage.budget_s, one.outage.why) for one in chosen]
 
 
@@ -71,23 +71,27 @@ def restart(
         Refused: as for ``plan_restart``, or another sms is at work there.
         SmsError: the supervisor did not restart one; those after it were not restarted.
     """
-    chosen = _choose(cluster, names)
-    with lock_host(cluster, host):
-        need_running(cluster, host)
-        refuse_superseded(cluster, host)
+    here, chosen = _choose(cluster, host, names)
+    with lock_host(here, host):
+        need_running(here, host)
+        refuse_superseded(here, host)
         for service in chosen:
             with progress.step(f"restart {service.name}") as step:
-                done = restart_service(cluster, host, service, wait_s)
+                done = restart_service(here, host, service, wait_s)
                 step.detail(done.detail)
             note(cluster, host, "restart", "restarted", service=service.name, ok=done.ok, seconds=done.seconds)
             yield done
 
 
-def _choose(cluster: Cluster, names: Sequence[str]) -> list[Service]:
+def _choose(cluster: Cluster, host: Host, names: Sequence[str]) -> tuple[Cluster, list[Service]]:
+    """Return what the services container of the host has, and of it these services."""
     known = [service.name for service in cluster.services]
     if missing := [name for name in names if name not in known]:
         raise ConfigError(f"the site has no service {missing[0][:70]!r}", hint=f"it has {', '.join(known)}")
-    return [service for service in cluster.services if service.name in names]
+    here = find_here(cluster, host)
+    for name in names:
+        refuse_elsewhere(cluster, here, host, name)
+    return here, [service for service in here.services if service.name in names]
 
 
 def restart_service(cluster: Cluster, host: Host, service: Service, wait_s: float) -> Restarted:

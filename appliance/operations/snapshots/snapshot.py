@@ -106,6 +106,12 @@ def inspect_overlay(cluster: Cluster, host: Host) -> OverlayUse:
         Refused: no snapshot of the overlay can be taken there.
     """
     lease = query_lease(host, cluster)
+    if lease.engine:
+        raise Refused(
+            f"{lease.engine} has the services and their state: the overlay on {host.name} has an older one",
+            hint="the storage of the engine has the state; what stays in the services container has none of Slurm, and "
+            "no snapshots; `sms migrate --to container` moves all of it back",
+        )
     if lease.holder not in (None, host.name):
         raise Refused(
             f"the services container runs on {lease.holder}", hint=f"sms overlay snapshot --host {lease.holder}"

@@ -222,8 +222,8 @@ def engine_error(lease: Lease) -> Refused:
     """Return the refusal of what an admin host may not do while an engine has the services."""
     return Refused(
         f"{lease.engine} has the services and their state (generation {lease.generation})",
-        hint="`sms deploy` applies the site file there, `sms deploy status` shows them; `sms migrate --to container` "
-        "moves them back to an admin host",
+        hint="`sms deploy` applies the site file, also to what stays in the services container; `sms deploy status` "
+        "shows them; `sms migrate --to container` moves them back to an admin host",
     )
 
 

@@ -54,6 +54,7 @@ def test_to_nomad_and_back(hosts: Hosts) -> None:
     assert_gateway(hosts, on="host-b")
     found = hosts.status(on="host-b")
     assert found["gateway"]["healthy"] and not found["running"] and writers(hosts) == ["nomad"]
+    assert_acts_on_what_stays(hosts, "host-b", "host-a")
     jobs.assert_whole()
     assert move(hosts, "--to", "nomad")["same"]
     jobs = Jobs(hosts, 45)
@@ -62,6 +63,19 @@ def test_to_nomad_and_back(hosts: Hosts) -> None:
     assert [hosts.instances(name) for name in ("host-a", "host-b")] == [["sms-lab"], []]
     jobs.assert_whole()
     print({"there": there["parts"], "back": back["parts"]})
+
+
+def assert_acts_on_what_stays(hosts: Hosts, on: str, other: str) -> None:
+    """`sms exec`, `logs` and `restart` do, on the host that runs it; what does not act on it names the way."""
+    assert b"Reference ID" in hosts.sms("exec", "--", "chronyc", "-n", "tracking", on=on).stdout
+    assert b"chronyd" in hosts.sms("logs", "chrony", on=on).stdout
+    assert b"chrony answers" in hosts.sms("restart", "chrony", on=on).stdout
+    assert f"--host {on}" in hosts.sms("exec", "true", on=other, ok=(3,)).stderr.decode()
+    assert b"nomad has it" in hosts.sms("logs", "slurmctld", on=on, ok=(3,)).stderr
+    for words in (("apply",), ("overlay", "snapshot"), ("migrate", other, "--dry-run"), ("migrate", other)):
+        refused = hosts.sms(*words, on=on, ok=(3,)).stderr.decode()
+        assert "nomad has the services" in refused, words
+        assert words[0] != "migrate" or f"`sms stop --host {on}`, then `sms start --host {other}`" in refused
 
 
 @pytest.mark.full
@@ -84,6 +98,7 @@ def test_another_run_changes_nothing_and_a_killed_one_is_undone(hosts: Hosts) ->
     )
     kill_sms(process.pid)
     process.wait()
+    assert b"on host-a: `sms migrate --to container` goes on" in hosts.sms("deploy", on="host-b", ok=(3,)).stderr
     move(hosts, "--to", "nomad")
     assert writers(hosts) == ["nomad"] and hosts.lease("host-b")["holder"] == "engine:nomad"
     jobs.assert_whole()

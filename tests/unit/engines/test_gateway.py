@@ -18,7 +18,7 @@ from appliance.cli.services.status import Shown
 from appliance.config.types import Name
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.render import make_bundle
-from appliance.errors import Busy, Refused, SmsError
+from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import Unreachable
 from appliance.operations import preflight
 from appliance.operations.context import Cluster, open_cluster
@@ -33,11 +33,15 @@ from appliance.operations.engines.writer import refuse_interrupted
 from appliance.operations.lease import give_lease, hand_over, query_lease
 from appliance.operations.migration.failover import FailoverOptions
 from appliance.operations.migration.failover_gateway import find_dead_gateway
-from appliance.operations.services import guard, status, stop
+from appliance.operations.migration.inspection import find_source
+from appliance.operations.services import guard, inside, restart, status, stop
+from appliance.operations.services.apply import plan_apply
 from appliance.operations.services.guard import Guard
+from appliance.operations.services.restart import Restarted
 from appliance.operations.services.start import StartOptions
 from appliance.operations.services.status import Status
 from appliance.operations.services.unfinished import moved_path
+from appliance.operations.snapshots.snapshot import inspect_overlay
 from appliance.plan.migration.state import COPYING, DONE, RETURNED, STOPPING, StateMove
 from appliance.plan.services.gateway import find_staying, find_stopping
 from appliance.progress import Silent
@@ -53,6 +57,7 @@ RECORD = Deployed("nomad", DEPLOYED, 1, "0", "", 1.0, "host-a", services=("munge
 BUNDLE = Bundle(
     "nomad", "sample", "default", "/i.sif", "c", (Item("c", "service", "job", units=("slurmctld", "munge")),)
 )
+STREAM = {"__enter__.return_value.read.return_value": b""}
 
 
 @pytest.mark.parametrize(
@@ -119,8 +124,8 @@ def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     return apart
 
 
-def write_record(pair: Pair, data: bytes) -> None:
-    path = pair.hosts["host-a"].folder / Path(record_path(pair.cluster)).relative_to("/state-of-this-host")
+def write_record(pair: Pair, data: bytes, name: str = "host-a") -> None:
+    path = pair.hosts[name].folder / Path(record_path(pair.cluster)).relative_to("/state-of-this-host")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
@@ -485,3 +490,99 @@ def test_its_guard_starts_first(moved: Pair, monkeypatch: pytest.MonkeyPatch, en
             "runs on": ["start_guard", "start", "failed"],
         }[ends]
     )
+
+
+@pytest.fixture
+def stays(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What stays runs on host-a; the commands that were run in an instance."""
+    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
+    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    part.take("host-a")
+    write_record(moved, to_json(RECORD), "host-b")
+    names = {one.name for one in find_gateway(moved.cluster, moved.hosts["host-a"], "nomad").services}
+
+    def find(cluster: Cluster, host: object) -> object:
+        return "runs" if cluster.is_gateway and getattr(host, "name", "") == "host-a" else None
+
+    def running(cluster: Cluster, host: object) -> Cluster | None:
+        chosen = [one for one in cluster.services if one.name in names]
+        return cluster.of_gateway(chosen) if find(cluster.of_gateway(), host) else None
+
+    commands: list[str] = []
+    for one in (inside, preflight):
+        monkeypatch.setattr(one, "find_instance", find)
+    monkeypatch.setattr(inside, "running_gateway", running)
+    for host in moved.hosts.values():
+        monkeypatch.setattr(host, "interact", lambda *argv: commands.append(" ".join(argv)) or 0)
+    return commands
+
+
+def test_a_command_runs_in_what_stays_here(moved: Pair, stays: list[str]) -> None:
+    """`sms exec` and `sms shell`; on the other host the message names the one where it runs."""
+    assert inside.run_inside(moved.cluster, moved.hosts["host-a"], ("chronyc", "sources")) == 0
+    assert "instance://sms-sample_gateway" in stays[0] and stays[0].endswith("chronyc sources")
+    with pytest.raises(Refused, match="does not run on host-b, but on host-a") as refused:
+        inside.run_inside(moved.cluster, moved.hosts["host-b"], ("true",))
+    assert refused.value.hint == "--host host-a" and len(stays) == 1
+
+
+@pytest.mark.parametrize("name", ["slurmctld", "munge"])
+def test_what_the_engine_has_is_not_looked_for_here(moved: Pair, stays: list[str], name: str) -> None:
+    host = moved.hosts["host-a"]
+    for act in (
+        lambda: inside.show_log(moved.cluster, host, name, lines=1, follow=False, write=MagicMock()),
+        lambda: restart.plan_restart(moved.cluster, host, [name]),
+    ):
+        with pytest.raises(Refused, match=f"{name} is not in the services container of host-a: nomad has it"):
+            act()
+    with pytest.raises(ConfigError, match="no log nonsense"):
+        inside.show_log(moved.cluster, host, "nonsense", lines=1, follow=False, write=MagicMock())
+
+
+def test_a_log_is_that_of_what_stays(moved: Pair, stays: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is stopped: that of its own overlay."""
+    read: list[str] = []
+    host = moved.hosts["host-a"]
+    monkeypatch.setattr(host, "stream", lambda *argv, **_: read.append(" ".join(argv)) or MagicMock(**STREAM))
+    inside.show_log(moved.cluster, host, "nat", lines=1, follow=False, write=MagicMock())
+    assert "instance://sms-sample_gateway" in read[0] and read[0].endswith("/var/log/sms/nat.log")
+    monkeypatch.setattr(inside, "find_instance", lambda *_: None)
+    monkeypatch.setattr(inside, "running_gateway", lambda *_: None)
+    monkeypatch.setattr(inside, "is_linked", lambda *_: False)
+    monkeypatch.setattr(inside.ext3, "read_inside", lambda _, overlay, name: read.append(overlay) or b"")
+    overlay = moved.cluster.of_gateway().places.overlay
+    host.run("mkdir", "-p", str(overlay.parent))
+    host.run("touch", str(overlay))
+    inside.show_log(moved.cluster, host, "nat", lines=1, follow=False, write=MagicMock())
+    assert read[1:] == [str(overlay)]
+
+
+def test_a_restart_is_one_in_what_stays(moved: Pair, stays: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    restarted: list[str] = []
+
+    def restart_service(cluster: Cluster, *_: object) -> Restarted:
+        restarted.append(cluster.site.cluster)
+        return Restarted("nat", True, 0.1, "")
+
+    monkeypatch.setattr(restart, "restart_service", restart_service)
+    monkeypatch.setattr(restart, "lock_host", lambda *_: nullcontext())
+    (done,) = restart.restart(moved.cluster, moved.hosts["host-a"], ["nat"], Silent(), wait_s=1)
+    assert done.ok and restarted == [moved.cluster.of_gateway().site.cluster]
+
+
+def test_what_does_not_act_on_it_names_the_way(moved: Pair, stays: list[str]) -> None:
+    """`sms apply`, a snapshot of the overlay, and a migration to another host."""
+    host = moved.hosts["host-a"]
+    with pytest.raises(Refused, match="nomad has the services") as refused:
+        plan_apply(moved.cluster, host, Silent())
+    assert "`sms deploy` applies the site file, also to what stays" in refused.value.hint
+    with pytest.raises(Refused, match="nomad has the services and their state: the overlay on host-a") as refused:
+        inspect_overlay(moved.cluster, host)
+    assert "what stays in the services container has none of Slurm, and no snapshots" in refused.value.hint
+    for name, way in (
+        ("host-b", "`sms stop --host host-a`, then `sms start --host host-b`"),
+        ("host-a", "`sms deploy`"),
+    ):
+        with pytest.raises(Refused, match="nomad has the services") as refused:
+            find_source(moved.cluster, moved.hosts[name], recover=False, progress=Silent())
+        assert refused.value.hint.startswith(way)
