@@ -50,6 +50,11 @@ def test_to_nomad_and_back(hosts: Hosts) -> None:
     assert_gateway(hosts)
     assert b"stay on host-a" in hosts.sms("start", "--host", "host-b", on="admin", ok=(3,)).stderr
     hosts.sms("-q", "stop", on="host-a")
+    process = begin(hosts, "start", on="host-b")
+    wait_for_step(process, "start the instance")
+    kill_sms(process.pid)
+    process.wait()
+    assert hosts.status(on="host-b")["gateway"]["guarded"], "what a killed start leaves has a guard"
     hosts.sms("-q", "start", "--host", "host-b", on="admin")
     assert_gateway(hosts, on="host-b")
     found = hosts.status(on="host-b")
