@@ -194,11 +194,13 @@ def drain_with_a_job(deployer: Deployer, jobs: Jobs, node: str, uses: Callable[[
 
     ``uses``: for each use that the engine has for the node, whether it has it: all until the job has ended, then none.
     """
-    job = jobs.submit(12, "-w", node)
+    script = "trap 'exit 0' USR1; sleep 600 & wait"
+    job = jobs.run("sbatch", "--parsable", "-w", node, "-D", "/tmp", "--wrap", script)
     jobs.wait_for(job, "RUNNING", 60)
     failed = deployer.sms("deploy", "drain", node, "--timeout", "1s", ok=(1,)).stderr.decode()
     assert f": {job};" in failed and f"{deployer.engine} was not touched" in failed
     assert jobs.node_states()[node] == "draining" and all(uses())
+    jobs.run("scancel", "--batch", "--signal=USR1", job)
     deployer.sms("deploy", "drain", node)
     assert (jobs.state(job), jobs.node_states()[node].rstrip("*")) == ("COMPLETED", "drained")
     wait_until(lambda: not any(uses()), f"nothing of the engine is on {node}", 90)
