@@ -48,6 +48,7 @@ from appliance.progress import Silent
 from appliance.share import share
 from appliance.shared.lease import ENGINE
 from appliance.shared.records import to_json
+from appliance.tools import ext3
 from tests.pairs import Pair
 from tests.places import DEBIAN_SITE
 from tests.unit.engines.cases import CASES, make_input
@@ -57,7 +58,6 @@ RECORD = Deployed("nomad", DEPLOYED, 1, "0", "", 1.0, "host-a", services=("munge
 BUNDLE = Bundle(
     "nomad", "sample", "default", "/i.sif", "c", (Item("c", "service", "job", units=("slurmctld", "munge")),)
 )
-STREAM = {"__enter__.return_value.read.return_value": b""}
 
 
 @pytest.mark.parametrize(
@@ -509,11 +509,16 @@ def stays(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return cluster.of_gateway(chosen) if find(cluster.of_gateway(), host) else None
 
     commands: list[str] = []
+
+    def interact(*argv: str) -> int:
+        commands.append(" ".join(argv))
+        return 0
+
     for one in (inside, preflight):
         monkeypatch.setattr(one, "find_instance", find)
     monkeypatch.setattr(inside, "running_gateway", running)
     for host in moved.hosts.values():
-        monkeypatch.setattr(host, "interact", lambda *argv: commands.append(" ".join(argv)) or 0)
+        monkeypatch.setattr(host, "interact", interact)
     return commands
 
 
@@ -541,20 +546,21 @@ def test_what_the_engine_has_is_not_looked_for_here(moved: Pair, stays: list[str
 
 def test_a_log_is_that_of_what_stays(moved: Pair, stays: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it is stopped: that of its own overlay."""
-    read: list[str] = []
-    host = moved.hosts["host-a"]
-    monkeypatch.setattr(host, "stream", lambda *argv, **_: read.append(" ".join(argv)) or MagicMock(**STREAM))
+    host, stream, read_inside = moved.hosts["host-a"], MagicMock(), MagicMock(return_value=b"")
+    stream.return_value.__enter__.return_value.read.return_value = b""
+    monkeypatch.setattr(host, "stream", stream)
     inside.show_log(moved.cluster, host, "nat", lines=1, follow=False, write=MagicMock())
-    assert "instance://sms-sample_gateway" in read[0] and read[0].endswith("/var/log/sms/nat.log")
+    argv = stream.call_args.args
+    assert "instance://sms-sample_gateway" in argv and argv[-1] == "/var/log/sms/nat.log"
     monkeypatch.setattr(inside, "find_instance", lambda *_: None)
     monkeypatch.setattr(inside, "running_gateway", lambda *_: None)
     monkeypatch.setattr(inside, "is_linked", lambda *_: False)
-    monkeypatch.setattr(inside.ext3, "read_inside", lambda _, overlay, name: read.append(overlay) or b"")
+    monkeypatch.setattr(ext3, "read_inside", read_inside)
     overlay = moved.cluster.of_gateway().places.overlay
     host.run("mkdir", "-p", str(overlay.parent))
     host.run("touch", str(overlay))
     inside.show_log(moved.cluster, host, "nat", lines=1, follow=False, write=MagicMock())
-    assert read[1:] == [str(overlay)]
+    assert read_inside.call_args.args[1:] == (str(overlay), "/upper/var/log/sms/nat.log")
 
 
 def test_a_restart_is_one_in_what_stays(moved: Pair, stays: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
