@@ -43,6 +43,10 @@ POLL_LEAST_S, POLL_ANSWER = 30.0, 16384.0
 """A poll that only fetches changes: minimum interval, maximum bytes of an answer."""
 POLL_PORTS = {(TCP, port) for port in (80, 873, 8000, 8008, 8080, 9873)}
 """HTTP and rsync: ports where unknown services can be such polls. Not over TLS, where a heartbeat looks the same."""
+GENERAL_PORTS = {(TCP, 80), (TCP, 8080), (TCP, 443), (UDP, 443)}
+"""HTTP carries anything, such as images, updates, data of programs: a port does not say whether nodes need it."""
+MANY_NODES = 5
+"""If this many nodes use a service that can wait by the catalogue, it is not a person on a machine or two."""
 LONG_BUDGET_S = 3600.0
 """Time-critical services with a longer budget get an additional explanation."""
 
@@ -71,12 +75,14 @@ class _Ruling:
     Attributes:
         weight: how strongly the evidence supports it, 0..1.
         conclusive: packets prove it; neither a longer capture nor the catalogue could change it.
+        of_catalogue: too little was seen, so that the catalogue decides.
     """
 
     verdict: Verdict
     reason: str
     weight: float = 1.0
     conclusive: bool = False
+    of_catalogue: bool = False
 
 
 def judge(counts: ServiceCounts, context: CaptureContext, budget: Budget, site: Verdict | None = None) -> Judgement:
@@ -146,7 +152,9 @@ def _grounds(counts: ServiceCounts, context: CaptureContext, ruling: _Ruling, ph
     if ruling.conclusive:
         return Grounds("proved", _amount(counts.contacts, counts.users))
     found = evidence(counts, context, phase) * ruling.weight
-    if not counts.signature:
+    if ruling.of_catalogue:
+        return Grounds("decides", found)
+    if not counts.signature or (counts.signature.ports and set(counts.signature.ports) <= GENERAL_PORTS):
         return Grounds("unknown", found)
     return Grounds("agrees" if counts.critical == (ruling.verdict == CRITICAL) else "contradicts", found)
 
@@ -306,11 +314,8 @@ def _in_boots(counts: ServiceCounts, context: CaptureContext) -> str:
 
 
 def _nodes_open(counts: ServiceCounts, context: CaptureContext, phase: Phase) -> _Ruling:
-    if (
-        counts.signature
-        and not counts.critical
-        and _evidence(counts, context, phase, counts.by_node, counts.users) < WEAK
-    ):
+    few = _evidence(counts, context, phase, counts.by_node, counts.users) < WEAK and counts.users < MANY_NODES
+    if counts.signature and not counts.critical and few:
         return _by_catalogue(counts, f"{_opened(counts)}, too few to override the catalogue")
     # If both sides open connections, the nodes' share is the weight.
     share = counts.by_node / max(counts.opened, 1)
@@ -320,7 +325,7 @@ def _nodes_open(counts: ServiceCounts, context: CaptureContext, phase: Phase) ->
 def _by_catalogue(counts: ServiceCounts, reason: str) -> _Ruling:
     verdict = CRITICAL if counts.critical else DEFERRABLE
     need = "that nodes need it at every moment" if counts.critical else "that it can wait"
-    return _Ruling(verdict, f"{reason}; the catalogue says {need}", 0.3)
+    return _Ruling(verdict, f"{reason}; the catalogue says {need}", of_catalogue=True)
 
 
 # Text of the reasons.

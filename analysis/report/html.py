@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from analysis import units
 from analysis.model import LOW_CONFIDENCE, Classification, Nodes, Service, Unseen
-from analysis.report import drawing, grid, outage
+from analysis.report import calibration, drawing, grid, outage
 
 MAX_SERVICES = 300
 """Services shown individually. A real network has tens; a scan of all ports could create thousands."""
@@ -96,6 +96,8 @@ def _environment() -> Environment:
         budget_from=units.BUDGETS.__getitem__,
         boots=boots,
         unseen=describe_unseen,
+        calibration=calibration.points,
+        calibration_size=calibration.SIZE,
         low_confidence=LOW_CONFIDENCE,
         changes=CHANGES,
     )

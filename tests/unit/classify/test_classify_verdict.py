@@ -351,6 +351,20 @@ CASES: dict[str, tuple[list[Row], dict[str, Any], str, str, str]] = {
         "time-critical",
         "none of 80 connections was answered",
     ),
+    "five nodes against the catalogue, in a minute": (
+        [make_row(NODE, SMS, TCP, 22, opened=5, client_hosts=5)],
+        {"duration_s": 60},
+        "ssh",
+        "time-critical",
+        "5 nodes opened 5 connections",
+    ),
+    "four nodes may be people": (
+        [make_row(NODE, SMS, TCP, 22, opened=4, client_hosts=4)],
+        {"duration_s": 60},
+        "ssh",
+        "deferrable",
+        "too few to override the catalogue",
+    ),
     "little against the catalogue": (
         [make_row(NODE, SMS, TCP, 22, opened=1, client_hosts=1)],
         {},
@@ -462,7 +476,8 @@ def test_only_what_opens_counts_as_opening() -> None:
 def confidence(**changes: Any) -> float:
     known = {"opened": 20, "client_hosts": 8, "nodes": 8, "duration_s": 3600.0, "port": 4000, **changes}
     nodes, duration_s, port = known.pop("nodes"), known.pop("duration_s"), known.pop("port")
-    (found,) = run([make_row(NODE, SMS, TCP, port, **known)], nodes=nodes, duration_s=duration_s).services
+    rows = [make_row(NODE, SMS, TCP, port, **known), make_row(NODE, SMS, TCP, 6817, opened=8)]
+    (found,) = (one for one in run(rows, nodes=nodes, duration_s=duration_s).services if one.name != "slurmctld")
     return found.confidence
 
 
@@ -481,6 +496,7 @@ def test_confidence_differs_where_it_should() -> None:
     assert confidence(opened=2000) > confidence(opened=20)
     assert confidence(client_hosts=8) > confidence(client_hosts=1)
     assert confidence(port=25) > confidence(port=4000), "the catalogue agrees"
+    assert confidence(port=25) > confidence(port=80), "HTTP carries anything"
 
 
 def test_a_capture_of_nothing() -> None:
