@@ -22,7 +22,9 @@ FIRST_BYTES = 98
 """Minimum bytes of a packet that hold 32 bytes of TCP payload, with usual headers (14 + 20 + 32)."""
 FEW = 2
 """Minimum nodes of a cluster."""
-REASONS = SCANS = 3
+REASONS = SCANS = OTHERS = 3
+NAMED = 8
+"""Services of another machine that are named."""
 ODD_TIME = "time far from its neighbours'"
 """The core's name for a packet whose time it replaced."""
 
@@ -122,12 +124,14 @@ def _stranger(roles: Roles, context: CaptureContext) -> Iterator[str]:
 
 def _other_management_nodes(roles: Roles) -> Iterator[str]:
     """Their services are in neither group."""
-    for one in roles.servers:
-        if one.role == "management node":
-            name = one.addresses[0]
-            to = f" to {counted(one.nodes, 'node')}" if one.nodes else ""
-            served = f"it serves {listed([*one.services])}{to}"
-            yield f"{name} is another management node: {served}; --sms {name} classifies its services instead"
+    others = [one for one in roles.servers if one.role == "management node"]
+    for one in others[:OTHERS]:
+        name = one.addresses[0]
+        to = f" to {counted(one.nodes, 'node')}" if one.nodes else ""
+        served = f"it serves {listed(one.services, NAMED)}{to}"
+        yield f"{name} is another management node: {served}; --sms {name} classifies its services instead"
+    if rest := others[OTHERS:]:
+        yield f"{counted(len(rest), 'more machine serves', 'more machines serve')} nodes as a management node does"
 
 
 def _limit(limit: str) -> Iterator[str]:

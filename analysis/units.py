@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 LONGEST = 600
@@ -86,8 +87,10 @@ def counted(count: int, what: str, plural: str = "") -> str:
     return f"{number(count)} {what if count == 1 else plural or what + 's'}"
 
 
-def listed(items: list[str]) -> str:
-    """Join items: ``a``, ``a and b``, ``a, b and c``."""
+def listed(items: Sequence[str], most: int = 0) -> str:
+    """Join items: ``a``, ``a and b``, ``a, b and c``; of more than ``most`` the first ones, and ``394 others``."""
+    more = len(items) - most if most else 0
+    items = [*items[:most], counted(more, "other")] if more > 0 else list(items)
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 

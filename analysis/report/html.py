@@ -213,7 +213,7 @@ def _name(service: Service) -> str:
 def _names(services: Iterable[Service]) -> str:
     """Join the first six names."""
     names = [_name(one) for one in services]
-    return units.listed([*names[:6], *([units.counted(len(names) - 6, "other")] if len(names) > 6 else [])])
+    return units.listed(names, 6)
 
 
 def _advice(service: Service) -> str:

@@ -103,8 +103,9 @@ def _about(value: float, what: str) -> str:
 def _summary(seconds: float, rows: Sequence[Row], index: int) -> str:
     noticed = [row.service for row in rows if row.effects[index].state == "noticed"]
     if not noticed:
-        return f"{units.span(seconds)}: tolerated in every service."
+        unknown = sum(row.effects[index].state == "unknown" for row in rows)
+        where = f"noticed in no service, unknown in {unknown} of {len(rows)}" if unknown else "tolerated in every service"
+        return f"{units.span(seconds)}: {where}."
     names = [units.plain(one.name, 32) for one in noticed]
-    more = len(names) - MAX_NAMED
-    listed = units.listed([*names[:MAX_NAMED], *([units.counted(more, "other")] if more > 0 else [])])
-    return f"{units.span(seconds)}: noticed in {len(noticed)} of {units.counted(len(rows), 'service')}: {listed}."
+    of = units.counted(len(rows), "service")
+    return f"{units.span(seconds)}: noticed in {len(noticed)} of {of}: {units.listed(names, MAX_NAMED)}."

@@ -67,28 +67,39 @@ def failover_pair() -> Made:
     return made
 
 
-def own_dhcp_server() -> Made:
-    """A server of DHCP beside the management node, which has the scheduler."""
-    made = small("slurm", "ntp", "arp", nodes=4, duration_s=1200.0)
+def own_dhcp_server(*more: Station) -> Made:
+    """A server of DHCP beside the management node, which has the scheduler; ``more`` answer some other nodes."""
+    made = small("slurm", "ntp", "arp", nodes=4 + len(more), duration_s=1200.0)
     broadcast, identities = "255.255.255.255", count(1)
     for number, node in enumerate(made.nodes):
-        time_s, xid = START_S + 100 + 200 * number, next(identities)
+        server = more[number - 4] if number >= 4 else STANDBY
+        time_s, xid = START_S + 100 + 800 * number / len(made.nodes), next(identities)
         requests = made.open((p.UDP, "0.0.0.0", 68, broadcast, 67), "dhcp", "node")
-        replies = made.open((p.UDP, STANDBY.address, 67, broadcast, 68), "dhcp", "node")
+        replies = made.open((p.UDP, server.address, 67, broadcast, 68), "dhcp", "node")
         for wait_s, kind in ((0.0, 1), (0.5, 2), (0.6, 3), (0.7, 5)):
             answer = kind in (2, 5)
-            options = [(54, p.ip_bytes(STANDBY.address)), (51, (86400).to_bytes(4))] if answer else [(60, b"Linux")]
+            options = [(54, p.ip_bytes(server.address)), (51, (86400).to_bytes(4))] if answer else [(60, b"Linux")]
             yours = node.address if answer else "0.0.0.0"
             payload = p.bootp(kind, mac=node.mac, xid=xid, options=options, yours=yours)
             made.datagram(
                 time_s + wait_s,
                 replies if answer else requests,
                 payload,
-                (STANDBY, 67, node, 68) if answer else (node, 68, STANDBY, 67),
+                (server, 67, node, 68) if answer else (node, 68, server, 67),
                 to=p.BROADCAST,
-                source=STANDBY.address if answer else "0.0.0.0",
+                source=server.address if answer else "0.0.0.0",
                 target=broadcast,
             )
+    return made
+
+
+def many_ports(ports: int) -> Made:
+    """A server of which all nodes use many ports that nobody knows."""
+    made = small("slurm", "ntp", "arp", nodes=4, duration_s=1200.0)
+    for number in range(ports):
+        for turn, node in enumerate(made.nodes):
+            time_s = START_S + 10 + number + turn / 4
+            made.connect(time_s, "many", node, STORE, 20000 + number, [(0.01, "c", bytes(40)), (0.01, "s", bytes(40))])
     return made
 
 

@@ -58,6 +58,8 @@ UNLIMITED_WIDTH = 1000
 """More columns than any sentence has."""
 MAX_LINES = 5
 """Lines of a list shown without --verbose."""
+MAX_NAMED = 8
+"""Services of another machine that are named."""
 
 
 def console_for(width: int) -> Console:
@@ -184,7 +186,7 @@ def _servers(found: Classification) -> Iterator[tuple[str, str]]:
             if each.role == "server"
             else ""
         )
-        served = f"{each.addresses[0]} ({each.role}): {', '.join(each.services)}{users}"
+        served = f"{each.addresses[0]} ({each.role}): {units.listed(each.services, MAX_NAMED)}{users}"
         yield "" if index else "servers", f"{served}, {_amount(each.packets, each.bytes)}"
     if len(found.servers) > MAX_LINES:
         yield "", f"and {len(found.servers) - MAX_LINES} more"

@@ -14,6 +14,7 @@ from appliance.progress import Silent
 from tests.captures import files, others
 from tests.captures.cluster import Made
 from tests.captures.variants import small
+from tests.captures.wire import Station
 
 
 def found(folder: Path, made: Made, **options: str) -> Classification:
@@ -148,3 +149,21 @@ def test_one_node_of_a_mirror_port_shows_its_servers(make: Callable[[], Made], t
     made = make()
     seen = found(tmp_path, made, node=made.nodes[0].address, sms=made.sms.address)
     assert [one.nodes for one in seen.servers] == [1]
+
+
+def test_many_services_of_a_machine_are_few_names(tmp_path: Path) -> None:
+    seen = found(tmp_path, others.many_ports(100))
+    (server,) = seen.servers
+    assert len(server.services) == 100
+    (line,) = (line for line in view_text(seen).splitlines() if line.startswith("servers"))
+    assert " and 92 others for 4 nodes, " in line
+    assert len(line) < 300
+
+
+def test_many_servers_of_dhcp_are_few_remarks(tmp_path: Path) -> None:
+    more = [Station(f"dhcp{number}", f"52:54:00:0d:00:{number:02x}", f"10.1.0.{100 + number}") for number in range(9)]
+    seen = found(tmp_path, others.own_dhcp_server(*more))
+    assert [one.role for one in seen.servers] == ["management node"] * 10
+    remarks = [one for one in seen.capture.remarks if "management node" in one]
+    assert len(remarks) == 4
+    assert remarks[3] == "7 more machines serve nodes as a management node does"

@@ -67,6 +67,8 @@ def test_services_are_in_the_order_in_which_nodes_notice() -> None:
     assert lengths[-1].summary.startswith("7 days: noticed in 8 of 10 services: nat, rsyslog, nfs, ")
     quiet = [(1, replace(example.SSH, budget_s=1e9))]
     assert outage.predict(found, quiet)[0][3].summary == "15 min: tolerated in every service."
+    unknown = [*quiet, (2, Service("x", "deferrable"))]
+    assert outage.predict(found, unknown)[0][3].summary == "15 min: noticed in no service, unknown in 1 of 2."
 
 
 def test_every_length_has_its_rule_in_the_style_sheet() -> None:
