@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from analysis.addresses import is_link_local, is_local, network
 from analysis.confidence import NOT_A_CLUSTER
 from analysis.context import CaptureContext
-from analysis.observed import Observation, Role, Row
+from analysis.observed import SCANNED, Observation, Role, Row
 from analysis.protocols import DHCP_PORTS
 from analysis.roles import Roles
 from analysis.samples import DecodedSamples
-from analysis.signatures import UDP
+from analysis.signatures import TCP, UDP
 from analysis.units import counted, listed, number, share, span
 
 GAP = 0.05
@@ -22,6 +22,8 @@ FIRST_BYTES = 98
 """Minimum bytes of a packet that hold 32 bytes of TCP payload, with usual headers (14 + 20 + 32)."""
 FEW = 2
 """Minimum nodes of a cluster."""
+MANY = 100
+"""Packets of TCP that are not all in one direction by chance."""
 REASONS = SCANS = OTHERS = 3
 NAMED = 8
 """Services of another machine that are named."""
@@ -51,6 +53,7 @@ def make_remarks(
         *_scans(observation),
         *_stranger(roles, context),
         *_other_management_nodes(roles),
+        *_one_way(observation),
         *_gaps(observation),
         *_cut(observation, context, decoded),
         *_limit(limit),
@@ -94,6 +97,21 @@ def _scans(observation: Observation) -> Iterator[str]:
     if rest := scans[SCANS:]:
         packets = counted(sum(one.packets for one in rest), "packet")
         yield f"{counted(len(rest), 'more machine')} scanned ports; no service includes their {packets}"
+
+
+def _one_way(observation: Observation) -> Iterator[str]:
+    """One direction alone: TCP between nodes and the management node has packets of both."""
+    to, back = 0, 0
+    for row in observation.rows:
+        if row.protocol == TCP and row.kind != SCANNED and {row.client, row.server} == {Role.NODE, Role.SMS}:
+            by_node, by_sms = row.packets if row.client == Role.NODE else reversed(row.packets)
+            to, back = to + by_node, back + by_sms
+    if max(to, back) >= MANY and not (to and back):
+        there, other = ("nodes", "the management node") if to else ("the management node", "nodes")
+        yield (
+            f"all {counted(max(to, back), 'packet')} of TCP are from {there} to {other}, none back: one direction was "
+            f"captured, or {other} did not answer; who opened a connection, and whether it was answered, is uncertain"
+        )
 
 
 def _gaps(observation: Observation) -> Iterator[str]:

@@ -104,7 +104,9 @@ def _summary(seconds: float, rows: Sequence[Row], index: int) -> str:
     noticed = [row.service for row in rows if row.effects[index].state == "noticed"]
     if not noticed:
         unknown = sum(row.effects[index].state == "unknown" for row in rows)
-        where = f"noticed in no service, unknown in {unknown} of {len(rows)}" if unknown else "tolerated in every service"
+        where = (
+            f"noticed in no service, unknown in {unknown} of {len(rows)}" if unknown else "tolerated in every service"
+        )
         return f"{units.span(seconds)}: {where}."
     names = [units.plain(one.name, 32) for one in noticed]
     of = units.counted(len(rows), "service")

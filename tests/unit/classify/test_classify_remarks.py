@@ -198,3 +198,13 @@ def test_boots_are_seen_if_dhcp_is_cut_before_its_message_type(tmp_path: Path, m
     """A client without an address that requests one has just booted."""
     found = classify_capture(tmp_path, files.pcap(made.packets(), snap=snap))
     assert (found.nodes.booted, found.nodes.boots_hidden) == (2, False)
+
+
+@pytest.mark.parametrize("source", ["nodes", "the management node"])
+def test_one_direction_alone_is_reported(source: str, tmp_path: Path, made: Made) -> None:
+    """As of a mirror port that copies only what a port receives."""
+    sms = bytes.fromhex(made.sms.mac.replace(":", ""))
+    frames = [one for one in made.packets() if (one[1][6:12] == sms) == (source != "nodes")]
+    found = classify_capture(tmp_path, files.pcap(frames))
+    (remark,) = (one for one in found.capture.remarks if "one direction" in one)
+    assert f" of TCP are from {source} to " in remark
