@@ -133,7 +133,7 @@ def writers(hosts: Hosts) -> list[str]:
 
     One that runs twice on an engine is there twice.
     """
-    host, cluster = hosts.host("host-a"), open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
+    host, cluster = hosts.host("host-b"), open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
     found = Counter(name for name in ("host-a", "host-b") if "sms-lab" in hosts.instances(name))
     for item in render_bundle(cluster, "nomad").items:
         if item.lease:

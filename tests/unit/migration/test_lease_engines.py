@@ -11,6 +11,7 @@ from appliance.errors import Refused
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import Deployed
+from appliance.operations.engines import abandon
 from appliance.operations.engines import engine as engines
 from appliance.operations.engines.writer import release_from_engine, take_for_engine
 from appliance.operations.lease import (
@@ -119,8 +120,9 @@ def test_a_failover_from_a_lost_engine(
 ) -> None:
     """With --i-have-fenced only: one that answers and runs the services has not failed."""
     monkeypatch.setattr(Cluster, "host", lambda _, name: apart.hosts[name])
-    for check in ("check_programs", "find_known", "render_bundle"):
+    for check in ("check_programs", "find_known"):
         monkeypatch.setattr(failover, check, lambda *_, **__: None)
+    monkeypatch.setattr(abandon, "render_bundle", lambda *_: None)
     monkeypatch.setattr(failover, "check_networks", lambda *_: pytest.fail(GOES_ON))
     a = apart.hosts["host-a"]
     if known == "by the lease":
@@ -139,7 +141,7 @@ def test_a_failover_from_a_lost_engine(
             allocation = engines.Instance("1", "c1", True, True, ())
             return [engines.WorkloadState("slurm-ctl", "service", True, 1, (allocation,))]
 
-    monkeypatch.setattr(failover, "find_engine", lambda *_: Engine())
+    monkeypatch.setattr(abandon, "find_engine", lambda *_: Engine())
 
     def plan(*, fenced: bool) -> None:
         failover.plan_failover(apart.cluster, a, failover.FailoverOptions(fenced=fenced), Silent())

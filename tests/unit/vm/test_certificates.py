@@ -29,7 +29,7 @@ from appliance.operations.vm import certificates, start, status
 from appliance.operations.vm.certificates import container_problems
 from appliance.operations.vm.revoke import revoke
 from appliance.operations.vm.start import VmNote, make_seed, read_note
-from appliance.operations.vm.vm import Health, view_hosts
+from appliance.operations.vm.vm import Health
 from appliance.plan.vm.holder import HostView
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Silent
@@ -258,7 +258,7 @@ def test_another_address_of_the_vm_waits_for_its_next_start(
 
 def test_status_is_unhealthy_before_the_end(sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = sites.hosts["host-b"]
-    monkeypatch.setattr(status, "view_hosts", view_hosts)
+    monkeypatch.setattr(status, "view_hosts", certificates.view_hosts)  # type: ignore[attr-defined]
     monkeypatch.setattr(status, "find_running", lambda *_: Process(7, 0.0))
     monkeypatch.setattr(status, "query_health", lambda *_: Health({"https": "ok"}))
     monkeypatch.setattr(status, "image_info", lambda *_: None)
