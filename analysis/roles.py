@@ -14,7 +14,7 @@ from analysis.errors import CaptureError
 from analysis.host_index import INTERFACE, MAX_NAMED, NODE_PORTS, HostIndex, SmsIdentity, name_candidates
 from analysis.observed import Host, Link, Role, Sample
 from analysis.role_assigner import ROUTER, RoleAssigner, Roles
-from analysis.units import number
+from analysis.units import number, share
 
 __all__ = ["Roles", "find_roles", "no_hosts_error"]
 
@@ -55,10 +55,31 @@ def find_roles(
         )
     return replace(
         found,
-        remarks=_find_contradictions(host_index, identity, sms) if sms else (),
+        remarks=(
+            *(_find_contradictions(host_index, identity, sms) if sms else ()),
+            *_find_other_router(host_index, identity, found.by_index),
+        ),
         node=node,
         machine=tuple(host_index.entity),
         given=frozenset(host_index.site_nodes),
+    )
+
+
+def _find_other_router(host_index: HostIndex, identity: SmsIdentity, by_index: bytes) -> tuple[str, ...]:
+    """Return a remark if nodes reach the outside mostly through another machine than the management node."""
+    through: Counter[str] = Counter()
+    for link in host_index.links if identity.macs else ():
+        if {by_index[link.client], by_index[link.server]} == {Role.NODE, Role.OUTSIDE}:
+            index = link.server if by_index[link.server] == Role.OUTSIDE else link.client
+            own = {*host_index.macs[index], host_index.hosts[index].via} & {*identity.macs}
+            through["" if own else host_index.entity[index]] += link.packets
+    total, others = through.total(), {name: count for name, count in through.items() if read_mac(name)}
+    if not others or 2 * sum(others.values()) <= total:
+        return ()
+    name, part = max(others, key=lambda one: others[one]), share(sum(others.values()) / total)
+    return (
+        f"{part} of the packets between nodes and the outside pass another router ({name}), not the management node's "
+        "link address: NAT may not be its service",
     )
 
 

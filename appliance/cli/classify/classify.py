@@ -25,7 +25,8 @@ EXAMPLES = """\
   sms classify --live br-prov --duration 1h  capture on an interface, then classify
 
 tcpdump -i br-prov -s 400 -w - | sms classify - reads packets as they arrive; Ctrl-C ends it. Exit status:
-0 classified, 1 nothing to classify, 2 a file does not exist, or an option or name is invalid."""
+0 classified, 1 the captures cannot be classified or the result cannot be written, 2 a file does not exist, or an
+option or name is invalid."""
 
 FORMS = ("table", "json", "yaml", "html")
 STDOUT = ("-", "/dev/stdout")
@@ -42,7 +43,8 @@ def add(verbs: Verbs) -> None:
         "tolerated outage, and the reasons.",
         EXAMPLES,
     )
-    parser.add_argument("captures", nargs="*", metavar="CAPTURE", help="capture files; - is standard input")
+    files = "capture files; - is standard input"
+    parser.add_argument("captures", nargs="*", type=filled, metavar="CAPTURE", help=files)
     add = parser.add_argument
     add("--sms", type=filled, metavar="ADDRESS|MAC", help="the management node (default: detected)")
     add("--node", type=filled, metavar="ADDRESS|MAC", help="use only the traffic of one compute node")
@@ -51,12 +53,13 @@ def add(verbs: Verbs) -> None:
     own = "the site's own services (default: services.d/ beside the site file)"
     add("--services", type=filled, metavar="DIR", help=own)
     verdict = "the site's own verdict on a service: time-critical or deferrable (repeatable)"
-    add("--override", action="append", default=[], metavar="NAME=VERDICT", help=verdict)
+    add("--override", type=filled, action="append", default=[], metavar="NAME=VERDICT", help=verdict)
     add("--compare", type=filled, metavar="FILE", help="an earlier result (YAML or JSON): show what moved since")
     add("--format", choices=FORMS, help="default: by the name of -o, else table")
     add("--json", action="store_const", dest="format", const="json", help="the same as --format json")
     add("-o", "--output", type=filled, metavar="FILE", help="write to a file, atomically")
-    add("--why", action="append", default=[], metavar="NAME", help="only the reasons for a service (repeatable)")
+    reasons = "only the reasons for a service (repeatable)"
+    add("--why", type=filled, action="append", default=[], metavar="NAME", help=reasons)
     add("-v", "--verbose", action="store_true", help="show all reasons and all read errors")
     add("-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress, errors and results only")
     add("--live", type=filled, metavar="INTERFACE", help="capture on an interface instead; requires root")

@@ -106,10 +106,14 @@ def read_earlier(file: str) -> Report:
     from analysis.classification import ClassificationError, read_classification
     from appliance.config.read import read_text
 
+    hint = "name a file that sms classify -o FILE.yaml or FILE.json wrote"
     try:
         return read_classification(read_text(Path(file)))
+    except ConfigError as error:
+        if not error.problems:
+            raise
+        raise ConfigError(f"--compare: {file}: it is not text", hint=hint) from None
     except ClassificationError as error:
-        hint = "name a file that sms classify -o FILE.yaml or FILE.json wrote"
         raise ConfigError(f"--compare: {file}: {units.plain(str(error))}", hint=hint) from None
 
 

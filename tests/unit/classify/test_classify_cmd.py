@@ -469,7 +469,7 @@ WHY: dict[str, tuple[list[str], int, str, str]] = {
     "several": (["ssh", "ntp"], 0, "ssh: deferrable", ""),
     "nearly right": (["slrumctld"], 2, "", "did you mean slurmctld?"),
     "what is not there": (["foo"], 2, "", "seen: chrony, "),
-    "empty": ([""], 2, "", "is neither in the captures nor in the catalogue"),
+    "empty": ([""], 2, "", "argument --why: is empty"),
     "no port": (["tcp/99999"], 2, "", "tcp/99999 is not a port"),
 }
 
@@ -566,6 +566,14 @@ MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
     "no earlier result": (["CAPTURE", "--compare", "nope"], 2, "nope: cannot be read: no such file", "check the path"),
     "compared with a text": (["CAPTURE", "--compare", "text.pcap"], 2, "it has no list `services`", "-o FILE.yaml"),
     "an empty comparison": (["CAPTURE", "--compare", ""], 2, "argument --compare: is empty", ""),
+    "compared with a capture": (
+        ["CAPTURE", "--compare", "binary.pcap"],
+        2,
+        "binary.pcap: it is not text",
+        "-o FILE.yaml",
+    ),
+    "an empty name": ([""], 2, "argument CAPTURE: is empty: is a shell variable not set?", ""),
+    "an empty override": (["CAPTURE", "--override", ""], 2, "argument --override: is empty", ""),
     "no form": (["CAPTURE", "--format", "xml"], 2, "invalid choice: 'xml'", ""),
     "over the capture": (["CAPTURE", "-o", "CAPTURE"], 2, "is one of the captures", "another file"),
     "into no folder": (["CAPTURE", "-o", "no/x.json"], 2, "no is not a folder", ""),
@@ -581,6 +589,7 @@ def test_mistakes(name: str, capture: Path, capsys: pytest.CaptureFixture[str]) 
     Path("text.pcap").write_text("this is a text, not a capture at all\n" * 9)
     Path("nothing.pcap").write_bytes(b"")
     Path("empty.pcap").write_bytes(files.pcap([]))
+    Path("binary.pcap").write_bytes(b"\xd4\xc3\xb2\xa1")
     before = capture.read_bytes()
     found, out, err = run(capsys, "-q", "classify", *(capture if each == "CAPTURE" else each for each in arguments))
     assert (found, out) == (status, ""), err

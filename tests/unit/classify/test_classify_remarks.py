@@ -187,6 +187,32 @@ def test_a_cluster_behind_a_router_is_the_same_cluster(tmp_path: Path, made: Mad
     assert {(one.name, one.verdict) for one in there.services} == {(one.name, one.verdict) for one in here.services}
 
 
+def test_another_router_to_the_outside_is_remarked(tmp_path: Path) -> None:
+    """On a mirror port, what nodes exchange with the outside may not pass the management node at all."""
+    sms, router = bytes.fromhex("525400000001"), bytes.fromhex("5254aa000001")
+    made = simulate(Plan(nodes=8, duration_s=1800.0))
+    frames = [
+        (at, frame[:12].replace(sms, router) + spread(frame)[12:]) if spread(frame) != frame else (at, frame)
+        for at, frame in made.packets()
+    ]
+    found = classify_capture(tmp_path, files.pcap(frames))
+    (remark,) = found.capture.remarks
+    assert remark.startswith(
+        "100 % of the packets between nodes and the outside pass another router (52:54:aa:00:00:01)"
+    )
+    assert next(one.verdict for one in found.services if one.name == "nat") == "time-critical"
+    assert classify_capture(tmp_path, files.pcap(made.packets())).capture.remarks == ()
+
+
+def spread(frame: bytes) -> bytes:
+    """Return a frame with its outside address, if it has one, in one of nine networks, by the port of the node."""
+    for end, port in ((26, 36), (30, 34)):
+        if frame[12:14] == b"\x08\x00" and frame[end : end + 2] in (b"\xcb\x00", b"\xc6\x33"):
+            number = 50 + int.from_bytes(frame[port : port + 2]) % 9
+            return frame[:end] + bytes((number, number)) + frame[end + 2 :]
+    return frame
+
+
 def move(frame: bytes) -> bytes:
     ends = (frame[26:30], frame[30:34])
     moved = (b"\x0a\x02" + end[2:] if end[:3] == b"\x0a\x01\x01" else end for end in ends)
