@@ -10,13 +10,15 @@ from analysis.context import CaptureContext
 from analysis.observed import SCANNED, Observation, Role, Row, Sample
 from analysis.role_assigner import COMMON_PORTS, Roles
 from analysis.services import ServiceCounts
-from analysis.signatures import UDP
+from analysis.signatures import TCP, UDP
 from analysis.units import counted
 
 FEW_NODES = 3
 """Machines that behave like nodes, of which a cluster has at least as many."""
 OF_A_NODE = 2
 """Critical services that a machine uses if it behaves like a node; names, mail and web pages are not counted."""
+MANY = 100
+"""Packets of TCP that are not all in one direction by chance."""
 CLUSTER_PLACES: Places = SCHEDULERS | BOOTS | STORAGE
 ADDRESSES: Places = DHCP_SERVERS | {(UDP, 68), (UDP, 546)}
 BOOT_CLIENTS = (b"PXEClient", b"HTTPClient")
@@ -42,28 +44,33 @@ def find_doubt(
 
 
 def _has_cluster_traffic(observation: Observation, services: Iterable[ServiceCounts]) -> bool:
+    # Where TCP has packets of one direction alone, as with a filter on SYN, that nothing is answered shows nothing.
+    tcp = [row.packets for row in observation.rows if row.protocol == TCP and row.kind != SCANNED]
+    replies = any(map(all, tcp)) or sum(map(sum, tcp)) < MANY
     return (
-        any((row.protocol, row.port) in CLUSTER_PLACES and _is_used(row) for row in observation.rows)
-        or any(_is_of_cluster(one) for one in services)
+        any((row.protocol, row.port) in CLUSTER_PLACES and _is_used(row, replies) for row in observation.rows)
+        or any(_is_of_cluster(one, replies) for one in services)
         or any(map(_is_boot, observation.samples))
     )
 
 
-def _is_used(row: Row) -> bool:
-    """Return whether machines of the network use it, and it answers."""
-    if row.kind == SCANNED or row.client not in INSIDE or row.server not in INSIDE or not row.packets[1]:
+def _is_used(row: Row, replies: bool) -> bool:
+    """Return whether machines of the network use it, and it answers; ``replies``: whether an answer would be seen."""
+    if row.kind == SCANNED or row.client not in INSIDE or row.server not in INSIDE:
         return False
-    return row.protocol == UDP or row.midstream > 0 or row.unanswered < row.opened
+    if row.protocol == TCP and not replies:
+        return True
+    return row.packets[1] > 0 and (row.protocol == UDP or row.midstream > 0 or row.unanswered < row.opened)
 
 
-def _is_of_cluster(counts: ServiceCounts) -> bool:
+def _is_of_cluster(counts: ServiceCounts, replies: bool) -> bool:
     """Return whether its first bytes are those of a scheduler or file system, or it serves booting nodes with files."""
     signature = counts.signature
     if signature is None or counts.routed:
         return False
     if signature.boot or signature.poll:
         return any(place not in ADDRESSES for place in counts.places)
-    return bool(CLUSTER_PLACES & set(signature.ports)) and any(map(_is_used, counts.rows))
+    return bool(CLUSTER_PLACES & set(signature.ports)) and any(_is_used(row, replies) for row in counts.rows)
 
 
 def _is_boot(sample: Sample) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from analysis.addresses import is_link_local, is_local, network
 from analysis.confidence import NOT_A_CLUSTER
 from analysis.context import CaptureContext
+from analysis.likeness import MANY
 from analysis.observed import SCANNED, Observation, Role, Row
 from analysis.protocols import DHCP_PORTS
 from analysis.roles import Roles
@@ -22,8 +23,6 @@ FIRST_BYTES = 98
 """Minimum bytes of a packet that hold 32 bytes of TCP payload, with usual headers (14 + 20 + 32)."""
 FEW = 2
 """Minimum nodes of a cluster."""
-MANY = 100
-"""Packets of TCP that are not all in one direction by chance."""
 REASONS = SCANS = OTHERS = 3
 NAMED = 8
 """Services of another machine that are named."""

@@ -39,6 +39,13 @@ def test_other_networks_are_not_clusters(name: str, tmp_path: Path) -> None:
     assert not [one for one in seen.capture.remarks[1:] if "could be a compute node" in one], "once is enough"
 
 
+def test_a_capture_of_first_packets_alone_is_of_a_cluster(tmp_path: Path) -> None:
+    """As `tcpdump 'tcp[13] == 2'` makes it: nothing is answered, and nothing could be."""
+    made = simulate(Plan(nodes=6, services=("slurm",), duration_s=1800))
+    first = [one for one in made.packets() if one[1][23] == TCP and one[1][47] == 2]
+    assert found(tmp_path, Stranger(first, files.ETHERNET)).nodes.cluster
+
+
 def test_all_outputs_say_so(tmp_path: Path) -> None:
     seen = found(tmp_path, strangers.home_router())
     text = view_text(seen)
