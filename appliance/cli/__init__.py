@@ -20,7 +20,7 @@ from appliance.cli.edge import guard_standard_streams
 from appliance.errors import SmsError, disk_hint
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "classification": ("classify.classify",),
+    "classification": ("classify.classify", "adopt.survey"),
     "site and hosts": ("site.init", "site.config", "site.key", "hosts.host", "hosts.doctor"),
     "image": ("image.build", "image.verify", "image.image"),
     "services container": (

@@ -1,0 +1,1 @@
+"""Verbs that take over a live management node."""

@@ -1,0 +1,1 @@
+"""Take over a live management node."""
