@@ -97,6 +97,7 @@ apptainer-pins:
 
 schema: setup
 	.venv/bin/sms config schema >docs/sms.schema.json
+	.venv/bin/sms survey --schema >docs/survey.schema.json
 
 imports: setup
 	$(PYTHON) docs/imports.py docs/imports.svg

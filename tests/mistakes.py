@@ -356,6 +356,23 @@ TABLES = {
 2 ConfigError    user sync --sssd --uid-min 3000 --uid-max 2000
 2 ConfigError    user sync --sssd --uid-min 5
 """,
+    "adopt": """
+2 usage          survey -x@y
+2 usage          survey a b
+2 usage          survey ""
+2 ConfigError    survey host-b:0
+2 ConfigError    survey root@host-b:99999
+2 ConfigError    survey "host b"
+2 ConfigError    survey --munge-key
+2 ConfigError    survey --write text
+2 ConfigError    survey --write none/site
+3 Refused        survey --write .
+2 ConfigError    survey --slurm-folder etc/slurm
+2 ConfigError    survey --classification nope
+2 ConfigError    survey --classification text
+2 ConfigError    survey -o none/survey.json
+1 Unreachable    survey 127.0.0.2:1
+""",
     "classify": """
 2 ConfigError    classify
 2 ConfigError    classify nope.pcap

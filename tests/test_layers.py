@@ -75,6 +75,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
 SUBJECTS = {
     "site": set(),
     "classify": {"site"},
+    "adopt": {"site"},
     "image": {"site"},
     "hosts": {"image", "site"},
     "vm": {"hosts", "image", "site"},

@@ -73,12 +73,14 @@ LITERALS = {
     "appliance/config/model.py": {"munge"},
     "appliance/lab/render.py": {"munge", "postfix", "slurmd"},
     "appliance/lab/root.py": {"chrony", "munge", "postfix", "rsyslog", "slurmd"},
+    "appliance/plan/adopt/read_tables.py": {"ipmi"},
+    "appliance/plan/adopt/survey.py": {"munge"},
     "appliance/plan/hosts/distro.py": {"chrony"},
     "appliance/plan/hosts/doctor.py": {"chrony"},
     "appliance/plan/overlay/seed.py": {"munge"},
 }
-"""Daemons of the lab's own machines, packages of an admin host, and the user that the munge key belongs to, whose ids
-are a setting."""
+"""Daemons of the lab's own machines, packages of an admin host, the user that the munge key belongs to, whose ids
+are a setting, and a key in node tables of other systems."""
 
 
 def service_literals(text: str) -> Iterator[str]:

@@ -94,6 +94,7 @@ CLUSTER = {
         "host-a", hooks={"sms status --watch": STARTED}, endless=("sms status --watch", "sms logs -f", "sms shell")
     ),
     "classify.md": Page("host-a", (*STARTED, JOB, *CAPTURED), endless=("tcpdump", "sms classify --live")),
+    "survey.md": Page("host-a"),
     "snapshots.md": Page(
         "host-a",
         # What the page before has built from a classification lacks services of the site file.

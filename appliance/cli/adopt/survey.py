@@ -59,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.adopt.survey import (
         SurveyOptions,
         check_folder,
+        check_output,
         schema_text,
         survey,
         survey_json,
@@ -74,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.write) if arguments.write else None
     if folder:
         check_folder(folder)
+    if arguments.output:
+        check_output(Path(arguments.output))
     options = SurveyOptions(
         target=arguments.host or "",
         folder=arguments.slurm_folder or "",

@@ -82,7 +82,7 @@ def survey(options: SurveyOptions, progress: Progress) -> tuple[Survey, Draft]:
     services = read_catalog(share("definitions", "services"))
     with progress.step(f"read {host.name}"):
         output = collect(host, options.folder)
-        key = _fetch_key(host) if options.munge_key else b""
+        key = fetch_key(host) if options.munge_key else b""
     request = Request(options.target or host.name, socket.gethostname(), options.folder, bool(key))
     found, draft = examine(read_frames(output), services, request)
     if key:
@@ -140,7 +140,12 @@ def _no_output(host: Host, text: str) -> SmsError:
     return Refused(f"{host.name}: nothing can be read: {one_line(text, 300)}", hint=hint)
 
 
-def _fetch_key(host: Host) -> bytes:
+def fetch_key(host: Host) -> bytes:
+    """Return the munge key of the host.
+
+    Raises:
+        Refused: it cannot be read.
+    """
     try:
         key = host.run("head", "-c", str(KEY_BYTES.stop), KEY).stdout
     except Unreachable:
@@ -148,7 +153,9 @@ def _fetch_key(host: Host) -> bytes:
     except SmsError:
         key = b""
     if len(key) not in KEY_BYTES:
-        raise Refused(f"{host.name}: {KEY} cannot be read, or is no key", hint="run it as root, or without --munge-key")
+        raise Refused(
+            f"{host.name}: {KEY} cannot be read, or is not a key", hint="run it as root, or without --munge-key"
+        )
     return key
 
 
@@ -172,14 +179,18 @@ def _judge(found: Survey, verdicts: Mapping[str, str], services: Mapping[str, Se
     return found.model_copy(update={"listeners": listeners, "findings": (*found.findings, *more)})
 
 
-def write_json(found: Survey, path: Path) -> None:
-    """Write survey.json, mode 0600: it describes a network from inside.
+def check_output(path: Path) -> None:
+    """Refuse a file that cannot be written.
 
     Raises:
         ConfigError: there is no such folder.
     """
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(f"{path} cannot be written", hint="name a file in a folder that exists")
+
+
+def write_json(found: Survey, path: Path) -> None:
+    """Write survey.json, mode 0600: it describes a network from inside."""
     replace_file(str(path), survey_json(found).encode())
 
 

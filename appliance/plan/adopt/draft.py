@@ -28,6 +28,7 @@ CHANGE = "(CHANGE)"
 LOWEST_ID = 100
 """Smaller ids belong to the distribution."""
 DEFAULT_PORT = "6817"
+CONFIGLESS_SETTING = "enable_configless"
 
 
 def fits(kind: Any, value: object) -> bool:
@@ -252,8 +253,8 @@ def _slurm(draft: Draft, context: Context, slurm: Slurm) -> None:
     defined = _partitions(draft, slurm, names)
     _extra(draft, context, slurm, defined)
     if slurm.state:
-        size = f", {slurm.state_kb} KiB" if slurm.state_kb is not None else ", its size could not be measured in time"
-        todo = "`sms adopt` copies it; nothing of it is in the site"
+        size = f", {slurm.state_kb} KiB" if slurm.state_kb is not None else ", its size is not known"
+        todo = "nothing of it is in the site: copy it when slurmctld is stopped there"
         draft.find("Slurm", f"state in {slurm.state}{size}", "left", slurm.file, todo)
     if slurm.database:
         size = f", {slurm.database_kb} KiB" if slurm.database_kb is not None else ""
@@ -364,9 +365,13 @@ def _extra(draft: Draft, context: Context, slurm: Slurm, defined: set[str]) -> N
     carried = {path: name for path, section in sections.items() if (name := _keep_file(draft, section))}
     lines = []
     for line in slurm.settings:
-        text = _moved(line, carried, slurm)
+        text = _moved(line, carried)
         missing = next((path for path in _programs(text) if path.startswith(f"{FOLDER}/")), "")
-        if not fits(Line, text) or (missing and missing.rpartition("/")[2] not in carried.values()):
+        if (
+            not fits(Line, text)
+            or "REDACTED" in text
+            or (missing and missing.rpartition("/")[2] not in carried.values())
+        ):
             todo = "write it into `slurm.extra` by hand"
             draft.find("Slurm", f"setting {line[:SHORT]}", "left", slurm.file, todo)
             continue
@@ -389,11 +394,13 @@ def _programs(line: str) -> list[str]:
     return [value.strip('"') for key, value in settings if ("prolog" in key or "epilog" in key) and "*" not in value]
 
 
-def _moved(line: str, carried: Mapping[str, str], slurm: Slurm) -> str:
+def _moved(line: str, carried: Mapping[str, str]) -> str:
     """Return a line with the paths that the carried files have in the container."""
     for path in _programs(line):
         if path in carried:
             line = line.replace(path, f"{FOLDER}/{carried[path]}")
+    if line.lower().startswith("slurmctldparameters=") and CONFIGLESS_SETTING not in line:
+        line += f",{CONFIGLESS_SETTING}"  # as in the container's own line, which this one replaces
     return line
 
 
@@ -408,6 +415,9 @@ def _keep_file(draft: Draft, section: Section) -> str:
         draft.find("Slurm", f"{name} is not a file that Slurm reads", "left", section.name, "nothing, or rename it")
     else:
         draft.files[f"files/slurm/{name}"] = section.body
+        if name == "plugstack.conf":
+            todo = "its plugins, and what it includes, have to be in the image: base.packages, or a service of the site"
+            draft.find("Slurm", "plugins of plugstack.conf", "check", section.name, todo)
         return name
     return ""
 
@@ -440,11 +450,15 @@ def _peers(draft: Draft, survey: Survey) -> None:
     tcp = [one[2:] for one in peers.logs_to if one.startswith("@@") and fits(Peer, one[2:])]
     if tcp:
         draft.add(f"syslog_forward: {quoted(tcp[0])}", "Where rsyslog forwards messages, over TCP")
-        draft.find("logs", f"messages are forwarded to {tcp[0]}", "carried", "rsyslog")
+        draft.find("logs", f"messages are forwarded to {tcp[0]}", "carried", "rsyslog.conf")
     for one in peers.logs_to:
         if one[2:] not in tcp[:1]:
             todo = "set `syslog_forward` to a server that accepts TCP; the container forwards to one"
-            draft.find("logs", f"messages are forwarded to {one}", "left", "rsyslog", todo)
+            draft.find("logs", f"messages are forwarded to {one}", "left", "rsyslog.conf", todo)
+    for one in peers.logs_from:
+        known = one in ("udp/514", "tcp/514")
+        todo = "" if known else "the container receives on tcp/514 and udp/514: change the senders, or write a service"
+        draft.find("logs", f"messages are received on {one}", "carried" if known else "left", "rsyslog.conf", todo)
     relay = re.sub(r"[\[\]]", "", peers.relay)
     mail = [("relay", relay, Peer), ("domain", peers.mail_domain, HostName), ("root", peers.mail_root, MailAddress)]
     good = [(key, value) for key, value, kind in mail if value and fits(kind, value)]

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 FILE_STATES = ("read", "cut", "special", "unreadable", "skipped", "secret", "there")
 MOST_SECTIONS = 2000
-BINARY = bytes(set(range(32)) - {9, 10, 12, 13})
-"""Bytes that text does not have."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,8 @@ class Section:
 
     @property
     def binary(self) -> bool:
-        """Whether it is no text."""
-        return self.body != self.body.translate(None, BINARY)
+        """Whether it is not text."""
+        return b"\0" in self.body
 
     @property
     def encoded(self) -> bool:

@@ -131,6 +131,7 @@ class Translation(Part):
     forwards: bool = False
     rules: tuple[str, ...] = Field((), description="Rules that rewrite addresses.")
     redirects: tuple[str, ...] = Field((), description="Those that redirect ports to inner machines.")
+    filters: int = Field(0, description="Number of rules that accept or drop packets.")
 
 
 class Accounts(Part):

@@ -16,6 +16,8 @@ INNER = ("lo", "docker", "virbr", "podman", "cni", "veth", "flannel", "cali")
 """How names of interfaces begin that no other machine can reach."""
 INTERPRETERS = ("sh", "bash", "env", "perl", "python3", "sshd")
 """Programs that run more than one service."""
+SEVERAL = ("dnsmasq", "systemd", "xinetd", "inetd", "docker-proxy")
+"""Programs that serve several services: the port decides."""
 MOST = 500
 
 
@@ -133,6 +135,8 @@ def name_service(services: Mapping[str, Service], process: str, port: str = "") 
     """Return the catalogue's name for a process or a port; empty if it has none."""
     if not process and not port:
         return ""
+    if process in SEVERAL and (served := name_service(services, "", port)):
+        return served
     named = (name for name, one in services.items() if process in {name, f"{name}d", *one.known_as})
     listens = (name for name, one in services.items() if port in one.ports)
     runs = (name for name, one in services.items() if one.run and one.run[0].rpartition("/")[2] == process)
@@ -141,12 +145,16 @@ def name_service(services: Mapping[str, Service], process: str, port: str = "") 
 
 def read_translation(frames: Frames) -> Translation:
     """Return how packets between networks are forwarded and rewritten, of nft and of iptables."""
-    rules, redirects = [], []
+    rules: list[str] = []
+    redirects: list[str] = []
+    filters = 0
     for line in (*frames.output("nft"), *frames.output("iptables")):
         text = printable(" ".join(line.split()), 300)
         if re.search(r"\b(masquerade|MASQUERADE|SNAT)\b|\bsnat\b", text):
             rules.append(text)
         elif re.search(r"\bDNAT\b|\bdnat\b|\bREDIRECT\b|\bredirect\b", text):
             redirects.append(text)
+        elif re.search(r"^-A .* -j |\b(accept|drop|reject)$", text):
+            filters += 1
     forwards = frames.text("/proc/sys/net/ipv4/ip_forward").strip() == "1"
-    return Translation(forwards=forwards, rules=tuple(rules[:100]), redirects=tuple(redirects[:100]))
+    return Translation(forwards=forwards, rules=tuple(rules[:100]), redirects=tuple(redirects[:100]), filters=filters)

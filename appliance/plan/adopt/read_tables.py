@@ -26,13 +26,14 @@ MARKS = {
     "/cm/local": "Bright Cluster Manager",
     "/opt/confluent": "Confluent",
 }
+DHCP = ("/etc/dhcp/dhcpd.conf", "/etc/dhcpd.conf")
 MOST = 20_000
 
 
 def read_provisioners(frames: Frames) -> tuple[tuple[Provisioner, ...], tuple[str, ...]]:
     """Return the provisioning systems with their node tables, and the files that could not be read as one."""
     broken: list[str] = []
-    found = [*_warewulf(frames, broken), *_xcat(frames), *_cobbler(frames, broken)]
+    found = [*_warewulf(frames, broken), *_xcat(frames), *_cobbler(frames, broken), *_leases(frames)]
     marks: dict[str, list[str]] = {}
     for path, name in MARKS.items():
         if path in frames.files:
@@ -139,6 +140,36 @@ def _xcat(frames: Frames) -> Iterable[Provisioner]:
 
     nodes = tuple(node(name, row) for name, row in listed.items() if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name))
     yield Provisioner(name="xCAT", sources=tuple(marks), nodes=nodes)
+
+
+def _leases(frames: Frames) -> Iterable[Provisioner]:
+    """Yield the reservations of DHCP servers."""
+    for path in DHCP:
+        text = re.sub(r"#.*", "", frames.text(path))
+        nodes = [
+            Node(name=printable(name, 64), address=_address(_first(r"fixed-address\s+([0-9.]+)", body)), mac=_mac(mac))
+            for name, body in re.findall(r"\bhost\s+([A-Za-z0-9._-]{1,64})\s*\{([^{}]{0,4000})\}", text)
+            if (mac := _first(r"hardware\s+ethernet\s+([0-9A-Fa-f:]+)", body))
+        ]
+        if nodes:
+            yield Provisioner(name="dhcpd", sources=(path,), nodes=tuple(nodes[:MOST]))
+    nodes, sources = [], []
+    for section in frames.below("/etc", "/etc/dnsmasq.d"):
+        given = re.findall(r"^dhcp-host\s*=\s*(\S+)", section.text, re.MULTILINE) if "dnsmasq" in section.name else []
+        sources += [section.name] if given else []
+        for line in given[: MOST - len(nodes)]:
+            words = line.split(",")
+            mac = next((_mac(word) for word in words if _mac(word)), "")
+            address = next((word for word in words if _is_address(word)), "")
+            name = next((word for word in words if re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", word)), mac)
+            nodes.append(Node(name=printable(name, 64), address=address, mac=mac))
+    if nodes:
+        yield Provisioner(name="dnsmasq", sources=tuple(sources), nodes=tuple(nodes))
+
+
+def _first(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    return found[1] if found else ""
 
 
 def _cobbler(frames: Frames, broken: list[str]) -> Iterable[Provisioner]:

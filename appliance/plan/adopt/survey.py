@@ -68,6 +68,7 @@ def _read(frames: Frames, services: Mapping[str, Service], request: Request) -> 
     hints = re.findall(r"[0-9]+(?:\.[0-9]+){3}", " ".join(slurm.controllers)) if slurm else []
     hints += [node.address for table in tables for node in table.nodes if node.address][:1000]
     hints += _first_addresses(slurm)
+    hints += re.findall(r"^([0-9]+(?:\.[0-9]+){3})\s", frames.text("/etc/hosts"), re.MULTILINE)[:1000]
     translation, listeners = read_translation(frames), read_listeners(frames, services)
     running = {name_service(services, process) for process in read_processes(frames)}
     running |= {one.service for one in listeners}
@@ -145,6 +146,9 @@ def _left(survey: Survey, services: Mapping[str, Service]) -> Iterator[Finding]:
             ports = [each.name for each in survey.links if each.master == link.name]
             what += f" of {', '.join(ports)}" if ports else ""
             yield left("network", what, "configure the same on the admin hosts, and name it as `port` of the network")
+    if survey.translation.filters:
+        todo = "the container opens what its services need, and no more: keep the others on a router or on the hosts"
+        yield left("forwarding", f"{survey.translation.filters} rules that accept or drop packets", todo)
     for rule in survey.translation.redirects:
         yield left("forwarding", rule, "the container only masquerades: keep it on a router, or write a service for it")
     if survey.translation.forwards and not survey.translation.rules:

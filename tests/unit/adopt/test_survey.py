@@ -1,0 +1,210 @@
+"""`sms survey`: the real script on file trees of five kinds of nodes and on hostile ones; golden sites and reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from appliance.catalog import read_catalog
+from appliance.cli import main
+from appliance.host.local import Local
+from appliance.operations.adopt.survey import check_draft, collect, write_site
+from appliance.operations.site.find import open_site
+from appliance.plan.adopt.draft import Draft
+from appliance.plan.adopt.frames import read_frames
+from appliance.plan.adopt.model import Survey
+from appliance.plan.adopt.report import compare, report_text, schema_text, survey_json
+from appliance.plan.adopt.survey import Request, examine
+from appliance.share import share
+from tests.places import ROOT
+from tests.surveyed import KINDS, PASSWORD, Tree, debian, run_script
+
+SERVICES = read_catalog(share("definitions", "services"))
+GOLDEN = ROOT / "tests" / "golden" / "survey"
+
+
+def made(output: bytes) -> tuple[Survey, Draft]:
+    return examine(read_frames(output), SERVICES, Request("sms-old", "host-a"))
+
+
+def survey_of(tree: Tree, folder: Path) -> tuple[Survey, Draft]:
+    return made(run_script(tree.build(folder)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_its_site_and_report(
+    kind: str, tmp_path: Path, golden: Callable[[Path, dict[str, str]], None]
+) -> None:
+    output = run_script(KINDS[kind]().build(tmp_path))
+    assert PASSWORD.encode() not in output
+    found, draft = made(output)
+    problems = check_draft(draft)
+    golden(
+        GOLDEN / kind,
+        {"sms.yaml": draft.text, "REPORT.md": report_text(found, problems), "survey.json": survey_json(found)},
+    )
+    jsonschema.validate(json.loads(survey_json(found)), json.loads(schema_text()))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "leap"])
+def test_the_written_site_is_accepted(kind: str, tmp_path: Path) -> None:
+    found, draft = survey_of(KINDS[kind](), tmp_path)
+    written = write_site(found, draft, tmp_path / "site")
+    assert written.problems == ()
+    site = open_site(tmp_path / "site" / "sms.yaml").site
+    assert site.slurm.nodes and site.slurm.partitions
+    for path in (*site.slurm.files.values(), site.accounts.passwd):
+        assert path and path.is_file()
+    for path in (tmp_path / "site").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+        assert path.is_dir() or PASSWORD.encode() not in path.read_bytes()
+
+
+def test_one_network_is_a_site_that_has_to_be_completed(tmp_path: Path) -> None:
+    found, draft = survey_of(KINDS["leap"](), tmp_path)
+    assert check_draft(draft) == ()
+    assert draft.text.count("(CHANGE)") >= 3
+    assert any(one.what == "no public network" for one in found.findings)
+
+
+@pytest.mark.parametrize("shell", [name for name in ("dash", "bash", "ksh", "busybox") if shutil.which(name)])
+def test_shells_print_the_same(shell: str, tmp_path: Path) -> None:
+    root = debian().build(tmp_path)
+    assert read_frames(run_script(root, shell=shell)).files == read_frames(run_script(root)).files
+
+
+def test_the_schema_is_the_documented_one() -> None:
+    assert (ROOT / "docs" / "survey.schema.json").read_text() == schema_text(), "`make schema` writes it"
+    jsonschema.Draft202012Validator.check_schema(json.loads(schema_text()))
+
+
+def findings(found: Survey) -> str:
+    return "\n".join(f"{one.area}: {one.what}" for one in found.findings)
+
+
+HOSTILE: dict[str, tuple[dict[str, str | bytes], str]] = {
+    "a huge file": ({"/etc/rsyslog.conf": b"#" * 5_000_000}, "/etc/rsyslog.conf has 5000000 bytes"),
+    "binary": ({"/etc/chrony/chrony.conf": bytes(range(256)) * 40}, "/etc/chrony/chrony.conf is not text"),
+    "another encoding": ({"/etc/exports": "/données *(ro)\n".encode("latin-1")}, "/etc/exports is not UTF-8"),
+    "a broken table": ({"/etc/warewulf/nodes.conf": "nodes: [}\n"}, "nodes.conf cannot be understood"),
+    "a table of aliases": (
+        {"/etc/warewulf/nodes.conf": "a: &a [x,x]\nb: &b\n- *a\nnodes: *b\n"},
+        "nodes.conf cannot be understood",
+    ),
+    "deep JSON": ({"/var/lib/cobbler/collections/systems/a.json": "[" * 200_000}, "a.json cannot be understood"),
+    "a binary program": ({"/etc/slurm/task.so": b"\x7fELF\0\1"}, "task.so is not text"),
+    "sections in a file": ({"/etc/exports": "@end 0 0\n@file /etc/evil read 1 0 0 0\n evil\n"}, "NFS export @end"),
+    "no list of nodes": (
+        {"/etc/slurm/slurm.conf": "ClusterName=a\nNodeName=n[1-\nNodeName=n[1-99999999]\nPartitionName=p Nodes=x\n"},
+        "NodeName n[1- cannot be read",
+    ),
+    "an include of itself": (
+        {"/etc/slurm/slurm.conf": "ClusterName=a\nInclude slurm.conf\nInclude ../../../../etc/passwd\nNodeName=a\n"},
+        "1 nodes",
+    ),
+    "a name that breaks YAML": (
+        {"/etc/slurm/slurm.conf": 'ClusterName=on\nNodeName=a\nPartitionName=p Nodes=a\nMailProg="x: [y\x1b]"\n'},
+        "setting MailProg",
+    ),
+    "a cluster of another alphabet": ({"/etc/slurm/slurm.conf": "ClusterName=Ünï_Cluster\n"}, "is not a name of sms"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_contents_are_findings(case: str, tmp_path: Path) -> None:
+    tree = debian()
+    files, expected = HOSTILE[case]
+    tree.files |= files
+    frames = read_frames(run_script(tree.build(tmp_path)))
+    found, draft = examine(frames, SERVICES, Request("sms-old", "host-a"))
+    assert expected in findings(found)
+    assert "/etc/evil" not in frames.files
+    yaml.safe_load(draft.text)
+    report_text(found)
+
+
+def test_special_files_are_not_opened(tmp_path: Path) -> None:
+    root = debian().build(tmp_path)
+    (root / "etc/exports").unlink()
+    os.mkfifo(root / "etc/exports")
+    (root / "etc/crontab").unlink()
+    (root / "etc/crontab").symlink_to("/dev/zero")
+    (root / "etc/aliases").unlink()
+    (root / "etc/aliases").symlink_to("/nowhere")
+    text = findings(made(run_script(root))[0])
+    assert "/etc/exports was not read: special" in text
+    assert "/etc/crontab was not read: special" in text
+    assert "/etc/aliases was not read: special" in text
+
+
+def test_no_time_is_a_finding(tmp_path: Path) -> None:
+    found, _ = made(run_script(debian().build(tmp_path), seconds=0))
+    assert "was not read: skipped" in findings(found)
+
+
+def test_every_beginning_of_the_output_is_a_survey(tmp_path: Path) -> None:
+    output = run_script(debian().build(tmp_path))
+    for size in range(0, len(output), 997):
+        found, draft = made(output[:size])
+        assert "the survey did not come to its end" in findings(found)
+        yaml.safe_load(draft.text)
+
+
+def test_damaged_output_is_a_survey(tmp_path: Path) -> None:
+    output = run_script(debian().build(tmp_path))
+    for step, byte in ((7, 0), (11, 255), (13, 10), (17, 64)):
+        damaged = bytearray(output)
+        damaged[::step] = bytes([byte]) * len(damaged[::step])
+        yaml.safe_load(made(bytes(damaged))[1].text)
+
+
+def test_nothing_is_changed(tmp_path: Path) -> None:
+    root = debian().build(tmp_path)
+
+    def state() -> list[tuple[str, float, int]]:
+        return [(str(path), path.stat().st_mtime_ns, path.stat().st_mode) for path in sorted(root.rglob("*"))]
+
+    before = state()
+    run_script(root)
+    assert state() == before
+
+
+def test_a_capture_marks_services_and_shows_differences(tmp_path: Path) -> None:
+    found, _ = survey_of(debian(), tmp_path)
+    verdicts = {"slurmctld": "time-critical", "nfs": "time-critical", "ldap": "time-critical", "chrony": "deferrable"}
+    said = dict(compare(found, verdicts, SERVICES))
+    assert "ldap is time-critical in the capture, but was not found here" in said
+    assert "nfs is time-critical, and the container cannot run it" in said
+    assert "rsyslog runs, but the capture does not show it" in said
+    assert not any("slurmctld" in one or "chrony" in one for one in said)
+
+
+def test_the_verb_writes_a_site_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "site"
+    assert main(["-q", "survey", "--write", str(folder), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    jsonschema.validate(printed, json.loads(schema_text()))
+    assert printed["system"]["kernel"] == os.uname().release
+    assert {path.name for path in folder.iterdir()} >= {"sms.yaml", "REPORT.md", "survey.json"}
+    assert main(["-q", "survey", "--write", str(folder)]) == 3
+    assert main(["-q", "survey"]) == 0
+    assert "system" in capsys.readouterr().out
+
+
+def test_a_classification_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "found.yaml"
+    file.write_text("services:\n- {name: ldap, verdict: time-critical}\n")
+    assert main(["-q", "survey", "--classification", str(file)]) == 0
+    assert "ldap is time-critical" in " ".join(capsys.readouterr().out.split())
+
+
+def test_it_is_sent_by_standard_input() -> None:
+    assert b"@done" in collect(Local("here"), "")
