@@ -111,7 +111,7 @@ class Tree:
             place.write_bytes(text if isinstance(text, bytes) else text.encode())
         programs.mkdir(parents=True)
         printed = {"uname": "x86_64\n", "id": "0\n", "tabdump": "", "wwsh": "", "slurmctld": "", **self.programs}
-        for name in ("ip", "nft", "iptables-save", "ss", "systemctl", "du", *printed):
+        for name in ("ip", "nft", "iptables-save", "ss", "du", *printed):
             text = printed.get(name, "")
             (programs / name).write_text(text if text.startswith("#!") else f"#!/bin/sh\ncat <<'END'\n{text}END\n")
             (programs / name).chmod(0o755)
@@ -209,6 +209,7 @@ table ip nat {
             "/etc/exports": "/home 10.50.0.0/16(rw,no_root_squash)\n/opt/ohpc/pub 10.50.0.0/16(ro)\n",
             "/etc/dnsmasq.conf": "dhcp-range=10.50.200.1,10.50.200.99\ndhcp-host=3c:ec:ef:66:00:01,10.50.1.1,n001\n",
             "/etc/crontab": "17 * * * * root cd / && run-parts --report /etc/cron.hourly\n",
+            "/etc/default/tftpd-hpa": 'TFTP_DIRECTORY="/srv/tftp"\n',
             "/etc/cron.d/dump": f"5 3 * * * root /usr/local/sbin/dump-db --password={PASSWORD}\n",
         },
         programs={

@@ -126,7 +126,9 @@ def facts_of(found: Survey) -> list[tuple[str, str]]:
     ]
     if slurm:
         rows.append(("Slurm", f"{slurm.version or 'version unknown'}, cluster {slurm.cluster or 'without a name'}"))
-    rows.append(("services", ", ".join(found.services) or "none that the catalogue knows"))
+    verdicts = {one.service: f" ({one.evidence})" for one in found.listeners if one.evidence}
+    services = [f"{name}{verdicts.get(name, '')}" for name in found.services]
+    rows.append(("services", ", ".join(services) or "none that the catalogue knows"))
     rows += [("provisioning", f"{one.name}, {len(one.nodes)} nodes") for one in found.provisioners]
     return rows
 

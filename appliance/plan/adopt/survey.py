@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.catalog import Service
@@ -31,6 +31,11 @@ BASES = {
     "sles-15": {("sles", "15"), ("sle_hpc", "15")},
 }
 """Base, and the ids with the major versions of distributions like it."""
+NOT_READ = (
+    *("/etc/syslog-ng/syslog-ng.conf", "/etc/named.conf", "/etc/bind/named.conf", "/etc/unbound/unbound.conf"),
+    *("/etc/xinetd.d/tftp", "/etc/default/tftpd-hpa"),
+)
+"""Configuration of which only the presence is reported."""
 CUT_HINT = "its end was not read: look at it on the host"
 ROUTING, LOGGING, MAIL = "routing", "logging", "mail"
 """Roles of the catalogue."""
@@ -57,7 +62,8 @@ def examine(frames: Frames, services: Mapping[str, Service], request: Request) -
     """Return what the node has, with all findings, and the draft of its site."""
     bare, broken = _read(frames, services, request)
     draft = make_draft(Context(bare, frames, services, request.admin, request.munge_key))
-    findings = (*draft.findings, *_left(bare, services), *_unread(frames, broken))
+    unread = [path for path in NOT_READ if path in frames.files]
+    findings = (*draft.findings, *_left(bare, services, unread), *_unread(frames, broken))
     return bare.model_copy(update={"findings": findings}), draft
 
 
@@ -121,8 +127,8 @@ def _system(frames: Frames) -> System:
     )
 
 
-def _left(survey: Survey, services: Mapping[str, Service]) -> Iterator[Finding]:
-    """Yield what the site file does not have."""
+def _left(survey: Survey, services: Mapping[str, Service], unread: Sequence[str]) -> Iterator[Finding]:
+    """Yield what the site file does not have; ``unread``: files whose settings are not read."""
 
     def left(area: str, what: str, todo: str, source: str = "") -> Finding:
         return Finding(area=area, what=printable(what, 300), source=source, carried="left", todo=todo)
@@ -154,6 +160,8 @@ def _left(survey: Survey, services: Mapping[str, Service]) -> Iterator[Finding]:
     if survey.translation.forwards and not survey.translation.rules:
         todo = "does a router forward for nodes? Without rules for it the container does not"
         yield left("forwarding", "packets are forwarded, but no rule rewrites addresses", todo)
+    for path in unread:
+        yield left("services", path, "its settings are not read: look at it, if nodes use what it configures")
     for folder in survey.peers.exports:
         yield left("exports", f"NFS export {folder}", "keep it on a file server that stays up", "/etc/exports")
     todo = "does one concern Slurm or nodes? Then it belongs into a service of the site; else it stays on the node"

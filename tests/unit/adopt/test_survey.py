@@ -54,11 +54,18 @@ def test_each_kind_has_its_site_and_report(
     jsonschema.validate(json.loads(survey_json(found)), json.loads(schema_text()))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "leap"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_written_site_is_accepted(kind: str, tmp_path: Path) -> None:
+    """Also by `sms config check`, when what it marks was decided."""
     found, draft = survey_of(KINDS[kind](), tmp_path)
+    draft.files["secrets/munge.key"] = b"k" * 128
     written = write_site(found, draft, tmp_path / "site")
     assert written.problems == ()
+    edited = tmp_path / "site" / "edited.yaml"
+    assert main(["-q", "config", "check", str(tmp_path / "site" / "sms.yaml")]) == 2
+    edited.write_text(draft.text.replace("(CHANGE) ", ""))
+    edited.chmod(0o600)
+    assert main(["-q", "config", "check", str(edited)]) == 0
     site = open_site(tmp_path / "site" / "sms.yaml").site
     assert site.slurm.nodes and site.slurm.partitions
     for path in (*site.slurm.files.values(), site.accounts.passwd):
@@ -129,6 +136,32 @@ def test_hostile_contents_are_findings(case: str, tmp_path: Path) -> None:
     assert "/etc/evil" not in frames.files
     yaml.safe_load(draft.text)
     report_text(found)
+
+
+def test_other_tables_and_another_folder_of_slurm(tmp_path: Path) -> None:
+    tree = debian()
+    system = {
+        "name": "n1",
+        "profile": "rocky9",
+        "power_address": "10.54.0.1",
+        "power_pass": PASSWORD,
+        "interfaces": {"eth0": {"ip_address": "10.50.1.1", "mac_address": "3C:EC:EF:77:00:01"}},
+    }
+    conf = tree.files.pop("/etc/slurm/slurm.conf")
+    tree.files |= {
+        "/var/lib/cobbler/collections/systems/n1.json": json.dumps(system),
+        "/opt/clmgr/version": "1.10",
+        "/etc/cray/kubernetes/config": "",
+        "/srv/cluster/slurm.conf": conf,
+    }
+    output = run_script(tree.build(tmp_path), folder="/srv/cluster")
+    assert PASSWORD.encode() not in output
+    found, _ = examine(read_frames(output), SERVICES, Request("sms-old", "host-a", "/srv/cluster"))
+    tables = {one.name: one.nodes for one in found.provisioners}
+    assert tables["HPCM"] == tables["HPE Cray EX (CSM)"] == ()
+    (node,) = tables["Cobbler"]
+    assert (node.name, node.address, node.mac, node.bmc) == ("n1", "10.50.1.1", "3c:ec:ef:77:00:01", "10.54.0.1")
+    assert found.slurm and found.slurm.file == "/srv/cluster/slurm.conf"
 
 
 def test_special_files_are_not_opened(tmp_path: Path) -> None:
