@@ -191,7 +191,7 @@ def check_output(path: Path) -> None:
 
 def write_json(found: Survey, path: Path) -> None:
     """Write survey.json, mode 0600: it describes a network from inside."""
-    replace_file(str(path), survey_json(found).encode())
+    replace_file(str(path.absolute()), survey_json(found).encode())
 
 
 def check_folder(folder: Path) -> None:
@@ -212,6 +212,7 @@ def check_folder(folder: Path) -> None:
 def write_site(found: Survey, draft: Draft, folder: Path) -> Written:
     """Write the site: files, secrets, the report, and last sms.yaml. All of mode 0600 in folders of mode 0700."""
     check_folder(folder)
+    folder = folder.absolute()
     problems = check_draft(draft)
     texts = {"survey.json": survey_json(found), "REPORT.md": report_text(found, problems), "sms.yaml": draft.text}
     contents = {**draft.files, **{name: text.encode() for name, text in texts.items()}}

@@ -232,6 +232,12 @@ def test_the_verb_writes_a_site_of_this_machine(tmp_path: Path, capsys: pytest.C
     assert "system" in capsys.readouterr().out
 
 
+def test_names_without_a_folder_are_files_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["-q", "survey", "--write", "site", "-o", "survey.json"]) == 0
+    assert (tmp_path / "survey.json").read_text() == (tmp_path / "site" / "survey.json").read_text()
+
+
 def test_a_classification_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "found.yaml"
     file.write_text("services:\n- {name: ldap, verdict: time-critical}\n")
