@@ -219,7 +219,7 @@ class Logged(Fake):
 def test_a_log_on_a_terminal_is_escaped(follow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     host = Logged({("tail",): (0, HOSTILE)})
-    cluster: Any = SimpleNamespace(site=None, services=())
+    cluster: Any = SimpleNamespace(site=None, services=(), find_role=lambda _: None)
     monkeypatch.setattr(inside, "find_instance", lambda *_: True)
     monkeypatch.setattr(inside, "inside_argv", lambda *words: words[2:])
     monkeypatch.setattr(logs, "open_target", lambda _: (cluster, host, None))
@@ -229,8 +229,10 @@ def test_a_log_on_a_terminal_is_escaped(follow: bool, monkeypatch: pytest.Monkey
 
 def test_a_log_at_rest_on_a_terminal_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
-    cluster: Any = SimpleNamespace(site=None, services=(), places=SimpleNamespace(overlay="/o"))
+    places = SimpleNamespace(overlay="/o")
+    cluster: Any = SimpleNamespace(site=None, services=(), places=places, find_role=lambda _: None)
     monkeypatch.setattr(inside, "find_instance", lambda *_: None)
+    monkeypatch.setattr(inside, "find_here", lambda *_: cluster)
     monkeypatch.setattr(inside, "is_linked", lambda *_: False)
     monkeypatch.setattr(ext3, "read_inside", lambda *_: b"earlier\n" + LOG)
     monkeypatch.setattr(logs, "open_target", lambda _: (cluster, Logged({("test",): (0, "")}), None))
