@@ -24,7 +24,7 @@ from appliance.progress import Silent
 from tests.images import ACCOUNTING
 from tests.real.conftest import give_image
 from tests.real.labs import build_image, fresh_lab
-from tests.real.moves import Hosts
+from tests.real.moves import CARRIERS, Hosts
 from tests.waiting import wait_until
 
 NODES = 2
@@ -118,23 +118,29 @@ def move(hosts: Hosts, *words: str, ok: tuple[int, ...] = (0,)) -> dict[str, Any
     return found
 
 
-def assert_gateway(hosts: Hosts, on: str = "host-a") -> None:
-    """What the engine does not run serves nodes from one admin host, and nothing else runs there."""
-    assert [name for name in ("host-a", "host-b") if STAYS in hosts.instances(name)] == [on]
+def assert_gateway(
+    hosts: Hosts,
+    on: str = "host-a",
+    *,
+    among: tuple[str, ...] = CARRIERS,
+    moved: tuple[str, ...] = ("munged", "rsyslogd"),
+) -> None:
+    """One of these admin hosts has what the engine does not run; nothing that has ``moved`` runs there."""
+    assert [name for name in among if STAYS in hosts.instances(name)] == [on]
     node = hosts.lab.host("node1").pid
     subprocess.run(("nsenter", f"--net=/proc/{node}/ns/net", sys.executable, "-c", ANSWERS), check=True)
     listed = hosts.host(on).run("apptainer", "exec", f"instance://{STAYS}", "sh", "-c", "cat /proc/[0-9]*/comm; true")
     assert {"nft", "chronyd"} <= {*listed.text.split()}
-    assert not {"slurmctld", "slurmdbd", "mariadbd", "mysqld", "munged", "rsyslogd"} & {*listed.text.split()}
+    assert not {"slurmctld", "slurmdbd", "mariadbd", "mysqld", *moved} & {*listed.text.split()}
 
 
-def writers(hosts: Hosts) -> list[str]:
-    """Who runs a service whose state two at once would destroy: admin hosts by the services container, the engines.
+def writers(hosts: Hosts, among: tuple[str, ...] = CARRIERS) -> list[str]:
+    """Who runs a service whose state two at once would destroy: admin hosts (those that are on), the engines.
 
     One that runs twice on an engine is there twice.
     """
     host, cluster = hosts.host("host-b"), open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
-    found = Counter(name for name in ("host-a", "host-b") if "sms-lab" in hosts.instances(name))
+    found = Counter(name for name in among if "sms-lab" in hosts.instances(name))
     for item in render_bundle(cluster, "nomad").items:
         if item.lease:
             listed = host.run("nomad", "job", "allocs", "-json", item.name, ok=None)
