@@ -208,7 +208,8 @@ table ip nat {
             "/etc/aliases": "root: operators@example.org\n",
             "/etc/exports": "/home 10.50.0.0/16(rw,no_root_squash)\n/opt/ohpc/pub 10.50.0.0/16(ro)\n",
             "/etc/dnsmasq.conf": "dhcp-range=10.50.200.1,10.50.200.99\ndhcp-host=3c:ec:ef:66:00:01,10.50.1.1,n001\n",
-            "/etc/crontab": "17 * * * * root cd / && run-parts --report /etc/cron.hourly\n",
+            "/etc/crontab": "17 * * * * root cd / && run-parts --report /etc/cron.hourly\n"
+            "25 6 * * * root test -x /usr/sbin/anacron || { cd / && run-parts --report /etc/cron.daily; }\n",
             "/etc/default/tftpd-hpa": 'TFTP_DIRECTORY="/srv/tftp"\n',
             "/etc/cron.d/dump": f"5 3 * * * root /usr/local/sbin/dump-db --password={PASSWORD}\n",
         },

@@ -122,9 +122,10 @@ def _cluster(draft: Draft, survey: Survey) -> None:
     else:
         fallback = re.sub(r"[^a-z0-9-]", "-", name.lower()).strip("-0123456789")[:31]
         fallback = fallback if fits(Name, fallback) else "cluster"
-        draft.add(f"cluster: {quoted(fallback)}", f"{CHANGE} ClusterName {quoted(name)} is not a name that sms can use")
+        why = f"ClusterName {quoted(name)} is not a name of sms" if name else "no ClusterName was found"
+        draft.add(f"cluster: {quoted(fallback)}", f"{CHANGE} {why}")
         todo = "the container's slurmctld would have another ClusterName than the state: choose with care before a move"
-        draft.find("Slurm", f"ClusterName {quoted(name)} is not a name of sms", "check", todo=todo)
+        draft.find("Slurm", why, "check", todo=todo)
     host = survey.slurm.controllers[0].partition("(")[0] if survey.slurm and survey.slurm.controllers else ""
     if fits(HostName, host):
         draft.add(f"hostname: {quoted(host)}", "SlurmctldHost: nodes know the controller by this name")
@@ -337,7 +338,7 @@ def _partitions(draft: Draft, slurm: Slurm, names: set[str]) -> set[str]:
         good.append(partition)
     if good:
         draft.add("  partitions:", f"PartitionName lines of {slurm.file} and what it includes")
-        draft.find("Slurm", f"{len(good)} partitions", "carried", slurm.file)
+        draft.find("Slurm", f"partitions: {len(good)}", "carried", slurm.file)
     for partition in good:
         draft.add(f"    - name: {quoted(partition.name)}")
         draft.add(f"      nodes: {quoted(partition.nodes)}")
@@ -380,7 +381,7 @@ def _extra(draft: Draft, context: Context, slurm: Slurm, defined: set[str]) -> N
         draft.add("  extra:", f"The other settings of {slurm.file} and what it includes")
         for text in lines:
             draft.add(f"    - {quoted(text)}")
-        draft.find("Slurm", f"{len(lines)} other settings", "carried", slurm.file)
+        draft.find("Slurm", f"other settings: {len(lines)}", "carried", slurm.file)
     if carried:
         draft.add("  files:", f"Further files of {slurm.file.rpartition('/')[0]}")
         for path, name in carried.items():
@@ -479,4 +480,4 @@ def _accounts(draft: Draft, context: Context) -> None:
     draft.add("  passwd: files/passwd")
     draft.add("  group: files/group")
     found = context.survey.accounts
-    draft.find("accounts", f"{found.users} users, {found.groups} groups", "carried", "getent passwd")
+    draft.find("accounts", f"users: {found.users}, groups: {found.groups}", "carried", "getent passwd")

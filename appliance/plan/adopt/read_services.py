@@ -86,7 +86,7 @@ def read_scheduled(frames: Frames) -> tuple[Scheduled, ...]:
             count = 1 if line.startswith("@") else 5
             if re.match(r"[A-Za-z_][A-Za-z0-9_]*\s*=", line) or len(words) <= count + (not own):
                 continue
-            program = next((word for word in words[count + (not own) :] if _is_program(word)), "")
+            program = _first_program(" ".join(words[count + (not own) :]))
             found.append(
                 Scheduled(file=path, when=printable(" ".join(words[:count]), 60), program=printable(program, 120))
             )
@@ -120,8 +120,13 @@ def merge_accounts(frames: Frames, name: str) -> tuple[str, int]:
     return "".join(f"{line}\n" for line in kept.values()), directory
 
 
-def _is_program(word: str) -> bool:
-    return bool(re.fullmatch(r"/?[A-Za-z0-9_][A-Za-z0-9_./+-]*", word)) and word not in ("test", "cd", "if", "root")
+def _first_program(command: str) -> str:
+    """Return the program that a command of cron runs, after what it tests first."""
+    for part in re.split(r"&&|\|\||[;|{}]", command):
+        words = [word for word in part.split() if re.fullmatch(r"/?[A-Za-z0-9_\[][A-Za-z0-9_./+-]*", word)]
+        if words and words[0] not in ("test", "[", "cd", "if", "then"):
+            return words[0]
+    return ""
 
 
 def read_accounts(frames: Frames) -> Accounts:
