@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from analysis.classify import classify
@@ -182,3 +183,20 @@ def paper() -> list[Row]:
         make_row(NODE, SMS, TCP, 80, kind=KINDS["provisioning"], opened=2, contacts_boot=2, client_hosts=1),
         make_row(SMS, NODE, TCP, 22, opened=27),
     ]
+
+
+OWN = """\
+name: licences
+summary: licences of our solver
+ports: [tcp/1947]
+outage: {seconds: 600, why: the solver asks every ten minutes}
+"""
+"""A service of a site's own."""
+
+
+def own(folder: Path, **texts: str) -> Path:
+    """Make a folder of the site's own services: name and text of each."""
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return folder
