@@ -12,6 +12,7 @@ from typing import Any
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.progress import Progress
+from appliance.shared.adopt import AdoptRequest, ReturnRequest
 from appliance.shared.migration import MigrationRequest
 from appliance.shared.wire import Message, WireError, count_bytes, pack_message, read_message
 from appliance.tools import agent
@@ -120,8 +121,10 @@ class Endpoint:
 
 
 @contextmanager
-def open_endpoint(host: Host, command: str, request: MigrationRequest, progress: Progress) -> Iterator[Endpoint]:
-    """Run the agent of a host as an endpoint of a migration; when the context ends, it decides on its own.
+def open_endpoint(
+    host: Host, command: str, request: MigrationRequest | AdoptRequest | ReturnRequest, progress: Progress
+) -> Iterator[Endpoint]:
+    """Run the agent of a host as an endpoint of a migration or adoption; when the context ends, it decides on its own.
 
     Raises:
         SmsError: the problem that ended the agent.
