@@ -1,7 +1,7 @@
 """Builds what real tests share, where it is not there yet: `tests/machine --fill python -m tests.images`.
 
-These are the root of a lab's nodes, the services container with and without accounting, the VM and its nodes' packages;
-with `--engines` also the image that tests of these run.
+These are the roots of a lab's nodes and of its legacy node, the services container with and without accounting, the VM
+and its nodes' packages; with `--engines` also the image that tests of these run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml
 
 from appliance.lab import Layout
 from appliance.lab.etc import make_etc
-from appliance.lab.root import make_root
+from appliance.lab.root import MANAGEMENT, make_root
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import build
 from appliance.operations.lab.lab import SIGNING, certify_controllers
@@ -86,6 +86,7 @@ def main() -> int:
 
     def machines() -> None:
         timed("root of lab nodes", lambda: make_root(Silent()))
+        timed("root of a legacy node", lambda: make_root(Silent(), MANAGEMENT))
         timed("provisioning VM", lambda: build_vm(usual, Silent()))
         timed("node image", lambda: build_node(usual, "compute", Silent()))
 

@@ -71,8 +71,9 @@ OTHER_MEANINGS = {
 """Names of services that mean something else in the code."""
 LITERALS = {
     "appliance/config/model.py": {"munge"},
+    "appliance/lab/legacy.py": {"chrony", "mariadb", "munge", "postfix", "rsyslog", "slurmctld", "slurmdbd"},
     "appliance/lab/render.py": {"munge", "postfix", "slurmd"},
-    "appliance/lab/root.py": {"chrony", "munge", "postfix", "rsyslog", "slurmd"},
+    "appliance/lab/root.py": {"chrony", "munge", "postfix", "rsyslog", "slurmctld", "slurmd", "slurmdbd"},
     "appliance/plan/adopt/read_tables.py": {"ipmi"},
     "appliance/plan/adopt/survey.py": {"munge"},
     "appliance/plan/hosts/distro.py": {"chrony"},

@@ -11,11 +11,11 @@ from appliance.errors import Refused, SmsError
 from appliance.host.netns import Netns
 from appliance.lab.down import down
 from appliance.lab.journal import Journal, hosts_off, is_complete, read_journal
-from appliance.lab.layout import Layout
+from appliance.lab.layout import Extras, Layout
 from appliance.lab.metal import Metal, find_metal, query_machines
 from appliance.lab.up import put_up_cables, up, up_planned
 
-__all__ = ["Lab", "Layout", "Metal", "down", "put_up_cables", "up", "up_planned"]
+__all__ = ["Extras", "Lab", "Layout", "Metal", "down", "put_up_cables", "up", "up_planned"]
 
 
 class Lab:

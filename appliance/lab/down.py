@@ -59,6 +59,7 @@ def take_down(journal: Journal) -> None:
         if Path("/run/netns", space).exists() and not local.works("ip", "netns", "del", space):
             local.run("rm", f"/run/netns/{space}")
     _remove_engines(layout)
+    _remove_disks(layout)
     _free_loops(layout)
     local.run("rm", "-rf", "--one-file-system", str(layout.running))
     Local().run("rmdir", "--ignore-fail-on-non-empty", str(RUNNING), ok=(0, 1))
@@ -72,6 +73,16 @@ def _remove_engines(layout: Layout) -> None:
     busy(layout.name).run("rm", "-rf", "--one-file-system", *paths, timeout=300)
     names = [cgroup(layout, host) for host in layout.hosts_of(WORKER)]
     wait_until(lambda: remove_cgroups(*names), "the cgroups of pods are gone", 30)
+
+
+def _remove_disks(layout: Layout) -> None:
+    """Remove the disks of hosts that keep them only while the lab is up, and the cgroups of their systemd."""
+    hosts = [host for host in layout.hosts if layout.disk_of(host)]
+    if hosts:
+        paths = [str(layout.disk_of(host)) for host in hosts]
+        busy(layout.name).run("rm", "-rf", "--one-file-system", *paths, timeout=300)
+        names = [cgroup(layout, host) for host in hosts]
+        wait_until(lambda: remove_cgroups(*names), "the cgroups of systemd are gone", 30)
 
 
 def kill_all(name: str, *namespaces: str) -> None:

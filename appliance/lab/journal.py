@@ -30,12 +30,13 @@ class Journal:
     plan: dict[str, Any] | None = None
     metal: int = 0
     engines: Sequence[str] = ()
+    legacy: bool = False
 
     @property
     def layout(self) -> Layout:
         """The layout that these names give."""
         plan = Plan.from_dict(self.plan) if self.plan else USUAL
-        return Layout(self.name, self.nodes, plan, self.metal, tuple(self.engines))
+        return Layout(self.name, self.nodes, plan, self.metal, tuple(self.engines), self.legacy)
 
     def write(self) -> None:
         """Write the record to disk."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -42,6 +42,11 @@ BALANCED = "10.77.0.40"
 NOMAD_SERVERS, CLUSTER_NODES = 3, 2
 SERVER, CONTROL, WORKER = "server", "control", "worker"
 """Kinds of hosts of engines: a server of Nomad, the control plane of Kubernetes, a cluster node that runs pods."""
+LEGACY = "legacy"
+"""Kind of a management node as sites have it before they adopt the services container."""
+LEGACY_NAME = "sms-old"
+LEGACY_ADDRESSES = {PROVISIONING: "10.77.0.5", PUBLIC: "10.78.0.5"}
+"""Its own addresses, for administration; it also has those of the container."""
 PROVISION_ADDRESSES = {PROVISIONING: "10.77.0.2", PUBLIC: "10.78.0.3"}
 """Addresses of the provisioning VM."""
 ALICE = "alice:x:2000:2000:Alice:/home/alice:/bin/bash"
@@ -55,10 +60,12 @@ class LabHost:
     Attributes:
         kind: ``carrier`` (an admin host that can run the container), ``admin`` (the administrator's machine), ``node``
             (a compute node), ``router`` (of the provisioning network), ``bmc`` (management controllers of machines),
-            ``outside`` (all outside the public network), or of an engine: ``server``, ``control``, ``worker``.
+            ``outside`` (all outside the public network), ``legacy`` (a management node of before), or of an engine:
+            ``server``, ``control``, ``worker``.
         addresses: by network; an empty one is a cable without an address.
         tag: short name for interface names.
         more: additional addresses: pairs of a network, or ``lo``, and an address with prefix.
+        serves: addresses that it has before its own ones, by network; they also give its MACs.
     """
 
     name: str
@@ -66,11 +73,12 @@ class LabHost:
     addresses: dict[str, str]
     tag: str = ""
     more: tuple[tuple[str, str], ...] = ()
+    serves: dict[str, str] = field(default_factory=dict)
 
     @property
     def own_root(self) -> bool:
-        """Whether it uses the compute nodes' root file system, not this machine's."""
-        return self.kind in ("node", "outside", "router")
+        """Whether it has a root file system that was built for it, not this machine's."""
+        return self.kind in ("node", "outside", "router", LEGACY)
 
     def interface(self, network: str) -> str:
         """Return its interface that is connected to the network's switch."""
@@ -84,7 +92,7 @@ class LabHost:
 
     def mac(self, network: str) -> str:
         """Return the MAC of its interface in the network."""
-        address = self.addresses[network]
+        address = self.serves.get(network, self.addresses[network])
         return mac(address) if address else {PROVISIONING: "02:01:00:00:00:01", PUBLIC: "02:01:00:00:00:02"}[network]
 
 
@@ -148,6 +156,10 @@ class Plan:
             return IPv4Network(self._find_routed(address)).prefixlen
         return self.prefixes[network]
 
+    def network(self, name: str) -> str:
+        """Return a network that the container is in, as ADDRESS/PREFIX."""
+        return str(IPv4Network(f"{self.addresses[name]}/{self.prefixes[name]}", strict=False))
+
     def _find_routed(self, address: str) -> str:
         return next(each for each in self.routed if IPv4Address(address) in IPv4Network(each))
 
@@ -170,14 +182,43 @@ SHAPES = {"flat": USUAL, "routed": Plan(routed=CABINET)}
 
 
 @dataclass(frozen=True)
+class Extras:
+    """What the standard lab has besides its compute nodes.
+
+    Attributes:
+        metal: number of diskless machines; the certificate of their controllers must be in the lab's folder.
+        shape: where the compute nodes are: one of ``SHAPES``.
+        engines: some of ``ENGINES``.
+        legacy: a management node as sites have it before the services container; it serves the nodes.
+    """
+
+    metal: int = 0
+    shape: str = "flat"
+    engines: Sequence[str] = ()
+    legacy: bool = False
+
+    def layout(self, name: str, nodes: int) -> Layout:
+        """Return the layout of a lab with them."""
+        engines = tuple(engine for engine in ENGINES if engine in self.engines)
+        return Layout(name, nodes, SHAPES[self.shape], metal=self.metal, engines=engines, legacy=self.legacy)
+
+
+STANDARD = Extras()
+
+
+@dataclass(frozen=True)
 class Layout:
-    """A lab: its name, numbers of compute nodes and machines, engines; all else is derived from these and its plan."""
+    """A lab: its name, numbers of compute nodes and machines, engines, whether it has a legacy management node.
+
+    All else is derived from these and its plan.
+    """
 
     name: str
     count: int
     plan: Plan = USUAL
     metal: int = 0
     engines: tuple[str, ...] = ()
+    legacy: bool = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,19}", self.name):
@@ -190,6 +231,8 @@ class Layout:
             raise ConfigError(f"there is no engine {', '.join(unknown)}", hint=f"use {' or '.join(ENGINES)}")
         if self.engines and self.plan != USUAL:
             raise ConfigError("nodes of a lab with an engine are on the provisioning network", hint="omit --shape")
+        if self.legacy and (self.plan != USUAL or self.metal or self.engines):
+            raise ConfigError("a lab with a legacy node has only compute nodes", hint="omit --shape, --metal, --engine")
         if not 0 <= self.metal <= MAX_METAL:
             raise ConfigError(
                 f"invalid number of machines {self.metal}",
@@ -236,7 +279,8 @@ class Layout:
             for kind, (first, count) in numbers.items()
             for name, number in zip(_names(kind, count), range(first, first + count), strict=True)
         ]
-        return (outside, *carriers, LabHost("admin", "admin", {PUBLIC: "10.78.0.20"}), *nodes, *bmc, *engines)
+        legacy = [LabHost(LEGACY_NAME, LEGACY, LEGACY_ADDRESSES, serves=self.plan.addresses)] if self.legacy else []
+        return (outside, *carriers, LabHost("admin", "admin", {PUBLIC: "10.78.0.20"}), *legacy, *nodes, *bmc, *engines)
 
     def hosts_of(self, kind: str) -> tuple[LabHost, ...]:
         """The hosts of a kind."""
@@ -271,6 +315,13 @@ class Layout:
     def engines_disk(self) -> Path:
         """Folder of a folder for each host of an engine, and of the volumes; removed when the lab goes down."""
         return self.disk / "engines"
+
+    def disk_of(self, host: LabHost) -> Path | None:
+        """Return the folder of a host's changes to its root file system; None if these end with its power.
+
+        It is removed when the lab goes down.
+        """
+        return self.disk / host.name if host.kind == LEGACY else None
 
     @property
     def consoles(self) -> Path:

@@ -9,11 +9,12 @@ import shlex
 import sys
 import tarfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import jinja2
 
+from appliance.lab import legacy
 from appliance.lab.engines import members
 from appliance.lab.layout import (
     BMC_ADDRESS,
@@ -22,6 +23,7 @@ from appliance.lab.layout import (
     CONTAINER_ADDRESSES,
     CONTROL,
     GATEWAY,
+    LEGACY,
     PROVISION_ADDRESSES,
     PROVISIONING,
     PUBLIC,
@@ -69,6 +71,8 @@ class Keys:
     bmc: Mapping[str, bytes] = field(default_factory=dict)
     engines: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
     """By host and path."""
+    database: str = ""
+    """The password of slurmdbd on the legacy node."""
 
 
 def _listens(port: int, address: str = "127.0.0.1") -> str:
@@ -100,6 +104,8 @@ DAEMONS: dict[str, tuple[Daemon, ...]] = {
     "server": (_SSHD,),
     "control": (_SSHD,),
     "worker": (_SSHD,),
+    # systemd starts them there.
+    LEGACY: tuple(Daemon(unit, "", probe) for unit, probe in legacy.probes().items()),
     "outside": (*_COMMON, Daemon("nginx", "nginx -g 'daemon off;'", _listens(80))),
     "node": (
         Daemon("munged", "munged --foreground", "munge -n", user="munge"),
@@ -148,20 +154,29 @@ def _span(first: int, count: int) -> str:
     return f"[{first}-{first + count - 1}]" if count > 1 else str(first)
 
 
+def _cluster(layout: Layout) -> dict[str, object]:
+    """Return what the site file and the legacy node's files have in common."""
+    return {
+        "cluster": "lab",
+        "container": CONTAINER_ADDRESSES,
+        "outside": GATEWAY[PUBLIC],
+        "nodes": layout.nodes,
+        "span": _span(1, layout.count),
+        "address_span": _span(101, layout.count),
+        "address_prefix": "10.100.0." if layout.plan.routed else "10.77.0.",
+        "domain": DOMAIN,
+    }
+
+
 def site_file(layout: Layout) -> str:
     """Return the site file of this lab."""
     return _render(
         "sms.yaml",
-        cluster="lab",
+        **_cluster(layout),
         container_name=CONTAINER,
-        container=CONTAINER_ADDRESSES,
         carriers=[host for host in layout.hosts if host.kind == "carrier"],
         bridges=BRIDGES,
-        outside=GATEWAY[PUBLIC],
-        nodes=layout.nodes,
-        span=_span(1, layout.count),
-        address_span=_span(101, layout.count),
-        address_prefix="10.100.0." if layout.plan.routed else "10.77.0.",
+        legacy=layout.legacy,
         routed=layout.plan.routed,
         router=ROUTER_ADDRESS,
         metal=layout.machines,
@@ -169,7 +184,6 @@ def site_file(layout: Layout) -> str:
         metal_address_span=_span(151, layout.metal),
         vm=PROVISION_ADDRESSES,
         bmcs=", ".join(f"{address}/32" for address in (BMC_ADDRESS, *(each.bmc for each in layout.machines))),
-        domain=DOMAIN,
         engines=layout.engine_addresses,
         nomad_api=members.api(layout) if "nomad" in layout.engines else "",
     )
@@ -196,6 +210,7 @@ def host_batch(host: LabHost, plan: Plan = USUAL) -> str:
     """Return the ``ip -batch`` input of a host: its bridges if any, its addresses, its default route."""
     lines = ["link set lo up"]
     for network, address in host.addresses.items():
+        served = host.serves.get(network)
         cable, holder = host.interface(network), host.interface(network)
         if host.kind == "carrier":
             # Without an explicit MAC a bridge takes the lowest of its ports, which changes with them.
@@ -205,7 +220,8 @@ def host_batch(host: LabHost, plan: Plan = USUAL) -> str:
         else:
             lines += [f"link set {cable} address {host.mac(network)}"]
         lines += [f"link set {holder} up"]
-        lines += [f"addr add {address}/{plan.prefix(network, address)} dev {holder}"] if address else []
+        has = filter(None, (served, address))
+        lines += [f"addr add {each}/{plan.prefix(network, each)} dev {holder}" for each in has]
     for where, address in host.more:
         lines += [f"addr add {address} dev {where if where == 'lo' else host.interface(where)}"]
     if gateway := plan.gateway(host):
@@ -228,6 +244,8 @@ def host_files(
         "daemons": daemons(layout, host),
         "programs": programs,
         "steps": members.steps(layout, host),
+        "legacy": legacy,
+        "has_legacy": layout.legacy,
         "engines": layout.engines,
         "address_lines": list(layout.address_lines(host)),
         "names": [name for each in layout.hosts for name in (each.name, *each.addresses.values())],
@@ -246,6 +264,15 @@ def host_files(
         "lab/supervisord.conf": "supervisord.conf",
         "etc/hosts": "hosts",
     }
+    if host.kind == LEGACY:
+        # systemd starts its daemons.
+        del templates["lab/supervisord.conf"]
+        templates |= {"etc/ssh/sshd_config": "sshd_config", **legacy.templates()}
+        values |= _cluster(layout) | {
+            "network": layout.plan.network(PROVISIONING),
+            "reserved": layout.hosts_of("node"),
+            "password": keys.database,
+        }
     if host.kind in ("node", "outside"):
         templates |= {"etc/rsyslog.conf": "rsyslog.conf", "etc/chrony/chrony.conf": "chrony.conf"}
         templates |= {"etc/postfix/main.cf": "postfix.cf"}
@@ -257,8 +284,12 @@ def host_files(
     if layout.plan.ssh and _SSHD in DAEMONS[host.kind]:
         templates |= {"lab/sshd_config": "sshd_config"}
     files = {path: File(_render(template, **values).encode()) for path, template in templates.items()}
-    plain = {"etc/hostname": f"{host.name}\n", "etc/resolv.conf": "", "lab/net": host_batch(host, layout.plan)}
+    plain = {"etc/hostname": f"{host.name}\n", "lab/net": host_batch(host, layout.plan)}
+    plain["etc/resolv.conf"] = _resolvers(layout, host)
     files |= {path: File(text.encode()) for path, text in plain.items()}
+    if host.kind == LEGACY:
+        files |= {path: replace(files[path], mode=0o600) for path in legacy.PRIVATE}
+        files["etc/machine-id"] = File(f"{legacy.machine_id(layout, host)}\n".encode(), 0o444)
     if host.kind == "bmc":
         files["lab/bmc.py"] = File(share("definitions", "lab", "bmc.py").read_bytes())
         files["lab/bmc.json"] = File(_bmc_settings(layout).encode())
@@ -271,6 +302,14 @@ def host_files(
     return files | _secret_files(host, keys)
 
 
+def _resolvers(layout: Layout, host: LabHost) -> str:
+    """Return resolv.conf: the legacy node has a name server for the nodes, else there is none."""
+    if not layout.legacy or host.kind not in ("node", LEGACY):
+        return ""
+    (server,) = layout.hosts_of(LEGACY)
+    return f"search {DOMAIN}\nnameserver {'127.0.0.1' if host == server else server.addresses[PROVISIONING]}\n"
+
+
 def _bmc_settings(layout: Layout) -> str:
     machines = [{**asdict(machine), "mac": machine.mac} for machine in layout.machines]
     return json.dumps({"own": BMC_ADDRESS, "machines": machines}, indent=2)
@@ -281,7 +320,7 @@ def _secret_files(host: LabHost, keys: Keys) -> dict[str, File]:
     if host.name in keys.host:
         files["lab/ssh_host_key"] = File(keys.host[host.name], 0o600)
         files["lab/authorized_keys"] = File(keys.authorized, 0o600)
-    if host.kind == "node":
+    if host.kind in ("node", LEGACY):
         files["etc/munge/munge.key"] = File(keys.munge, 0o400)
     if host.kind == "bmc":
         files |= {f"lab/{name}": File(data, 0o600) for name, data in keys.bmc.items()}
@@ -292,7 +331,10 @@ def _secret_files(host: LabHost, keys: Keys) -> dict[str, File]:
 def init_script(layout: Layout, host: LabHost, *, lower: str, binds: list[Bind]) -> str:
     """Return the script with which a host's first process sets up its root file system."""
     folder, switch = str(layout.running / host.name), f"/run/netns/{layout.namespace('switch')}"
-    return _render("init.sh", host=host, folder=folder, lower=lower, binds=binds, switch=switch)
+    disk, cgroup = layout.disk_of(host), members.cgroup(layout, host)
+    changes = str(disk) if disk else f"{folder}/mnt"
+    values = {"folder": folder, "changes": changes, "lower": lower, "binds": binds, "switch": switch, "cgroup": cgroup}
+    return _render("init.sh", host=host, disk=disk, **values)
 
 
 def archive(files: Mapping[str, File]) -> bytes:
@@ -316,7 +358,7 @@ def digest(*parts: bytes) -> str:
 
 def ssh_hosts(layout: Layout) -> tuple[str, ...]:
     """Return the hosts that run sshd."""
-    return tuple(host.name for host in layout.hosts if _SSHD in daemons(layout, host))
+    return tuple(host.name for host in layout.hosts if host.kind == LEGACY or _SSHD in daemons(layout, host))
 
 
 def known_hosts(layout: Layout, public_keys: Mapping[str, str]) -> str:

@@ -1,21 +1,46 @@
-"""The root file system of the compute nodes and the outside host, built once and cached as a folder."""
+"""Root file systems of lab hosts that do not have this machine's: each built once and cached as a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from appliance.errors import SmsError
 from appliance.host.local import Local
-from appliance.lab.layout import CACHE, LOCKS
+from appliance.lab.layout import CACHE, LEGACY, LOCKS, LabHost
 from appliance.lab.render import digest
 from appliance.progress import Progress
 
 SUITE = "bookworm"
-PACKAGES = (
-    *("slurmd", "slurm-client", "munge", "rsyslog", "rsyslog-relp", "chrony", "openssh-server", "postfix", "bsd-mailx"),
-    *("nginx-light", "curl", "iproute2", "iputils-ping", "procps", "supervisor", "netcat-openbsd"),
-    *("python3-minimal", "ca-certificates", "less"),
+
+
+@dataclass(frozen=True)
+class Root:
+    """A root file system: whose it is, and its packages."""
+
+    owner: str
+    packages: tuple[str, ...]
+
+
+NODES = Root(
+    "compute nodes",
+    (
+        *("slurmd", "slurm-client", "munge", "rsyslog", "rsyslog-relp", "chrony", "openssh-server", "postfix"),
+        *("bsd-mailx", "nginx-light", "curl", "iproute2", "iputils-ping", "procps", "supervisor", "netcat-openbsd"),
+        *("python3-minimal", "ca-certificates", "less"),
+    ),
 )
+"""Also of the outside host and the router."""
+MANAGEMENT = Root(
+    "legacy management node",
+    (
+        *("slurmctld", "slurmdbd", "slurm-client", "mariadb-server", "munge", "rsyslog", "chrony", "postfix"),
+        *("bsd-mailx", "dnsmasq", "nfs-ganesha", "nfs-ganesha-vfs", "nftables", "conntrack", "openssh-server", "cron"),
+        *("logrotate", "python3", "tcpdump", "systemd-sysv", "dbus", "iproute2", "iputils-ping", "procps", "curl"),
+        *("ca-certificates", "less", "netcat-openbsd"),
+    ),
+)
+"""A server with the kernel and the init system that it has as a machine, so systemd with Debian's units."""
 
 # The new process tree and its mounts end with this process, however it ends. One build at a time:
 # a second lab waits for the first one.
@@ -30,9 +55,14 @@ mv -T "$1.new" "$1"
 """
 
 
-def root_path() -> str:
-    """Return the path of the root file system with these packages, built or not."""
-    return str(CACHE / f"root-{digest(SUITE.encode(), BUILD.encode(), *(name.encode() for name in PACKAGES))}")
+def root_of(host: LabHost) -> Root:
+    """Return the root file system of a host with one of its own."""
+    return MANAGEMENT if host.kind == LEGACY else NODES
+
+
+def root_path(root: Root = NODES) -> str:
+    """Return the path of a root file system with its packages, built or not."""
+    return str(CACHE / f"root-{digest(SUITE.encode(), BUILD.encode(), *(name.encode() for name in root.packages))}")
 
 
 def source_lines(targets: str) -> list[str]:
@@ -59,17 +89,17 @@ def _mirrors() -> Iterable[str]:
     return lines
 
 
-def make_root(progress: Progress) -> str:
-    """Build the root file system if it does not exist; return its path."""
-    path = root_path()
+def make_root(progress: Progress, root: Root = NODES) -> str:
+    """Build a root file system if it does not exist; return its path."""
+    path = root_path(root)
     local = Local()
     if local.works("test", "-d", path):
         return path
-    with progress.step("build the compute nodes' root file system") as step:
+    with progress.step(f"build the root file system of the {root.owner}") as step:
         local.run(
             *("setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc"),
             *("flock", str(LOCKS / "sms-lab-root.lock"), "sh", "-c", BUILD, "build"),
-            *(path, ",".join(PACKAGES), SUITE),
+            *(path, ",".join(root.packages), SUITE),
             input="\n".join(_mirrors()).encode(),
             timeout=1800,
             on_line=step.detail,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError
 from appliance.host.local import ENVIRONMENT, Local
 from appliance.host.netns import Netns
+from appliance.lab import legacy as legacy_node
 from appliance.lab import render
 from appliance.lab.down import take_down
 from appliance.lab.engines import agents, members
@@ -23,8 +25,8 @@ from appliance.lab.engines.keys import KUBECONFIG, kubeconfig, make_keys
 from appliance.lab.engines.programs import find_program, need_programs
 from appliance.lab.etc import make_etc
 from appliance.lab.journal import Journal, alive, busy, changing, read_journal
-from appliance.lab.layout import CONTROL, ENGINES, SERVER, SHAPES, USUAL, WORKER, LabHost, Layout
-from appliance.lab.root import make_root, root_path
+from appliance.lab.layout import CONTROL, LEGACY, SERVER, STANDARD, USUAL, WORKER, Extras, LabHost, Layout
+from appliance.lab.root import make_root, root_of, root_path
 from appliance.progress import Progress, Silent
 from appliance.share import share
 
@@ -85,26 +87,11 @@ exit 1
 """
 
 
-def up(
-    name: str,
-    nodes: int,
-    progress: Progress | None = None,
-    *,
-    metal: int = 0,
-    shape: str = "flat",
-    engines: Sequence[str] = (),
-) -> bool:
-    """Create the lab, unless it is already up and the same; return whether anything had to be done.
-
-    Args:
-        metal: number of diskless machines; the certificate of their controllers must be in the lab's folder.
-        shape: one of ``SHAPES``.
-        engines: some of ``ENGINES``.
-    """
+def up(name: str, nodes: int, progress: Progress | None = None, extras: Extras = STANDARD) -> bool:
+    """Create the lab, unless it is already up and the same; return whether anything had to be done."""
     progress = progress or Silent()
-    chosen = tuple(engine for engine in ENGINES if engine in engines)
-    layout = Layout(name, nodes, SHAPES[shape], metal=metal, engines=chosen)
-    check_machine(metal=bool(metal), engines=layout.engines)
+    layout = extras.layout(name, nodes)
+    check_machine(metal=bool(layout.metal), engines=layout.engines)
     with changing(name):
         before = read_journal(name)
         if before and before.nodes == nodes and before.digest == _digest(layout) and alive(before):
@@ -112,7 +99,7 @@ def up(
         if before:
             with progress.step(f"remove the previous lab {name}"):
                 take_down(before)
-        make_root(progress)
+        _make_roots(layout, progress)
         with _undone_on_failure(layout):
             _make(layout, progress)
     return True
@@ -128,10 +115,16 @@ def up_planned(layout: Layout, munge: bytes, progress: Progress) -> None:
     with changing(layout.name):
         if before := read_journal(layout.name):
             take_down(before)
-        make_root(progress)
+        _make_roots(layout, progress)
         with _undone_on_failure(layout):
             busy(layout.name).run("mkdir", "-p", str(layout.disk / "home"))
             _make(layout, progress, render.Keys(munge, b"", {}))
+
+
+def _make_roots(layout: Layout, progress: Progress) -> None:
+    """Build the root file systems of the lab's hosts that do not exist."""
+    for root in dict.fromkeys(root_of(host) for host in layout.hosts if host.own_root):
+        make_root(progress, root)
 
 
 def put_up_cables(layout: Layout) -> None:
@@ -187,7 +180,7 @@ def _undone_on_failure(layout: Layout) -> Iterator[None]:
 
 def _digest(layout: Layout) -> str:
     """Return the digest of a lab's inputs; a lab with another digest is recreated."""
-    templates = sorted(share("definitions", "lab").iterdir())
+    templates = sorted(share("definitions", "lab").rglob("*"))
     parts = [path.read_bytes() for path in templates if path.is_file()]
     parts += [Path(render.__file__).read_bytes(), SPAWN.encode(), repr(layout.hosts).encode()]
     parts += [repr(layout.machines).encode()] if layout.machines else []
@@ -195,17 +188,22 @@ def _digest(layout: Layout) -> str:
         sources = (members.__file__, agents.__file__)
         parts += [Path(source).read_bytes() for source in sources]
         parts += [repr(_programs(layout, host)).encode() for host in layout.hosts]
+    if layout.legacy:
+        parts += [Path(legacy_node.__file__).read_bytes(), root_path(root_of(layout.hosts_of(LEGACY)[0])).encode()]
     return render.digest(root_path().encode(), *parts)
 
 
 def _make(layout: Layout, progress: Progress, keys: render.Keys | None = None) -> None:
     plan = None if layout.plan == USUAL else layout.plan.as_dict()
     journal = Journal(layout.name, layout.count, plan=plan, metal=layout.metal, engines=layout.engines)
+    journal = replace(journal, legacy=layout.legacy)
     journal.write()
     with progress.step(f"connect {len(layout.hosts)} hosts"):
         keys = keys or make_etc(layout)
         if layout.engines:
             keys = replace(keys, engines=_make_engines(layout))
+        if layout.legacy:
+            keys = replace(keys, database=secrets.token_hex(16))
         _write_files(layout, keys)
         local = busy(layout.name)
         spaces = "".join(f"netns add {space}\n" for space in layout.namespaces)
@@ -246,7 +244,7 @@ def _write_files(layout: Layout, keys: render.Keys) -> None:
     files: dict[str, render.File] = {}
     sms = str(Path(sys.prefix) / "bin" / "sms")
     for host in layout.hosts:
-        lower = root_path() if host.own_root else "/"
+        lower = root_path(root_of(host)) if host.own_root else "/"
         script = render.init_script(layout, host, lower=lower, binds=_binds(layout, host))
         files[f"{host.name}/init.sh"] = render.File(script.encode())
         inside = render.archive(render.host_files(layout, host, keys, sms=sms, programs=_programs(layout, host)))
@@ -268,7 +266,7 @@ def _binds(layout: Layout, host: LabHost) -> list[render.Bind]:
     engine = _engine_binds(layout, host)
     if host.own_root:
         # Homes are shared, as on any cluster: a job's output is in the folder of its submission.
-        return [(str(layout.disk / "home"), "/home", False), *engine] if host.kind == "node" else []
+        return [(str(layout.disk / "home"), "/home", False), *engine] if host.kind in ("node", LEGACY) else []
     if layout.plan.hosts:
         return [(path, path, False) for path in layout.plan.binds]
     if host.kind == "bmc":
@@ -319,6 +317,7 @@ def wait_ready(host: Netns, seconds: int = READY_S) -> None:
     """
     missing = host.run("bash", "/lab/ready.sh", str(seconds), ok=(0, 1), timeout=seconds + 30).text
     if missing:
-        log = f"/var/log/lab/{missing.split()[0]}.log"
-        lines = host.run("tail", "-n", "8", log, ok=None).text
+        first = missing.split()[0]
+        lines = host.run("tail", "-n", "8", f"/var/log/lab/{first}.log", ok=None).text
+        lines = lines or host.run("journalctl", "--no-pager", "--lines", "8", "--unit", first, ok=None).text
         raise SmsError(f"lab host {host.name}: not ready after {seconds} s: {missing}\n{lines}")

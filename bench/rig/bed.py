@@ -13,7 +13,7 @@ from typing import Any
 from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
-from appliance.lab import Lab
+from appliance.lab import Extras, Lab
 from appliance.lab.layout import Layout
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.build import Built, build
@@ -77,7 +77,7 @@ def open_bed(
     """
     try:
         _remove_lab(name, progress)
-        lab_up(name, nodes, progress, engines=engines)
+        lab_up(name, nodes, progress, Extras(engines=engines))
         lab = Lab.open(name)
         if size_mb:
             _set_size(lab, size_mb)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from appliance.lab import Lab
+from appliance.lab import Extras, Lab
 from appliance.operations.context import open_cluster
 from appliance.operations.lab.lab import lab_up
 from appliance.operations.nodes.image import build_node
@@ -48,7 +48,7 @@ def open_metal_lab(progress: Progress, machines: int) -> Iterator[MetalLab]:
     name = f"{LAB}-metal"
     with ExitStack() as undo:
         undo.callback(_remove_lab, name, progress)
-        lab_up(name, 0, progress, metal=machines)
+        lab_up(name, 0, progress, Extras(metal=machines))
         lab = Lab.open(name)
         cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
         _build(cluster, lab.etc / "sms.lock", progress)

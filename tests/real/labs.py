@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from appliance.errors import Refused
-from appliance.lab import Lab, Metal
+from appliance.lab import Extras, Lab, Metal
 from appliance.lab.up import check_machine
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import Built, build
@@ -20,11 +20,17 @@ from appliance.progress import Silent
 
 @contextmanager
 def fresh_lab(
-    name: str, nodes: int, *, metal: int = 0, shape: str = "flat", engines: Sequence[str] = ()
+    name: str,
+    nodes: int,
+    *,
+    metal: int = 0,
+    shape: str = "flat",
+    engines: Sequence[str] = (),
+    legacy: bool = False,
 ) -> Iterator[Lab]:
     """A lab without anything of an earlier run; nothing is left of it afterwards."""
     remove_lab(name)
-    lab_up(name, nodes, Silent(), metal=metal, shape=shape, engines=engines)
+    lab_up(name, nodes, Silent(), Extras(metal, shape, engines, legacy))
     try:
         yield Lab.open(name)
     finally:

@@ -15,6 +15,7 @@ EXAMPLES = """\
   sms lab up --shape routed                        compute nodes behind a router
   sms lab up --nodes 0 --metal 2                   diskless machines, for the provisioning VM
   sms lab up --engine kubernetes --engine nomad    also the hosts of other engines
+  sms lab up --legacy                              also a management node without sms, which serves the nodes
   sms lab exec admin -- sms status --host host-a   a command on a host
   sms lab exec node1                               a shell on a host
   sms lab power host-a off                         as if it had failed; `on` starts it again
@@ -67,6 +68,11 @@ def _add_up(parts: Any) -> None:
         help="compute nodes on the provisioning network (default), or in a network of their own behind a router",
     )
     _add_engine(parser)
+    parser.add_argument(
+        "--legacy",
+        action="store_true",
+        help="also sms-old, a management node without sms that serves the nodes, for `sms survey` and `sms adopt`",
+    )
     parser.set_defaults(run=_up)
 
 
@@ -86,20 +92,14 @@ def _up(arguments: argparse.Namespace) -> int:
     from appliance.operations.lab import lab
 
     progress = steps.progress(arguments.quiet)
-    made = lab.lab_up(
-        arguments.name,
-        arguments.nodes,
-        progress,
-        metal=arguments.metal,
-        shape=arguments.shape,
-        engines=arguments.engines,
-    )
+    extras = lab.Extras(arguments.metal, arguments.shape, arguments.engines, arguments.legacy)
+    made = lab.lab_up(arguments.name, arguments.nodes, progress, extras)
     if not arguments.quiet:
         flag = "" if arguments.name == "lab" else f" --name {arguments.name}"
         following = {
             f"sms lab status{flag}": "hosts, addresses, and what is not ready",
             f"sms --site {lab.site_path(arguments.name)} build": "build the image here: lab hosts reach no mirror",
-            f"sms lab exec{flag} admin -- sms start --host host-a": "start the services container",
+            **(_legacy_steps(flag) if arguments.legacy else _start_steps(flag)),
             **_engine_steps(arguments.engines, flag),
             f"sms lab down{flag}": "remove the lab",
         }
@@ -110,6 +110,18 @@ def _up(arguments: argparse.Namespace) -> int:
             markup=False,
         )
     return 0
+
+
+def _start_steps(flag: str) -> dict[str, str]:
+    return {f"sms lab exec{flag} admin -- sms start --host host-a": "start the services container"}
+
+
+def _legacy_steps(flag: str) -> dict[str, str]:
+    """Return what follows where sms-old serves the nodes."""
+    return {
+        f"sms lab exec{flag} node1 -- sinfo": "the cluster, from a compute node",
+        f"sms lab exec{flag} admin -- sms survey sms-old": "what it runs",
+    }
 
 
 def _engine_steps(engines: Sequence[str], flag: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
-from appliance.lab import Lab
+from appliance.lab import Extras, Lab
 from appliance.lab.engines.agents import IMPORT
 from appliance.lab.layout import WORKER
 from appliance.lab.render import TAKEN_OVER
@@ -56,7 +56,7 @@ def demo_engines(
     report = DemoReport(name)
     check = partial(report.try_out, progress)
     began = time.monotonic()
-    lab_up(name, nodes, progress, engines=engines)
+    lab_up(name, nodes, progress, Extras(engines=engines))
     lab = Lab.open(name)
     hosts = f"{nodes} compute nodes, host-a, host-b, {', '.join(engines)}"
     report.checks.append(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from appliance.errors import SmsError
-from appliance.lab import Lab
+from appliance.lab import Extras, Lab
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.build import build
 from appliance.operations.lab.demo import CARRIER, DemoReport, start, wait_for
@@ -33,7 +33,7 @@ def demo_vm(name: str, machines: int, progress: Progress, *, quiet: bool = False
     """
     report = DemoReport(name)
     check = partial(report.try_out, progress)
-    lab_up(name, 0, progress, metal=machines)
+    lab_up(name, 0, progress, Extras(metal=machines))
     lab = Lab.open(name)
     cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
     names = [machine.name for machine in lab.layout.machines]

@@ -10,13 +10,15 @@ from pathlib import Path, PurePosixPath
 from appliance import lab
 from appliance.host.local import Local
 from appliance.lab.etc import BMC_PAIR
-from appliance.lab.layout import BMC, BMC_ADDRESS, DISK, MAX_METAL, Layout
+from appliance.lab.layout import BMC, BMC_ADDRESS, DISK, MAX_METAL, STANDARD, Layout
 from appliance.lab.power import power_off, power_on
 from appliance.lab.up import check_machine
 from appliance.operations.site.ca import ca_folder, issue_server, make_ca
 from appliance.operations.site.keys import create_pair
 from appliance.progress import Progress
 from appliance.tools.scripts import script_argv
+
+Extras = lab.Extras
 
 
 @dataclass(frozen=True)
@@ -46,25 +48,11 @@ class MachineState:
     console: str
 
 
-def lab_up(
-    name: str,
-    nodes: int,
-    progress: Progress,
-    *,
-    metal: int = 0,
-    shape: str = "flat",
-    engines: Sequence[str] = (),
-) -> bool:
-    """Create the lab; return whether anything had to be done.
-
-    Args:
-        metal: number of diskless machines.
-        shape: where the compute nodes are: one of ``SHAPES``.
-        engines: some of ``ENGINES``.
-    """
-    if metal:
-        certify_controllers(Layout(name, nodes, metal=metal))
-    made = lab.up(name, nodes, progress, metal=metal, shape=shape, engines=engines)
+def lab_up(name: str, nodes: int, progress: Progress, extras: Extras = STANDARD) -> bool:
+    """Create the lab; return whether anything had to be done."""
+    if extras.metal:
+        certify_controllers(Layout(name, nodes, metal=extras.metal))
+    made = lab.up(name, nodes, progress, extras)
     private, public = SIGNING / "sign.pem", SIGNING / "sign.pub"
     if not private.exists():
         create_pair(private, public)

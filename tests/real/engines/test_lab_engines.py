@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.lab import Lab
+from appliance.lab import Extras, Lab
 from appliance.lab.engines.members import cgroup
 from appliance.operations.lab.lab import lab_down, lab_power, lab_status, lab_up
 from appliance.progress import Silent
@@ -43,7 +43,7 @@ def lab() -> Iterator[Lab]:
     """A lab of one compute node with both engines; all of it is gone afterwards."""
     need_engines("nomad", "kubectl", "kubelet", "kube-proxy", "kube-apiserver")
     remove_lab(NAME)
-    lab_up(NAME, 1, Silent(), engines=("nomad", "kubernetes"))
+    lab_up(NAME, 1, Silent(), Extras(engines=("nomad", "kubernetes")))
     lab = Lab.open(NAME)
     try:
         yield lab
@@ -58,7 +58,7 @@ def lab() -> Iterator[Lab]:
 
 def test_every_host_is_ready_and_a_second_up_changes_nothing(lab: Lab) -> None:
     assert {state.name: state.failing for state in lab_status(NAME) if state.failing} == {}
-    assert lab_up(NAME, 1, Silent(), engines=("kubernetes", "nomad")) is False
+    assert lab_up(NAME, 1, Silent(), Extras(engines=("kubernetes", "nomad"))) is False
 
 
 def test_admin_hosts_reach_both(lab: Lab) -> None:

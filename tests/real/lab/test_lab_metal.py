@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.lab import Lab, Metal
+from appliance.lab import Extras, Lab, Metal
 from appliance.operations.lab.lab import lab_down, lab_machines, lab_up
 from appliance.progress import Silent
 from tests.real.labs import console_text, fresh_lab, need_machine
@@ -142,7 +142,7 @@ def controllers(row: Row) -> list[int]:
 
 @pytest.mark.parametrize("killed", ["nothing", "bmc"])
 def test_down_leaves_nothing(row: Row, killed: str) -> None:
-    assert lab_up(NAME, 0, Silent(), metal=2) is (killed != "nothing")
+    assert lab_up(NAME, 0, Silent(), Extras(metal=2)) is (killed != "nothing")
     row.lab = Lab.open(NAME)
     row.redfish("metal1", "On")
     row.redfish("metal2", "pxe", "On")
