@@ -220,6 +220,81 @@ def test_what_is_cut_off_is_refused(state: Path, tmp_path: Path) -> None:
         run("write", pair(tmp_path / "copy"), input=part, ok=False)
 
 
+def removed(*paths: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    return entry(".sms-removed"), b"".join(path + b"\0" for path in paths)
+
+
+STATE = b"/var/spool/state"
+
+
+def test_changes_are_applied_and_the_rest_stays(state: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    run("write", pair(copy), input=run("read", pair(state)))
+    (copy / ".sms-lease").write_text("its own")
+    inode = (copy / "node_state").stat().st_ino
+    folder = entry("var/spool/state/hash.2", tarfile.DIRTYPE)
+    folder.mode = 0o710
+    changed = [
+        removed(STATE + b"/hash.1", STATE + b"/link", STATE + b"/caf\xe9", STATE + b"/none", STATE + b"/none/below"),
+        (folder, b""),
+        (entry("var/spool/state/hash.2/script"), b"new"),
+        (entry("var/spool/state/job_state"), b"changed"),
+        (entry("var/spool/state/fifo"), b"a file"),
+    ]
+    run("change", pair(copy), input=archive(*changed))
+    names = sorted(str(path.relative_to(copy)) for path in copy.rglob("*"))
+    files = ["clustername", "fifo", "hash.2", "hash.2/script", "job_state", "mysql_upgrade_info", "node_state", "same"]
+    assert names == [".sms-lease", *files]
+    assert (copy / "job_state").read_bytes() == b"changed" and (copy / "same").read_bytes() == HEAD + b"\x26\x00rest"
+    assert (copy / "hash.2").stat().st_mode & 0o777 == 0o710
+    assert (copy / "node_state").stat().st_ino == inode
+
+
+def test_no_change_is_one(state: Path) -> None:
+    before = run("list", pair(state))
+    run("change", pair(state), input=archive(removed()))
+    assert run("list", pair(state)) == before
+
+
+CHANGES: dict[str, list[tuple[tarfile.TarInfo, bytes]]] = {
+    **{
+        case: [(entry(*each), b"x" if each[1] == tarfile.REGTYPE else b"") for each in entries]
+        for case, entries in HOSTILE.items()
+    },
+    "through a link that is there": [(entry("var/spool/state/out/outside"), b"x")],
+    "removes what is elsewhere": [removed(b"/etc/passwd")],
+    "removes by dots": [removed(STATE + b"/../outside")],
+    "removes the lease": [removed(STATE + b"/.sms-lease")],
+    "removes all": [removed(STATE)],
+    "removes a second time": [removed(), removed(STATE + b"/kept")],
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_change_writes_nothing_outside(tmp_path: Path, case: str) -> None:
+    into = tmp_path / "into"
+    into.mkdir()
+    (into / "out").symlink_to(tmp_path)
+    for name in (".sms-lease", "kept"):
+        (into / name).touch()
+    why = run("change", pair(into), input=archive(*CHANGES[case]), ok=False)
+    assert why.startswith((b"the archive ", b"the state has more")) and b"Traceback" not in why
+    assert [path.name for path in tmp_path.iterdir()] == ["into"]
+    assert (into / "kept").exists() and (into / ".sms-lease").exists()
+
+
+def test_a_change_removes_nothing_behind_a_link(tmp_path: Path) -> None:
+    into, outside = tmp_path / "into", tmp_path / "outside"
+    for folder in (into, outside):
+        folder.mkdir()
+    (outside / "file").touch()
+    (into / "out").symlink_to(outside)
+    run("change", pair(into), input=archive(removed(STATE + b"/out/file")))
+    assert (outside / "file").exists()
+    run("change", pair(into), input=archive(removed(STATE + b"/out")))
+    assert (outside / "file").exists() and not (into / "out").is_symlink()
+
+
 class Root:
     """The folder of a volume, with a state of before and a copy."""
 
