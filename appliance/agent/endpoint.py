@@ -368,6 +368,12 @@ def read_connections(instance: Instance) -> List[str]:
     return parse_translated(run(*instance.network("conntrack", "-L", "-o", "save")).decode(errors="replace"))
 
 
+def translated_to(line: str) -> str:
+    """Return the address that a connection of ``read_connections`` is translated to."""
+    found = MAPPED.search(line)
+    return found.group(1).partition(":")[0] if found else ""
+
+
 def without_timeout(line: str) -> str:
     """Return a connection without its remaining seconds, which differ in every query."""
     return LEFT.sub("", line)

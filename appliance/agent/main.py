@@ -36,6 +36,8 @@ COMMANDS: Dict[str, str] = {
     "leave": "migration_source.run_source",
     "arrive": "migration_target.run_target",
     "resume": "migration_resume.resume",
+    "adopt_leave": "adopt_leave.run_leave",
+    "adopt_resume": "adopt_resume.resume",
 }
 """Module and function of each command. Only that module is imported: from a zip file each is compiled every time."""
 

@@ -17,21 +17,21 @@ then. It gets the names of the first one once that has ended.
 
 import hashlib
 import os
-import signal
 import socket
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from appliance.agent import endpoint, protocol
 from appliance.agent.changes import IN_MEMORY, Changes
-from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
+from appliance.agent.channel import PATIENCE_S, Channel
 from appliance.agent.chunk_frames import BATCH, FrameEncoder, chunk_digest
 from appliance.agent.endpoint import HostState, Instance
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
 from appliance.agent.log_sessions import LogSessions, attach_filter
+from appliance.agent.machine import Handler, StateMachine, follow_to_the_end, reason
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.source import Source
 from appliance.agent.store import digest_of
@@ -64,10 +64,7 @@ def run_source(request: Dict[str, Any]) -> Dict[str, Any]:
     Raises:
         Problem: the migration failed; the services container runs here as before.
     """
-    protocol.OUTPUT[0] = 2
-    # The migration is cancelled by closing the channel. A signal would interrupt the rollback.
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
+    follow_to_the_end()
     given = read_request(SourceRequest, request)
     with host_locked(given.lock):
         private_mounts()
@@ -76,44 +73,35 @@ def run_source(request: Dict[str, Any]) -> Dict[str, Any]:
         return source.run()
 
 
-class MigrationSource:
+class MigrationSource(StateMachine):
     """The source's state machine of one migration."""
 
+    SIDE = "leave"
+    ENDED = ("gone",)
+
     def __init__(self, request: SourceRequest, channel: Optional[Channel]) -> None:
+        StateMachine.__init__(self, channel)
         self.request = request
-        self.host_state = HostState(request, "leave")
-        self.channel = channel
+        self.host_state = HostState(request, self.SIDE)
         self.state = "read"
         self.released_at = 0.0
         self.ports: Dict[str, str] = {}
         self.lengths: Dict[str, int] = {}
         self.counter: Optional[DatagramCounter] = None
         self.sent_connections: Set[str] = set()
-        self.stack = ExitStack()
         self.source: Optional[Source] = None
         self.changes: Optional[Changes] = None
         self.encoder = FrameEncoder(request.compress)
         self.instance = Instance(request.pid)
         self.sessions = LogSessions(request.pid, request.stream_ports, request.reset_ports)
 
-    def run(self) -> Dict[str, Any]:
-        """Handle messages until the migration has ended."""
-        assert self.channel
-        try:
-            with self.stack:
-                while self.state != "gone":
-                    message = self.channel.receive(RECLAIM_S if self.state == "released" else PATIENCE_S)
-                    self._do(message)
-        except Disconnected:
-            self.abandon("the connection to the coordinator was lost")
-        except BaseException as error:
-            protocol.step("abandon", "")
-            self.abandon(_reason(error))
-            raise
-        return {"state": self.state}
+    def patience_s(self) -> float:
+        """Return how many seconds without a message mean that the coordinator is gone."""
+        return RECLAIM_S if self.state == "released" else PATIENCE_S
 
-    def _do(self, message: Message) -> None:
-        handlers = {
+    def handlers(self) -> Dict[str, Handler]:
+        """Return the function of each message."""
+        return {
             "offer": self.offer,
             "send": self.send_wanted,
             "round": self.send_round,
@@ -125,8 +113,10 @@ class MigrationSource:
             "finish": self.finish,
             "abort": self.abort,
         }
-        protocol.step("leave." + str(message.get("do")), "")
-        handlers[message["do"]](message)
+
+    def record_event(self, event: str, **facts: Any) -> None:
+        """Append an event to the history."""
+        self.host_state.record_event(event, **facts)
 
     def begin(self) -> None:
         """Check that the instance of the plan still runs and serves here, and report to be ready.
@@ -269,7 +259,7 @@ class MigrationSource:
         try:
             self.sessions.close()
         except Exception as error:
-            text = "the TCP sessions of log senders cannot be closed, lines may be lost: %s" % _reason(error)
+            text = "the TCP sessions of log senders cannot be closed, lines may be lost: %s" % reason(error)
             self.host_state.record_event("trouble", why=text)
             protocol.note("note: " + text)
             return
@@ -355,7 +345,7 @@ class MigrationSource:
             self.instance.stop_services(self.request.live, self.request.stop_wait_s)
         except (Problem, *endpoint.SUPERVISOR_ERRORS) as error:
             # They keep no state, and the instance must end: the next command kills what does not stop.
-            self.host_state.record_event("trouble", why=_reason(error))
+            self.host_state.record_event("trouble", why=reason(error))
         endpoint.run(*self.request.stop_argv, ok=range(256), timeout=self.request.stop_wait_s + 60)
         endpoint.wait_until_ended(apptainer, 20)  # it removes the record of this name as its last act
 
@@ -455,9 +445,9 @@ class MigrationSource:
             self._outbid_lease()
             ports: Dict[str, Optional[str]] = {port: self.request.bridges[name] for name, port in self.ports.items()}
             with ExitStack() as stack:
-                self._attempt("", lambda: stack.enter_context(endpoint.ports_locked(self.request.lock)))
-                self._attempt("", lambda: endpoint.set_bridges(ports))
-            self._attempt("", lambda: self.instance.announce(self.request.addresses))
+                self.attempt("", lambda: stack.enter_context(endpoint.ports_locked(self.request.lock)))
+                self.attempt("", lambda: endpoint.set_bridges(ports))
+            self.attempt("", lambda: self.instance.announce(self.request.addresses))
         if self.state == "ended":
             endpoint.wait_until_unused(self.request.overlay, 20)
             endpoint.run(*self.request.start_argv, timeout=90)
@@ -465,19 +455,12 @@ class MigrationSource:
             self.host_state.record_event("back", why=why)
             self.host_state.clear_state()
             return
-        self._attempt("log senders cannot connect: ", self.sessions.reopen)
+        self.attempt("log senders cannot connect: ", self.sessions.reopen)
         names = [*(name for group in reversed(self.request.stop) for name in group), *self.request.loggers]
         self.instance.start_services(names)
         self.state = "gone"
         self.host_state.record_event("back", why=why)
         self.host_state.clear_state()
-
-    def _attempt(self, what: str, work: Callable[[], object]) -> None:
-        """Do a part of ``restore_service`` whose failure, such as of one bridge, must not prevent the others."""
-        try:
-            work()
-        except Exception as error:
-            self.host_state.record_event("trouble", why=what + _reason(error))
 
     def _outbid_lease(self) -> None:
         """Write a lease newer than one that the target may have written; leave that of any other host."""
@@ -512,10 +495,6 @@ class MigrationSource:
         self.host_state.save_state(state, ports=ports)
         self.state = state
         self.host_state.record_event(state, what=event)
-
-
-def _reason(error: BaseException) -> str:
-    return getattr(error, "message", "") or str(error) or type(error).__name__
 
 
 def _keep(many: List[Tuple[int, bytes]], number: int, data: Any) -> bytes:

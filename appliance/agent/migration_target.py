@@ -13,17 +13,17 @@ has is a stale copy.
 
 import hashlib
 import os
-import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Dict, List, Optional
 
 from appliance.agent import endpoint, protocol
-from appliance.agent.channel import Channel, Disconnected
+from appliance.agent.channel import Channel
 from appliance.agent.chunk_frames import decode_frames
 from appliance.agent.clone import clone_chunks
 from appliance.agent.endpoint import HostState, Instance
+from appliance.agent.machine import Handler, StateMachine, follow_to_the_end
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
 from appliance.agent.take import host_locked
@@ -49,9 +49,7 @@ def run_target(request: Dict[str, Any]) -> Dict[str, Any]:
     Raises:
         Problem: the migration failed, and was rolled back.
     """
-    protocol.OUTPUT[0] = 2
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
+    follow_to_the_end()
     given = read_request(TargetRequest, request)
     with host_locked(given.lock):
         target = MigrationTarget(given, Channel())
@@ -59,13 +57,17 @@ def run_target(request: Dict[str, Any]) -> Dict[str, Any]:
         return target.run()
 
 
-class MigrationTarget:
+class MigrationTarget(StateMachine):
     """The target's state machine of one migration."""
 
+    SIDE = "arrive"
+    QUIET = ("parcels",)
+    ENDED = ("done",)
+
     def __init__(self, request: TargetRequest, channel: Optional[Channel]) -> None:
+        StateMachine.__init__(self, channel)
         self.request = request
-        self.host_state = HostState(request, "arrive")
-        self.channel = channel
+        self.host_state = HostState(request, self.SIDE)
         self.overlay = request.overlay
         # The file itself: on a mirror, the overlay's path is a link to it.
         self.file = os.path.join(request.mirror, os.path.basename(self.overlay)) if request.mirror else self.overlay
@@ -86,22 +88,14 @@ class MigrationTarget:
 
     def run(self) -> Dict[str, Any]:
         """Handle messages until the migration has ended."""
-        assert self.channel
         try:
-            while self.state != "done":
-                self._do(self.channel.receive())
-        except Disconnected:
-            self.abandon("the connection to the coordinator was lost")
-        except BaseException as error:
-            protocol.step("abandon", "")
-            self.abandon(getattr(error, "message", "") or str(error) or type(error).__name__)
-            if isinstance(error, OSError):
-                raise disk_error(error, self.incoming)
-            raise
-        return {"state": self.state}
+            return StateMachine.run(self)
+        except OSError as error:
+            raise disk_error(error, self.incoming)
 
-    def _do(self, message: Message) -> None:
-        handlers = {
+    def handlers(self) -> Dict[str, Handler]:
+        """Return the function of each message."""
+        return {
             "build": self.build,
             "parcels": self.store_chunks,
             "verify": self.verify,
@@ -118,9 +112,10 @@ class MigrationTarget:
             "commit": self.commit,
             "abort": self.abort,
         }
-        if message.get("do") != "parcels":
-            protocol.step("arrive." + str(message.get("do")), "")
-        handlers[message["do"]](message)
+
+    def record_event(self, event: str, **facts: Any) -> None:
+        """Append an event to the history."""
+        self.host_state.record_event(event, **facts)
 
     def begin(self) -> None:
         """Check that no other run has changed the lease here since the migration was planned; report to be ready.

@@ -110,6 +110,7 @@ class AdoptMark:
         request: the ``AdoptRequest``.
         interfaces: before the switch.
         times: when each state was entered, in seconds since 1970.
+        running: units that ran before.
     """
 
     state: str
@@ -117,3 +118,4 @@ class AdoptMark:
     request: dict[str, Any]
     interfaces: tuple[SavedInterface, ...] = ()
     times: dict[str, float] = field(default_factory=dict)
+    running: tuple[str, ...] = ()

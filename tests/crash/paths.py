@@ -15,6 +15,9 @@ DERIVED = "not state: made from the inventory or the site file again at each sta
 MOUNTED = "not state: a copy beside the overlay, on a mounted file system; placed by place_paths"
 
 DIRECT = {
+    "appliance/agent/adopt_changes.py:delta": "not state: a tar in memory",
+    "appliance/agent/adopt_network.py:_write": KERNEL,
+    "appliance/agent/arp.py:announce": PIPE,
     "appliance/agent/check.py:run_e2fsck": "not state: a temporary configuration of e2fsck",
     "appliance/agent/check.py:write_chunks": "restore",
     "appliance/agent/clone.py:clone_chunks": "not state: a copy that has another name until it is complete",
@@ -99,6 +102,8 @@ DIRECT = {
 """Calls that create, rename or truncate a file by themselves, as ``FILE:FUNCTION``."""
 
 SHARED = {
+    "appliance/agent/adopt_state.py": "records of verbs",
+    "appliance/agent/adopt_units.py": "records of verbs",
     "appliance/agent/endpoint.py": "move mark",
     "appliance/agent/migration_target.py": "migration target",
     "appliance/agent/store.py": "store",

@@ -104,7 +104,7 @@ class Commands:
         self.messages = [{"do": message}]
         self.replies: list[str] = []
 
-    def receive(self) -> dict[str, str]:
+    def receive(self, patience_s: float) -> dict[str, str]:
         return self.messages.pop()
 
     def send(self, kind: str, **_: object) -> None:

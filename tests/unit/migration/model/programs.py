@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from appliance.agent import endpoint, migration_resume, migration_source, migration_target
+from appliance.agent import endpoint, machine, migration_resume, migration_source, migration_target
 from appliance.agent.channel import Disconnected
 from appliance.agent.endpoint import HostState, Instance
 from appliance.agent.migration_source import MigrationSource
@@ -585,7 +585,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(migration_source, LogSessions=lambda *_: SESSIONS)
         put(migration_target, boot_time=lambda: 10.0 * effect("clock"), os=FILES, sync_folder=nothing)
         put(migration_target, time=fakes.PollClock(), ThreadPoolExecutor=fakes.Serial)
-        for module in (migration_source, migration_target):
+        for module in (machine, migration_source, migration_target):
             put(module, protocol=SimpleNamespace(step=nothing, note=nothing))
         put(endpoint, SwapLease=AgentSwap)
         yield

@@ -1,0 +1,36 @@
+"""Recovery of a killed adoption on the old node, also after a reboot."""
+
+import time
+from typing import Any, Dict
+
+from appliance.agent.adopt_leave import ASK_AGAIN_S, AdoptLeave
+from appliance.agent.adopt_state import OldNode, read_mark
+from appliance.agent.protocol import field
+from appliance.agent.take import host_locked
+
+ASK_S = 10.0
+"""Seconds to ask who serves, while it is unknown."""
+
+
+def resume(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Recover from a killed run on the old node; return the state found, the present one and what failed.
+
+    Fields of the request: ``mark`` and ``lock`` as in ``AdoptRequest``; ``sure``: the target has rolled back, so the
+    services are restored here without asking. A state that is found is left as it is while it is unknown who serves.
+    """
+    mark = field(request, "mark", str)
+    with host_locked(field(request, "lock", str)):
+        node = OldNode.stored(mark)
+        if node is None:
+            return {"found": "", "state": "", "trouble": ""}
+        found = node.mark.state
+        end = time.monotonic() + ASK_S
+
+        def may_ask() -> bool:
+            time.sleep(ASK_AGAIN_S)
+            return time.monotonic() < end
+
+        leave = AdoptLeave(node, None)
+        leave.recover(may_ask, sure=field(request, "sure", bool, False))
+        saved = read_mark(mark)
+        return {"found": found, "state": saved.state if saved else "gone", "trouble": "; ".join(leave.troubles)}

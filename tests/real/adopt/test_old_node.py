@@ -1,0 +1,282 @@
+"""The agent on the old node of an adoption: services and addresses leave, and return by themselves if they must.
+
+In network namespaces with real processes; tests/oldnode.py has the node.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.share import share
+from tests.oldnode import KEEPS, MACS, MOVES, SPARE, UNITS, Agent, OldNode, old_node
+from tests.waiting import soon, wait_until
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[OldNode]:
+    with old_node(tmp_path) as made:
+        yield made
+
+
+def begin(node: OldNode) -> Agent:
+    agent = node.start()
+    agent.receive("ready")
+    return agent
+
+
+def stop(agent: Agent) -> None:
+    agent.ask("note", "noted")
+    agent.ask("prepare_stop", "prepared")
+    agent.ask("stop_accounting", "stopped")
+    agent.ask("stop", "final")
+
+
+def release(agent: Agent) -> None:
+    stop(agent)
+    agent.ask("connections", "connections")
+    agent.ask("release", "released")
+
+
+def check_back(node: OldNode, before: object) -> None:
+    """All is as it was, and nothing is left but the log."""
+    assert node.network() == before
+    assert node.runs() == list(UNITS)
+    assert sorted(path.suffix for path in Path(node.request["mark"]).parent.iterdir()) == [".lock", ".log"]
+    assert node.old.run("find", "/etc/systemd/system", "-mindepth", "1") == ""
+
+
+def test_it_leaves(node: OldNode, tmp_path: Path) -> None:
+    """The copy of the state is complete, the addresses are the target's, the node keeps its own."""
+    copy = tmp_path / "copy"
+    agent = begin(node)
+    agent.ask("note", "noted")
+    whole = state_tree(node, "read")
+    state_tree(copy, "write", whole)
+    (node.state / "hash.1" / "script").unlink()
+    (node.state / "hash.2").mkdir()
+    (node.state / "hash.2" / "script").write_text("new")
+    message, delta = agent.ask("round", "delta")
+    assert message["files"] >= 4
+    state_tree(copy, "change", delta)
+    agent.ask("prepare_stop", "prepared")
+    assert node.runs() == list(UNITS)
+    agent.ask("stop_accounting", "stopped")
+    assert node.runs() == [UNITS[1]]
+    _, delta = agent.ask("stop", "final")
+    assert node.runs() == []
+    state_tree(copy, "change", delta)
+    assert tree(copy) == tree(node.state) and (copy / "last").read_text() == (copy / "job_state").read_text()
+    node.systemctl("start", *UNITS)
+    assert node.runs() == [], "systemd does not start them either"
+
+    agent.ask("connections", "connections")
+    agent.ask("release", "released")
+    node.serve()
+    agent.ask("given", "given")
+    agent.ask("finish", "finished")
+    assert agent.end()["state"] == "gone"
+    assert node.mark()["state"] == "given" and node.mark()["running"] == list(UNITS)
+    found = node.network()
+    assert {net: found["macs"][net] for net in MACS} == SPARE
+    assert {net: found["addresses"][net] for net in MACS} == KEEPS
+    assert any(line.startswith("default via 192.0.2.254 dev pub") for line in found["routes"])
+    assert any(line.startswith("10.9.0.0/16 via 10.1.0.254 dev prov") for line in found["routes"])
+    for address in ("10.1.0.1", "10.1.0.9", "192.0.2.2", "192.0.2.9"):
+        assert node.reaches(address), address
+    assert node.start().end()["status"] == 3, "not a second time"
+
+
+def state_tree(place: OldNode | Path, command: str, data: bytes = b"") -> bytes:
+    """Run the program that reads and writes the state."""
+    folder = place.state if isinstance(place, OldNode) else place
+    script = share("definitions", "scripts", "state-tree").read_text()
+    argv = [sys.executable, "-I", "-c", script, command, f"/var/lib/slurm/state={folder}"]
+    return subprocess.run(argv, input=data, stdout=subprocess.PIPE, check=True).stdout
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("end", ["lost", "killed", "abort", "error"])
+@pytest.mark.parametrize("state", ["read", "stopping", "released"])
+def test_it_returns_by_itself(node: OldNode, state: str, end: str) -> None:
+    before = node.network()
+    agent = begin(node)
+    if state == "stopping":
+        stop(agent)
+    if state == "released":
+        release(agent)
+        assert node.runs() == [] and not node.reaches("10.1.0.1")
+    if end == "lost":
+        agent.end()
+    elif end == "killed":
+        agent.kill()
+        assert node.mark()["state"] == state
+        found = node.call("adopt_resume")
+        assert (found["found"], found["state"], found["trouble"]) == (state, "gone", "")
+    elif end == "abort":
+        agent.ask("abort", "back", why="a test", sure=state == "released")
+    else:
+        agent.send("an unknown message")
+        assert "unknown message" in agent.end()["message"]
+    check_back(node, before)
+    assert node.reaches("10.1.0.1") and node.reaches("10.1.0.9") and node.reaches("192.0.2.1")
+    begin(node).end()
+
+
+@pytest.mark.parametrize("end", ["lost", "killed", "abort"])
+def test_it_does_not_return_if_the_target_serves(node: OldNode, end: str) -> None:
+    agent = begin(node)
+    release(agent)
+    node.serve()
+    if end == "lost":
+        agent.end()
+    elif end == "killed":
+        agent.kill()
+        assert node.call("adopt_resume")["state"] == "given"
+    else:
+        agent.send("abort", why="a test")
+        assert "may run on host-a" in agent.end()["message"]
+    assert node.mark()["state"] == "given" and node.runs() == []
+    assert node.network()["addresses"]["prov"] == KEEPS["prov"]
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_it_waits_while_its_own_network_is_down(node: OldNode, serves: bool) -> None:
+    before = node.network()
+    agent = begin(node)
+    release(agent)
+    node.cut()
+    agent.lose()
+    if serves:
+        node.serve()
+    with pytest.raises(subprocess.TimeoutExpired):
+        agent.process.wait(6)
+    assert node.mark()["state"] == "released" and node.runs() == []
+    assert "at work" in node.call("adopt_resume")["message"]
+    node.cut(False)
+    agent.end()
+    if serves:
+        assert node.mark()["state"] == "given" and node.runs() == []
+    else:
+        check_back(node, before)
+
+
+def test_a_killed_one_waits_too(node: OldNode) -> None:
+    before = node.network()
+    agent = begin(node)
+    release(agent)
+    agent.kill()
+    node.cut()
+    found = node.call("adopt_resume")
+    assert (found["found"], found["state"]) == ("released", "released") and node.runs() == []
+    assert node.call("adopt_resume", sure=True)["state"] == "gone"
+    node.cut(False)
+    check_back(node, before)
+
+
+def test_addresses_that_a_reboot_brought_back_are_removed_again(node: OldNode) -> None:
+    agent = begin(node)
+    release(agent)
+    node.serve()
+    agent.ask("given", "given")
+    agent.kill()
+    for net in MACS:
+        node.old.ip(f"link set {net} address {MACS[net]}", *(f"address add {one} dev {net}" for one in MOVES[net]))
+    found = node.call("adopt_resume")
+    assert (found["found"], found["state"], found["trouble"]) == ("given", "given", "")
+    network = node.network()
+    assert {net: network["addresses"][net] for net in MACS} == KEEPS and network["macs"]["pub"] == SPARE["pub"]
+
+
+def test_connections_of_moved_addresses_are_sent(node: OldNode) -> None:
+    node.old.run("sysctl", "-qw", "net.ipv4.ip_forward=1")
+    node.old.run("nft", "add table ip nat; add chain ip nat post { type nat hook postrouting priority 100; }; "
+                 "add rule ip nat post oifname pub ip saddr 10.1.0.7 snat to 192.0.2.1; "
+                 "add rule ip nat post oifname pub ip saddr 10.1.0.8 snat to 192.0.2.9")  # fmt: skip
+    for one in ("10.1.0.7", "10.1.0.8"):
+        node.target.ip(f"address add {one}/16 dev prov", "link set prov up")
+        node.target.run("ip", "route", "replace", "default", "via", "10.1.0.9")
+        node.target.run("ping", "-n", "-c", "1", "-I", one, "192.0.2.254")
+    agent = begin(node)
+    stop(agent)
+    message, body = agent.ask("connections", "connections")
+    assert message["trouble"] == ""
+    assert "-s 10.1.0.7" in body.decode() and "10.1.0.8" not in body.decode(), "an address that stays"
+    message, more = agent.ask("release", "released")
+    assert (more, message["connections"]) == (b"", 1)
+    agent.end()
+
+
+def test_without_conntrack_it_leaves_all_the_same(node: OldNode) -> None:
+    (node.bin / "conntrack").write_text("#!/bin/sh\nexit 1\n")
+    (node.bin / "conntrack").chmod(0o755)
+    agent = begin(node)
+    stop(agent)
+    message, body = agent.ask("connections", "connections")
+    assert body == b"" and "cannot be read" in message["trouble"]
+    agent.ask("release", "released")
+    agent.end()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("address del 10.1.0.1/16 dev prov", "has not the address 10.1.0.1/16"),
+        ("link set prov address 02:00:00:00:00:77", "has the MAC address 02:00:00:00:00:77"),
+        ("link set prov name other", 'no interface prov|"prov" does not exist'),
+    ],
+)
+def test_a_node_that_is_not_as_planned_is_refused(node: OldNode, change: str, why: str) -> None:
+    node.old.ip("link set prov down", change)
+    found = node.start().end()
+    assert any(part in found["message"] for part in why.split("|")), found
+    assert node.mark() == {} and node.runs() == list(UNITS)
+
+
+def test_a_network_in_which_nobody_answers_is_refused(node: OldNode) -> None:
+    node.cut()
+    found = node.start().end()
+    assert found["status"] == 3 and "no other machine answers ARP" in found["message"]
+
+
+def test_what_cannot_be_restored_can_be_repeated(node: OldNode) -> None:
+    before = node.network()
+    agent = begin(node)
+    stop(agent)
+    (node.units / "fails-start").touch()
+    message, _ = agent.ask("abort", "back", why="a test")
+    assert "it fails" in message["trouble"] and node.mark()["state"] == "stopping"
+    (node.units / "fails-start").unlink()
+    assert node.call("adopt_resume")["state"] == "gone"
+    check_back(node, before)
+
+
+def test_units_that_did_not_run_are_not_started(node: OldNode) -> None:
+    node.systemctl("stop", UNITS[0])
+    agent = begin(node)
+    stop(agent)
+    agent.ask("abort", "back", why="a test")
+    assert node.runs() == [UNITS[1]]
+
+
+def test_deltas_are_those_of_state_tree(node: OldNode) -> None:
+    agent = begin(node)
+    agent.ask("note", "noted")
+    _, body = agent.ask("round", "delta")
+    with tarfile.open(fileobj=io.BytesIO(body)) as archive:
+        names = archive.getnames()
+    assert names[0] == ".sms-removed" and "var/lib/slurm/state/job_state" in names
+    agent.end()
+    wait_until(lambda: node.mark() == {}, "it ends")
+    assert soon(node.runs) == list(UNITS)
