@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from appliance.errors import Refused
-from appliance.lab import Extras, Lab, Metal
+from appliance.lab import Extras, Lab, Layout, Metal
+from appliance.lab.down import loops_below
 from appliance.lab.up import check_machine
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import Built, build
@@ -61,3 +64,42 @@ def remove_lab(name: str) -> None:
     """Remove a lab with its files."""
     lab_down(name, False, Silent())
     shutil.rmtree(f"/var/lib/sms-lab/{name}", ignore_errors=True)
+
+
+def lab_processes(name: str) -> list[str]:
+    """Processes with a mount of the lab or a file of it as argument, by their command lines."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            mounts = (process / "mountinfo").read_text()
+        except OSError:
+            continue
+        if f"sms-lab/{name}/" in mounts or f"/run/sms-lab/{name}/" in command:
+            found.append(command)
+    return found
+
+
+def find_cgroups(name: str) -> list[str]:
+    """The cgroups of its hosts."""
+    own = "-".join(filter(None, ("sms-lab", Path(os.environ.get("SMS_MACHINE", "")).name, name, "*")))
+    return [str(path) for pattern in (own, f"*/{own}") for path in Path("/sys/fs/cgroup").glob(pattern)]
+
+
+def remains(name: str) -> dict[str, object]:
+    """All that is there of a lab; empty values where nothing is."""
+    spaces = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout.split()
+    links = subprocess.run(["ip", "-br", "link"], check=True, capture_output=True, text=True).stdout.splitlines()
+    return {
+        "namespaces": [space for space in spaces if space.startswith(f"sms-{name}-")],
+        "processes": lab_processes(name),
+        "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if name in line],
+        "loops": loops_below(Layout(name, 0).disk),
+        "links": [line for line in links if "@if" in line and line.startswith(("p-", "u-", "prov0", "pub0"))],
+        "folder": Path(f"/run/sms-lab/{name}").exists(),
+        "cgroups": find_cgroups(name),
+    }
+
+
+def assert_gone(name: str) -> None:
+    assert not {key: value for key, value in remains(name).items() if value}

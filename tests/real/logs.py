@@ -44,6 +44,8 @@ def find_logs() -> Iterator[tuple[str, Path]]:
         yield from below(f"{lab['name']}/metal", journal.parent / "metal", "*")
         yield from below(f"{lab['name']}/vm", DISK / lab["name"], "host-*/vm/**/*console*")
         yield from below(f"{lab['name']}/state", DISK / lab["name"], "host-*/journal/*")
+        for pattern in ("var/log/**/*log", "var/lib/sms-adopt/*"):
+            yield from below(f"{lab['name']}/old", DISK / lab["name"], f"*/upper/{pattern}")
         for host, pid in lab["pids"].items():
             yield from below(f"{lab['name']}/{host}", Path(f"/proc/{pid}/root/var/log/lab"), "*")
             yield from below(

@@ -15,8 +15,7 @@ from appliance.lab.engines.members import cgroup
 from appliance.operations.lab.lab import lab_down, lab_power, lab_status, lab_up
 from appliance.progress import Silent
 from tests.real.engines.conftest import need_engines
-from tests.real.lab.test_lab import assert_gone
-from tests.real.labs import remove_lab
+from tests.real.labs import assert_gone, remove_lab
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real

@@ -18,44 +18,12 @@ from appliance.errors import Refused, SmsError
 from appliance.lab.down import empty_folder, loops_below
 from appliance.operations.lab.lab import lab_exec
 from appliance.progress import Silent
-from tests.real.labs import need_machine
+from tests.real.labs import assert_gone, need_machine, remains
 
 pytestmark = pytest.mark.real
 
 NAME = "t-lab"
 CRASH = "t-crash"
-
-
-def lab_processes(name: str) -> list[str]:
-    """Processes with a mount of the lab or a file of it as argument, by their command lines."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            mounts = (process / "mountinfo").read_text()
-        except OSError:
-            continue
-        if f"sms-lab/{name}/" in mounts or f"/run/sms-lab/{name}/" in command:
-            found.append(command)
-    return found
-
-
-def remains(name: str) -> dict[str, object]:
-    """All that is there of a lab; empty values where nothing is."""
-    spaces = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout.split()
-    links = subprocess.run(["ip", "-br", "link"], check=True, capture_output=True, text=True).stdout.splitlines()
-    return {
-        "namespaces": [space for space in spaces if space.startswith(f"sms-{name}-")],
-        "processes": lab_processes(name),
-        "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if name in line],
-        "loops": loops_below(lab.Layout(name, 0).disk),
-        "links": [line for line in links if "@if" in line and line.startswith(("p-", "u-", "prov0", "pub0"))],
-        "folder": Path(f"/run/sms-lab/{name}").exists(),
-    }
-
-
-def assert_gone(name: str) -> None:
-    assert not {key: value for key, value in remains(name).items() if value}
 
 
 @pytest.fixture(scope="module", autouse=True)
