@@ -292,6 +292,11 @@ class OldNode:
             addresses = [f"address add {one} dev {net}" for one in MOVES[net]]
             self.target.ip(f"link set {net} address {MACS[net]} up", *addresses)
 
+    def stop_serving(self) -> None:
+        """The target gives the addresses back."""
+        for net in MACS:
+            self.target.ip(f"address flush dev {net}", f"link set {net} down address {SPARE[net][:-2]}99")
+
     def reaches(self, address: str) -> bool:
         """Whether another machine of the networks reaches it."""
         return bool(self.others.run("ping", "-n", "-c", "1", "-W", "1", address, ok=False).count(" 1 received"))

@@ -66,6 +66,8 @@ class AdoptLeave(StateMachine):
         self.network = Instance(os.getpid())
         self.sessions = LogSessions(self.network.pid, self.request.stream_ports, self.request.reset_ports)
         self.sent_connections: Set[str] = set()
+        self.connections: List[str] = []
+        """As they were when the addresses were removed."""
         self.released_at = 0.0
         self.troubles: List[str] = []
         """What could not be restored."""
@@ -166,14 +168,15 @@ class AdoptLeave(StateMachine):
             raise Problem("received release in state %s" % self.state)
         self._close_sessions()
         self._enter("released", "removing the addresses")
+        # Before: a masquerading kernel forgets connections together with their address.
+        self.connections, trouble = self._read_connections()
         began = self.released_at = time.monotonic()
         self.node.give_addresses()
         down = time.monotonic()
-        lines, trouble = self._read_connections()
-        new = [line for line in lines if endpoint.without_timeout(line) not in self.sent_connections]
+        new = [line for line in self.connections if endpoint.without_timeout(line) not in self.sent_connections]
         self.reported = True
         text = "\n".join(new).encode()
-        self.channel.send("released", text, down_s=down - began, connections=len(lines), trouble=trouble)
+        self.channel.send("released", text, down_s=down - began, connections=len(self.connections), trouble=trouble)
 
     def _read_connections(self) -> Tuple[List[str], str]:
         """Return the connections that are translated to a moved address, and why there are none."""
@@ -271,6 +274,8 @@ class AdoptLeave(StateMachine):
     def restore_service(self, why: str) -> None:
         """Make the services run here as before. What is stored stays if a part of it failed: it can be repeated."""
         if self.state in ("released", "given"):
+            if self.connections:
+                self.attempt("", lambda: endpoint.load_connections(self.network, self.connections))
             self.attempt("", self.node.take_addresses)
         self.attempt("log senders cannot connect: ", self.sessions.reopen)
         if self.state != "read":

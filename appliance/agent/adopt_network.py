@@ -39,6 +39,16 @@ def check_interface(wanted: OldInterface) -> None:
         raise Problem("no IPv4 address of %s is to move" % wanted.name, "", 2)
 
 
+def has_moved(wanted: OldInterface) -> bool:
+    """Return whether an interface has all addresses that move, and its own MAC address."""
+    try:
+        link = _link(wanted.name)
+    except Problem:
+        return False
+    there = {_with_prefix(one) for one in link["addr_info"]}
+    return there.issuperset(wanted.moves) and str(link["address"]).lower() == wanted.mac.lower()
+
+
 def save_interface(wanted: OldInterface) -> SavedInterface:
     """Return an interface as it is now."""
     infos = [one for one in _link(wanted.name)["addr_info"] if _is_kept(one)]

@@ -1,9 +1,10 @@
 """Recovery of a killed adoption on the old node, also after a reboot."""
 
 import time
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from appliance.agent.adopt_leave import ASK_AGAIN_S, AdoptLeave
+from appliance.agent.adopt_return import AdoptReturn
 from appliance.agent.adopt_state import OldNode, read_mark
 from appliance.agent.protocol import field
 from appliance.agent.take import host_locked
@@ -30,7 +31,12 @@ def resume(request: Dict[str, Any]) -> Dict[str, Any]:
             time.sleep(ASK_AGAIN_S)
             return time.monotonic() < end
 
-        leave = AdoptLeave(node, None)
-        leave.recover(may_ask, sure=field(request, "sure", bool, False))
+        troubles: List[str] = []
+        if found == "up":
+            AdoptReturn(node, None).recover()
+        else:
+            leave = AdoptLeave(node, None)
+            leave.recover(may_ask, sure=field(request, "sure", bool, False))
+            troubles = leave.troubles
         saved = read_mark(mark)
-        return {"found": found, "state": saved.state if saved else "gone", "trouble": "; ".join(leave.troubles)}
+        return {"found": found, "state": saved.state if saved else "gone", "trouble": "; ".join(troubles)}

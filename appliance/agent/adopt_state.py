@@ -70,6 +70,13 @@ class OldNode:
             raise Problem("an adoption of %s is under way or done" % self.request.host, "sms adopt --help", 3)
         for one in self.request.interfaces:
             adopt_network.check_interface(one)
+        if os.path.ismount(self.request.state):
+            raise Problem(
+                "%s is a mount point: the undo could not put the state of the container in its place"
+                % self.request.state,
+                "mount the file system at the folder above, with StateSaveLocation as a folder of it",
+                3,
+            )
         running = adopt_units.check_units(self.units)
         saved = tuple(adopt_network.save_interface(one) for one in self.request.interfaces)
         if not any(one.witnesses for one in saved):
@@ -134,6 +141,10 @@ class OldNode:
             Problem, OSError: not all could be restored.
         """
         self._each(adopt_network.restore)
+
+    def has_addresses(self) -> bool:
+        """Return whether this node has all addresses and MAC addresses of before the adoption."""
+        return all(adopt_network.has_moved(one) for one in self.request.interfaces)
 
     def _each(self, work: Any) -> None:
         adopt_network.each_interface(work, self.request.interfaces, self.mark.interfaces)

@@ -507,7 +507,14 @@ class HostState:
             only_from: the generation that the stored lease must have.
         """
         owner = holder if self.request.shared else self.request.host
-        lease = Lease(self.request.cluster, generation, holder, time.time(), file=owner)
+        return self._write(Lease(self.request.cluster, generation, holder, time.time(), file=owner), only_from)
+
+    def free_lease(self, generation: int) -> bool:
+        """Write a lease that no host holds, and that this host released, as ``write_lease``."""
+        host = self.request.host
+        return self._write(Lease(self.request.cluster, generation, None, time.time(), file=host, last=host), None)
+
+    def _write(self, lease: Lease, only_from: Optional[int]) -> bool:
         swap = SwapLease(self.request.lease, lease.text().decode(), generation=only_from, wait_s=float("inf"))
         return swap.perform() == WRITTEN
 

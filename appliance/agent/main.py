@@ -37,6 +37,8 @@ COMMANDS: Dict[str, str] = {
     "arrive": "migration_target.run_target",
     "resume": "migration_resume.resume",
     "adopt_leave": "adopt_leave.run_leave",
+    "adopt_return": "adopt_return.run_return",
+    "adopt_yield": "adopt_yield.run_yield",
     "adopt_resume": "adopt_resume.resume",
 }
 """Module and function of each command. Only that module is imported: from a zip file each is compiled every time."""

@@ -3,6 +3,7 @@
 from typing import Any, Dict
 
 from appliance.agent import endpoint
+from appliance.agent.adopt_yield import AdoptYield
 from appliance.agent.freeze import private_mounts
 from appliance.agent.migration_source import SECOND_S, MigrationSource
 from appliance.agent.migration_target import MigrationTarget
@@ -23,12 +24,13 @@ def resume(request: Dict[str, Any]) -> Dict[str, Any]:
             return recover_second(request)
         if saved.side == "arrive":
             return recover_saved(saved)
-        source = MigrationSource(read_request(SourceRequest, saved.request), None)
+        kind = AdoptYield if saved.side == AdoptYield.SIDE else MigrationSource
+        source = kind(read_request(SourceRequest, saved.request), None)
         if source.request.second:
             recover_second(request)  # the source decides by what it finds then
         source.recover(saved)
         facts = {"second": True} if source.request.second else {}
-        return {"found": saved.state, "side": "leave", "state": source.state, **facts}
+        return {"found": saved.state, "side": saved.side, "state": source.state, **facts}
 
 
 def recover_second(request: Dict[str, Any]) -> Dict[str, Any]:

@@ -288,7 +288,7 @@ class MigrationSource(StateMachine):
         assert self.channel
         self._enter("given", "%s serves" % self.request.peer, ports=self.ports)
         # First: if this host crashes now, it must not start the instance after its boot.
-        self.host_state.write_lease(self.request.peer, self.request.generation + 1)
+        self._give_lease()
         lost = self.counter.count() if self.counter else 0
         self.sessions.wait_until_read(READ_S)
         self.instance.stop_services(self.request.loggers, self.request.stop_wait_s)
@@ -316,20 +316,28 @@ class MigrationSource(StateMachine):
         if found and found.pid == self.instance.pid and not self.request.shared:
             self._end_instance()
         if self.host_state.generation() <= self.request.generation:  # else the target has written it since
-            self.host_state.write_lease(self.request.peer, self.request.generation + 1)
+            self._give_lease()
         if not self.request.shared:
             endpoint.wait_until_unused(self.request.overlay, 20)
-            if self.request.second:
-                self._replace_first(self.request.second)
-            elif self.request.mirror and os.path.islink(self.request.overlay):
-                # Without the link, what the mirror has is a stale copy (migration_target).
-                remove_state(self.request.overlay)
-            elif os.path.exists(self.request.overlay):
-                os.rename(self.request.overlay, self.request.overlay + ".moved")
-                sync_folder(os.path.dirname(self.request.overlay))
+            self._retire_overlay()
         self.state = "gone"
         self.host_state.record_event("gone", to=self.request.peer, generation=self.request.generation + 1)
         self.host_state.clear_state()
+
+    def _give_lease(self) -> None:
+        """Write the lease of the target."""
+        self.host_state.write_lease(self.request.peer, self.request.generation + 1)
+
+    def _retire_overlay(self) -> None:
+        """Rename the overlay, which is stale now."""
+        if self.request.second:
+            self._replace_first(self.request.second)
+        elif self.request.mirror and os.path.islink(self.request.overlay):
+            # Without the link, what the mirror has is a stale copy (migration_target).
+            remove_state(self.request.overlay)
+        elif os.path.exists(self.request.overlay):
+            os.rename(self.request.overlay, self.request.overlay + ".moved")
+            sync_folder(os.path.dirname(self.request.overlay))
 
     def _replace_first(self, second: Second) -> None:
         """Give the second instance and its overlay the names of the first ones, which have ended; may be repeated."""

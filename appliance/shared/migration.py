@@ -140,8 +140,8 @@ class TargetRequest(MigrationRequest):
 class MoveMark:
     """The state of a migration on one host, from which ``resume`` recovers a killed run.
 
-    ``side``: leave (source) or arrive (target). ``ports``: the host's end of each interface. ``inode``: of the copy of
-    the overlay, on the target.
+    ``side``: leave (source), arrive (target), or adopt_yield (source of the undo of an adoption). ``ports``: the host's
+    end of each interface. ``inode``: of the copy of the overlay, on the target.
     """
 
     side: str
@@ -154,4 +154,4 @@ class MoveMark:
     @property
     def moves_ports(self) -> bool:
         """Whether ports of the instance are moved by its agents only; before, as if there were no migration."""
-        return self.side != "leave" or self.state not in ("read", "stopping")
+        return self.side not in ("leave", "adopt_yield") or self.state not in ("read", "stopping")

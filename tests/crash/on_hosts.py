@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from appliance.agent import copy_file, endpoint, paths, snapshots, transfer
+from appliance.agent.adopt_return import place_state
 from appliance.agent.endpoint import HostState, read_mark
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
@@ -504,6 +505,27 @@ def check_carry(root: Path, marks: Marks) -> None:
     assert copy.read_bytes() == OLD if copy.exists() else not marks
 
 
+# The state of the old node when an adoption is undone: appliance/agent/adopt_return.py
+
+
+def prepare_return(root: Path) -> None:
+    for name, text in (("state", "old"), ("state.sms-new", "new"), ("state.before-sms", "of an earlier undo")):
+        (root / name).mkdir()
+        (root / name / "job_state").write_text(text)
+
+
+def run_return(root: Path, mark: Mark) -> None:
+    place_state(str(root / "state"))
+    mark("placed")
+
+
+def check_return(root: Path, marks: Marks) -> None:
+    assert not (marks and (root / "state.sms-new").exists())
+    place_state(str(root / "state"))
+    found = [(root / name / "job_state").read_text() for name in ("state", "state.before-sms", "state.before-sms.1")]
+    assert found == ["new", "of an earlier undo", "old"] and not (root / "state.sms-new").exists()
+
+
 HOSTS = {
     "lease": Workload(prepare_lease, run_lease, check_lease, again=False),
     "first lease": Workload(nothing, run_lease, check_lease, again=False),
@@ -523,4 +545,5 @@ HOSTS = {
     "received snapshot": Workload(prepare_store, run_receive, check_receive),
     "restored paths": Workload(prepare_paths, run_paths, check_paths),
     "overlay to a mirror": Workload(prepare_paths, run_carry, check_carry),
+    "state of the old node": Workload(prepare_return, run_return, check_return),
 }

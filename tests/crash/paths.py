@@ -17,6 +17,7 @@ MOUNTED = "not state: a copy beside the overlay, on a mounted file system; place
 DIRECT = {
     "appliance/agent/adopt_changes.py:delta": "not state: a tar in memory",
     "appliance/agent/adopt_network.py:_write": KERNEL,
+    "appliance/agent/adopt_return.py:place_state": "state of the old node",
     "appliance/agent/arp.py:announce": PIPE,
     "appliance/agent/check.py:run_e2fsck": "not state: a temporary configuration of e2fsck",
     "appliance/agent/check.py:write_chunks": "restore",
@@ -28,8 +29,8 @@ DIRECT = {
     "appliance/agent/grow.py:lengthen": "not state: the overlay in use gets a hole at its end; the next run goes on",
     "appliance/agent/grow.py:widen": KERNEL,
     "appliance/agent/loops.py:attach": KERNEL,
-    "appliance/agent/migration_source.py:_finish": "migration source",
     "appliance/agent/migration_source.py:_replace_first": "switch on one host",
+    "appliance/agent/migration_source.py:_retire_overlay": "migration source",
     "appliance/agent/migration_target.py:_check_mirror": "migration target on a mirror",
     "appliance/agent/migration_target.py:_keep": "rollback on the target",
     "appliance/agent/migration_target.py:build": "migration target",

@@ -6,6 +6,7 @@ In network namespaces with real processes; tests/oldnode.py has the node.
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from appliance.share import share
-from tests.oldnode import KEEPS, MACS, MOVES, SPARE, UNITS, Agent, OldNode, old_node
+from tests.oldnode import KEEPS, MACS, MOVES, SPARE, UNITS, Agent, OldNode, old_node, wait_for
 from tests.waiting import soon, wait_until
 
 pytestmark = pytest.mark.real
@@ -227,6 +228,136 @@ def test_without_conntrack_it_leaves_all_the_same(node: OldNode) -> None:
     assert body == b"" and "cannot be read" in message["trouble"]
     agent.ask("release", "released")
     agent.end()
+
+
+# Undo
+
+
+def adopted(node: OldNode) -> dict[str, object]:
+    """Let the target serve; return the network of before."""
+    before = node.network()
+    agent = begin(node)
+    release(agent)
+    node.serve()
+    agent.ask("given", "given")
+    agent.ask("finish", "finished")
+    agent.end()
+    return before
+
+
+def begin_return(node: OldNode, own: bool = False) -> Agent:
+    """The agent for the undo, armed, with a state of the container."""
+    agent = node.start("adopt_return")
+    message, _ = agent.receive("ready")
+    if not own:
+        new = Path(message["state_new"])
+        shutil.copytree(node.state, new)
+        (new / "accepted").write_text("a job that the container accepted")
+    node.stop_serving()
+    agent.ask("arm", "armed", own=own)
+    return agent
+
+
+def check_undone(node: OldNode, before: object, own: bool = False) -> None:
+    check_back(node, before)
+    assert (node.state / "accepted").exists() != own
+    kept = node.state.with_name("state.before-sms")
+    assert kept.exists() != own and not (kept / "accepted").exists()
+    assert node.reaches("10.1.0.1") and node.reaches("10.1.0.9") and node.reaches("192.0.2.1")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_it_returns(node: OldNode, own: bool) -> None:
+    before = adopted(node)
+    agent = begin_return(node, own)
+    message, _ = agent.ask("up", "up")
+    assert message["trouble"] == "" and node.reaches("10.1.0.1")
+    assert node.runs() == [] and node.mark()["state"] == "up"
+    message, _ = agent.ask("serve", "serves")
+    assert message["kept"] == ("" if own else f"{node.state}.before-sms")
+    agent.ask("commit", "committed")
+    assert agent.end()["state"] == "done"
+    check_undone(node, before, own)
+    begin(node).end()
+
+
+@pytest.mark.parametrize("end", ["lost", "killed"])
+@pytest.mark.parametrize("state", ["given", "up", "serves"])
+def test_an_interrupted_undo(node: OldNode, state: str, end: str) -> None:
+    before = adopted(node)
+    agent = begin_return(node)
+    if state != "given":
+        agent.ask("up", "up")
+    if state == "serves":
+        agent.ask("serve", "serves")
+    if end == "lost":
+        agent.end()
+    else:
+        agent.kill()
+        found = node.call("adopt_resume")
+        assert (found["found"], found["trouble"]) == ("given" if state == "given" else "up", "")
+    if state == "given":
+        assert node.mark()["state"] == "given" and node.runs() == []
+        assert node.network()["addresses"]["prov"] == KEEPS["prov"]
+    else:
+        check_undone(node, before)
+
+
+def test_an_undo_that_is_too_late_leaves_the_addresses(node: OldNode) -> None:
+    adopted(node)
+    agent = begin_return(node)
+    wait_for(2.5)
+    agent.send("up")
+    assert "came too late" in agent.end()["message"]
+    assert node.mark()["state"] == "given" and node.runs() == []
+    found = node.network()
+    assert found["addresses"]["pub"] == KEEPS["pub"] and found["macs"]["pub"] == SPARE["pub"]
+
+
+def test_a_killed_undo_leaves_the_addresses_to_a_container_that_serves_again(node: OldNode) -> None:
+    adopted(node)
+    agent = begin_return(node)
+    agent.ask("up", "up")
+    agent.kill()
+    node.cut()
+    node.serve()
+    node.cut(False)
+    wait_until(lambda: node.others.run("ping", "-c1", "-W1", "10.1.0.9", ok=False).count(" 1 received"), "the network")
+    assert node.call("adopt_resume")["state"] == "given"
+    assert node.network()["addresses"]["prov"] == KEEPS["prov"] and node.runs() == []
+
+
+def test_an_undo_needs_an_adoption_and_a_state(node: OldNode) -> None:
+    assert node.start("adopt_return").end()["status"] == 3
+    adopted(node)
+    agent = node.start("adopt_return")
+    agent.receive("ready")
+    agent.send("arm")
+    assert "is not in" in agent.end()["message"]
+    assert node.mark()["state"] == "given"
+    agent = node.start("adopt_return")
+    agent.receive("ready")
+    agent.ask("abort", "aborted", why="a test")
+    assert node.mark()["state"] == "given"
+
+
+def test_masqueraded_connections_are_there_again_after_a_rollback(node: OldNode) -> None:
+    """The kernel forgets them together with their address."""
+    node.old.run("sysctl", "-qw", "net.ipv4.ip_forward=1")
+    node.old.run("nft", "add table ip nat; add chain ip nat post { type nat hook postrouting priority 100; }; "
+                 "add rule ip nat post oifname pub masquerade")  # fmt: skip
+    node.target.ip("address add 10.1.0.7/16 dev prov", "link set prov up", "route add default via 10.1.0.9")
+    node.target.run("ping", "-n", "-c", "1", "192.0.2.254")
+    agent = begin(node)
+    stop(agent)
+    agent.ask("connections", "connections")
+    agent.ask("release", "released")
+    assert "src=10.1.0.7" not in node.old.run("conntrack", "-L")
+    agent.ask("abort", "back", why="a test", sure=True)
+    assert "dst=192.0.2.1 " in node.old.run("conntrack", "-L", "-s", "10.1.0.7")
+
+
+# What is refused
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,231 @@
+"""Old node of an adoption when it gets its services back: the undo.
+
+The coordinator has written the container's state beside the old one before anything moves. The state decides what
+happens when the connection is lost:
+
+    given  the services run in the container: nothing is done
+    up     this node has the addresses: it starts the services, and completes the undo
+"""
+
+import os
+import time
+from typing import Any, Dict, List, Optional
+
+from appliance.agent import adopt_network, adopt_units, endpoint
+from appliance.agent.adopt_state import OldNode
+from appliance.agent.channel import Channel
+from appliance.agent.endpoint import Instance
+from appliance.agent.machine import Handler, StateMachine, follow_to_the_end, reason
+from appliance.agent.migration_target import ARMED_S, PORTS_LIMIT_S, boot_time
+from appliance.agent.protocol import Problem, read_request
+from appliance.agent.take import host_locked
+from appliance.shared.adopt import ReturnRequest
+from appliance.shared.files import sync_folder
+from appliance.shared.wire import Message
+
+
+def run_return(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Follow the coordinator's messages until the services run here, or in the container as before.
+
+    Raises:
+        Problem: the undo failed.
+    """
+    follow_to_the_end()
+    given = read_request(ReturnRequest, request)
+    with host_locked(given.lock):
+        node = OldNode.stored(given.mark)
+        if node is None or node.mark.state != "given" or node.request.cluster != given.cluster:
+            found = node.mark.state if node else "none"
+            raise Problem("no adoption of %s is to be undone (state: %s)" % (given.host, found), "", 3)
+        one = AdoptReturn(node, Channel())
+        one.begin()
+        return one.run()
+
+
+def new_state(state: str) -> str:
+    """Return where the coordinator writes the state of the container, for the folder of the old one."""
+    return state + ".sms-new"
+
+
+def place_state(state: str) -> str:
+    """Rename the container's state to that of this node, and keep the old one; may be repeated.
+
+    Returns:
+        Where the old one is; empty if the state of the container was in its place already, or there is none.
+    """
+    new, kept, number = new_state(state), state + ".before-sms", 0
+    if not os.path.isdir(new):
+        return ""
+    while os.path.lexists(kept):
+        number += 1
+        kept = "%s.before-sms.%d" % (state, number)
+    if os.path.isdir(state):  # else a killed run has renamed it
+        found = os.stat(state)
+        os.chown(new, found.st_uid, found.st_gid)
+        os.chmod(new, found.st_mode & 0o7777)
+        os.rename(state, kept)
+        sync_folder(os.path.dirname(state))  # else a power failure may leave the second name only
+    os.rename(new, state)
+    sync_folder(os.path.dirname(state))
+    return kept
+
+
+class AdoptReturn(StateMachine):
+    """The old node's state machine of an undo."""
+
+    SIDE = "adopt_return"
+    ENDED = ("done",)
+
+    def __init__(self, node: OldNode, channel: Optional[Channel]) -> None:
+        StateMachine.__init__(self, channel)
+        self.node = node
+        self.request = node.request
+        self.state = node.mark.state
+        self.network = Instance(os.getpid())
+        self.armed_at = 0.0
+        self.warning = ""
+        self.served = False
+
+    def handlers(self) -> Dict[str, Handler]:
+        """Return the function of each message."""
+        return {
+            "arm": self.arm,
+            "up": self.take_over,
+            "serve": self.serve,
+            "commit": self.commit,
+            "abort": self.abort,
+        }
+
+    def record_event(self, event: str, **facts: Any) -> None:
+        """Append an event to the log."""
+        self.node.record_event(event, **facts)
+
+    def begin(self) -> None:
+        """Report to be ready, and where the state of the container is to be written."""
+        assert self.channel
+        self.channel.send("ready", state=self.request.state, state_new=new_state(self.request.state))
+
+    def arm(self, message: Message) -> None:
+        """Load the connections known so far; ``take_over`` is allowed for ``ARMED_S`` from now on.
+
+        ``own``: the services shall continue from the state that this node had, because the container's is lost.
+
+        Raises:
+            Problem: the container's state is not here.
+        """
+        assert self.channel
+        lines = self._read_lines(message)
+        if os.path.isdir(new_state(self.request.state)) == bool(message.get("own")):
+            there = "is" if message.get("own") else "is not"
+            raise Problem("the state of the container %s in %s" % (there, new_state(self.request.state)))
+        self._forget_connections()
+        self.warning = self._load_connections(lines)
+        self.armed_at = boot_time()
+        self.channel.send("armed")
+
+    def take_over(self, message: Message) -> None:
+        """Take over the connections and the addresses."""
+        assert self.channel
+        lines = self._read_lines(message)
+        began = time.monotonic()
+        self._enter("up", "taking the addresses")
+        try:
+            # Nothing slow, such as disk access, may come between reading the clock and taking the addresses.
+            if boot_time() > self.armed_at + ARMED_S:
+                raise Problem("the request to take over came too late", "is the network slow? run it again")
+            warning = self._load_connections(lines) or self.warning
+            self.node.take_addresses()
+            if boot_time() > self.armed_at + PORTS_LIMIT_S:
+                raise Problem("the addresses were taken too late", "is %s overloaded?" % self.request.host)
+        except BaseException:
+            # The container takes them again, unless one of them answers.
+            self.attempt("", self.node.give_addresses)
+            self._enter("given", "the addresses were not taken")
+            raise
+        took = time.monotonic() - began
+        self.channel.send("up", up_s=took, trouble=warning)
+
+    def _read_lines(self, message: Message) -> List[str]:
+        assert self.channel
+        return self.channel.read_body(message).decode(errors="replace").splitlines()
+
+    def _load_connections(self, lines: List[str]) -> str:
+        try:
+            return endpoint.load_connections(self.network, lines)
+        except OSError as error:
+            return "the translated connections cannot be loaded, they end: %s" % reason(error)
+
+    def _forget_connections(self) -> None:
+        """Remove translated connections from before the adoption: they would hide those of the container."""
+        for one in self.request.interfaces:
+            for address in one.moves:
+                argv = self.network.network("conntrack", "-D", "--reply-dst", address.partition("/")[0])
+                self.attempt("", lambda argv=argv: endpoint.run(*argv, ok=range(256)))  # type: ignore[misc]
+
+    def serve(self, message: Message) -> None:
+        """Put the state in place, and start the services."""
+        assert self.channel
+        if self.state != "up":
+            raise Problem("received serve in state %s" % self.state, status=2)
+        began = time.monotonic()
+        kept = self._serve()
+        self.channel.send("serves", took_s=time.monotonic() - began, kept=kept)
+
+    def _serve(self) -> str:
+        kept = place_state(self.request.state)
+        self.node.start_units()
+        self.served = True
+        self.record_event("serves", kept=kept)
+        return kept
+
+    def commit(self, message: Message) -> None:
+        """Complete the undo: nothing of the adoption is left here but the old state and the log."""
+        assert self.channel
+        if not self.served:
+            raise Problem("received commit before serve", status=2)
+        self._commit()
+        self.channel.send("committed")
+
+    def _commit(self) -> None:
+        adopt_units.allow(self.node.units)
+        self.node.clear()
+        self.state = "done"
+        self.record_event("undone")
+
+    def abort(self, message: Message) -> None:
+        """End on the coordinator's request.
+
+        Raises:
+            Problem: the addresses are here.
+        """
+        assert self.channel
+        if self.state == "up":
+            raise Problem("the services run on %s by now" % self.request.host, "sms adopt --resume")
+        self.record_event("not undone", why=str(message.get("why", "")))
+        self.channel.send("aborted")
+        self.state = "done"
+
+    def abandon(self, why: str) -> None:
+        """End from any state: with the addresses, complete the undo."""
+        if self.state == "up":
+            self.record_event("alone", why=why)
+            self._serve()
+            self._commit()
+
+    def recover(self) -> None:
+        """Continue from state up of a killed run, or of before a reboot.
+
+        It may not have taken the addresses. The container then takes them again when nobody answers for them: they are
+        left to it, although it may not have done so yet.
+        """
+        serves = self.node.ask_who_serves() == adopt_network.TARGET
+        if serves or not self.node.has_addresses():
+            self.attempt("", self.node.give_addresses)
+            self._enter("given", "the services run on %s" % self.request.peer)
+            return
+        self.node.take_addresses()
+        self.abandon("the undo was killed")
+
+    def _enter(self, state: str, what: str) -> None:
+        self.node.enter(state, what)
+        self.state = state

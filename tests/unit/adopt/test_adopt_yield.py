@@ -1,0 +1,186 @@
+"""The container when an adoption is undone: its services stop, its overlay stays, and no admin host has the lease."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from appliance.agent import endpoint, migration_resume, migration_source
+from appliance.agent.adopt_yield import AdoptYield
+from appliance.agent.channel import Disconnected
+from appliance.agent.endpoint import Instance, read_mark
+from appliance.agent.migration_resume import resume
+from appliance.agent.protocol import Problem, read_request
+from appliance.shared.lease import Lease, parse_lease
+from appliance.shared.migration import SourceRequest
+from tests.unit.migration.requests import SOURCE
+
+
+@dataclass
+class Container:
+    """A host on which the services container runs, and what its agent did."""
+
+    folder: Path
+    did: list[Any] = field(default_factory=list)
+    answers: str = ""
+    """The MAC address that answers for the addresses."""
+    runs: bool = True
+
+    def __post_init__(self) -> None:
+        names = ("overlay", "lease", "history", "mark", "lock")
+        paths = {name: str(self.folder / name) for name in names}
+        request = {**SOURCE, **paths, "peer": "old", "stop": [["slurmctld"], ["slurmdbd"]], "stream_ports": []}
+        self.path("overlay").write_bytes(b"newest")
+        self.path("lease").write_bytes(Lease("c", 4, "a", 1.0, "a").text())
+        self.one = AdoptYield(read_request(SourceRequest, request), None)
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def follow(self, *messages: dict[str, Any]) -> dict[str, Any]:
+        """Send it these messages, then close the connection."""
+        left = list(messages)
+
+        def receive(patience_s: float) -> dict[str, Any]:
+            if not left:
+                raise Disconnected
+            return left.pop(0)
+
+        def send(kind: str, *_: Any, **__: Any) -> None:
+            self.did.append(kind)
+
+        self.one.channel = SimpleNamespace(receive=receive, send=send)  # type: ignore[assignment]
+        self.one.begin()
+        return self.one.run()
+
+    def resume(self) -> dict[str, Any]:
+        return resume({"mark": str(self.path("mark")), "lock": str(self.path("lock"))})
+
+    def lease(self) -> Lease:
+        return parse_lease(self.path("lease").read_bytes())
+
+    def events(self) -> list[str]:
+        return [json.loads(line)["event"] for line in self.path("history").read_text().splitlines()]
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
+    made = Container(tmp_path)
+
+    def run(*argv: str, **_: Any) -> bytes:
+        made.did.append(argv)
+        made.runs = made.runs and argv != tuple(SOURCE["stop_argv"])
+        return b""
+
+    monkeypatch.setattr(endpoint, "find_instance", lambda name: Instance(77) if made.runs else None)
+    monkeypatch.setattr(endpoint, "run", run)
+    monkeypatch.setattr(endpoint, "find_mac", lambda bridge, address: made.answers)
+    monkeypatch.setattr(endpoint, "is_attached", lambda port, bridge: False)
+    monkeypatch.setattr(endpoint, "set_bridges", made.did.append)
+    monkeypatch.setattr(endpoint, "read_connections", lambda _: [])
+    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
+    for module in (migration_source, migration_resume):
+        monkeypatch.setattr(module, "private_mounts", lambda: None)
+    monkeypatch.setattr(migration_source, "RECLAIM_S", 0.0)
+    monkeypatch.setattr(migration_source, "DatagramCounter", lambda *_: None)
+    monkeypatch.setattr(Instance, "ports", lambda *_: {"eth0": "veth0"})
+    monkeypatch.setattr(Instance, "announce", lambda *_: made.did.append("announced"))
+    monkeypatch.setattr(Instance, "stop_services", lambda _, names, wait_s: made.did.append(("stop", *names)))
+    monkeypatch.setattr(Instance, "start_services", lambda _, names: made.did.append(("start", *names)))
+    return made
+
+
+HALT: list[dict[str, Any]] = [{"do": "halt", "names": ["slurmctld"]}, {"do": "halt", "names": ["slurmdbd"]}]
+SWITCH: list[dict[str, Any]] = [*HALT, {"do": "connections"}, {"do": "release"}]
+BACK = ("start", "slurmdbd", "slurmctld", "rsyslog")
+
+
+def test_it_yields(container: Container) -> None:
+    assert container.follow(*SWITCH, {"do": "given"}, {"do": "finish"}) == {"state": "gone"}
+    assert container.did == [
+        *("ready", ("stop", "slurmctld"), "halted", ("stop", "slurmdbd"), "halted", "connections"),
+        *({"veth0": None}, "released", "given", ("stop", "rsyslog"), tuple(SOURCE["stop_argv"]), "finished"),
+    ]
+    assert container.path("overlay").read_bytes() == b"newest" and not container.path("mark").exists()
+    lease = container.lease()
+    assert (lease.holder, lease.generation, lease.last) == (None, 5, "a")
+
+
+@pytest.mark.parametrize(
+    ("messages", "end"),
+    [
+        (HALT[:1], ["halted", BACK]),
+        (SWITCH, ["released", {"veth0": "br-prov"}, "announced", BACK]),
+        ([*SWITCH, {"do": "abort", "sure": True}], ["released", {"veth0": "br-prov"}, "announced", BACK, "back"]),
+    ],
+)
+def test_it_takes_back_what_nobody_else_has(container: Container, messages: list[Any], end: list[Any]) -> None:
+    assert container.follow(*messages) == {"state": "gone"}
+    assert container.did[-len(end) :] == end
+    assert container.lease().holder == "a" and container.runs and not container.path("mark").exists()
+
+
+def test_before_anything_stops_nothing_is_done(container: Container) -> None:
+    assert container.follow() == {"state": "read"}
+    assert container.did == ["ready"] and not container.path("mark").exists()
+
+
+@pytest.mark.parametrize("end", [[], [{"do": "abort"}]])
+def test_it_ends_if_the_old_node_serves(container: Container, end: list[Any]) -> None:
+    container.answers = SOURCE["macs"][0]
+    if end:
+        with pytest.raises(Problem, match="run on old"):
+            container.follow(*SWITCH, *end)
+    else:
+        container.follow(*SWITCH)
+    assert not container.runs and container.lease().holder is None
+    assert container.path("overlay").exists()
+
+
+def test_what_was_given_is_not_taken_back(container: Container) -> None:
+    with pytest.raises(Problem, match="the services run on old"):
+        container.follow(*SWITCH, {"do": "given"}, {"do": "abort", "sure": True})
+    assert not container.runs and container.lease().holder is None
+
+
+STATES: dict[str, Callable[[Container], object]] = {
+    "stopping": lambda container: container.one._enter("stopping", "", ports={"eth0": "veth0"}),
+    "released": lambda container: container.one._enter("released", "", ports={"eth0": "veth0"}),
+    "given": lambda container: container.one._enter("given", "", ports={"eth0": "veth0"}),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_killed_one_is_recovered(container: Container, state: str, answers: bool) -> None:
+    container.answers = SOURCE["macs"][0] if answers else ""
+    STATES[state](container)
+    mark = read_mark(str(container.path("mark")))
+    assert mark and mark.moves_ports == (state != "stopping")
+    gone = state == "given" or (state == "released" and answers)
+    assert container.resume() == {"found": state, "side": "adopt_yield", "state": "gone"}
+    assert container.runs != gone and (container.lease().holder is None) == gone
+    assert container.path("overlay").read_bytes() == b"newest"
+    if not gone:
+        assert container.did[-1] == BACK
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"do": "halt", "names": ["rsyslog"]}],
+        [{"do": "release"}],
+        [*HALT, {"do": "given"}],
+        [{"do": "offer"}],
+    ],
+)
+def test_what_does_not_belong_is_refused(container: Container, messages: list[Any]) -> None:
+    with pytest.raises(Problem, match="received"):
+        container.follow(*messages)
+    assert container.runs and container.lease().holder == "a"
