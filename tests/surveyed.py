@@ -217,7 +217,7 @@ table ip nat {
             "ip": ip(TWO, given, routes),
             "nft": nft,
             "ss": sockets,
-            "slurmctld": "slurm 22.05.8\n",
+            "slurmctld": "slurm-wlm 22.05.8\n",
             "du": '#!/bin/sh\necho "2048\t$2"\n',
         },
         processes={
@@ -307,6 +307,7 @@ PartitionName=big Nodes=big
     return Tree(
         files={
             "/usr/lib/os-release": os_release("openSUSE Leap", "opensuse-leap", "15.6"),
+            "/etc/ganesha/ganesha.conf": "EXPORT {\n  Export_Id = 1;\n  Path = /srv/soft;\n  Pseudo = /soft;\n}\n",
             "/etc/hostname": "mgmt\n",
             "/proc/sys/kernel/osrelease": "6.4.0-default\n",
             "/proc/sys/net/ipv4/ip_forward": "0\n",

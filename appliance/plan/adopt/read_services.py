@@ -12,6 +12,8 @@ from appliance.text import printable
 TIME_FILES = ("/etc/chrony.conf", "/etc/chrony/chrony.conf", "/etc/ntp.conf", "/etc/ntpsec/ntp.conf")
 TIME_FOLDERS = ("/etc/chrony.d", "/etc/chrony/conf.d", "/etc/chrony/sources.d")
 CRONTABS = ("/var/spool/cron/crontabs", "/var/spool/cron", "/var/spool/cron/tabs")
+GANESHA = "/etc/ganesha/ganesha.conf"
+"""Settings of an NFS server in user space."""
 FIRST_USER = 1000
 NOBODY = (65534, 65535)
 
@@ -31,6 +33,8 @@ def read_peers(frames: Frames) -> Peers:
     clocks = [words[1] for words in map(str.split, time) if words[0] in ("server", "pool", "peer") and len(words) > 1]
     root = re.search(r"^root:\s*(\S+)", frames.text("/etc/aliases"), re.MULTILINE)
     exports = lines_of(frames, ("/etc/exports",), ("/etc/exports.d",))
+    paths = re.findall(r'^\s*Path\s*=\s*"?([^";\s]+)', frames.text(GANESHA), re.MULTILINE | re.IGNORECASE)
+    exports += [f"{path} (NFS-Ganesha)" for path in paths]
     names = [words[1] for words in map(str.split, lines_of(frames, ("/etc/resolv.conf",))) if len(words) > 1]
     relay = mail.get("relayhost", "") or next(
         iter(re.findall(r"define\(`SMART_HOST',\s*`([^']+)'", frames.text("/etc/mail/sendmail.mc"))), ""

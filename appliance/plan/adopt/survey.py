@@ -19,7 +19,7 @@ from appliance.plan.adopt.read_network import (
     read_processes,
     read_translation,
 )
-from appliance.plan.adopt.read_services import read_accounts, read_peers, read_scheduled
+from appliance.plan.adopt.read_services import GANESHA, read_accounts, read_peers, read_scheduled
 from appliance.plan.adopt.read_slurm import find_ids, read_slurm
 from appliance.plan.adopt.read_tables import read_provisioners
 from appliance.text import printable
@@ -163,7 +163,8 @@ def _left(survey: Survey, services: Mapping[str, Service], unread: Sequence[str]
     for path in unread:
         yield left("services", path, "its settings are not read: look at it, if nodes use what it configures")
     for folder in survey.peers.exports:
-        yield left("exports", f"NFS export {folder}", "keep it on a file server that stays up", "/etc/exports")
+        source = GANESHA if folder.endswith(" (NFS-Ganesha)") else "/etc/exports"
+        yield left("exports", f"NFS export {folder}", "keep it on a file server that stays up", source)
     todo = "does one concern Slurm or nodes? Then it belongs into a service of the site; else it stays on the node"
     for file in dict.fromkeys(job.file for job in survey.scheduled):
         jobs = [f"{job.program} ({job.when})" for job in survey.scheduled if job.file == file]

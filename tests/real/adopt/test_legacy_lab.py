@@ -145,7 +145,8 @@ def test_a_survey_finds_all_of_it_and_writes_a_site(lab: Lab) -> None:
     catalogue = {"chrony", "cron", "dns", "mariadb", "munge", "nat", "nfs", "postfix", "provisioning", "rsyslog"}
     assert set(survey["services"]) == catalogue | {"slurmctld", "slurmdbd", "ssh"}
     assert (survey["provisioning"], survey["public"]) == ("prov0", "pub0")
-    assert survey["slurm"]["cluster"] == "lab"
+    assert survey["peers"]["exports"] == ["/home (NFS-Ganesha)"]
+    assert (survey["slurm"]["cluster"], survey["slurm"]["version"]) == ("lab", "22.05.8")
     admin.run("sms", "survey", OLD, "--write", "/root/old", "--munge-key")
     written = admin.run("cat", "/root/old/sms.yaml").text
     password = re.search(r"StoragePass=(\w+)", lab.host(OLD).run("cat", "/etc/slurm/slurmdbd.conf").text)
