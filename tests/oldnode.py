@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.shared.wire import count_bytes, pack_message, read_message
-from tests.places import ROOT
+from appliance.tools.agent import build_zipapp
 from tests.waiting import alive
 
 PYTHON = sys.executable
@@ -27,9 +28,10 @@ SPARE = {"prov": "02:00:00:00:00:f1", "pub": "02:00:00:00:00:f2"}
 MOVES = {"prov": ["10.1.0.1/16"], "pub": ["192.0.2.1/24", "192.0.2.2/24"]}
 KEEPS = {"prov": ["10.1.0.9/16"], "pub": ["192.0.2.9/24"]}
 GATEWAY = {"prov": "10.1.0.254", "pub": "192.0.2.254"}
+GUARD = "sms-adopted.service"
 UNITS = ("slurmdbd.service", "slurmctld.service")
 SYSTEMCTL = f"""#!{PYTHON}
-import os, re, signal, subprocess, sys, time
+import os, re, shlex, signal, subprocess, sys, time
 FOLDER = os.environ["UNITS"]
 command, words = sys.argv[1], sys.argv[2:]
 units = [word for word in words if not word.startswith("-")]
@@ -59,7 +61,11 @@ for number, unit in enumerate(units):
         names = [word[11:] for word in words if word.startswith("--property=")]
         print("\\n" * bool(number) + "\\n".join("%s=%s" % (name, facts[name]) for name in names))
     elif command == "start" and not pid(unit) and not prevented(unit):
-        run = open(FOLDER + "/" + unit).read().split("\\0")
+        if there:
+            run = open(FOLDER + "/" + unit).read().split("\\0")
+        else:
+            text = open("/etc/systemd/system/" + unit).read()
+            run = shlex.split(re.search("^ExecStart=(.*)", text, re.MULTILINE).group(1))
         null = subprocess.DEVNULL
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent ignores it
         one = subprocess.Popen(run, stdin=null, stdout=null, stderr=null, start_new_session=True)
@@ -197,6 +203,7 @@ class OldNode:
             "route add 10.8.0.0/16 dev prov src 10.1.0.1 table 77",
         )
         self.old.run("mount", "-t", "tmpfs", "tmpfs", "/etc/systemd/system")
+        (self.folder / "agent.pyz").write_bytes(build_zipapp())
         self.state = self.folder / "state"
         (self.state / "hash.1").mkdir(parents=True)
         (self.state / "hash.1" / "script").write_text("#!/bin/sh\n")
@@ -210,6 +217,7 @@ class OldNode:
         self.environment = {**os.environ, "UNITS": str(self.units), "PATH": f"{self.bin}:{os.environ['PATH']}"}
         self.systemctl("start", *UNITS)
         self.stack.callback(self.systemctl, "stop", *UNITS)
+        self.stack.callback(self.stop_guard)
         self.request: dict[str, Any] = {
             "cluster": "c",
             "host": "old",
@@ -238,21 +246,34 @@ class OldNode:
     def systemctl(self, *words: str) -> None:
         subprocess.run([*self.old.prefix, str(self.bin / "systemctl"), *words], env=self.environment, check=True)
 
+    def start_guard(self) -> None:
+        """What systemd does at a boot."""
+        self.systemctl("start", GUARD)
+
+    def guard_runs(self) -> bool:
+        path = self.units / f"{GUARD}.pid"
+        return path.exists() and alive(int(path.read_text()))
+
+    def stop_guard(self) -> None:
+        """As a power failure does."""
+        # More than once: a systemctl of the agent may be starting it right now.
+        while self.guard_runs():
+            os.kill(int((self.units / f"{GUARD}.pid").read_text()), signal.SIGKILL)
+            time.sleep(0.2)
+
     def runs(self) -> list[str]:
         """The units that run."""
         found = {unit: self.units / f"{unit}.pid" for unit in UNITS}
         return [unit for unit, path in found.items() if path.exists() and alive(int(path.read_text()))]
 
     def argv(self, command: str, request: dict[str, Any]) -> list[str]:
-        code = "from appliance.agent.main import main; raise SystemExit(main())"
-        return [*self.old.prefix, PYTHON, "-c", code, command, json.dumps(request)]
+        return [*self.old.prefix, PYTHON, "-I", str(self.folder / "agent.pyz"), command, json.dumps(request)]
 
     def start(self, command: str = "adopt_leave", **fields: Any) -> Agent:
         """The agent, at work until the test ends."""
         pipe = subprocess.PIPE
-        environment = {**self.environment, "PYTHONPATH": str(ROOT)}
         argv = self.argv(command, {**self.request, **fields})
-        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=self.environment)
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
         return Agent(process)
@@ -261,8 +282,7 @@ class OldNode:
         """The result of a command, or the problem."""
         places = {name: self.request[name] for name in ("mark", "lock")}
         argv = self.argv(command, {**places, **fields})
-        environment = {**self.environment, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False)
         assert "Traceback" not in done.stderr, done.stderr
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found

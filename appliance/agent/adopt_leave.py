@@ -206,6 +206,7 @@ class AdoptLeave(StateMachine):
 
     def _given(self, what: str) -> None:
         self._enter("given", what)
+        self.attempt("the guard of addresses does not run: ", self.node.start_guard)
         self.attempt("", lambda: self.sessions.wait_until_read(READ_S))
         self.attempt("log senders cannot connect: ", self.sessions.reopen)  # to the addresses that stay
 
@@ -280,7 +281,7 @@ class AdoptLeave(StateMachine):
         self.attempt("log senders cannot connect: ", self.sessions.reopen)
         if self.state != "read":
             self.attempt("", self.node.start_units)
-        self.attempt("", lambda: adopt_units.allow(self.node.units))
+        self.attempt("", self.node.allow_units)
         self.state = "gone"
         self.record_event("back", why=why)
         if not self.troubles:

@@ -49,6 +49,16 @@ def has_moved(wanted: OldInterface) -> bool:
     return there.issuperset(wanted.moves) and str(link["address"]).lower() == wanted.mac.lower()
 
 
+def has_any_moved(wanted: OldInterface) -> bool:
+    """Return whether an interface has one of the addresses that move, or its own MAC address."""
+    try:
+        link = _link(wanted.name)
+    except Problem:
+        return False  # it is not there yet
+    there = {_with_prefix(one) for one in link["addr_info"]}
+    return bool(there & set(wanted.moves)) or str(link["address"]).lower() == wanted.mac.lower()
+
+
 def save_interface(wanted: OldInterface) -> SavedInterface:
     """Return an interface as it is now."""
     infos = [one for one in _link(wanted.name)["addr_info"] if _is_kept(one)]

@@ -1,7 +1,7 @@
 """Recovery of a killed adoption on the old node, also after a reboot."""
 
 import time
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 from appliance.agent.adopt_leave import ASK_AGAIN_S, AdoptLeave
 from appliance.agent.adopt_return import AdoptReturn
@@ -31,12 +31,21 @@ def resume(request: Dict[str, Any]) -> Dict[str, Any]:
             time.sleep(ASK_AGAIN_S)
             return time.monotonic() < end
 
-        troubles: List[str] = []
-        if found == "up":
-            AdoptReturn(node, None).recover()
-        else:
-            leave = AdoptLeave(node, None)
-            leave.recover(may_ask, sure=field(request, "sure", bool, False))
-            troubles = leave.troubles
+        troubles = recover(node, may_ask, sure=field(request, "sure", bool, False))
         saved = read_mark(mark)
         return {"found": found, "state": saved.state if saved else "gone", "trouble": "; ".join(troubles)}
+
+
+def recover(node: OldNode, may_ask: Callable[[], bool], *, sure: bool) -> List[str]:
+    """Continue from a stored state; return what could not be restored. The lock is held.
+
+    Args:
+        may_ask: whether to ask again while it is unknown who serves.
+        sure: the target has rolled back.
+    """
+    if node.mark.state == "up":
+        AdoptReturn(node, None).recover()
+        return []
+    leave = AdoptLeave(node, None)
+    leave.recover(may_ask, sure=sure)
+    return leave.troubles

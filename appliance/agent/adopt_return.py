@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, Dict, List, Optional
 
-from appliance.agent import adopt_network, adopt_units, endpoint
+from appliance.agent import adopt_network, endpoint
 from appliance.agent.adopt_state import OldNode
 from appliance.agent.channel import Channel
 from appliance.agent.endpoint import Instance
@@ -22,6 +22,9 @@ from appliance.agent.take import host_locked
 from appliance.shared.adopt import ReturnRequest
 from appliance.shared.files import sync_folder
 from appliance.shared.wire import Message
+
+SETTLED_S = 10.0
+"""Seconds after which the container's side has decided: ``migration_source.RECLAIM_S``, and the time to ask."""
 
 
 def run_return(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -187,7 +190,7 @@ class AdoptReturn(StateMachine):
         self.channel.send("committed")
 
     def _commit(self) -> None:
-        adopt_units.allow(self.node.units)
+        self.node.allow_units()
         self.node.clear()
         self.state = "done"
         self.record_event("undone")
@@ -215,16 +218,19 @@ class AdoptReturn(StateMachine):
     def recover(self) -> None:
         """Continue from state up of a killed run, or of before a reboot.
 
-        It may not have taken the addresses. The container then takes them again when nobody answers for them: they are
-        left to it, although it may not have done so yet.
+        If this node has not taken the addresses, the container takes them again, by ``SETTLED_S`` after that state at
+        the latest. Only one that cannot any more leaves them to nobody. While it is unknown who serves, nothing is
+        done.
         """
-        serves = self.node.ask_who_serves() == adopt_network.TARGET
-        if serves or not self.node.has_addresses():
+        while not self.node.has_addresses() and 0 <= time.time() - self.node.mark.times.get("up", 0.0) < SETTLED_S:
+            time.sleep(0.1)
+        found = self.node.ask_who_serves()
+        if found == adopt_network.TARGET:
             self.attempt("", self.node.give_addresses)
             self._enter("given", "the services run on %s" % self.request.peer)
-            return
-        self.node.take_addresses()
-        self.abandon("the undo was killed")
+        elif found == adopt_network.NOBODY:
+            self.node.take_addresses()
+            self.abandon("the undo was killed")
 
     def _enter(self, state: str, what: str) -> None:
         self.node.enter(state, what)

@@ -5,7 +5,7 @@ import time
 from dataclasses import asdict, replace
 from typing import Any, Optional, Tuple
 
-from appliance.agent import adopt_network, adopt_units
+from appliance.agent import adopt_guard, adopt_network, adopt_units
 from appliance.agent.protocol import Problem, read_request
 from appliance.shared.adopt import AdoptMark, AdoptRequest
 from appliance.shared.files import remove_state, replace_file
@@ -111,8 +111,23 @@ class OldNode:
     # Units
 
     def prevent_units(self) -> None:
-        """Prepare that units do not start while the file ``away`` exists."""
+        """Prepare that units do not start while the file ``away`` exists, and the guard."""
+        adopt_guard.install(self.request.mark, self.request.lock)
         adopt_units.prevent(self.units, self.request.away)
+
+    def start_guard(self) -> None:
+        """Start the guard: from now on, this node has not what has moved.
+
+        Raises:
+            Problem: it cannot be started.
+        """
+        if adopt_guard.is_installed():
+            adopt_units.systemctl("start", "--no-block", adopt_guard.UNIT)
+
+    def allow_units(self) -> None:
+        """Undo ``prevent_units``."""
+        adopt_guard.remove(self.request.mark)
+        adopt_units.allow(self.units)
 
     def stop_units(self, units: Tuple[str, ...]) -> None:
         """Prevent all units from starting, and stop some."""
@@ -133,6 +148,16 @@ class OldNode:
             Problem, OSError: not all could be.
         """
         self._each(adopt_network.release)
+
+    def keep_away(self) -> None:
+        """Give the addresses away again where something has added them.
+
+        Raises:
+            Problem, OSError: not all could be.
+        """
+        if any(adopt_network.has_any_moved(one) for one in self.request.interfaces):
+            self.record_event("removed again", what="addresses that the services container has")
+            self.give_addresses()
 
     def take_addresses(self) -> None:
         """Take back MAC addresses, addresses and routes; do nothing where they are here.

@@ -39,6 +39,7 @@ COMMANDS: Dict[str, str] = {
     "adopt_leave": "adopt_leave.run_leave",
     "adopt_return": "adopt_return.run_return",
     "adopt_yield": "adopt_yield.run_yield",
+    "adopt_hold": "adopt_hold.hold",
     "adopt_resume": "adopt_resume.resume",
 }
 """Module and function of each command. Only that module is imported: from a zip file each is compiled every time."""

@@ -16,6 +16,7 @@ MOUNTED = "not state: a copy beside the overlay, on a mounted file system; place
 
 DIRECT = {
     "appliance/agent/adopt_changes.py:delta": "not state: a tar in memory",
+    "appliance/agent/adopt_guard.py:install": "not state: the link that makes a unit start at a boot",
     "appliance/agent/adopt_network.py:_write": KERNEL,
     "appliance/agent/adopt_return.py:place_state": "state of the old node",
     "appliance/agent/arp.py:announce": PIPE,
@@ -103,6 +104,7 @@ DIRECT = {
 """Calls that create, rename or truncate a file by themselves, as ``FILE:FUNCTION``."""
 
 SHARED = {
+    "appliance/agent/adopt_guard.py": "records of verbs",
     "appliance/agent/adopt_state.py": "records of verbs",
     "appliance/agent/adopt_units.py": "records of verbs",
     "appliance/agent/endpoint.py": "move mark",

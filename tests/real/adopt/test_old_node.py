@@ -51,8 +51,9 @@ def check_back(node: OldNode, before: object) -> None:
     """All is as it was, and nothing is left but the log."""
     assert node.network() == before
     assert node.runs() == list(UNITS)
+    wait_until(lambda: not node.guard_runs(), "the guard has ended")
     assert sorted(path.suffix for path in Path(node.request["mark"]).parent.iterdir()) == [".lock", ".log"]
-    assert node.old.run("find", "/etc/systemd/system", "-mindepth", "1") == ""
+    assert node.old.run("find", "/etc/systemd/system", "!", "-type", "d") == ""
 
 
 def test_it_leaves(node: OldNode, tmp_path: Path) -> None:
@@ -108,8 +109,19 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("end", ["lost", "killed", "abort", "error"])
-@pytest.mark.parametrize("state", ["read", "stopping", "released"])
+FULL = pytest.mark.full
+RETURNS = {"read": ["lost"], "stopping": ["killed"], "released": ["lost", "killed"]}
+"""What each run of the tests has."""
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        pytest.param(state, end, marks=() if end in ends else FULL)
+        for state, ends in RETURNS.items()
+        for end in ("lost", "killed", "abort", "error")
+    ],
+)
 def test_it_returns_by_itself(node: OldNode, state: str, end: str) -> None:
     before = node.network()
     agent = begin(node)
@@ -135,7 +147,7 @@ def test_it_returns_by_itself(node: OldNode, state: str, end: str) -> None:
     begin(node).end()
 
 
-@pytest.mark.parametrize("end", ["lost", "killed", "abort"])
+@pytest.mark.parametrize("end", ["lost", pytest.param("killed", marks=FULL), pytest.param("abort", marks=FULL)])
 def test_it_does_not_return_if_the_target_serves(node: OldNode, end: str) -> None:
     agent = begin(node)
     release(agent)
@@ -198,6 +210,77 @@ def test_addresses_that_a_reboot_brought_back_are_removed_again(node: OldNode) -
     assert (found["found"], found["state"], found["trouble"]) == ("given", "given", "")
     network = node.network()
     assert {net: network["addresses"][net] for net in MACS} == KEEPS and network["macs"]["pub"] == SPARE["pub"]
+
+
+# The guard
+
+
+def has_left(node: OldNode) -> bool:
+    network = node.network()
+    return all(network["addresses"].get(net) == KEEPS[net] and network["macs"][net] == SPARE[net] for net in MACS)
+
+
+def configure(node: OldNode) -> None:
+    """What the node's network configuration does at a boot."""
+    for net in MACS:
+        lines = [f"address add {one} dev {net}" for one in (*MOVES[net], *KEEPS[net])]
+        node.old.ip(f"address flush dev {net}", f"link set {net} address {MACS[net]}", *lines)
+
+
+def test_addresses_that_return_are_removed(node: OldNode) -> None:
+    """As by a lease of DHCP, or at the next boot, until the undo."""
+    before = adopted(node)
+    configure(node)
+    wait_until(lambda: has_left(node), "the guard has removed them")
+    node.stop_guard()
+    configure(node)
+    node.start_guard()
+    wait_until(lambda: has_left(node), "the guard has removed them")
+    agent = begin_return(node)
+    agent.ask("up", "up")
+    agent.ask("serve", "serves")
+    wait_for(1)
+    agent.ask("commit", "committed")
+    agent.end()
+    check_undone(node, before)
+    wait_until(lambda: not node.guard_runs(), "the guard has ended")
+
+
+@pytest.mark.parametrize("state", [pytest.param("stopping", marks=FULL), "released", "target serves"])
+def test_a_reboot_amid_the_switch(node: OldNode, state: str) -> None:
+    before = node.network()
+    agent = begin(node)
+    stop(agent)
+    if state != "stopping":
+        agent.ask("release", "released")
+    if state == "target serves":
+        node.serve()
+    agent.kill()
+    configure(node)
+    node.start_guard()
+    if state == "target serves":
+        wait_until(lambda: node.mark()["state"] == "given", "it knows")
+        assert has_left(node) and node.runs() == []
+    else:
+        wait_until(lambda: not node.mark(), "it has taken them back")
+        network = node.network()
+        assert [network[what] for what in ("macs", "addresses")] == [before[what] for what in ("macs", "addresses")]
+        assert node.runs() == list(UNITS) and node.reaches("10.1.0.1")
+        wait_until(lambda: not node.guard_runs(), "the guard has ended")
+
+
+def test_a_reboot_amid_the_undo(node: OldNode) -> None:
+    before = adopted(node)
+    node.stop_guard()
+    agent = begin_return(node)
+    agent.ask("up", "up")
+    agent.kill()
+    for net in MACS:
+        node.old.ip(f"address flush dev {net}")
+    node.start_guard()
+    wait_until(lambda: not node.mark(), "it has completed the undo")
+    wait_until(lambda: not node.guard_runs(), "the guard has ended")
+    check_undone(node, before)
 
 
 def test_connections_of_moved_addresses_are_sent(node: OldNode) -> None:
@@ -266,7 +349,7 @@ def check_undone(node: OldNode, before: object, own: bool = False) -> None:
     assert node.reaches("10.1.0.1") and node.reaches("10.1.0.9") and node.reaches("192.0.2.1")
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=FULL)])
 def test_it_returns(node: OldNode, own: bool) -> None:
     before = adopted(node)
     agent = begin_return(node, own)
@@ -281,8 +364,14 @@ def test_it_returns(node: OldNode, own: bool) -> None:
     begin(node).end()
 
 
-@pytest.mark.parametrize("end", ["lost", "killed"])
-@pytest.mark.parametrize("state", ["given", "up", "serves"])
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        pytest.param(state, end, marks=() if (state, end) in (("given", "lost"), ("up", "killed")) else FULL)
+        for state in ("given", "up", "serves")
+        for end in ("lost", "killed")
+    ],
+)
 def test_an_interrupted_undo(node: OldNode, state: str, end: str) -> None:
     before = adopted(node)
     agent = begin_return(node)
