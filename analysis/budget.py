@@ -31,12 +31,18 @@ SYSLOG_TCP = {(TCP, 514), (TCP, 601), (TCP, 6514), (TCP, 2514), (TCP, 20514)}
 
 @dataclass(frozen=True)
 class Budget:
-    """A tolerated outage in seconds, its reason and its source. ``renewals``: lease renewals of nodes limit it."""
+    """A tolerated outage in seconds, its reason and its source.
+
+    Attributes:
+        renewals: lease renewals of nodes limit it.
+        undecided: systems of nodes have leases, but the capture is too short to show whether they renew them.
+    """
 
     seconds: float
     why: str
     source: Source = "catalogue"
     renewals: bool = False
+    undecided: bool = False
 
 
 def find_budget(counts: ServiceCounts, decoded: DecodedSamples, context: CaptureContext) -> Budget:
@@ -65,7 +71,8 @@ def _from_catalogue(counts: ServiceCounts) -> Budget:
 def _dhcp(counts: ServiceCounts, decoded: DecodedSamples, context: CaptureContext) -> Budget:
     """A node that is about to renew at T1 loses its address when the lease expires (RFC 2131, section 4.4.5)."""
     default = _from_catalogue(counts)
-    leases = [(one.lease_s - min(one.renew_s, one.lease_s), one) for one in decoded.leases]
+    # Nobody renews what firmware got: the system that it started has an address of its own.
+    leases = [(one.lease_s - min(one.renew_s, one.lease_s), one) for one in decoded.system_leases or decoded.leases]
     if not leases:
         endless = replace(default, why=f"{default.why}; leases never expire")
         return endless if decoded.endless else _lease_unknown(counts, decoded, context, default)
@@ -80,7 +87,10 @@ def _dhcp(counts: ServiceCounts, decoded: DecodedSamples, context: CaptureContex
             default, why=f"{default.why}; {terms}, but no running node did so: nodes keep the address from their boot"
         )
     why = f"{terms}; no renewal was seen, but the capture is too short to decide"
-    return Budget(left_s, why, "observed") if left_s < default.seconds else replace(default, why=why)
+    undecided = bool(decoded.system_leases)
+    if left_s < default.seconds:
+        return Budget(left_s, why, "observed", undecided=undecided)
+    return replace(default, why=why)
 
 
 def _renewals(counts: ServiceCounts, decoded: DecodedSamples) -> int:

@@ -17,6 +17,10 @@ CONTROLLERS = _tcp(6817, 15001, 17001, 6444, 9618, 6878)
 LSF's mbatchd (defaults of their documentation)."""
 NODE_DAEMONS: Places = _tcp(6818, 15002, 15003, 6445, 6882) | {(UDP, 15003)}
 """Where a scheduler's daemon on a node listens: slurmd, pbs_mom, sge_execd, LSF's sbatchd."""
+GMOND: Places = _tcp(8649)
+"""Where the management node reads a node's measurements (gmond.conf(5), tcp_accept_channel)."""
+EXECUTION: Places = _tcp(17001)
+"""What only execution nodes open at the management node: pbs_mom keeps a connection to pbs_comm (pbs_comm(8))."""
 SCHEDULERS: Places = CONTROLLERS | NODE_DAEMONS | _tcp(6819, 15004)
 """Also slurmdbd, and PBS's scheduler."""
 FILE_SYSTEMS: dict[tuple[int, int], str] = {

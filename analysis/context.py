@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from analysis.cluster import EXECUTION, NODE_DAEMONS
 from analysis.nodes import find_machines, find_nodes
-from analysis.observed import Boot, Observation, Role, Row
+from analysis.observed import Boot, Link, Observation, Role, Row
 from analysis.protocols import DHCP_PORTS
 from analysis.signatures import UDP
 
@@ -32,6 +33,7 @@ class CaptureContext:
         boots: boots that were seen; ``settled`` of them to their end.
         hidden: nodes booted, but no boot was seen, because their packets are cut or not understood.
         addresses: of the nodes.
+        execution: machines on which the scheduler runs jobs: nobody logs in there to work.
         doubt: why the capture does not look like that of a cluster; "" if it does (`likeness.find_doubt`).
         machine: the machine of each host that has the role of a node; ``hardware``: those that are not nodes.
     """
@@ -47,6 +49,7 @@ class CaptureContext:
     addresses: tuple[str, ...] = ()
     machine: Mapping[int, str] = field(default_factory=dict)
     hardware: frozenset[str] = frozenset()
+    execution: frozenset[str] = frozenset()
     doubt: str = ""
 
 
@@ -63,6 +66,7 @@ def make_context(observation: Observation, roles: bytes, routed: Collection[int]
     for boot in observation.boots:
         if boot.mac not in excluded:
             by_mac[boot.mac].append(boot)
+    machine = find_machines(observation.hosts, roles, routed)
     # A node that has just started to boot has no address yet.
     nodes, duration_s = max(len(found), len(by_mac)), observation.covered_s
     steady_s = (nodes - len(by_mac)) * duration_s
@@ -83,9 +87,20 @@ def make_context(observation: Observation, roles: bytes, routed: Collection[int]
         longest_s=longest_s,
         hidden=not by_mac and any(map(_of_boots, observation.rows)),
         addresses=tuple(address for each in found.values() for address in each if address),
-        machine=find_machines(observation.hosts, roles, routed),
+        machine=machine,
         hardware=frozenset(excluded),
+        execution=frozenset(_find_execution(observation.links, roles, machine)),
     )
+
+
+def _find_execution(links: Iterable[Link], roles: bytes, machine: Mapping[int, str]) -> Iterator[str]:
+    """Yield the machines where the management node uses a scheduler's daemon, or that connect to it as one."""
+    sms, node = Role.SMS.value, Role.NODE.value
+    for client, server, protocol, port, _, _ in links:
+        if (protocol, port) in NODE_DAEMONS and roles[client] == sms and server in machine:
+            yield machine[server]
+        elif (protocol, port) in EXECUTION and roles[server] == sms and roles[client] == node and client in machine:
+            yield machine[client]
 
 
 def _of_boots(row: Row) -> bool:

@@ -12,6 +12,10 @@ from typing import NamedTuple
 
 SCANNED = 255
 """Kind of the rows of port scans."""
+EMPTY = 254
+"""Kind of the rows of TCP connections without data."""
+UNREAD = 253
+"""Kind of the rows of connections whose first bytes would name their service, but were not captured."""
 
 
 class Role(IntEnum):
@@ -72,8 +76,8 @@ class Row:
     Attributes:
         protocol, port: IP protocol and the server's port; port 0 for protocols without ports, and for unknown server
             ports above 32767 (dynamic ports).
-        kind: 1 + index into the `first` table passed to the core; 0 if nothing matched; 254 for TCP connections
-            without data; SCANNED for scans, with port 0.
+        kind: 1 + index into the `first` table passed to the core; 0 if nothing matched; UNREAD, if that cannot be seen;
+            EMPTY for TCP connections without data; SCANNED for scans, with port 0.
         client, server: roles of the side that opened and of the other side.
         client_hosts, server_hosts: distinct addresses; ``client_indexes`` the first 4096 clients.
         opened: connections opened in the capture. midstream: open when the capture began.

@@ -23,9 +23,11 @@ FIRST_BYTES = 98
 """Minimum bytes of a packet that hold 32 bytes of TCP payload, with usual headers (14 + 20 + 32)."""
 FEW = 2
 """Minimum nodes of a cluster."""
-REASONS = SCANS = OTHERS = 3
+REASONS = SCANS = OTHERS = FILES = 3
 NAMED = 8
 """Services of another machine that are named."""
+TRUNCATED = "ends in the middle of a record"
+"""The core's words for a truncated file."""
 ODD_TIME = "time far from its neighbours'"
 """The core's name for a packet whose time it replaced."""
 
@@ -74,7 +76,10 @@ def _damage(observation: Observation) -> Iterator[str]:
         part = share(lost / (lost + observation.packets))
         yield f"{counted(lost, 'record')} ({part}) damaged or lost, possibly with others between them: {reasons}"
     if observation.truncated:
-        yield "a file ends in the middle of a packet: later packets are missing"
+        files = list(dict.fromkeys(one.file for one in observation.problems if one.what == TRUNCATED))
+        named = files and len(observation.files) > 1
+        which = f"{listed(files, FILES)} {'ends' if len(files) == 1 else 'end'}" if named else "a file ends"
+        yield f"{which} in the middle of a packet: later packets are missing"
     if beyond := observation.beyond[0]:
         part = share(beyond / max(observation.packets, 1))
         yield f"{counted(beyond, 'packet')} ({part}) exceeded the address table: no verdict includes them"

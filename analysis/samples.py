@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from analysis.observed import Role, Sample
 from analysis.protocols import DHCP_PORTS, NTP_PORT, READ_AT_MOST, SAMPLED, SLURM_PORTS
-from analysis.protocols.dhcp import ACK, OFFER, Dhcp, is_cut, is_relayed, is_renewal, is_reply, read_dhcp, terms
+from analysis.protocols.dhcp import (
+    ACK,
+    OFFER,
+    Dhcp,
+    client,
+    is_cut,
+    is_firmware,
+    is_relayed,
+    is_renewal,
+    is_renewed,
+    is_reply,
+    read_dhcp,
+    terms,
+)
 from analysis.protocols.ntp import CLIENT, Ntp, read_ntp
 from analysis.protocols.slurm import SlurmMessage, read_slurm
 from analysis.signatures import TCP, UDP
@@ -22,7 +35,8 @@ class DecodedSamples:
     """Messages that were decoded.
 
     Attributes:
-        renewals: number of requests to renew a lease.
+        system_leases: finite leases that a server granted to nodes' systems, not to their firmware.
+        renewals: number of requests to renew a lease; of their answers, if more of these were captured.
         relayed: whether a relay forwarded DHCP: then counts do not show which clients have an address already.
         requests_read: whether all DHCP requests of clients were sampled, and show whether the client has an address.
         cut_at: the maximum captured bytes of a packet if packets were cut, else 0.
@@ -31,6 +45,7 @@ class DecodedSamples:
     dhcp: tuple[Dhcp, ...] = ()
     ntp: tuple[Ntp, ...] = ()
     slurm: tuple[SlurmMessage, ...] = ()
+    system_leases: tuple[Dhcp, ...] = ()
     renewals: int = 0
     relayed: bool = False
     requests_read: bool = False
@@ -87,23 +102,39 @@ def read_samples(samples: Sequence[Sample], cut_at: int = 0) -> DecodedSamples:
     """
     dhcp = [one.payload for one in samples if one.protocol == UDP and one.port in DHCP_PORTS]
     requests = [payload for payload in dhcp if not is_reply(payload)]
-    # One answer per lease; of many leases the shortest (the numbers are big-endian).
-    answers = {terms(payload): payload for payload in dhcp if is_reply(payload)}
-    worth = sorted((key for key in answers if key[0] in (ACK, OFFER)), key=lambda key: (key[0] != ACK, key[1], key[2]))
+    granted = [one for one in _read_leases(_of_systems(dhcp)) if one.kind == ACK and 0 < one.lease_s < math.inf]
     clock = [one.payload for one in samples if (one.protocol, one.port) == (UDP, NTP_PORT)]
     clients = [payload for payload in clock if payload and payload[0] & 7 == CLIENT]
     jobs = [one.payload for one in samples if one.protocol == TCP and one.port in SLURM_PORTS]
     return DecodedSamples(
-        tuple(one for one in map(read_dhcp, (answers[key] for key in worth[:READ_AT_MOST])) if one),
+        tuple(_read_leases(dhcp)),
         tuple(one for one in map(read_ntp, spread(clients)) if one),
         tuple(one for one in map(read_slurm, jobs) if one),
-        renewals=sum(map(is_renewal, requests)),
+        system_leases=tuple(granted),
+        renewals=max(sum(map(is_renewal, requests)), sum(map(is_renewed, dhcp))),
         relayed=any(map(is_relayed, dhcp)),
         requests_read=bool(requests)
         and len(dhcp) < DHCP_KEPT
         and all(is_cut(one) or terms(one)[0] for one in requests),
         cut_at=cut_at,
     )
+
+
+def _read_leases(dhcp: Iterable[bytes]) -> list[Dhcp]:
+    """Decode one answer per lease; of many leases the shortest (the numbers are big-endian)."""
+    answers = {terms(payload): payload for payload in dhcp if is_reply(payload)}
+    worth = sorted((key for key in answers if key[0] in (ACK, OFFER)), key=lambda key: (key[0] != ACK, key[1], key[2]))
+    return [one for one in map(read_dhcp, (answers[key] for key in worth[:READ_AT_MOST])) if one]
+
+
+def _of_systems(dhcp: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the answers to clients whose last request was not one of firmware, in the order of the capture."""
+    firmware: dict[bytes, bool] = {}
+    for payload in dhcp:
+        if not is_reply(payload):
+            firmware[client(payload)] = is_firmware(payload)
+        elif firmware.get(client(payload)) is False:
+            yield payload
 
 
 def spread(payloads: Sequence[bytes]) -> list[bytes]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from analysis.addresses import UNSPECIFIED, is_local
-from analysis.cluster import BOOTS, CONTROLLERS, DHCP, DHCP_SERVERS, FILE_SYSTEMS, NODE_DAEMONS
+from analysis.cluster import BOOTS, CONTROLLERS, DHCP, DHCP_SERVERS, FILE_SYSTEMS, GMOND, NODE_DAEMONS
 from analysis.host_index import NODE_PORTS
 from analysis.model import Server, ServerRole
 from analysis.nodes import IPMI, find_machines
@@ -175,7 +175,7 @@ class _Seen:
             self.daemons.add(name)
         if place in CONTROLLERS and signature and self.hosts[server].sent:
             self.controllers[name].add(server, place, traffic)
-        if place in IPMI or (signature and signature.critical and signature.sms_opens):
+        if place in IPMI | GMOND or (signature and signature.critical and signature.sms_opens):
             self.managed.add(name)
         elif signature and not signature.sms_opens and self.hosts[server].sent:
             self.of_sms[name][signature.name].add(server, place, traffic)

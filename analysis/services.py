@@ -12,7 +12,7 @@ from itertools import zip_longest
 from analysis.cluster import DHCP_SERVERS
 from analysis.model import Destination, Routed, TrafficKind, Unclassified
 from analysis.numbers import quantiles, weight
-from analysis.observed import SCANNED, Link, Observation, Role, Row
+from analysis.observed import EMPTY, SCANNED, UNREAD, Link, Observation, Role, Row
 from analysis.signatures import ICMP, ICMPV6, PROTOCOLS, SCTP, TCP, UDP, Signature
 
 IGMP = 2
@@ -219,6 +219,8 @@ class _Sorter:
         for signature in signatures:
             for place in signature.ports if not signature.routed else ():
                 self.by_place.setdefault(place, signature)
+        self._add_beside()
+        self.read_as = self._find_read()
         self.router = next((one for one in signatures if one.routed), None)
         self.known: dict[str, ServiceCounts] = {}
         self.unknown: dict[Place, ServiceCounts] = {}
@@ -242,9 +244,33 @@ class _Sorter:
         self._remainder(services)
         return Sorted(services, self._routed(), self.elsewhere.summary(), self.unclassified.summary(), self.others)
 
+    def _add_beside(self) -> None:
+        """Add the ports that belong to a service only where its first bytes were seen, as those of xCAT."""
+        firsts = [first for signature in self.signatures for first in signature.first]
+        seen = {row.kind for row in self.observation.rows if row.kind <= len(firsts) and row.server == Role.SMS}
+        for kind in sorted(seen - {0}):
+            if beside := firsts[kind - 1].beside:
+                self.by_place.setdefault(beside, self.kinds[kind - 1])
+
+    def _find_read(self) -> dict[tuple[int, int, Role, Role], Signature]:
+        """Return the service of all connections to a port whose first bytes were captured, if it is the same of all.
+
+        Those whose first bytes were not captured are a sample of the same connections, as in a capture of one packet in
+        four: n of one service and none of another limit the share of others to 3/n (the rule of three).
+        """
+        read: dict[tuple[int, int, Role, Role], Counter[str]] = defaultdict(Counter)
+        for row in self.observation.rows:
+            if row.kind < UNREAD and row.port:
+                name = self.kinds[row.kind - 1].name if 0 < row.kind <= len(self.kinds) else ""
+                read[_way(row)][name] += row.opened + row.midstream
+        by_name = {each.name: each for each in self.kinds}
+        return {way: by_name[names.most_common(1)[0][0]] for way, names in read.items() if "" not in names}
+
     def _signature(self, row: Row) -> Signature | None:
         if 0 < row.kind <= len(self.kinds):
             return self.kinds[row.kind - 1]
+        if row.kind in (UNREAD, EMPTY) and (found := self.read_as.get(_way(row))):
+            return found
         return self.by_place.get((row.protocol, row.port)) if row.protocol in TRANSPORTS else None
 
     def _sort(self, row: Row) -> None:
@@ -398,6 +424,10 @@ class _Sorter:
         octets = sum(sum(one.bytes) for one in services) + sum(one.bytes for one in others)
         left = max(self.observation.packets - packets, 0), max(self.observation.bytes - octets, 0)
         self.unclassified.add("records that were not understood", *left)
+
+
+def _way(row: Row) -> tuple[int, int, Role, Role]:
+    return row.protocol, row.port, row.client, row.server
 
 
 def _label(row: Row, signature: Signature | None) -> str:

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 TCP, UDP, SCTP, ICMP, ICMPV6 = 6, 17, 132, 1, 58
 PROTOCOLS = {"tcp": TCP, "udp": UDP, "sctp": SCTP, "icmp": ICMP, "icmpv6": ICMPV6}
 ANY_PORT = 0
+ANYWHERE = 255
+"""Offset of first bytes that may be anywhere in the first line."""
 
 
 @dataclass(frozen=True)
 class FirstBytes:
     """Range of the first bytes that a client sends: each is between ``low`` and ``high``, inclusive.
 
-    With ``port`` ANY_PORT it is tried on every connection to a port that no other signature has.
+    With ``port`` ANY_PORT it is tried on every connection to a port that no other signature has. With ``offset``
+    ANYWHERE they are somewhere in the first line, and ``low`` equals ``high``. ``beside``: another port that is the
+    service's where they were seen.
     """
 
     protocol: int
@@ -21,6 +25,7 @@ class FirstBytes:
     offset: int
     low: bytes
     high: bytes
+    beside: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Signature:
         routed: whether this is the traffic through the management node to outside addresses.
         critical: the catalogue's verdict, used if too little was seen.
         boot: nodes need it only while they boot.
-        poll: nodes poll it and fetch only changes.
+        poll: only changes pass, which can wait, also where nodes open it.
         sms_opens: the management node opens connections of it to nodes, too. Of others it is a client if only it opens.
         every_s: typical seconds between two contacts of one node; `unseen` uses it.
         budget_s: tolerated outage in seconds: until nodes notice.

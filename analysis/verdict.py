@@ -16,7 +16,7 @@ from analysis.confidence import MAX_CONFIDENCE, NOT_A_CLUSTER, Grounds, confiden
 from analysis.context import EXPECTED, UNKNOWN_EVERY_S, CaptureContext
 from analysis.model import Verdict
 from analysis.numbers import quantiles, weight
-from analysis.observed import Role
+from analysis.observed import Role, Row
 from analysis.services import REGULAR, ServiceCounts
 from analysis.signatures import TCP, UDP
 from analysis.units import counted, span
@@ -154,9 +154,15 @@ def _grounds(counts: ServiceCounts, context: CaptureContext, ruling: _Ruling, ph
     found = evidence(counts, context, phase) * ruling.weight
     if ruling.of_catalogue:
         return Grounds("decides", found)
-    if not counts.signature or (counts.signature.ports and set(counts.signature.ports) <= GENERAL_PORTS):
+    if not counts.signature or _is_general(counts):
         return Grounds("unknown", found)
     return Grounds("agrees" if counts.critical == (ruling.verdict == CRITICAL) else "contradicts", found)
+
+
+def _is_general(counts: ServiceCounts) -> bool:
+    """Return whether the catalogue knows only that it is HTTP, which carries anything."""
+    ports = counts.signature.ports if counts.signature else ()
+    return bool(ports) and set(ports) <= GENERAL_PORTS
 
 
 def _would_be_seen(counts: ServiceCounts, context: CaptureContext) -> bool:
@@ -175,7 +181,7 @@ def _would_be_seen(counts: ServiceCounts, context: CaptureContext) -> bool:
 def _rule(counts: ServiceCounts, context: CaptureContext, budget: Budget, phase: Phase) -> _Ruling:
     return (
         _routed(counts)
-        or _not_seen_to_open(counts)
+        or _not_seen_to_open(counts, context)
         or _not_answered(counts)
         or _sms_opens(counts, context)
         or _poll(counts)
@@ -192,15 +198,19 @@ def _routed(counts: ServiceCounts) -> _Ruling | None:
     return _Ruling(CRITICAL, reason)
 
 
-def _not_seen_to_open(counts: ServiceCounts) -> _Ruling | None:
+def _not_seen_to_open(counts: ServiceCounts, context: CaptureContext) -> _Ruling | None:
     """Flows that were open when the capture began do not show who opened them."""
     if counts.opened:
         return None
     reason = f"no connection was opened in the capture ({counts.midstream:,} were open when it began)"
+    if find_initiator(counts) == "node" and (programs := _by_programs(counts, context)):
+        return _Ruling(CRITICAL, f"{reason}; by the port nodes opened them{programs}", 0.3)
     if counts.signature:
         return _by_catalogue(counts, reason)
     if find_initiator(counts) == "node":
         return _Ruling(CRITICAL, f"{reason}; by the port the management node is the server", 0.3)
+    if not any(port for _, port in counts.places):
+        return _Ruling(CRITICAL, f"{reason}; both ports are dynamic, so that nodes may have opened them", 0.3)
     return _Ruling(DEFERRABLE, f"{reason}; by the port the nodes are the servers", 0.3)
 
 
@@ -250,8 +260,10 @@ def _poll(counts: ServiceCounts) -> _Ruling | None:
     each = counts.bytes[1] / max(counts.contacts, 1)
     often = _opened(counts) + (f", each every {span(median)}" if median else "")
     if counts.signature and counts.signature.poll:
-        return _Ruling(DEFERRABLE, f"{often}; they fetch only changes")
-    if counts.critical or counts.boot > counts.steady or not set(counts.places) <= POLL_PORTS:
+        return _Ruling(DEFERRABLE, f"{often}; only changes pass, which can wait")
+    if (counts.critical and not _is_general(counts)) or counts.boot > counts.steady:
+        return None
+    if not set(counts.places) <= POLL_PORTS:
         return None
     if median < POLL_LEAST_S or range_s > REGULAR * median or each > POLL_ANSWER or counts.bytes[1] < counts.bytes[0]:
         return None
@@ -285,6 +297,9 @@ def _boot_by_catalogue(
         if budget.seconds < SHORT_LEASE_S:
             return _Ruling(CRITICAL, leases, conclusive=True)
         leases += "; else "
+    elif budget.undecided and budget.seconds < SHORT_LEASE_S:
+        reason = f"{in_boots}, but systems of nodes, not only their firmware, got leases of less than two days"
+        return _Ruling(CRITICAL, f"{reason}, and the capture is too short to show whether they renew them", 0.3)
     if _used_continuously(counts, context):
         return None
     if phase == "boot":
@@ -315,11 +330,35 @@ def _in_boots(counts: ServiceCounts, context: CaptureContext) -> str:
 
 def _nodes_open(counts: ServiceCounts, context: CaptureContext, phase: Phase) -> _Ruling:
     few = _evidence(counts, context, phase, counts.by_node, counts.users) < WEAK and counts.users < MANY_NODES
-    if counts.signature and not counts.critical and few:
+    programs = _by_programs(counts, context) if few else ""
+    if counts.signature and not counts.critical and few and not programs:
         return _by_catalogue(counts, f"{_opened(counts)}, too few to override the catalogue")
     # If both sides open connections, the nodes' share is the weight.
     share = counts.by_node / max(counts.opened, 1)
-    return _Ruling(CRITICAL, _opened(counts), 1.0 if counts.critical else 0.5 + 0.5 * share)
+    return _Ruling(CRITICAL, _opened(counts) + programs, 1.0 if counts.critical else 0.5 + 0.5 * share)
+
+
+def _by_programs(counts: ServiceCounts, context: CaptureContext) -> str:
+    """Return the reason why programs on nodes opened it, although the catalogue says that it can wait; else "".
+
+    It says so of what the management node opens to nodes, too, as people and monitors do: SSH, SNMP, NRPE. Execution
+    nodes, where the scheduler starts jobs, open it for a program: output that a batch system copies, traps, results.
+    Traps of other machines are lost, too.
+    """
+    if counts.signature is None or counts.critical or not counts.signature.sms_opens or counts.signature.poll:
+        return ""
+    users = {context.machine[index] for index in counts.clients if index in context.machine} & context.execution
+    if not users and not any(map(_is_lost, counts.rows)):
+        return ""
+    if not users:
+        return "; what they send over UDP without an answer is lost if nobody receives it"
+    some = counted(len(users), "of these nodes", "of these nodes")
+    return f"; jobs run on {some}: programs use it there, not people"
+
+
+def _is_lost(row: Row) -> bool:
+    """Return whether nodes send datagrams that nobody answers."""
+    return (row.protocol, row.client, row.server) == (UDP, Role.NODE, Role.SMS) and row.opened > 0 == row.packets[1]
 
 
 def _by_catalogue(counts: ServiceCounts, reason: str) -> _Ruling:

@@ -10,11 +10,14 @@ from analysis.observed import SCANNED, Observation, Role, Row
 from analysis.protocols import DHCP_PORTS
 from analysis.services import PROTOCOL_NAMES, TRANSPORTS, port_name
 from analysis.signatures import TCP, UDP
-from analysis.units import number, span
+from analysis.units import listed, number, span
 
 IDLE_EVERY_S = 600.0
 """Seconds between two contacts of a node, of all services together, above which a network is idle. A node that has a
 clock and a log makes more: chronyd polls every 64 to 1,024 s (chrony.conf(5), minpoll and maxpoll)."""
+
+FEW_PORTS = 3
+"""Ports that a filter names: nodes of a cluster use more, for jobs, files, time, names and logs."""
 
 
 def find_limit(observation: Observation, context: CaptureContext, *, one_node: bool = False) -> str:
@@ -30,8 +33,9 @@ def find_limit(observation: Observation, context: CaptureContext, *, one_node: b
 def _limits(observation: Observation, context: CaptureContext, rows: list[Row], one_node: bool) -> Iterator[str]:
     lasted = span(context.duration_s)
     places = {(row.protocol, row.port) for row in rows}
+    used = f"all of its traffic is {listed(sorted(map(port_name, places)))}, as if it was filtered"
     if len(places) == 1:
-        yield f"all of its traffic is {port_name(*places)}, as if it was filtered"
+        yield used
     if not one_node and _has_links(observation) and not _has_neighbours(observation):
         yield f"no ARP nor neighbour discovery in {lasted}, as if it was filtered"
     protocols = {protocol for protocol, _ in places}
@@ -41,6 +45,8 @@ def _limits(observation: Observation, context: CaptureContext, rows: list[Row], 
     contacts = sum(map(_contacts, rows))
     if contacts * IDLE_EVERY_S < context.nodes * context.duration_s:
         yield f"its nodes contacted services {number(contacts)} times in {lasted}: they are idle"
+    if 1 < len(places) <= FEW_PORTS:
+        yield used
 
 
 def _has_links(observation: Observation) -> bool:

@@ -27,7 +27,9 @@
 #define PATTERN 32
 #define GATHERED 128 /* first bytes of a client that are matched */
 #define MAX_GATHERS 8192u
-#define MAX_FIRST 253 /* a kind is one byte, and 0 is none */
+#define MAX_FIRST 252 /* a kind is one byte, and 0 is none */
+#define ANYWHERE 255  /* offset of a pattern that may begin anywhere in the client's first line */
+#define UNREAD 253    /* kind of pairs for flows whose first bytes would name the service, but were not captured */
 #define EMPTY 254     /* kind of pairs for TCP connections without data, which a scan consists of */
 #define SCANNED 255   /* kind of the groups of scans */
 #define MAX_HOSTS 131072u

@@ -72,9 +72,23 @@ static Transfer *transfer_at(Counter *c, uint32_t client, uint16_t port)
 	return c->transfers + (place_of((uint64_t)client << 16 | port, 2) & (TRANSFERS - 1));
 }
 
+/* Whether a datagram between dynamic ports is one of TFTP's data, or acknowledges one (RFC 1350, 5): of some captures the
+ * request is missing. Sizes of blocks are 512 or more, and in practice multiples of four (RFC 2348). */
+static bool is_block(const Packet *p, Flow *flow)
+{
+	bool data = p->payload[1] == 3, fits = data ? p->length >= 516 && p->length % 4 == 0 : p->length == 4;
+	uint16_t port = data ? p->source_port : p->destination_port;
+	if (p->payload[0] || !(data || p->payload[1] == 4) || !fits || port < DYNAMIC)
+		return false;
+	flow->client = data ? !p->way : p->way;
+	return true;
+}
+
 /* TFTP's data comes from a port that is not announced (RFC 1350, 4). */
 static bool is_transfer(Counter *c, const Packet *p, Flow *flow)
 {
+	if (p->captured >= 2 && is_block(p, flow))
+		return true;
 	const Transfer *to = transfer_at(c, p->b, p->destination_port);
 	if (to->used && to->client == p->b && to->server == p->a && to->port == p->destination_port) {
 		flow->client = !p->way;
@@ -85,14 +99,33 @@ static bool is_transfer(Counter *c, const Packet *p, Flow *flow)
 
 /* ---- flows: from the first packet to the fold ---------------------------------------------------- */
 
+/* Returns 1: the first line has the pattern; 0: it has not; -1: more bytes are needed. */
+static int in_first_line(const First *first, const uint8_t *data, uint32_t got)
+{
+	const uint8_t *end = got ? memchr(data, '\n', got) : NULL;
+	uint32_t room = end ? (uint32_t)(end - data) : got;
+	for (uint32_t at = 0; at + first->length <= room; at++)
+		if (!memcmp(data + at, first->low, first->length))
+			return 1;
+	return end || got == GATHERED ? 0 : -1;
+}
+
 /* Returns 1 + the index of the pattern that the first bytes match; 0: none; -1: more bytes are needed. */
 static int kind_of(const Counter *c, uint8_t protocol, uint16_t port, const uint8_t *data, uint32_t got)
 {
 	bool known = bit(c->known, protocol, port);
+	int none = 0;
 	for (uint32_t i = 0; i < c->firsts; i++) {
 		const First *first = c->first + i;
 		if (first->protocol != protocol || (first->port ? first->port != port : known))
 			continue;
+		if (first->offset == ANYWHERE) {
+			int found = in_first_line(first, data, got);
+			if (found > 0)
+				return (int)i + 1;
+			none = found < 0 ? found : none;
+			continue;
+		}
 		uint32_t there = got > first->offset ? got - first->offset : 0, same = 0;
 		there = there < first->length ? there : first->length;
 		while (same < there && data[first->offset + same] >= first->low[same] &&
@@ -103,7 +136,7 @@ static int kind_of(const Counter *c, uint8_t protocol, uint16_t port, const uint
 		if (same == there)
 			return -1;
 	}
-	return 0;
+	return none;
 }
 
 static inline uint16_t server_port(const Flow *f) { return port_at(f->ends[!f->client]); }
@@ -113,6 +146,8 @@ static inline uint32_t server_of(const Flow *f) { return host_at(f->ends[!f->cli
 static void assign(Counter *c, Flow *f, uint8_t kind)
 {
 	uint16_t port = server_port(f);
+	if (kind == UNREAD && !bit(c->matched, f->protocol, port))
+		kind = 0;
 	if (f->flags & FLOW_TFTP)
 		port = 69;
 	else if (family(f->protocol) < 0)
@@ -140,7 +175,7 @@ static void assign(Counter *c, Flow *f, uint8_t kind)
 		f->flags |= FLOW_BOOT;
 }
 
-/* Assigns the flow to its pair, with what the first bytes show. */
+/* Assigns the flow to its pair, with what the first bytes show; kind -1: they were not captured, or not all. */
 static void decide(Counter *c, Flow *f, int kind)
 {
 	uint32_t gather = f->pair;
@@ -148,7 +183,7 @@ static void decide(Counter *c, Flow *f, int kind)
 		c->gathers[gather].next = c->free_gather;
 		c->free_gather = gather;
 	}
-	assign(c, f, kind > 0 ? (uint8_t)kind : 0);
+	assign(c, f, kind < 0 ? UNREAD : (uint8_t)kind);
 	f->sample = sampled(c, f->protocol, server_port(f));
 }
 
@@ -184,6 +219,12 @@ static void gather(Counter *c, Flow *f, const Packet *p)
 		decide(c, f, kind);
 }
 
+/* The client's first message is complete, as far as it was captured. */
+static void conclude(Counter *c, Flow *f)
+{
+	decide(c, f, f->pair != NONE && c->gathers[f->pair].got ? 0 : -1);
+}
+
 static void keep_flow(Counter *c, const Flow *f)
 {
 	if (c->kept_count == c->kept_room && !grow(&c->kept, &c->kept_room, sizeof *c->kept, 1024, c->keep_flows)) {
@@ -199,8 +240,10 @@ static void keep_flow(Counter *c, const Flow *f)
 void fold(Counter *c, uint32_t index)
 {
 	Flow *f = c->flows + index;
-	if (f->sample == WAITS)
-		decide(c, f, f->protocol == TCP && (f->flags & (FLOW_OPENED | FLOW_DATA)) == FLOW_OPENED ? EMPTY : 0);
+	if (f->sample == WAITS && f->protocol == TCP && (f->flags & (FLOW_OPENED | FLOW_DATA)) == FLOW_OPENED)
+		decide(c, f, EMPTY);
+	else if (f->sample == WAITS)
+		conclude(c, f);
 	if (c->kept_count < c->keep_flows)
 		keep_flow(c, f);
 	if (f->pair == NONE) {
@@ -345,8 +388,8 @@ static void speak(Counter *c, Flow *f, const Packet *p, bool from_client)
 		if (p->protocol == UDP && p->destination_port == 69 && p->captured > 1 && p->payload[0] == 0)
 			*transfer_at(c, p->a, p->source_port) = (Transfer){p->a, p->b, p->source_port, true};
 	} else if (f->request) {
-		if (f->sample == WAITS) /* the client's first message is complete */
-			decide(c, f, 0);
+		if (f->sample == WAITS)
+			conclude(c, f);
 		if (f->pair != NONE && p->time >= f->request && f->request >= c->resumed) {
 			Pair *pair = c->pairs + f->pair;
 			keep_value(c, pair->latencies, LATENCIES, &pair->latencies_seen, p->time - f->request);

@@ -97,7 +97,7 @@ static int take_first(Counter *counter, PyObject *item)
 	long offset = port < 0 ? -1 : number(item, 2, 255);
 	if (offset < 0 || take_bytes(item, 3, first->low, &first->length) || take_bytes(item, 4, first->high, &high))
 		return -1;
-	if (offset + first->length > GATHERED) {
+	if (offset != ANYWHERE && offset + first->length > GATHERED) {
 		PyErr_Format(PyExc_ValueError, "a pattern ends within the first %d bytes", GATHERED);
 		return -1;
 	}

@@ -14,6 +14,10 @@ COOKIE = bytes((99, 130, 83, 99))
 """Magic cookie before the options (RFC 2131, section 3)."""
 LEASE, KIND, SERVER, RENEWAL, PAD, END = 51, 53, 54, 58, 0, 255
 """Options (RFC 2132)."""
+CLASS, ARCHITECTURE, IPXE = 60, 93, 175
+"""Options of clients: vendor class (RFC 2132, 9.13), architecture of firmware (RFC 4578, 2.1), iPXE's own (IANA)."""
+FIRMWARE = (b"PXEClient", b"HTTPClient", b"iPXE", b"gPXE", b"Etherboot", b"U-Boot", b"U-boot")
+"""Vendor classes of firmware and boot loaders."""
 LENGTHS = {LEASE: 4, KIND: 1, SERVER: 4, RENEWAL: 4}
 """Bytes of the options that are read (RFC 2132, sections 9.2, 9.6, 9.7, 9.11)."""
 
@@ -62,6 +66,22 @@ def is_renewal(payload: bytes) -> bool:
     """
     kind = REQUEST if is_cut(payload) else terms(payload)[0]
     return kind == REQUEST and has_address(payload) and not is_reply(payload) and not is_relayed(payload)
+
+
+def is_renewed(payload: bytes) -> bool:
+    """Return whether a server grants a renewal: it repeats the address that the client has (RFC 2131, table 3)."""
+    return is_reply(payload) and has_address(payload) and payload[12:16] == payload[16:20] and terms(payload)[0] == ACK
+
+
+def client(payload: bytes) -> bytes:
+    """Return the link address of the client (chaddr)."""
+    return payload[28:44]
+
+
+def is_firmware(payload: bytes) -> bool:
+    """Return whether firmware or a boot loader sent it, not a node's operating system."""
+    options, _ = _options(payload)
+    return bool(options.keys() & {ARCHITECTURE, IPXE}) or options.get(CLASS, b"").startswith(FIRMWARE)
 
 
 def terms(payload: bytes) -> tuple[int, bytes, bytes]:

@@ -43,22 +43,32 @@ class Section(BaseModel):
 
 
 class First(Section):
-    """Pattern of the first bytes that a client sends: either text, or a minimum and a maximum of each byte."""
+    """Pattern of the first bytes that a client sends: text, or a minimum and a maximum of each byte."""
 
     port: Port = Field(description="Port, such as tcp/80; tcp/any is every port that no service claims.")
     starts: str = Field("", max_length=LONGEST, description="Text that they start with.")
+    within: str = Field(
+        "", max_length=LONGEST, description="Text anywhere in their first line, such as part of a path."
+    )
     at: int = Field(0, ge=0, le=64, description="Offset of `low` and `high`, from 0.")
     low: Bytes | Literal[""] = Field("", description="Minimum of each byte, in hexadecimal.")
     high: Bytes | Literal[""] = Field("", description="Maximum of each byte, in hexadecimal (default: `low`).")
 
+    beside: OnePort | None = Field(
+        None, description="Another port that is the service's where these first bytes were seen: elsewhere it is not."
+    )
+
     @model_validator(mode="after")
     def _one_way(self) -> First:
-        if bool(self.starts) == bool(self.low):
-            raise ValueError("give either starts or low")
-        if self.starts and (self.at or self.high):
+        text = self.starts or self.within
+        if bool(self.starts) + bool(self.within) + bool(self.low) != 1:
+            raise ValueError("give one of starts, within and low")
+        if text and (self.at or self.high):
             raise ValueError("at and high go with low")
-        if self.starts and not self.starts.isascii():
-            raise ValueError("starts must be ASCII")
+        if not text.isascii():
+            raise ValueError(f"{'starts' if self.starts else 'within'} must be ASCII")
+        if self.within and self.port.endswith("/any"):
+            raise ValueError("within needs a port: not every service sends lines")
         low, high = self.bounds
         if len(low) != len(high) or any(least > most for least, most in zip(low, high, strict=True)):
             raise ValueError("low and high must have the same length, and no byte of low may exceed that of high")
@@ -67,8 +77,8 @@ class First(Section):
     @property
     def bounds(self) -> tuple[bytes, bytes]:
         """Minimum and maximum of each byte."""
-        if self.starts:
-            return self.starts.encode("ascii"), self.starts.encode("ascii")
+        if text := (self.starts or self.within).encode("ascii"):
+            return text, text
         return bytes.fromhex(self.low), bytes.fromhex(self.high or self.low)
 
 
@@ -79,7 +89,7 @@ class Traffic(Section):
     first: tuple[First, ...] = Field((), description="Patterns of first bytes; they take precedence over ports.")
     routed: bool = Field(False, description="It is the traffic through the management node to addresses outside.")
     boot: bool = Field(False, description="Nodes need it only while they boot.")
-    poll: bool = Field(False, description="Nodes poll it and fetch only changes.")
+    poll: bool = Field(False, description="Only changes pass, which can wait, also where nodes open it.")
     sms_opens: bool = Field(False, description="The management node opens connections of it to nodes, too.")
     silent: bool = Field(False, description="It has no traffic of its own, so its absence means nothing.")
     every_s: float = Field(0, ge=0, description="Usual interval between contacts of a node, in seconds.")

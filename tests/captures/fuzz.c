@@ -293,7 +293,7 @@ static void hold_counts(const Counter *c)
 		packets += p->packets[0] + p->packets[1];
 		bytes += p->bytes[0] + p->bytes[1];
 		HOLDS(p->client < c->host_count && p->server < c->host_count);
-		HOLDS(p->first <= p->last && (p->kind <= c->firsts || p->kind == EMPTY));
+		HOLDS(p->first <= p->last && (p->kind <= c->firsts || p->kind == EMPTY || p->kind == UNREAD));
 		HOLDS(p->packets[0] + p->packets[1] > 0);
 	}
 	HOLDS(packets + others == c->packets && packets + others >= c->cut);

@@ -43,6 +43,7 @@ FILTERS: dict[str, Callable[[bytes], bool]] = {
     "port 22": lambda frame: has_port(frame, 22),
     "port 22 or arp": lambda frame: has_port(frame, 22) or is_arp(frame),
     "port 2049 or arp": lambda frame: has_port(frame, 2049) or is_arp(frame),
+    "port 22 or port 123 or arp": lambda frame: has_port(frame, 22) or has_port(frame, 123) or is_arp(frame),
     "port 514 or port 123": lambda frame: has_port(frame, 514) or has_port(frame, 123),
 }
 """Filters of tcpdump."""

@@ -81,7 +81,13 @@ def digest() -> str:
 def _known(data: Mapping[str, Any]) -> Known:
     values = data["signature"]
     first = [
-        {**each, "low": bytes.fromhex(each["low"]), "high": bytes.fromhex(each["high"])} for each in values["first"]
+        {
+            **each,
+            "low": bytes.fromhex(each["low"]),
+            "high": bytes.fromhex(each["high"]),
+            "beside": tuple(each["beside"]) if each["beside"] else None,
+        }
+        for each in values["first"]
     ]
     signature = Signature(
         **{**values, "ports": tuple(map(tuple, values["ports"])), "first": tuple(FirstBytes(**each) for each in first)}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from analysis.signatures import ANY_PORT, PROTOCOLS, FirstBytes, Signature
+from analysis.signatures import ANY_PORT, ANYWHERE, PROTOCOLS, FirstBytes, Signature
 from appliance.catalog import Service, read_catalog
 from appliance.catalog.own import OwnService, read_own
+from appliance.catalog.traffic import First
 from appliance.operations.classify.compiled import Known
 from appliance.share import share
 
@@ -47,7 +48,7 @@ def make_signature(service: Service, carried: bool) -> Signature:
         name=service.name,
         summary=service.summary,
         ports=tuple(_port(port) for port in ports),
-        first=tuple(FirstBytes(*_port(each.port), each.at, *each.bounds) for each in traffic.first),
+        first=tuple(map(_first, traffic.first)),
         routed=traffic.routed,
         critical=service.critical,
         boot=traffic.boot,
@@ -62,6 +63,12 @@ def make_signature(service: Service, carried: bool) -> Signature:
         verdict=verdict,
         verdict_why=why,
     )
+
+
+def _first(pattern: First) -> FirstBytes:
+    beside = _port(pattern.beside) if pattern.beside else None
+    offset = ANYWHERE if pattern.within else pattern.at
+    return FirstBytes(*_port(pattern.port), offset, *pattern.bounds, beside)
 
 
 def _port(text: str) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from random import Random
 
 import tests.captures.clusters.needed
-import tests.captures.clusters.waits  # noqa: F401 - registers its activities, as the module above
+import tests.captures.clusters.strange
+import tests.captures.clusters.waits  # noqa: F401 - registers its activities, as the modules above
 from analysis.model import Verdict
 from tests.captures import files
 from tests.captures.clusters.stage import ACTIVITIES, CRITICAL, DEFERRABLE, START_S, Activity, Stage, box
@@ -47,6 +48,12 @@ MONITORED = _shares(
     """
     ganglia 0.5, ganglia_polled 0.2, nsca 0.2, nrpe 0.5, exporter 0.6, influx 0.3, zabbix_active 0.2,
     zabbix_passive 0.2, traps 0.3, snmp 0.6, beats 0.2, mqtt 0.1, exporter_gpu 0.3, redfish 0.3
+    """
+)
+STRANGE = _shares(
+    """
+    graphite 0.2, collectd 0.2, xymon 0.15, icinga 0.15, redis 0.1, mongodb 0.1, consul 0.1, burp 0.15,
+    checkmk 0.15, munin 0.15, debian 0.4, clamav 0.1, inventory 0.1, people 0.4, initrd 0.3, repository 0.1
     """
 )
 ONE_OF_TWO: dict[str, tuple[str, str]] = {"pbs": ("torque", "openpbs"), "lustre": ("lustre", "other_lustre")}
@@ -93,6 +100,13 @@ FAMILIES = {
     "xcat": Family({**SLURM, "xcat_boot": 1.0}, unseen=True),
     "dual-stack": Family({**SLURM, **WAREWULF4}, six=0.6, unseen=True),
     "sampled": Family({**SLURM, **WAREWULF3}, change="sampled", unseen=True),
+    "strange": Family({**SLURM, **WAREWULF4, **STRANGE}, unseen=True),
+    "strange-pbs": Family({**PBS, **WAREWULF3, **STRANGE}, either=("pbs",), unseen=True),
+    "sampled-web": Family(
+        {**SLURM, **WAREWULF3, "portal": 0.4, "repository": 0.4, "debian": 0.3, "registry": 0.2, "people": 0.4},
+        change="sampled",
+        unseen=True,
+    ),
 }
 
 
@@ -169,6 +183,7 @@ def _stage(family: Family, seed: str, nodes: int, duration_s: float) -> Stage:
 
 def perform(stage: Stage, chosen: list[str]) -> dict[str, int]:
     """Make the traffic of all activities; return the packets of each."""
+    stage.logins = min(2, len(stage.nodes) - 1) if "people" in chosen else 0
     made, frames, end = {}, stage.tape.frames, round((stage.end_s + 1) * 1e9)
     for name in chosen:
         run, before = ACTIVITIES[name].run, len(frames)

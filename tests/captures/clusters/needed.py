@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from itertools import count
 from random import Random
 
 from tests.captures import packets as p
 from tests.captures.cluster import EPILOG, EXIT, GANGLIA, LAUNCH, LAUNCHED, PING, RC, REGISTRATION
-from tests.captures.clusters.stage import CRITICAL, Stage, activity
+from tests.captures.clusters.leases import exchange, terms
+from tests.captures.clusters.stage import CRITICAL, READY_S, Stage, activity
 from tests.captures.clusters.tape import Box
 from tests.captures.packets import ip_bytes, mac_bytes
 
+QUEUE = 2003
+"""REQUEST_JOB_INFO, squeue's."""
 TLS_HELLO = b"\x16\3\1\2\0\1\0\1\xfc\3\3"
 TLS_ANSWER = b"\x16\3\3\0\x7a"
 
@@ -37,6 +41,10 @@ def slurm(stage: Stage, number: int, rng: Random) -> None:
     def message(time_s: float, client: Box, server: Box, port: int, kind: int, size: int) -> None:
         stage.call(time_s, client, server, port, p.slurm(kind, bytes(size)), p.slurm(RC, bytes(8)), rng)
 
+    if number < stage.logins:
+        for time_s in stage.random_times(number, 300, rng):
+            message(time_s, node, sms, 6817, QUEUE, 40)
+        return
     if number in stage.boots and stage.ready_s(number) < stage.end_s:
         message(stage.ready_s(number), node, sms, 6817, REGISTRATION, 600)
     for time_s in stage.times(number, 100, rng, jitter=0.005):
@@ -63,6 +71,9 @@ def accounting(stage: Stage, number: int, rng: Random) -> None:
 def torque(stage: Stage, number: int, rng: Random) -> None:
     """Torque: pbs_mom reports every 45 s (momctl(8), $status_update_time), from ports below 1024."""
     node, sms = stage.nodes[number], stage.sms
+    if number < stage.logins:
+        commands(stage, number, rng)
+        return
     for time_s in stage.times(number, 45, rng):
         stage.call(time_s, node, sms, 15001, b"+2+1" + bytes(300), b"+2+10", rng, own=reserved(rng))
     for time_s in stage.random_times(number, 900, rng):
@@ -75,9 +86,18 @@ def torque(stage: Stage, number: int, rng: Random) -> None:
 def openpbs(stage: Stage, number: int, rng: Random) -> None:
     """OpenPBS: a connection of each mom to pbs_comm (17001), with a keep-alive a minute; jobs from the server."""
     node, sms = stage.nodes[number], stage.sms
+    if number < stage.logins:
+        commands(stage, number, rng)
+        return
     stage.stay(number, 17001, stage.times(number, 60, rng), b"TPP" + bytes(60), bytes(40), rng)
     for time_s in stage.random_times(number, 900, rng):
         stage.call(time_s, node, sms, 15001, b"+2+1" + bytes(120), b"+2+10", rng, own=reserved(rng))
+
+
+def commands(stage: Stage, number: int, rng: Random) -> None:
+    """qstat and qsub on a login node."""
+    for time_s in stage.random_times(number, 300, rng):
+        stage.call(time_s, stage.nodes[number], stage.sms, 15001, b"+2+1" + bytes(120), b"+2+10", rng)
 
 
 # File systems.
@@ -288,12 +308,23 @@ def mqtt(stage: Stage, number: int, rng: Random) -> None:
     CRITICAL, "nodes renew leases of hours, and lose their addresses without", names="provisioning", ports="udp/67"
 )
 def renewals(stage: Stage, number: int, rng: Random) -> None:
-    """Running nodes renew at half of the lease (RFC 2131, 4.4.5)."""
+    """Running nodes renew at half of the lease (RFC 2131, 4.4.5), which a node that boots gets before."""
     node, lease_s = stage.nodes[number], stage.random("lease").choice((3600, 7200, 43200))
-    options = [(54, stage.sms.v4), (51, struct.pack("!I", lease_s)), (58, struct.pack("!I", lease_s // 2))]
-    mac, own = node.mac.hex(":"), p.ip_text(node.v4)
-    for time_s in stage.times(number, lease_s / 2, rng, jitter=0.0):
+    mac, own, options = node.mac.hex(":"), p.ip_text(node.v4), terms(stage, lease_s)
+    if number in stage.boots:
+        begun = exchange(stage, number, stage.boots[number] + READY_S / 2, b"Linux", lease_s)
+        times = repeat_until(begun + lease_s / 2, lease_s / 2, stage.end_s)
+    else:
+        times = stage.times(number, lease_s / 2, rng, jitter=0.0)
+    for time_s in times:
         request = p.bootp(3, mac=mac, xid=number, options=[(60, b"Linux")], own=own)
         answer = p.bootp(5, mac=mac, xid=number, options=options, yours=own, own=own)
         stage.tape.udp(time_s, node, 68, stage.sms, 67, request)
         stage.tape.udp(time_s + 0.001, stage.sms, 67, node, 68, answer)
+
+
+def repeat_until(time_s: float, every_s: float, end_s: float) -> Iterator[float]:
+    """Regular times."""
+    while time_s < end_s:
+        yield time_s
+        time_s += every_s

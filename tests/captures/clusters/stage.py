@@ -26,6 +26,7 @@ class Stage:
         boots: time of the boot of those nodes that boot in it.
         busy: factor for the rate of what users cause.
         six: share of connections over IPv6.
+        logins: number of nodes, the first ones, on which people log in, and no jobs run.
     """
 
     seed: str
@@ -37,6 +38,7 @@ class Stage:
     boots: dict[int, float] = field(default_factory=dict)
     busy: float = 1.0
     six: float = 0.0
+    logins: int = 0
 
     def random(self, *what: object) -> Random:
         """Separate random numbers for every purpose."""

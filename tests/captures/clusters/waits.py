@@ -6,32 +6,14 @@ import struct
 from random import Random
 
 from tests.captures import packets as p
+from tests.captures.clusters.leases import DAY_S, exchange
 from tests.captures.clusters.needed import TLS_ANSWER, TLS_HELLO, reserved
 from tests.captures.clusters.stage import DEFERRABLE, Stage, activity, box
 from tests.captures.clusters.tape import Box, Stream
 
 OK = b"HTTP/1.1 200 OK\r\n\r\n"
-BROADCAST = Box(b"\xff" * 6, b"\xff" * 4)
-NOBODY = bytes(4)
 
 # Provisioning.
-
-
-def boot_address(stage: Stage, number: int, time_s: float, vendor: bytes) -> float:
-    """DISCOVER, OFFER, REQUEST, ACK; return the time after it. The lease is long: the node keeps its address."""
-    node, sms = stage.nodes[number], stage.sms
-    own, mac = Box(node.mac, NOBODY, via=node.via), node.mac.hex(":")
-    yours, served = p.ip_text(node.v4), p.ip_text(sms.v4)
-    lease = [(54, sms.v4), (51, struct.pack("!I", 14 * 86400)), (58, struct.pack("!I", 7 * 86400))]
-    asked = [(60, vendor), (97, b"\0" + node.mac.rjust(16, b"\0"))]
-    for wait_s, message in ((0.0, 1), (0.4, 2), (0.7, 3), (0.71, 5)):
-        options, at = (lease, time_s + wait_s) if message in (2, 5) else (asked, time_s + wait_s)
-        if message in (2, 5):
-            answer = p.bootp(message, mac=mac, xid=number, options=options, yours=yours, own=served)
-            stage.tape.udp(at, sms, 67, BROADCAST, 68, answer)
-        else:
-            stage.tape.udp(at, own, 68, BROADCAST, 67, p.bootp(message, mac=mac, xid=number, options=options))
-    return time_s + 1.0
 
 
 def boot_loader(stage: Stage, number: int, time_s: float, name: bytes, rng: Random) -> float:
@@ -50,9 +32,9 @@ def boot_by_http(stage: Stage, number: int, rng: Random, port: int, loader: byte
     """PXE, a boot loader, then the image by HTTP; paths hold the node's link address."""
     if number not in stage.boots:
         return
-    time_s = boot_address(stage, number, stage.boots[number], b"PXEClient:Arch:00007:UNDI:003016")
+    time_s = exchange(stage, number, stage.boots[number], b"PXEClient:Arch:00007:UNDI:003016", 14 * DAY_S)
     time_s = boot_loader(stage, number, time_s, loader, rng)
-    time_s = boot_address(stage, number, time_s + 2, b"iPXE")
+    time_s = exchange(stage, number, time_s + 2, b"iPXE", 14 * DAY_S)
     for path in paths:
         mac = stage.nodes[number].mac.hex(":").encode()
         request = b"GET " + path.replace(b"MAC", mac) + b" HTTP/1.1\r\nHost: 10.1.0.1\r\n\r\n"
@@ -169,7 +151,7 @@ def exporter_gpu(stage: Stage, number: int, rng: Random) -> None:
         stage.call(time_s, stage.sms, stage.nodes[number], 9400, b"GET /metrics HTTP/1.1\r\n\r\n", bytes(2000), rng)
 
 
-@activity(DEFERRABLE, "gmetad reads the nodes' own gmond: a gap in the curves", names="ganglia", ports="tcp/8649")
+@activity(DEFERRABLE, "gmetad reads the nodes' own gmond: a gap in the curves", names="gmetad", ports="tcp/8649")
 def ganglia_polled(stage: Stage, number: int, rng: Random) -> None:
     """gmetad reads XML of gmond, which listens on its node only (gmetad.conf(5), data_source)."""
     for time_s in stage.times(number, 15, rng):
@@ -240,7 +222,7 @@ def subscription(stage: Stage, number: int, rng: Random) -> None:
         stage.call(time_s, stage.nodes[number], stage.sms, 443, TLS_HELLO + bytes(700), TLS_ANSWER + bytes(5000), rng)
 
 
-@activity(DEFERRABLE, "updates of packages", names="http", ports="tcp/80")
+@activity(DEFERRABLE, "updates of packages", names="http repository", ports="tcp/80")
 def repository(stage: Stage, number: int, rng: Random) -> None:
     """dnf-makecache.timer: an hour after the last, with a random delay of up to an hour."""
     times = stage.times(number, 5400, rng, jitter=0.33)

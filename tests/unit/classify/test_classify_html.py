@@ -439,6 +439,30 @@ def measure(browser: Browser, *, width: int, prints: bool = False) -> None:
     assert {name: found[name] for name in ("outside", "overlaps", "pale", "clipped") if found[name]} == {}
 
 
+ROWS = """
+(() => {
+  const low = el => Math.max(...[...el.getClientRects()].map(one => one.bottom));
+  const below = [...document.querySelectorAll('.evidence summary')].filter(
+    row => [...row.children].some(one => low(one) > low(row) + 1));
+  const lines = cell => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return range.getClientRects().length;
+  };
+  const broken = [...document.querySelectorAll('.small tbody th')].filter(
+    cell => !cell.childElementCount && !/\\s/.test(cell.textContent.trim()) && lines(cell) > 1);
+  return [...below, ...broken].map(one => one.textContent.trim().slice(0, 60));
+})()"""
+"""Rows of the evidence that do not hold all of their text, and names in the first column that are broken into lines."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 320])
+def test_on_a_telephone_rows_hold_their_texts_and_names_are_whole(width: int, browser: Browser, tmp_path: Path) -> None:
+    browser.visit(written("paper", tmp_path), width=width)
+    assert browser.evaluate(ROWS) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 1010, 900, 390, 320])

@@ -412,9 +412,10 @@ def test_rule_of_three() -> None:
 
 def test_unseen() -> None:
     logs = make_row(NODE, SMS, UDP, 514, opened=8, contacts_steady=640)
-    found = run([make_row(NODE, SMS, TCP, 25, opened=9), logs])
+    files, names = make_row(NODE, SMS, TCP, 2049, opened=9), make_row(NODE, SMS, UDP, 53, opened=9)
+    found = run([make_row(NODE, SMS, TCP, 25, opened=9), logs, files, names])
     by_name = {one.name: one for one in found.unseen}
-    seen = {"munge", "postfix", "rsyslog"}
+    seen = {"munge", "nfs", "postfix", "rsyslog"}
     assert set(by_name) == {one.name for one in SIGNATURES} - seen, "munge has no traffic of its own"
     assert by_name["slurmctld"].needed_capture_s == pytest.approx(112.3, abs=0.1)
     assert "nodes hardly use it" in by_name["slurmctld"].why

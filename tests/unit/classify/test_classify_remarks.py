@@ -11,7 +11,7 @@ import pytest
 from analysis.classify import classify
 from analysis.context import make_context
 from analysis.model import Classification, Sms
-from analysis.observed import Boot, Link, Observation, Role
+from analysis.observed import Boot, Link, Observation, Problem, Role
 from analysis.reading import read_captures
 from analysis.roles import Roles, find_roles
 from analysis.signatures import TCP, UDP
@@ -44,6 +44,8 @@ def test_nothing_to_remark() -> None:
 
 ONE = make_row(NODE, SMS, TCP, 6817, opened=9)
 LOG = make_row(NODE, SMS, UDP, 514, opened=8, contacts_steady=640, packets=(0, 0), bytes=(0, 0))
+USED = [ONE, LOG, *(make_row(NODE, SMS, TCP, port, midstream=1, packets=(0, 0), bytes=(0, 0)) for port in (2049, 25))]
+"""As many ports as no filter names."""
 ASKED = make_row(NODE, SMS, UDP, 67, opened=4, contacts_boot=4)
 REMARKS: dict[str, tuple[dict[str, Any], str]] = {
     "damage": ({"skipped": {"corrupt record": 9}, "total": 81}, "9 records (10 %) damaged or lost, "),
@@ -58,14 +60,29 @@ REMARKS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REMARKS)
 def test_remarks(case: str) -> None:
     known, expected = REMARKS[case]
-    (remark,) = remarks(observe([ONE, LOG], **known))
+    (remark,) = remarks(observe(USED, **known))
     assert remark.startswith(expected)
 
 
 def test_the_end_is_missing() -> None:
-    assert remarks(replace(observe([ONE, LOG]), truncated=True)) == (
+    assert remarks(replace(observe(USED), truncated=True)) == (
         "a file ends in the middle of a packet: later packets are missing",
     )
+
+
+@pytest.mark.parametrize(
+    ("truncated", "words"),
+    [
+        ("b", "b ends"),
+        ("ac", "a and c end"),
+        ("abcde", "a, b, c and 2 others end"),
+    ],
+)
+def test_of_several_files_the_truncated_ones_are_named(truncated: str, words: str) -> None:
+    problems = tuple(Problem(name, 7, "ends in the middle of a record") for name in truncated)
+    other = Problem("f", 9, "something else")
+    seen = replace(observe(USED), truncated=True, files=tuple("abcdef"), problems=(*problems, other))
+    assert remarks(seen) == (f"{words} in the middle of a packet: later packets are missing",)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +98,13 @@ def test_the_end_is_missing() -> None:
     ],
 )
 def test_dhcp_that_was_not_understood(known: dict[str, Any], expected: str) -> None:
-    (remark,) = remarks(observe([ASKED, ONE, LOG], **known))
+    (remark,) = remarks(observe([ASKED, *USED], **known))
     assert expected in remark
 
 
 @pytest.mark.parametrize("known", [{"gap_s": 100.0}, {"cut": 3, "cut_at": 128}, {"cut": 3, "cut_at": 400}])
 def test_harmless_limits_are_not_remarked(known: dict[str, Any]) -> None:
-    assert remarks(observe([ONE, LOG], **known)) == ()
+    assert remarks(observe(USED, **known)) == ()
 
 
 def test_the_most_serious_come_first() -> None:
@@ -98,19 +115,19 @@ def test_the_most_serious_come_first() -> None:
         "cut_at": 64,
         "remarks": ("skipped",),
     }
-    found = remarks(observe([ONE, LOG], nodes=1, **known), nodes=1, remarks=("10.1.1.1 was given",))
+    found = remarks(observe(USED, nodes=1, **known), nodes=1, remarks=("10.1.1.1 was given",))
     assert [one.split()[0] for one in found] == ["9", "skipped", "10.1.1.1", "only", "nothing", "9"]
 
 
 def test_one_machine_is_not_a_cluster() -> None:
-    (remark,) = remarks(observe([ONE, LOG], nodes=1), nodes=1)
+    (remark,) = remarks(observe(USED, nodes=1), nodes=1)
     assert remark.startswith("only 1 machine could be a compute node")
     # With --node only one node is expected.
-    assert remarks(observe([ONE, LOG], nodes=1), nodes=1, node="10.1.1.1") == ()
+    assert remarks(observe(USED, nodes=1), nodes=1, node="10.1.1.1") == ()
 
 
 def test_an_internet_server_is_not_a_management_node() -> None:
-    seen = observe([ONE, LOG])
+    seen = observe(USED)
     far = [replace(host, address=f"2{host.index}.1.1.1") if 1 <= host.index <= 8 else host for host in seen.hosts]
     (remark,) = remarks(replace(seen, hosts=tuple(far)), own=("192.0.2.1",))
     assert remark.startswith("192.0.2.1 and most of those that talk to it have public addresses of different networks")
@@ -122,11 +139,11 @@ def test_an_internet_server_is_not_a_management_node() -> None:
 
 
 def test_time_that_no_file_covers_does_not_count() -> None:
-    found = run([ONE, LOG], gap_s=3540.0)
-    context = make_context(observe([ONE, LOG], gap_s=3540.0), roles_of())
+    found = run(USED, gap_s=3540.0)
+    context = make_context(observe(USED, gap_s=3540.0), roles_of())
     assert (context.duration_s, context.steady_s) == (60, 8 * 60)
     assert (found.capture.duration_s, found.capture.covered_s) == (3600, 60)
-    (whole,) = (one for one in run([ONE, LOG]).unseen if one.name == "chrony")
+    (whole,) = (one for one in run(USED).unseen if one.name == "chrony")
     (parts,) = (one for one in found.unseen if one.name == "chrony")
     assert "too short to decide" in parts.why
     assert "hardly use it" in whole.why
@@ -135,7 +152,7 @@ def test_time_that_no_file_covers_does_not_count() -> None:
 def test_boots_of_hardware_are_not_counted() -> None:
     """A BMC uses DHCP, too."""
     links = [Link(0, 8, UDP, 623, 5, 500), *(Link(n, 0, TCP, 6817, 5, 500) for n in range(1, 8))]
-    seen = observe([ONE, LOG], links=links, boots=[boot(7), boot(1)])
+    seen = observe(USED, links=links, boots=[boot(7), boot(1)])
     context = make_context(seen, roles_of())
     assert (context.nodes, context.boots, context.booted_nodes) == (7, 1, 1)
 

@@ -293,7 +293,7 @@ CASES: dict[str, tuple[list[Row], dict[str, Any], str, str, str]] = {
         {},
         "warewulf",
         "deferrable",
-        "they fetch only changes",
+        "only changes pass, which can wait",
     ),
     "an unknown poll with small answers": (
         [make_row(NODE, SMS, TCP, 8080, opened=96, every=300)],
@@ -454,9 +454,8 @@ def test_contacts_and_covered_time() -> None:
 
 
 def test_gaps_between_files_lower_the_confidence() -> None:
-    (whole,), (gaps,) = (
-        run([make_row(NODE, SMS, TCP, 4000, opened=20)], duration_s=86400, gap_s=gap_s).services for gap_s in (0, 86000)
-    )
+    rows = [make_row(NODE, SMS, TCP, 4000, opened=20), make_row(NODE, SMS, TCP, 6817, opened=9)]
+    whole, gaps = (service(run(rows, duration_s=86400, gap_s=gap_s), "tcp/4000") for gap_s in (0, 86000))
     assert gaps.confidence < whole.confidence
 
 

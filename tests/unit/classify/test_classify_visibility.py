@@ -52,6 +52,7 @@ FILTERED = {
     "port 22": "all of its traffic is tcp/22, as if it was filtered",
     "port 22 or arp": "all of its traffic is tcp/22",
     "port 2049 or arp": "all of its traffic is tcp/2049",
+    "port 22 or port 123 or arp": "all of its traffic is tcp/22 and udp/123, as if it was filtered",
     "port 514 or port 123": "no ARP nor neighbour discovery in ",
 }
 
@@ -92,7 +93,7 @@ def test_all_outputs_say_what_a_capture_may_not_show(tmp_path: Path) -> None:
     seen = found(tmp_path, partial.idle().packets())
     text = view_text(seen)
     assert "hardly used here" not in text
-    assert "not seen   in a capture that may not show it: ganglia, " in text
+    assert "not seen   in a capture that may not show it: gmetad, ganglia, " in text
     assert text.startswith(f"note  {REMARK}")
     page = render(seen, "html")
     assert REMARK in page
