@@ -247,6 +247,10 @@ class RoleAssigner:
             return True
         far = {one for one in addresses if not is_link_local(one) and network(one) != self.home_network}
         forwarded = any(self.roles_of[index] == Role.OUTSIDE for index in found)
+        # A machine of a private network has at most one address of the internet: one of another is forwarded.
+        internet = {network(one) for one in far if ":" not in one and not is_local(one)}
+        if is_local(self.primary) and len(internet) > 1:
+            return True
         # A node may have one IPv4 address and a few IPv6 addresses; addresses of one network count once.
         return forwarded or len({network(one) for one in far}) >= ROUTER or len(far) >= 4 * ROUTER
 

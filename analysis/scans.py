@@ -15,6 +15,8 @@ PORTS = 15
 """Different ports that one host tries in vain: a scan."""
 WITHIN_NS = 600 * 10**9
 """Maximum time for them. No node needs as many services that are all down; a daemon that retries uses one port."""
+RETRIES = 10
+"""Maximum datagrams of a scan to a port (nmap(1), --max-retries): more are of a program that reports, one way."""
 PROBES = 3
 """Maximum connections of a scan to a port that answered."""
 
@@ -46,6 +48,11 @@ class Attempt(NamedTuple):
         """Whether no connection was answered."""
         return self.unanswered == self.opened
 
+    @property
+    def reports(self) -> bool:
+        """Whether a program sends again and again what nobody answers, each time from another port."""
+        return self.protocol != TCP and self.opened > RETRIES
+
 
 def find_scans(attempts: Iterable[tuple[int, ...]], hosts: Callable[[], Sequence[Host]]) -> tuple[Scan, ...]:
     """Return the port scans, by source: PORTS different ports of one machine or of several that fail WITHIN_NS.
@@ -62,7 +69,7 @@ def find_scans(attempts: Iterable[tuple[int, ...]], hosts: Callable[[], Sequence
     for client in sorted(by_client):
         if len(by_client[client]) >= PORTS:
             # Nobody answers a broadcast on behalf of all.
-            mine = [one for one in by_client[client] if not is_group(hosts()[one.server])]
+            mine = [one for one in by_client[client] if not (one.reports or is_group(hosts()[one.server]))]
             if scan := _scan(client, mine):
                 found.append(scan)
     return tuple(found)

@@ -194,7 +194,7 @@ def _routed(counts: ServiceCounts) -> _Ruling | None:
     if not counts.routed:
         return None
     inwards = f", {counted(counts.by_sms, 'connection')} came in from outside" if counts.by_sms else ""
-    reason = f"{_nodes(counts)} opened {counted(counts.by_node, 'connection')} to outside addresses through it{inwards}"
+    reason = f"{_nodes(counts)} opened {counted(counts.by_node, 'connection')} to outside addresses{inwards}"
     return _Ruling(CRITICAL, reason)
 
 

@@ -18,7 +18,8 @@ from analysis.host_index import is_group
 from analysis.nodes import find_nodes
 from analysis.observed import Host, Link, Role, Sample
 from analysis.roles import find_roles, no_hosts_error
-from analysis.signatures import ICMP, TCP, UDP
+from analysis.servers import find_servers
+from analysis.signatures import ICMP, TCP, UDP, Signature
 from tests.unit.classify_cases import GATEWAY_MAC, PUBLIC_MAC, SMS_MAC
 
 N, S, O, G, U = Role.NODE, Role.SMS, Role.OUTSIDE, Role.GROUP, Role.UNKNOWN  # noqa: E741
@@ -219,6 +220,20 @@ def test_a_router_is_not_a_node() -> None:
         )
     found = find_roles(net.hosts, net.links, ())
     assert named(found.by_index, net.hosts) == net.expected
+
+
+def test_a_router_of_two_addresses_of_the_internet_is_not_a_server() -> None:
+    """A firewall beside the nodes; a login node has one such address."""
+    net = provisioning().host("10.1.0.254", O, GATEWAY_MAC, via=GATEWAY_MAC, claimed=GATEWAY_MAC)
+    for address in ("192.88.99.1", "198.18.0.9"):
+        net.host(address, O, GATEWAY_MAC, via=GATEWAY_MAC)
+        for node in ("10.1.1.1", "10.1.1.2", "10.1.1.3"):
+            net.link(node, address, 443, 40)
+    net.host("192.0.2.9", N, mac(1), via=mac(1)).link("192.0.2.9", "10.1.0.1", 22)
+    found = find_roles(net.hosts, net.links, ())
+    assert named(found.by_index, net.hosts) == net.expected
+    https = Signature("https", ports=((TCP, 443),), critical=True)
+    assert find_servers(found, net.hosts, net.links, [https]).servers == ()
 
 
 @pytest.mark.parametrize(
@@ -507,7 +522,8 @@ def test_a_given_management_node_that_clearly_is_wrong(sms: str) -> None:
     net = provisioning()
     found = find_roles(net.hosts, net.links, (), sms=sms)
     reason = "10.1.0.1 seems to be it: 100 % of all packets are to or from its link address"
-    assert found.remarks == (f"{sms} was given as the management node, but {reason}",)
+    assert found.remarks[0] == f"{sms} was given as the management node, but {reason}"
+    assert all("pass another router" in one for one in found.remarks[1:])
 
 
 @pytest.mark.parametrize("sms", ["", "10.1.0.1", "10.1.0.2", SMS_MAC, "192.0.2.10", "fe80::1"])
@@ -519,7 +535,8 @@ def test_no_doubt_where_there_is_no_reason(sms: str) -> None:
 def test_no_doubt_of_a_mirror_port() -> None:
     """No machine has nearly all packets: the given one is trusted."""
     net = mirror()
-    assert find_roles(net.hosts, net.links, (), sms="10.1.1.1").remarks == ()
+    (router,) = find_roles(net.hosts, net.links, (), sms="10.1.1.1").remarks
+    assert "pass another router" in router
 
 
 @pytest.mark.parametrize(

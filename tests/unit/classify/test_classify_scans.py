@@ -8,7 +8,8 @@ import pytest
 
 from analysis.model import Classification
 from analysis.observed import Host
-from analysis.scans import PORTS, find_scans
+from analysis.scans import PORTS, RETRIES, find_scans
+from analysis.signatures import UDP
 from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.progress import Silent
 from tests.captures import files
@@ -169,3 +170,13 @@ def test_one_direction_is_no_scan(tmp_path: Path) -> None:
         made.connect(AT_S + port - 5000, "more", made.nodes[0], made.sms, port, [(0.1, "c", b"x"), (0.1, "s", b"y")])
     made.frames = [(time, frame) for time, frame in made.frames if frame[6:12] != bytes.fromhex("525400000001")]
     assert not any("port scan" in one for one in found(tmp_path, made, sms="10.1.0.1").capture.remarks)
+
+
+@pytest.mark.parametrize(("sent", "scans"), [(1, 1), (RETRIES, 1), (RETRIES + 1, 0)])
+def test_reports_over_udp_that_nobody_answers_are_no_scan(sent: int, scans: int) -> None:
+    """To as many collectors, each datagram from another port."""
+    attempts = [
+        (port, 1, 0, UDP, 8000 + port, sent, sent, sent, 0, port * 10**9, (port + 60 * sent) * 10**9)
+        for port in range(PORTS)
+    ]
+    assert len(find_scans(attempts, lambda: [Host(0, "10.1.0.1"), Host(1, "10.1.1.1")])) == scans
