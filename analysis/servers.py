@@ -15,6 +15,7 @@ from analysis.observed import Host, Link, Role
 from analysis.role_assigner import COMMON_PORTS, Roles
 from analysis.services import iana_name
 from analysis.signatures import TCP, UDP, Signature
+from analysis.units import counted
 
 UPSTREAM_PORTS = {
     *COMMON_PORTS,
@@ -46,17 +47,23 @@ def find_servers(roles: Roles, hosts: Sequence[Host], links: Sequence[Link], sig
     They are nodes all the same if they run a scheduler's daemon or use the scheduler, or, in a capture without one, if
     they use services that only nodes use; so is hardware that the management node manages by IPMI, and what ``--nodes``
     names.
+
+    Nodes of another cluster, beside this one on a mirror port, are none here.
     """
     seen = _Seen(roles, hosts, links, signatures)
     upstream, downstream = seen.upstream(), seen.downstream()
     if not upstream and not downstream:
         return roles
-    changed = bytearray(roles.by_index)
+    changed, others = bytearray(roles.by_index), seen.nodes_of_others(upstream, downstream)
     for index in seen.own:
         name = seen.server_name(index)
-        if name in upstream or (name in downstream and downstream[name].role != "node"):
+        if name in upstream or name in others or (name in downstream and downstream[name].role != "node"):
             changed[index] = Role.SERVER
-    return replace(roles, by_index=bytes(changed), servers=seen.report(upstream, downstream))
+    remarks = roles.remarks
+    if others:
+        them = counted(len(others), "machine")
+        remarks = (*remarks, f"of another scheduler alone, and not counted as nodes: {them}")
+    return replace(roles, by_index=bytes(changed), servers=seen.report(upstream, downstream), remarks=remarks)
 
 
 @dataclass(slots=True)
@@ -132,6 +139,8 @@ class _Seen:
         self.names: dict[Place, str] = {}
         # What the management node manages, and what takes part in its scheduler.
         self.managed, self.daemons, self.scheduled = set[str](), set[str](), set[str]()
+        # Who exchanges anything with the management node, and where other machines use a scheduler's daemon.
+        self.partners, self.daemons_of = set[str](), defaultdict[str, set[str]](set)
         self._see(links)
 
     def server_name(self, index: int) -> str:
@@ -171,6 +180,7 @@ class _Seen:
     def _see_management(self, server: int, place: Place, traffic: _Traffic) -> None:
         """Use of another machine by the management node."""
         name, signature = self.server_name(server), self.place.get(place)
+        self.partners.add(name)
         if place in NODE_DAEMONS:
             self.daemons.add(name)
         if place in CONTROLLERS and signature and self.hosts[server].sent:
@@ -183,6 +193,7 @@ class _Seen:
     def _see_node(self, client: int, place: Place) -> None:
         """Use of the management node."""
         name = self.server_name(client)
+        self.partners.add(name)
         self.used[name].add(place)
         if place in CONTROLLERS:
             self.scheduled.add(name)
@@ -191,6 +202,9 @@ class _Seen:
 
     def _see_between(self, server: int, place: Place, traffic: _Traffic) -> None:
         """Use of another machine than the management node, by nodes."""
+        if place in NODE_DAEMONS:
+            for client in traffic.clients:
+                self.daemons_of[self.server_name(client)].add(self.server_name(server))
         if place in NODE_PORTS or place in NODE_DAEMONS or not self._may_serve(server):
             return
         there = self.server_name(server)
@@ -280,6 +294,20 @@ class _Seen:
             if name in self.daemons | self._certain() or (served.role == "server" and name in nodes):
                 served.role = "node"
         return found
+
+    def nodes_of_others(self, upstream: Collection[str], downstream: dict[str, _Served]) -> set[str]:
+        """Return the nodes of other clusters: of another scheduler, if this one has nothing to do with them.
+
+        Both schedulers of a pair have the same nodes.
+        """
+        found = set[str]()
+        for name, served in downstream.items():
+            if not any(use.places & CONTROLLERS for use in self.of_nodes.get(name, {}).values()):
+                continue
+            theirs = (served.clients | self.daemons_of[name]) - set(upstream) - set(downstream)
+            if served.role == "management node" and len(self.partners) >= SEVERAL and not theirs & self.partners:
+                found |= theirs
+        return found - self._certain()
 
     def _is_service(self, use: _Use, *, is_node: bool) -> bool:
         known = any(place in self.place or place in FILE_SYSTEMS or place in CONTROLLERS for place in use.places)

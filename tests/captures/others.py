@@ -6,6 +6,7 @@ from itertools import count
 
 from tests.captures import packets as p
 from tests.captures.cluster import START_S, Made, Plan, simulate
+from tests.captures.files import Packet
 from tests.captures.variants import small
 from tests.captures.wire import Message, Station
 
@@ -116,3 +117,15 @@ def peers() -> Made:
     for client in made.nodes[1:]:
         made.connect(START_S + 300, "job", client, made.nodes[0], 29500, [(0.01, "c", b"x"), (0.01, "s", b"y")])
     return made
+
+
+def two_clusters() -> list[Packet]:
+    """Two clusters on one mirror port: each has a management node that routes, and nodes that use only that one."""
+    services = ("slurm", "ntp", "ganglia", "routing", "nfs", "arp")
+    first = simulate(Plan(nodes=6, boots=0, duration_s=1200.0, services=services))
+    second = simulate(
+        Plan(nodes=5, boots=0, duration_s=1200.0, services=services, seed=2, sms="10.2.0.1", network="10.2.1")
+    )
+    # Link addresses of their own.
+    other = ((time, frame[:42].replace(b"RT\0", b"RT\2") + frame[42:]) for time, frame in second.packets())
+    return sorted([*first.packets(), *other])

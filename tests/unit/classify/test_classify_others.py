@@ -12,7 +12,7 @@ from appliance.cli.classify.view import view_text
 from appliance.operations.classify.classify import ClassifyOptions, classify, render
 from appliance.progress import Silent
 from tests.captures import files, others
-from tests.captures.cluster import Made
+from tests.captures.cluster import Made, Plan, simulate
 from tests.captures.variants import small
 from tests.captures.wire import Station
 
@@ -167,3 +167,29 @@ def test_many_servers_of_dhcp_are_few_remarks(tmp_path: Path) -> None:
     remarks = [one for one in seen.capture.remarks if "management node" in one]
     assert len(remarks) == 4
     assert remarks[3] == "7 more machines serve nodes as a management node does"
+
+
+@pytest.mark.parametrize("sms", ["", "10.1.0.1"])
+def test_two_clusters_on_a_mirror_port_do_not_mix(sms: str, tmp_path: Path) -> None:
+    """NAT and Ganglia by multicast, too, are those of one."""
+    (tmp_path / "two.pcap").write_bytes(files.pcap(others.two_clusters()))
+    plan = Plan(nodes=6, boots=0, duration_s=1200.0, services=("slurm", "ntp", "ganglia", "routing", "nfs", "arp"))
+    (tmp_path / "one.pcap").write_bytes(files.pcap(simulate(plan).packets()))
+    two, one = (
+        classify(ClassifyOptions((str(tmp_path / name),), sms=sms), Silent()) for name in ("two.pcap", "one.pcap")
+    )
+    counts = [
+        {(each.name, each.clients, each.packets, each.verdict, each.confidence) for each in found.services}
+        for found in (two, one)
+    ]
+    assert counts[0] == counts[1]
+    assert (two.nodes.count, two.routed.packets) == (6, one.routed.packets)
+    assert [(each.addresses, each.role, each.nodes) for each in two.servers] == [(("10.2.0.1",), "management node", 5)]
+    assert "of another scheduler alone, and not counted as nodes: 5 machines" in two.capture.remarks
+
+
+def test_the_nodes_of_a_pair_are_nodes(tmp_path: Path) -> None:
+    (tmp_path / "pair.pcap").write_bytes(files.pcap(others.failover_pair().packets()))
+    found = classify(ClassifyOptions((str(tmp_path / "pair.pcap"),)), Silent())
+    assert found.nodes.count == 8
+    assert not any("another scheduler" in one for one in found.capture.remarks)
