@@ -68,7 +68,7 @@ def timed(what: str, work: Callable[[], object]) -> None:
 
 
 def main() -> int:
-    """Build all of it, two at a time."""
+    """Build all of it, three at a time: the roots mostly wait for the mirror and for the disk."""
     site = make_site()
     names = ("sms.yaml", "full.yaml", "engines.yaml")
     usual, full, engines = (open_cluster(site.with_name(name), None, Silent()) for name in names)
@@ -84,14 +84,16 @@ def main() -> int:
         if "--engines" in sys.argv[1:]:
             timed("for engines", lambda: build(engines, Silent(), lock=site.with_name("engines.lock")))
 
-    def machines() -> None:
+    def roots() -> None:
         timed("root of lab nodes", lambda: make_root(Silent()))
         timed("root of a legacy node", lambda: make_root(Silent(), MANAGEMENT))
+
+    def machines() -> None:
         timed("provisioning VM", lambda: build_vm(usual, Silent()))
         timed("node image", lambda: build_node(usual, "compute", Silent()))
 
-    with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(containers), pool.submit(machines)]:
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(work) for work in (containers, machines, roots)]:
             done.result()
     return 0
 

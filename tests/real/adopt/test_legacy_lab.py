@@ -98,8 +98,9 @@ def test_jobs_run_and_are_accounted(lab: Lab, node: Netns) -> None:
     assert cluster == "lab|10.77.0.1"
 
 
-def test_nodes_reach_the_outside_through_it(node: Netns) -> None:
+def test_nodes_reach_the_outside_through_it(lab: Lab, node: Netns) -> None:
     assert node.run("curl", "-s", "http://10.78.0.254/").text == "outside sees 10.78.0.2"
+    assert "src=10.77.0.101 dst=10.78.0.254" in lab.host(OLD).run("conntrack", "-L", "-p", "tcp").text
 
 
 def test_nodes_get_time_names_addresses_and_files_from_it(lab: Lab, node: Netns) -> None:
