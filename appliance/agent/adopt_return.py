@@ -12,6 +12,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from appliance.agent import adopt_network, endpoint
+from appliance.agent.adopt_place import new_state, place_state
 from appliance.agent.adopt_state import OldNode
 from appliance.agent.channel import Channel
 from appliance.agent.endpoint import Instance
@@ -20,7 +21,6 @@ from appliance.agent.migration_target import ARMED_S, PORTS_LIMIT_S, boot_time
 from appliance.agent.protocol import Problem, read_request
 from appliance.agent.take import host_locked
 from appliance.shared.adopt import ReturnRequest
-from appliance.shared.files import sync_folder
 from appliance.shared.wire import Message
 
 SETTLED_S = 10.0
@@ -43,34 +43,6 @@ def run_return(request: Dict[str, Any]) -> Dict[str, Any]:
         one = AdoptReturn(node, Channel())
         one.begin()
         return one.run()
-
-
-def new_state(state: str) -> str:
-    """Return where the coordinator writes the state of the container, for the folder of the old one."""
-    return state + ".sms-new"
-
-
-def place_state(state: str) -> str:
-    """Rename the container's state to that of this node, and keep the old one; may be repeated.
-
-    Returns:
-        Where the old one is; empty if the state of the container was in its place already, or there is none.
-    """
-    new, kept, number = new_state(state), state + ".before-sms", 0
-    if not os.path.isdir(new):
-        return ""
-    while os.path.lexists(kept):
-        number += 1
-        kept = "%s.before-sms.%d" % (state, number)
-    if os.path.isdir(state):  # else a killed run has renamed it
-        found = os.stat(state)
-        os.chown(new, found.st_uid, found.st_gid)
-        os.chmod(new, found.st_mode & 0o7777)
-        os.rename(state, kept)
-        sync_folder(os.path.dirname(state))  # else a power failure may leave the second name only
-    os.rename(new, state)
-    sync_folder(os.path.dirname(state))
-    return kept
 
 
 class AdoptReturn(StateMachine):

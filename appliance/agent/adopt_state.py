@@ -70,13 +70,6 @@ class OldNode:
             raise Problem("an adoption of %s is under way or done" % self.request.host, "sms adopt --help", 3)
         for one in self.request.interfaces:
             adopt_network.check_interface(one)
-        if os.path.ismount(self.request.state):
-            raise Problem(
-                "%s is a mount point: the undo could not put the state of the container in its place"
-                % self.request.state,
-                "mount the file system at the folder above, with StateSaveLocation as a folder of it",
-                3,
-            )
         running = adopt_units.check_units(self.units)
         saved = tuple(adopt_network.save_interface(one) for one in self.request.interfaces)
         if not any(one.witnesses for one in saved):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from appliance.agent import copy_file, endpoint, paths, snapshots, transfer
-from appliance.agent.adopt_return import place_state
+from appliance.agent.adopt_place import place_state
 from appliance.agent.endpoint import HostState, read_mark
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
@@ -505,7 +505,7 @@ def check_carry(root: Path, marks: Marks) -> None:
     assert copy.read_bytes() == OLD if copy.exists() else not marks
 
 
-# The state of the old node when an adoption is undone: appliance/agent/adopt_return.py
+# The state of the old node when an adoption is undone: appliance/agent/adopt_place.py
 
 
 def prepare_return(root: Path) -> None:
