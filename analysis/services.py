@@ -30,6 +30,8 @@ DISCOVERY_PORTS = {(UDP, port) for port in (137, 138, 1900, 3702, 5353, 5355)}
 """Discovery by multicast or broadcast: NetBIOS, SSDP, WS-Discovery, mDNS, LLMNR."""
 REGULAR = 0.25
 """Maximum interquartile range of regular intervals, relative to the median."""
+MISSING = 0.1
+"""Share of connections with an opening or first bytes that lack the other: above it, packets are missing or cut."""
 KNOWN_FRAMES = ("ARP", "LLDP", "LLC")
 """Prefixes of the names of frames without IP whose purpose is known."""
 
@@ -255,9 +257,12 @@ class _Sorter:
     def _find_read(self) -> dict[tuple[int, int, Role, Role], Signature]:
         """Return the service of all connections to a port whose first bytes were captured, if it is the same of all.
 
-        Those whose first bytes were not captured are a sample of the same connections, as in a capture of one packet in
-        four: n of one service and none of another limit the share of others to 3/n (the rule of three).
+        Those whose first bytes were not captured are then a sample of the same connections, as in a capture of one
+        packet in four: n of one service and none of another limit the share of others to 3/n (the rule of three).
+        Nothing is concluded where packets are complete: connections that were open before are not like others.
         """
+        if not self._lacks_first_bytes():
+            return {}
         read: dict[tuple[int, int, Role, Role], Counter[str]] = defaultdict(Counter)
         for row in self.observation.rows:
             if row.kind < UNREAD and row.port:
@@ -265,6 +270,23 @@ class _Sorter:
                 read[_way(row)][name] += row.opened + row.midstream
         by_name = {each.name: each for each in self.kinds}
         return {way: by_name[names.most_common(1)[0][0]] for way, names in read.items() if "" not in names}
+
+    def _lacks_first_bytes(self) -> bool:
+        """Return whether packets are missing or cut: of connections only the opening was captured, or the first bytes.
+
+        These follow each other.
+        """
+        places = {(first.protocol, first.port) for signature in self.signatures for first in signature.first}
+        missing = complete = 0
+        for row in self.observation.rows:
+            if (row.protocol, row.port) not in places or row.kind > UNREAD:
+                continue
+            if row.kind == UNREAD:
+                missing += row.opened
+            else:
+                complete += row.opened
+                missing += row.midstream if row.kind else 0
+        return missing > MISSING * (missing + complete)
 
     def _signature(self, row: Row) -> Signature | None:
         if 0 < row.kind <= len(self.kinds):

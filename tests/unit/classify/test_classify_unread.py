@@ -107,6 +107,23 @@ def test_what_was_read_differs() -> None:
     assert read_as((UNREAD, 40)) == {"http"}
 
 
+def test_a_complete_capture_has_nothing_to_guess() -> None:
+    """A connection that was open before may be anything, such as a long download; a lost packet changes nothing."""
+    read, before = (
+        make_row(NODE, SMS, TCP, 80, kind=KINDS["warewulf"], opened=90),
+        make_row(NODE, SMS, TCP, 80, kind=UNREAD, midstream=3),
+    )
+    for lost, names in ((0, {"warewulf", "http"}), (9, {"warewulf", "http"}), (30, {"warewulf"})):
+        rows = [read, before, make_row(NODE, SMS, TCP, 80, kind=UNREAD, opened=lost, midstream=1)]
+        assert {one.name for one in run(rows).services} == names
+
+
+def test_first_bytes_without_an_opening_show_that_packets_are_missing() -> None:
+    read = make_row(NODE, SMS, TCP, 80, kind=KINDS["warewulf"], opened=0, midstream=3)
+    before = make_row(NODE, SMS, TCP, 80, kind=UNREAD, opened=0, midstream=9)
+    assert {one.name for one in run([read, before]).services} == {"warewulf"}
+
+
 def test_what_was_read_of_others_says_nothing() -> None:
     outside = make_row(NODE, OUTSIDE, TCP, 80, kind=KINDS["warewulf"], opened=5)
     found = run([outside, make_row(NODE, SMS, TCP, 80, kind=UNREAD, opened=40)])
