@@ -15,11 +15,11 @@ from typing import Dict, Iterator, List, Optional, Tuple
 
 from appliance.agent.protocol import Problem
 
-LEASE = (".sms-lease", ".sms-lock")
+LEASE = (b".sms-lease", b".sms-lock")
 REMOVED = ".sms-removed"
 """As in state-tree."""
 SETTLED_NS = 1_000_000_000
-KINDS = (stat.S_ISDIR, stat.S_ISREG, stat.S_ISLNK, stat.S_ISFIFO)
+KINDS = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK, stat.S_IFIFO)
 REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Errors where an entry has been removed or replaced since it was found."""
 DEPTH, ENTRIES = 128, 4_000_000
@@ -88,23 +88,35 @@ class ChangedFiles:
     def _scan(self) -> Iterator[Tuple[bytes, os.stat_result]]:
         """Yield path below the folder and status of each entry, that of the folder itself as an empty path."""
         top = os.fsencode(self.folder)
+        try:
+            yield b"", os.lstat(top)
+        except FileNotFoundError:
+            return
         left = [b""]
-        count = 0
+        count = 1
         while left:
-            path = left.pop()
-            place = top + path
+            folder = left.pop()
             try:
-                found = os.lstat(place)
-                names = os.listdir(place) if stat.S_ISDIR(found.st_mode) else []
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            if not any(kind(found.st_mode) for kind in KINDS):
-                continue  # daemons create their sockets
-            count += 1
-            if count > ENTRIES or path.count(b"/") > DEPTH:
+                with os.scandir(top + folder) as entries:
+                    listed = list(entries)
+            except OSError as error:
+                if error.errno in REPLACED:
+                    continue
+                raise
+            for entry in listed:
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if entry.name in LEASE or stat.S_IFMT(found.st_mode) not in KINDS:
+                    continue  # daemons create their sockets
+                path = folder + b"/" + entry.name
+                yield path, found
+                if stat.S_ISDIR(found.st_mode):
+                    left.append(path)
+            count += len(listed)
+            if count > ENTRIES or folder.count(b"/") > DEPTH:
                 raise Problem("%s has more than %d files, or folders in one another" % (self.folder, ENTRIES), "", 3)
-            yield path, found
-            left += [path + b"/" + name for name in names if os.fsdecode(name) not in LEASE]
 
     def _inside(self, path: bytes) -> bytes:
         return b"/" + os.fsencode(self.inside) + path

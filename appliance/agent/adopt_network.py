@@ -6,6 +6,7 @@ their network, and, where a driver changes its MAC address only while the interf
 
 import ipaddress
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Sequence, Set
 
@@ -79,10 +80,10 @@ def release(wanted: OldInterface, saved: SavedInterface) -> None:
         Problem: one step failed.
     """
     lines = ["address del %s dev %s" % (one, wanted.name) for one in wanted.moves]
-    with _Promoted(wanted.name):
+    with _Changing(wanted.name):
         # In one process, and the rest is looked at afterwards: until then nobody has the addresses.
         _batch([*lines, "link set dev %s address %s" % (wanted.name, wanted.spare_mac)])
-    set_mac(wanted.name, wanted.spare_mac)
+        set_mac(wanted.name, wanted.spare_mac)
     moving = set(wanted.moves)
     kept = [one for one in saved.addresses if one.split()[0] not in moving]
     there = _add_missing(wanted.name, kept, [one for one in (_without(route, wanted) for route in saved.routes) if one])
@@ -97,8 +98,9 @@ def restore(wanted: OldInterface, saved: SavedInterface) -> None:
     Raises:
         Problem: it could not be restored completely.
     """
-    set_mac(wanted.name, wanted.mac)
-    _restore_order(wanted.name, [one for one in saved.addresses if not _is_ipv6(one)])
+    with _Changing(wanted.name):
+        set_mac(wanted.name, wanted.mac)
+        _restore_order(wanted.name, [one for one in saved.addresses if not _is_ipv6(one)])
     there = _add_missing(wanted.name, saved.addresses, saved.routes)
     missing = [one for one in wanted.moves if one not in there]
     if missing:
@@ -179,8 +181,7 @@ def _restore_order(name: str, saved: Sequence[str]) -> None:
         same += 1
     lines = ["address del %s dev %s" % (one, name) for one in now[same:]]
     lines += ["address add %s dev %s" % (one, name) for one in saved[same:]]
-    with _Promoted(name):
-        _batch(lines)
+    _batch(lines)
 
 
 def _add_missing(name: str, addresses: Sequence[str], routes: Sequence[str]) -> Set[str]:
@@ -217,23 +218,30 @@ def _network(text: str) -> Any:
         return ipaddress.ip_network("0.0.0.0/0")
 
 
-class _Promoted:
-    """While it lasts, the other addresses of a network stay when the first one is removed (ip-sysctl)."""
+class _Changing:
+    """While it lasts, other addresses of a network stay when the first one is removed; a new MAC address is announced.
+
+    For IPv6 the kernel announces it (ip-sysctl); for IPv4 ``arp.announce`` does.
+    """
+
+    SETTINGS = ("ipv4/conf/%s/promote_secondaries", "ipv6/conf/%s/ndisc_notify")
 
     def __init__(self, name: str) -> None:
-        self.path = "/proc/sys/net/ipv4/conf/%s/promote_secondaries" % name
-        self.before = ""
+        paths = ["/proc/sys/net/" + one % name for one in self.SETTINGS]
+        self.before = {path: "" for path in paths if os.path.exists(path)}
 
     def __enter__(self) -> None:
-        with open(self.path) as stream:
-            self.before = stream.read()
-        self._write("1")
+        for path in self.before:
+            with open(path) as stream:
+                self.before[path] = stream.read()
+            self._write(path, "1")
 
     def __exit__(self, *_: object) -> None:
-        self._write(self.before)
+        for path, text in self.before.items():
+            self._write(path, text)
 
-    def _write(self, text: str) -> None:
-        with open(self.path, "w") as stream:
+    def _write(self, path: str, text: str) -> None:
+        with open(path, "w") as stream:
             stream.write(text)
 
 
@@ -241,7 +249,7 @@ def _batch(lines: Sequence[str], *, ipv6: bool = False) -> None:
     """Run commands of ip(8) in one process, all of them, whatever fails: the caller looks at what is there then."""
     if lines:
         text = "".join(line + "\n" for line in lines).encode()
-        run("ip", "-6" if ipv6 else "-4", "-force", "-batch", "-", stdin=text, ok=range(256))
+        run("ip", *(["-6"] if ipv6 else []), "-force", "-batch", "-", stdin=text, ok=range(256))
 
 
 def _link(name: str) -> Dict[str, Any]:
