@@ -6,6 +6,7 @@ In network namespaces with real processes; tests/oldnode.py has the node.
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from appliance.share import share
-from tests.oldnode import KEEPS, MACS, MOVES, SPARE, UNITS, Agent, OldNode, old_node, wait_for
+from tests.oldnode import KEEPS, MACS, MOVES, PYTHON, SPARE, UNITS, Agent, OldNode, Space, old_node, wait_for
 from tests.waiting import soon, wait_until
 
 pytestmark = pytest.mark.real
@@ -210,6 +211,68 @@ def test_addresses_that_a_reboot_brought_back_are_removed_again(node: OldNode) -
     assert (found["found"], found["state"], found["trouble"]) == ("given", "given", "")
     network = node.network()
     assert {net: network["addresses"][net] for net in MACS} == KEEPS and network["macs"]["pub"] == SPARE["pub"]
+
+
+def test_after_a_long_time_it_does_not_decide_alone(node: OldNode) -> None:
+    """The target may have served, and what is here would be an older state."""
+    before = node.network()
+    agent = begin(node)
+    release(agent)
+    agent.kill()
+    mark = node.mark()
+    mark["times"]["released"] -= 700
+    Path(node.request["mark"]).write_text(json.dumps(mark))
+    assert node.call("adopt_resume")["state"] == "released"
+    assert node.runs() == [] and not node.reaches("10.1.0.1")
+    assert node.call("adopt_resume", sure=True)["state"] == "gone"
+    check_back(node, before)
+
+
+RECEIVER = """
+import socket
+server = socket.create_server(("0.0.0.0", 514))
+print("listens", flush=True)
+while True:
+    one, _ = server.accept()
+    with one, one.makefile() as stream:
+        for line in stream:
+            print(line.rstrip(), flush=True)
+"""
+SENDER = """
+import socket, sys
+with socket.create_connection(("10.1.0.1", 514), timeout=20) as one:
+    one.sendall(sys.argv[1].encode() + b"\\n")
+    print("sent", flush=True)
+    print("closed" if one.recv(1) == b"" else "?", flush=True)
+"""
+
+
+def test_sessions_of_log_senders_end_before_the_switch(node: OldNode) -> None:
+    """So that they notice; and they can connect again after a rollback."""
+
+    def run(space: Space, *argv: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen([*space.prefix, PYTHON, "-c", *argv], stdout=subprocess.PIPE, text=True)
+        node.stack.callback(process.wait)
+        node.stack.callback(process.kill)
+        return process
+
+    def line(process: subprocess.Popen[str]) -> str:
+        assert process.stdout
+        return process.stdout.readline().rstrip()
+
+    receiver = run(node.old, RECEIVER)
+    assert line(receiver) == "listens"
+    sender = run(node.others, SENDER, "first")
+    assert (line(sender), line(receiver)) == ("sent", "first")
+    agent = node.start(stream_ports=[514])
+    agent.receive("ready")
+    stop(agent)
+    agent.ask("connections", "connections")
+    assert line(sender) == "closed"
+    agent.ask("release", "released")
+    agent.ask("abort", "back", why="a test", sure=True)
+    sender = run(node.others, SENDER, "second")
+    assert (line(sender), line(receiver)) == ("sent", "second")
 
 
 # The guard
