@@ -49,6 +49,31 @@ def clone_chunks(path: str, target: int, size: int, digest: Callable[[int], byte
     return found
 
 
+def copy_same(
+    path: str, size: int, digest: Callable[[int], bytes], put: Callable[[int, bytes], None], missing: Set[int]
+) -> None:
+    """Copy the chunks that another file has at the same offset, and remove them from ``missing``.
+
+    Args:
+        path: of the file; one that cannot be opened has none.
+        size: of the copy, in bytes.
+        digest: of the chunk of a number.
+        put: writes a chunk.
+    """
+    try:
+        base = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        for number in sorted(missing):
+            data = os.pread(base, CHUNK, number * CHUNK)
+            if len(data) == min(CHUNK, size - number * CHUNK) and digest_of(data) == digest(number):
+                put(number, data)
+                missing.discard(number)
+    finally:
+        os.close(base)
+
+
 def copy_into(source: int, target: int, where: str) -> bool:
     """Copy an open file into an empty one; return whether they share their blocks.
 

@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Optional
 from appliance.agent import endpoint, protocol
 from appliance.agent.channel import Channel
 from appliance.agent.chunk_frames import decode_frames
-from appliance.agent.clone import clone_chunks
+from appliance.agent.clone import clone_chunks, copy_same
 from appliance.agent.endpoint import HostState, Instance
 from appliance.agent.machine import Handler, StateMachine, follow_to_the_end
 from appliance.agent.protocol import Problem, field, read_request
@@ -191,18 +191,7 @@ class MigrationTarget(StateMachine):
 
     def _from_file(self, path: str, missing: "set[int]") -> None:
         """Copy chunks that an older copy has at the same offset."""
-        try:
-            base = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return
-        try:
-            for number in sorted(missing):
-                data = os.pread(base, CHUNK, number * CHUNK)
-                if len(data) == self._length(number) and digest_of(data) == self._digest(number):
-                    self._put(number, data)
-                    missing.discard(number)
-        finally:
-            os.close(base)
+        copy_same(path, self.size, self._digest, self._put, missing)
 
     def _from_store(self, missing: "set[int]") -> None:
         """Copy chunks that the newest snapshot here has."""
@@ -270,8 +259,9 @@ class MigrationTarget(StateMachine):
     def put_in_place(self, message: Message) -> None:
         """Rename the complete copy to the overlay; keep an existing overlay as ``replaced``."""
         assert self.channel
-        expected = field(message, "digests", str)
-        if hashlib.sha256(self.digests).hexdigest() != expected:
+        if self.request.prepared:
+            self._take_prepared()
+        elif hashlib.sha256(self.digests).hexdigest() != field(message, "digests", str):
             raise Problem("the copy on %s is not the overlay: the digests differ" % self.request.host, "run it again")
         self.inode = os.fstat(self.descriptor).st_ino
         self._save_state("placed")
@@ -292,6 +282,14 @@ class MigrationTarget(StateMachine):
         # The instance starts meanwhile; ``flush`` waits for it.
         self.flushed = ThreadPoolExecutor(1).submit(self._flush)
         self.channel.send("placed")
+
+    def _take_prepared(self) -> None:
+        """Use the prepared copy, after a killed run has left another one."""
+        self.host_state.save_state("copy")
+        if os.path.lexists(self.incoming):
+            os.rename(self.incoming, self.file + ".partial")
+        os.rename(self.request.prepared, self.incoming)
+        self.descriptor = os.open(self.incoming, os.O_RDWR | os.O_CLOEXEC)
 
     def _flush(self) -> None:
         """Flush the copy and its name: the lease must not name an overlay that a power failure takes away."""

@@ -124,6 +124,7 @@ class TargetRequest(MigrationRequest):
         base: the overlay of the source, if that is this host; else empty.
         gate: nftables table that isolates services with state, which is removed at the end; empty without one.
         macvlan: interfaces that replace those of the isolated instance, detached.
+        prepared: a complete copy beside the overlay, which others than the source's agent have made; empty without one.
     """
 
     store: str
@@ -134,6 +135,7 @@ class TargetRequest(MigrationRequest):
     base: str = ""
     gate: str = ""
     macvlan: tuple[MacvlanRequest, ...] = ()
+    prepared: str = ""
 
 
 @dataclass(frozen=True)

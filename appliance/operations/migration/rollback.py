@@ -34,7 +34,10 @@ TARGET_REPLIES = (
     "up",
     "appended",
 )
-SOURCE_REPLIES = ("offer", "parcels", "sent", "final", "connections", "released", "tails", "handed")
+SOURCE_REPLIES = (
+    *("offer", "parcels", "sent", "final", "connections", "released", "tails", "handed"),
+    *("noted", "delta", "prepared", "stopped", "given", "finished"),  # of an old node (agent/adopt_leave.py)
+)
 ABORT_S = 10.0
 """Seconds that the target may take to stop its instance."""
 

@@ -57,27 +57,49 @@ def start_isolated(migration: Migration, jobs: dict[str, str]) -> None:
             step.detail("writing the site's files")
             target.send("seed", here.seed[1], argv=list(here.seed[0]))
             target.receive("seeded", patience_s=SEED_S)
-        second = here.second if here else None
-        argv = start_argv(
-            cluster.site, migration.inspected.on_target, migration.image.path, isolated=True, second=second
-        )
-        target.send("start", argv=list(argv))
-        target.receive("started", patience_s=START_S)
-        migration.started = True
-        external = needs_outside(cluster.services)
-        inside = [one.name for one in cluster.services if one.name not in external]
-        if failures := _probe(migration, inside, here.wait_s if here else WAIT_S):
-            raise SmsError(failures)
-        migration.jobs = jobs
-        if jobs and (controller := cluster.find_role("controller")):
-            if lost := _lost_jobs(migration):
-                raise SmsError(
-                    f"the controller on {target.name} lost or requeued job {', '.join(lost[:10])}",
-                    hint=f"see the log of {controller.name} there: sms journal",
-                )
-            result.jobs = len(jobs)
+        launch(migration)
+        probe_isolated(migration, [one.name for one in cluster.services])
+        compare_jobs(migration, jobs)
         result.measured("start", time.monotonic() - began)
         step.detail(f"{len(result.services)} services answer; {result.jobs} jobs known")
+
+
+def launch(migration: Migration) -> None:
+    """Start the instance isolated on the target."""
+    inspected, target = migration.inspected, migration.target
+    second = inspected.here.second if inspected.here else None
+    argv = start_argv(migration.cluster.site, inspected.on_target, migration.image.path, isolated=True, second=second)
+    target.send("start", argv=list(argv))
+    target.receive("started", patience_s=START_S)
+    migration.started = True
+
+
+def probe_isolated(migration: Migration, names: Sequence[str]) -> None:
+    """Probe those of some services that can answer without a network.
+
+    Raises:
+        SmsError: one does not answer.
+    """
+    external, here = needs_outside(migration.cluster.services), migration.inspected.here
+    inside = [name for name in names if name not in external]
+    if failures := _probe(migration, inside, here.wait_s if here else WAIT_S):
+        raise SmsError(failures)
+
+
+def compare_jobs(migration: Migration, jobs: dict[str, str]) -> None:
+    """Check that the controller on the target knows the jobs.
+
+    Raises:
+        SmsError: it does not know one.
+    """
+    migration.jobs = jobs
+    if jobs and (controller := migration.cluster.find_role("controller")):
+        if lost := _lost_jobs(migration):
+            raise SmsError(
+                f"the controller on {migration.target.name} lost or requeued job {', '.join(lost[:10])}",
+                hint=f"see the log of {controller.name} there: sms journal",
+            )
+        migration.result.jobs = len(jobs)
 
 
 def check_services(migration: Migration) -> str:

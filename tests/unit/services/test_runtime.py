@@ -241,6 +241,18 @@ def test_sms_run_waits_sets_up_and_executes(root: Path) -> None:
     assert (root / "log").read_text().split() == ["prepared", "ran"]
 
 
+def test_sms_run_waits_while_the_service_is_held(root: Path) -> None:
+    """`sms adopt` holds the controller until the last of its state is there: it must not even be prepared before."""
+    held = root / "etc/sms/hold/it"
+    held.parent.mkdir(parents=True)
+    held.touch()
+    write_services(root, it={"setup": f"test ! -e {held}", "run": ["touch", str(root / "ran")]})
+    threading.Timer(0.4, held.unlink).start()
+    done = run_program("sms-run", root, "it")
+    assert done.returncode == 0 and b"it is held by" in done.stdout
+    assert (root / "ran").exists()
+
+
 def test_sms_run_does_not_start_after_failed_setup(root: Path) -> None:
     write_services(root, it={"setup": "echo no room >&2\nfalse\ntrue", "run": ["touch", str(root / "ran")]})
     done = run_program("sms-run", root, "it")
