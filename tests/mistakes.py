@@ -372,6 +372,17 @@ TABLES = {
 2 ConfigError    survey --classification text
 2 ConfigError    survey -o none/survey.json
 1 Unreachable    survey 127.0.0.2:1
+2 ConfigError    adopt
+2 ConfigError    adopt sms-old
+2 ConfigError    adopt --to host-a
+2 ConfigError    adopt sms-old --undo
+2 ConfigError    adopt --undo --to host-a
+2 usage          adopt --undo --finish
+2 usage          adopt --undo --dry-run
+2 ConfigError    adopt "host b" --to host-a
+2 ConfigError    adopt 127.0.0.2:1 --to nobody
+3 Refused        adopt --undo
+3 Refused        adopt --finish
 """,
     "classify": """
 2 ConfigError    classify

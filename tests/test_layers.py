@@ -51,11 +51,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 PUBLIC: dict[str, dict[str, set[str]]] = {
     "operations": {
         "classify": {"classify"},
-        "engines": {"abandon", "deployed", "gateway"},
+        "engines": {"abandon", "container_owner", "deployed", "gateway", "owners", "transfer"},
         "hosts": {"guarded", "host", "installed"},
         "image": {"build", "copy", "deliver", "sources"},
         "lab": {"demo"},
-        "migration": {"here"},
+        "migration": {"agents", "here", "inspection", "rollback", "start", "state", "switch"},
         "nodes": {"image"},
         "overlay": {"generation", "mirror", "mirrored", "newest", "overlay", "standby"},
         "services": {"apply", "boot", "generation", "inside", "start", "stop", "unfinished"},
@@ -64,6 +64,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
         "vm": {"build", "certificates", "client", "deferred", "restore", "snapshot", "snapshots", "vm"},
     },
     "plan": {
+        "migration": {"move", "plan", "state"},
         "overlay": {"seed"},
         "services": {"apply", "confinement", "controllers", "network", "supervisor"},
         "snapshots": {"retention"},
@@ -75,7 +76,6 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
 SUBJECTS = {
     "site": set(),
     "classify": {"site"},
-    "adopt": {"site"},
     "image": {"site"},
     "hosts": {"image", "site"},
     "vm": {"hosts", "image", "site"},
@@ -86,6 +86,7 @@ SUBJECTS = {
     "services": {"hosts", "image", "overlay", "snapshots", "vm"},
     "engines": {"hosts", "image", "overlay", "services"},
     "migration": {"engines", "hosts", "image", "overlay", "services", "snapshots"},
+    "adopt": {"engines", "hosts", "image", "migration", "services", "site"},
     "upgrade": {"hosts", "image", "lab", "migration", "services", "snapshots", "vm"},
 }
 """Subject of operations, and the subjects that it imports: only those above it, so that there is no cycle.

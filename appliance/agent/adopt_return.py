@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, Dict, List, Optional
 
-from appliance.agent import adopt_network, endpoint
+from appliance.agent import adopt_network, adopt_units, endpoint
 from appliance.agent.adopt_place import new_state, place_state
 from appliance.agent.adopt_state import OldNode
 from appliance.agent.channel import Channel
@@ -68,6 +68,7 @@ class AdoptReturn(StateMachine):
             "up": self.take_over,
             "serve": self.serve,
             "commit": self.commit,
+            "forget": self.forget,
             "abort": self.abort,
         }
 
@@ -167,6 +168,15 @@ class AdoptReturn(StateMachine):
         self.state = "done"
         self.record_event("undone")
 
+    def forget(self, message: Message) -> None:
+        """End the adoption: the services stay where they are, and their units here are disabled."""
+        assert self.channel
+        if self.state != "given":
+            raise Problem("received forget in state %s" % self.state, status=2)
+        adopt_units.disable(self.node.units)
+        self._commit()
+        self.channel.send("forgotten")
+
     def abort(self, message: Message) -> None:
         """End on the coordinator's request.
 
@@ -175,7 +185,7 @@ class AdoptReturn(StateMachine):
         """
         assert self.channel
         if self.state == "up":
-            raise Problem("the services run on %s by now" % self.request.host, "sms adopt --resume")
+            raise Problem("the services run on %s by now" % self.request.host, "sms adopt --undo")
         self.record_event("not undone", why=str(message.get("why", "")))
         self.channel.send("aborted")
         self.state = "done"

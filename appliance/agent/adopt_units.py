@@ -107,6 +107,11 @@ def start(units: Sequence[str], wait_s: float) -> None:
         raise failed[0]
 
 
+def disable(units: Sequence[str]) -> None:
+    """Disable units: they do not start at boot any more."""
+    systemctl("disable", *units)
+
+
 def _show(units: Iterable[str], *names: str) -> Dict[str, Dict[str, str]]:
     """Return properties of units, as ``systemctl show`` prints them: a paragraph for each."""
     asked = list(dict.fromkeys(units))

@@ -29,7 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "overlay and snapshots": ("overlay.overlay",),
     "migration and upgrade": (
-        *("migration.migrate", "migration.failover", "services.guard"),
+        *("migration.migrate", "migration.failover", "adopt.adopt", "services.guard"),
         *("upgrade.rehearse", "upgrade.upgrade", "services.journal"),
     ),
     "other engines": ("engines.export", "engines.deploy"),
@@ -42,7 +42,7 @@ VERBS = {module.rpartition(".")[2]: module for modules in GROUPS.values() for mo
 
 CHANGING = (
     *("failover", "migrate", "rehearse", "upgrade", "build", "start", "restart", "host", "lab", "image", "overlay"),
-    *("apply", "vm", "node", "files", "user", "deploy"),
+    *("apply", "vm", "node", "files", "user", "deploy", "adopt"),
 )
 """Verbs that may be interrupted in the middle of a change."""
 

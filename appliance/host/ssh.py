@@ -291,6 +291,12 @@ class Ssh(Host):
         self._client = client
         return transport
 
+    @property
+    def peer(self) -> str:
+        """The address of the host to which this connection goes; empty if that is not known."""
+        sock = self._transport().sock
+        return str(sock.getpeername()[0]) if isinstance(sock, socket.socket) else ""
+
     def _set_user_timeout(self, transport: paramiko.Transport) -> None:
         if isinstance(transport.sock, socket.socket):
             transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._gone_ms or GONE_MS)

@@ -138,11 +138,13 @@ class Stepping:
     Forced, as all moves whose subject is not the budget: after a slow one, on a busy machine, the next is refused.
     """
 
-    def __init__(self, lab: Lab, *words: str, on: str = "admin", wait_s: float = 60.0) -> None:
+    def __init__(
+        self, lab: Lab, *words: str, on: str = "admin", wait_s: float = 60.0, options: tuple[str, ...] = ("--force",)
+    ) -> None:
         reported, telling = os.pipe()
         word, wording = os.pipe()
         argv = [*lab.host(on).prefix, sys.executable, str(Path(__file__).with_name("stepping.py"))]
-        argv += [str(telling), str(word), str(wait_s), *words, "--force"]
+        argv += [str(telling), str(word), str(wait_s), *words, *options]
         self.process = subprocess.Popen(
             argv,
             pass_fds=(telling, word),

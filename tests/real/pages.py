@@ -285,3 +285,6 @@ ENGINES = {
     ),
 }
 """Pages that are read in a lab with engines."""
+
+LEGACY = {"adopt.md": Page("admin")}
+"""Pages for a lab whose nodes use a legacy node."""

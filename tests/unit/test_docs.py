@@ -75,7 +75,7 @@ SUBJECTS = {
     "vm": ("vm", ("vm build", "vm start", "vm stop", "vm status", "vm migrate")),
     "nodes": ("nodes", ("node discover", "node list", "node add", "node power", "node boot", "node import")),
     "classify": ("classify", ("classify",)),
-    "adopt": ("survey", ("survey",)),
+    "adopt": ("adopt", ("survey", "adopt")),
     "lab": ("lab", ("lab up", "lab status", "lab exec", "lab power", "lab capture", "lab down", "lab demo")),
 }
 """Subject, as in `appliance/cli`, to its page in docs/ and the commands that the page explains."""

@@ -11,7 +11,7 @@ import pytest
 
 from appliance.cli import make_parser
 from tests.places import ROOT
-from tests.real.pages import CLUSTER, ENGINES, FIRST_DAY, MACHINES
+from tests.real.pages import CLUSTER, ENGINES, FIRST_DAY, LEGACY, MACHINES
 from tests.shellblocks import PAGES, Block, read_blocks, read_shell
 
 BLOCKS = [block for page in PAGES.values() for block in read_shell(page)]
@@ -39,7 +39,7 @@ def test_its_commands_exist(block: Block, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_each_is_run_or_says_why_not() -> None:
-    pages = [*CLUSTER.items(), *MACHINES.items(), *ENGINES.items(), ("first-day.md", FIRST_DAY)]
+    pages = [*CLUSTER.items(), *MACHINES.items(), *ENGINES.items(), *LEGACY.items(), ("first-day.md", FIRST_DAY)]
     run = [block for name, page in pages for block in page.blocks(name)]
     assert [block.place for block in BLOCKS if not block.reason and block not in run] == []
     assert [name for name, page in pages if not page.blocks(name)] == []

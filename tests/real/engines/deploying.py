@@ -145,7 +145,11 @@ class Jobs:
 
     def wait_until_idle(self) -> None:
         """Wait until all nodes are."""
-        wait_until(lambda: self.node_states() == dict.fromkeys(self.nodes, "idle"), "the nodes are idle", 150, 0.5)
+        try:
+            wait_until(lambda: self.node_states() == dict.fromkeys(self.nodes, "idle"), "the nodes are idle", 150, 0.5)
+        except AssertionError as error:
+            shown = (self.node.run(*argv, ok=None).text for argv in (("scontrol", "show", "node"), ("squeue", "-a")))
+            raise AssertionError("\n".join([str(error), *shown])) from None
 
     @property
     def partitions(self) -> set[str]:

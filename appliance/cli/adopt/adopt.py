@@ -1,0 +1,139 @@
+"""``sms adopt``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, verb
+
+if TYPE_CHECKING:
+    from appliance.operations.adopt.adopt import AdoptResult
+    from appliance.operations.adopt.undo import UndoResult
+    from appliance.plan.adopt.adoption import AdoptPlan
+
+EXAMPLES = """\
+  sms adopt sms-old --to host-a --dry-run   run all checks, show what moves, what stays, the predicted outages
+  sms adopt sms-old --to host-a             take its services over, with the jobs running
+  sms adopt --undo                          give them back, with the jobs accepted since
+  sms adopt --finish                        end the adoption: it cannot be undone any more
+
+The site file is that of `sms survey sms-old --write`. Name the old node by an address that stays on it.
+Killed at any point, the same command again completes the adoption or undoes it."""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb's parser."""
+    parser = verb(
+        verbs,
+        "adopt",
+        "take over a live management node, with the jobs running",
+        "Copy the state of a management node while it serves, stop slurmctld and slurmdbd there, start everything\n"
+        "isolated in the services container, and switch the addresses with their MAC addresses. Jobs keep running,\n"
+        "connections through NAT are kept. The old node takes over again on any failure. Nothing is deleted there.",
+        EXAMPLES,
+    )
+    add = parser.add_argument
+    add("old", nargs="?", type=filled, metavar="[USER@]HOST[:PORT]", help="the old node")
+    add("--to", type=filled, metavar="HOST", help="the admin host that gets the services")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--undo", action="store_true", help="give the services back to the old node")
+    what.add_argument("--finish", action="store_true", help="end the last adoption for good")
+    what.add_argument("-n", "--dry-run", action="store_true", help="check both hosts and show the plan")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Adopt, undo, finish, or show the plan."""
+    from appliance.errors import ConfigError
+    from appliance.operations.adopt.survey import open_host
+    from appliance.operations.context import need_root
+
+    back = arguments.undo or arguments.finish
+    if back and (arguments.old or arguments.to):
+        raise ConfigError("--undo and --finish take no host", hint="they concern the last adoption of the site")
+    if not back and not (arguments.old and arguments.to):
+        raise ConfigError("the old node and --to are needed", hint="sms adopt sms-old --to host-a")
+    need_root()
+    cluster, shown = open_site(arguments)
+    if arguments.undo:
+        from appliance.operations.adopt.undo import undo
+
+        undone = undo(cluster, shown)
+        print_result(arguments, undone, _undo_lines(cluster.site.cluster, undone))
+        return 0
+    if arguments.finish:
+        from appliance.operations.adopt.undo import finish
+
+        record = finish(cluster, shown)
+        print_result(arguments, record, _finish_lines(record.old, record.request.state))
+        return 0
+    from appliance.operations.adopt.adopt import adopt, refuse_doubtful, rehearse_adopt
+
+    old = open_host(arguments.old)
+    if arguments.dry_run:
+        plan = rehearse_adopt(cluster, old, arguments.old, arguments.to, shown)
+        print_result(arguments, plan, _plan_lines(plan))
+        refuse_doubtful(plan)
+        return 0
+    result = adopt(cluster, old, arguments.old, arguments.to, shown)
+    print_result(arguments, result, _result_lines(cluster.site.cluster, result))
+    return 0
+
+
+def _plan_lines(plan: AdoptPlan) -> Iterator[str]:
+    yield f"{plan.old} to {plan.target}: cluster {plan.cluster}"
+    for inside, what in plan.moves.items():
+        yield f"  {inside} gets {what}"
+    yield f"  {plan.old} keeps {', '.join(plan.keeps) or 'no address in these networks'}"
+    size = f"{plan.state_bytes >> 10} KiB of {plan.state}"
+    if plan.database:
+        size += f", and a database of {plan.database_bytes >> 20} MiB"
+    yield f"copied: {size}"
+    yield f"stopped there: {', '.join(plan.stops)}"
+    if plan.stays:
+        yield f"go on running there: {', '.join(plan.stays)}"
+    basis = f"median of {plan.measured} earlier adoptions" if plan.measured else "defaults: nothing measured yet"
+    if plan.rehearsed:
+        basis = "rehearsed with a copy of its state"
+    yield f"predicted ({basis}):"
+    width = max(len(one.name) for one in plan.outages)
+    yield from (f"  {one.name:{width}}  outage {one.predicted_s:6.2f} s" for one in plan.outages)
+    for doubt in plan.doubts:
+        if doubt.severity == "warning":
+            yield f"warning: {doubt.what}"
+            yield f"  hint: {doubt.todo}"
+
+
+def _outage_lines(outage: dict[str, float]) -> Iterator[str]:
+    by_time: dict[float, list[str]] = {}
+    for name, seconds in outage.items():
+        by_time.setdefault(seconds, []).append(name)
+    for seconds, names in sorted(by_time.items()):
+        yield f"outage {seconds:.2f} s: {', '.join(names)}"
+
+
+def _result_lines(cluster: str, result: AdoptResult) -> Iterator[str]:
+    yield from _outage_lines(result.outage)
+    if not result.resumed:
+        yield f"{result.state_bytes >> 10} KiB of state copied before, {result.last_bytes >> 10} KiB during the outage"
+        yield f"{result.connections} connections through NAT transferred, {result.jobs} jobs known"
+    if result.stays:
+        yield f"on {result.old} go on running: {', '.join(result.stays)}"
+    yield from (f"note: {note}" for note in result.notes)
+    yield f"{cluster} serves on {result.target}, generation {result.generation}, after {result.seconds:.1f} s"
+    yield "`sms adopt --undo` gives it back; `sms adopt --finish` ends the adoption"
+
+
+def _undo_lines(cluster: str, result: UndoResult) -> Iterator[str]:
+    yield from _outage_lines(result.outage)
+    yield f"{result.connections} connections through NAT transferred, {result.jobs} jobs known"
+    yield from (f"note: {note}" for note in result.notes)
+    yield f"{cluster} serves on {result.old} again, after {result.seconds:.1f} s"
+
+
+def _finish_lines(old: str, state: str) -> Iterator[str]:
+    yield f"the adoption of {old} is finished; its services are disabled there, its data is unchanged"
+    yield f"remove the moved addresses from its network configuration, and {state} when it is not needed any more"

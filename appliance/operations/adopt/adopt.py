@@ -1,0 +1,420 @@
+"""``sms adopt``: takes a live management node over into the services container of an admin host, while jobs run.
+
+Each agent decides alone when the connection is lost: the one on the old node takes the addresses back unless the target
+answers for them, the one on the target goes on only once it has them. So the next run finds one of both serving.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from appliance.errors import RolledBack, SmsError, Unverified
+from appliance.host.base import Host
+from appliance.operations import history
+from appliance.operations.adopt.carry import apply_changes, copy_changes, copy_database, copy_state, neighbours_of
+from appliance.operations.adopt.inspection import (
+    VERB,
+    Inspected,
+    inspect,
+    lock_on_old,
+    mark_on_old,
+    query_mark,
+    resume_old,
+)
+from appliance.operations.adopt.record import find_record, save_record
+from appliance.operations.adopt.rehearse import migration_facts, rehearse
+from appliance.operations.adopt.undo import give_back
+from appliance.operations.context import Cluster
+from appliance.operations.hosts.guarded import start_guard
+from appliance.operations.identity import ensure_identity
+from appliance.operations.image.deliver import Image
+from appliance.operations.lease import Leases, query_all_leases, query_lease
+from appliance.operations.migration.agents import LONG_S, QUICK_S, target_request
+from appliance.operations.migration.inspection import record_if_missing
+from appliance.operations.migration.rollback import end_agents
+from appliance.operations.migration.start import check_services, compare_jobs, launch, probe_isolated
+from appliance.operations.migration.state import Migration, MigrationResult
+from appliance.operations.migration.switch import commit, switch_addresses
+from appliance.operations.preflight import check_confinement, find_instance
+from appliance.operations.services.boot import install_unit
+from appliance.operations.services.unfinished import recover_migration
+from appliance.operations.start_note import record_start
+from appliance.plan.adopt.adoption import (
+    ADOPTED,
+    BEGUN,
+    FOLDER,
+    UNDONE,
+    Adoption,
+    AdoptPlan,
+    find_database,
+    find_role,
+    free_argv,
+    hold_argv,
+    refuse_doubtful,
+    waits_for,
+)
+from appliance.plan.machine import inside_argv
+from appliance.plan.migration.move import reset_ports, stream_ports
+from appliance.plan.services.jobs import JOBS, read_jobs
+from appliance.plan.services.network import conflists
+from appliance.progress import Progress
+from appliance.shared.adopt import AdoptRequest
+from appliance.tools.move import open_endpoint
+
+__all__ = ["AdoptResult", "adopt", "adopt_request", "refuse_doubtful", "rehearse_adopt"]
+
+GONE_S = 10.0
+"""Seconds until a silent host counts as gone, as in a migration."""
+STOP_WAIT_S = 60.0
+"""Seconds that a unit of the old node may take to stop."""
+
+
+@dataclass
+class AdoptResult:
+    """What an adoption did. Times in seconds, sizes in bytes.
+
+    ``outage`` by service, measured by this process. ``resumed``: an earlier run had done all but record it.
+    """
+
+    old: str
+    target: str
+    generation: int
+    seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    outage: dict[str, float] = field(default_factory=dict)
+    state_bytes: int = 0
+    last_bytes: int = 0
+    connections: int = 0
+    jobs: int = 0
+    stays: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    resumed: bool = False
+
+
+def rehearse_adopt(cluster: Cluster, old: Host, named: str, name: str, progress: Progress) -> AdoptPlan:
+    """Run all checks, rehearse, and return the plan with its doubts. Nothing of it is left but the image on the target.
+
+    Raises:
+        Refused: as ``inspect`` and ``rehearse``.
+    """
+    inspected = inspect(cluster, old, named, name, progress)
+    if inspected.plan.refused:
+        return inspected.plan
+    image = _prepare(cluster, inspected)
+    return rehearse(cluster, inspected, image, adopt_request(cluster, inspected.plan).state_inside, progress)
+
+
+def adopt(cluster: Cluster, old: Host, named: str, name: str, progress: Progress) -> AdoptResult:
+    """Take the old node's services over into the services container on the admin host ``name``.
+
+    Args:
+        named: the old node as [USER@]HOST[:PORT].
+
+    Raises:
+        Refused: a check failed; nothing was changed.
+        RolledBack: a step failed; the old node serves as before.
+        Unverified: the target serves, and the end was not confirmed.
+        SmsError: a step failed; the message says what is known.
+    """
+    began = time.monotonic()
+    target = cluster.host(name)
+    with ExitStack() as stack:
+        for host in (old, target):
+            stack.enter_context(host.limit_silence(GONE_S))
+        if done := _resume(cluster, old, target, progress):
+            return done
+        inspected = inspect(cluster, old, named, name, progress)
+        refuse_doubtful(inspected.plan)
+        for doubt in inspected.plan.doubts:
+            progress.report(f"WARNING: {doubt.what}; {doubt.todo}")
+        image = _prepare(cluster, inspected)
+        record = _record(cluster, inspected, named)
+        plan = rehearse(cluster, inspected, image, record.request.state_inside, progress)
+        inspected = replace(inspected, plan=plan)
+        _name_cluster(cluster, inspected, progress)
+        save_record(cluster, target, record)
+        history.note(cluster, target, VERB, "begun", old=old.name, image=image.key)
+        try:
+            result, failures = _run_steps(cluster, inspected, image, record.request, progress)
+        except BaseException as error:
+            with suppress(SmsError):
+                history.note(cluster, target, VERB, "failed", why=str(error) or type(error).__name__)
+                if not isinstance(error, Unverified):
+                    save_record(cluster, target, replace(record, phase=UNDONE))
+            raise
+        result.notes += _finish(cluster, inspected, image, record, result.parts, progress)
+        result.seconds = round(time.monotonic() - began, 3)
+        if failures:
+            give_back(cluster, replace(record, phase=ADOPTED), old, target, progress)
+            raise RolledBack(f"{failures}\n  {old.name} serves as before, with all jobs accepted since")
+    return result
+
+
+def adopt_request(cluster: Cluster, plan: AdoptPlan) -> AdoptRequest:
+    """Return the request to the agent on the old node."""
+    site = cluster.site
+    loggers = [service for service in cluster.services if service.live and service.tails]
+    controller = cluster.find_role("controller")
+    assert controller
+    return AdoptRequest(
+        cluster=site.cluster,
+        host=plan.old,
+        peer=plan.target,
+        mark=mark_on_old(cluster),
+        away=f"{FOLDER}/{site.cluster}.away",
+        lock=lock_on_old(cluster),
+        interfaces=plan.interfaces,
+        controller=plan.stops[:1],
+        accounting=plan.stops[1:],
+        stop_wait_s=STOP_WAIT_S,
+        state=plan.state,
+        state_inside=controller.state[0],
+        stream_ports=stream_ports(loggers),
+        reset_ports=reset_ports(loggers),
+    )
+
+
+def _record(cluster: Cluster, inspected: Inspected, named: str) -> Adoption:
+    plan, slurm = inspected.plan, inspected.survey.slurm
+    assert slurm
+    return Adoption(
+        cluster.site.cluster, plan.old, named, plan.target, BEGUN, time.time(), plan.stays, slurm.file,
+        adopt_request(cluster, plan),
+    )  # fmt: skip
+
+
+def _resume(cluster: Cluster, old: Host, target: Host, progress: Progress) -> AdoptResult | None:
+    """Let the agents complete or undo what a killed run has left; return the result if the target serves since."""
+    recover_migration(cluster, target, progress)
+    record = find_record(cluster)
+    resume_old(cluster, old)
+    lease, running = query_lease(target, cluster), find_instance(cluster, target)
+    if not (record and record.phase == BEGUN and record.host == target.name and running):
+        return None
+    if lease.holder != target.name:
+        return None
+    record_if_missing(cluster, target, running, lease, progress)
+    save_record(cluster, target, replace(record, phase=ADOPTED))
+    note = f"an earlier run completed the adoption of {old.name}; it has now been recorded"
+    return AdoptResult(old.name, target.name, lease.generation, stays=record.stays, notes=[note], resumed=True)
+
+
+def _prepare(cluster: Cluster, inspected: Inspected) -> Image:
+    """Write what a start needs on the target: confinement and networks. Return the image.
+
+    Raises:
+        Refused: the image cannot be trusted there.
+    """
+    target, image = inspected.target, inspected.owner.image
+    check_confinement(cluster, target, image.path)
+    for isolated in (True, False):
+        for path, text in conflists(cluster.site, cluster.services, target.name, isolated=isolated).items():
+            target.write(path, text.encode())
+    return image
+
+
+def _name_cluster(cluster: Cluster, inspected: Inspected, progress: Progress) -> None:
+    """Give the cluster its UUID, and prepare an overlay to which state is copied.
+
+    Raises:
+        Refused: hosts know another one.
+    """
+    leases = Leases(inspected.target, cluster)
+    leases.query()
+    ensure_identity(leases, progress)
+    with progress.step(f"prepare the overlay on {inspected.target.name}"):
+        inspected.owner.prepare()
+
+
+def _run_steps(
+    cluster: Cluster, inspected: Inspected, image: Image, request: AdoptRequest, progress: Progress
+) -> tuple[AdoptResult, str]:
+    """Run the steps; return the result, and the messages about services that do not answer on the target."""
+    with ExitStack() as agents:
+        migration = _open_agents(cluster, inspected, image, request, progress, agents)
+        result = AdoptResult(inspected.old.name, inspected.target.name, migration.result.generation)
+        try:
+            failures = _steps(cluster, inspected, migration, request, result)
+            _clean_up(migration, result)
+        except BaseException as error:
+            end_agents(migration, error)
+            with suppress(SmsError):
+                inspected.owner.discard()
+            _raise_outcome(cluster, inspected, migration, error)
+    done = migration.result
+    result.parts |= done.parts
+    result.outage |= {name: took for name, took in done.outage.items() if name not in result.outage}
+    result.connections, result.jobs, result.stays = done.connections, done.jobs, inspected.plan.stays
+    result.notes += done.notes
+    return result, failures
+
+
+def _open_agents(
+    cluster: Cluster, inspected: Inspected, image: Image, request: AdoptRequest, progress: Progress, stack: ExitStack
+) -> Migration:
+    """Start both agents; nothing has begun yet.
+
+    Raises:
+        Busy: another run is at work on a host.
+        Refused: something has changed since it was planned.
+    """
+    old, target = inspected.old, inspected.target
+    facts = migration_facts(cluster, inspected, image)
+    source = stack.enter_context(open_endpoint(old, "adopt_leave", request, progress))
+    source.receive("ready", patience_s=QUICK_S)
+    wanted = replace(target_request(cluster, facts), verb=VERB, prepared=inspected.owner.moving)
+    arrive = stack.enter_context(open_endpoint(target, "arrive", wanted, progress))
+    arrive.receive("ready", patience_s=QUICK_S)
+    result = MigrationResult(old.name, target.name, image.path, inspected.lease.generation + 1)
+    return Migration(cluster, facts, image, progress, source, arrive, result)
+
+
+def _steps(
+    cluster: Cluster, inspected: Inspected, migration: Migration, request: AdoptRequest, result: AdoptResult
+) -> str:
+    """Copy, stop there, start here isolated, switch; return the messages about services that do not answer then."""
+    progress, source, place = migration.progress, migration.source, request.state_inside
+    with progress.step(f"copy the state of {inspected.old.name} while it serves") as step:
+        result.state_bytes = copy_state(inspected, source, place, step)
+        copy_changes(inspected, source, place)
+        source.send("prepare_stop")
+        source.receive("prepared", patience_s=QUICK_S)
+    database, since = find_database(cluster.services) if request.accounting else None, time.monotonic()
+    with progress.step("stop the accounting there; copy its database" if database else "stop starts of units") as step:
+        source.send("stop_accounting")
+        source.receive("stopped", patience_s=request.stop_wait_s + QUICK_S)
+        if database:
+            copy_database(inspected, database.setup or "", step)
+            result.parts["database"] = round(time.monotonic() - since, 3)
+    with progress.step("send the changes since then"):
+        copy_changes(inspected, source, place)
+    migration.neighbours = neighbours_of(inspected)
+    _start_held(cluster, inspected, migration)
+    copy_changes(inspected, source, place, inside=inside_argv(cluster.site, cluster.services))
+    jobs = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60).text)
+    _hand_over_controller(cluster, inspected, migration, place, result)
+    compare_jobs(migration, jobs)
+    switch_addresses(migration)
+    if database:
+        for service in (find_role(cluster.services, "accounting"), database):
+            if service:
+                result.outage[service.name] = round(time.monotonic() - since, 3)
+    return check_services(migration)
+
+
+def _start_held(cluster: Cluster, inspected: Inspected, migration: Migration) -> None:
+    """Start the instance isolated on the target, with the controller held; the others answer before that stops there.
+
+    Its database is complete, and what it has of the controller's state is not: it must not start before it is.
+    """
+    controller, target = cluster.find_role("controller"), migration.target
+    assert controller
+    with migration.progress.step(f"start isolated on {target.name}, without {controller.name}") as step:
+        command = inspected.owner.inside(hold_argv(controller), copy=True)
+        command.host.run(*command.argv, timeout=60)
+        target.send("place")
+        target.receive("placed", patience_s=LONG_S)
+        launch(migration)
+        others = [one.name for one in cluster.services if not waits_for(cluster.services, one, controller)]
+        probe_isolated(migration, others)
+        step.detail(f"{len(migration.result.services)} services answer")
+
+
+def _hand_over_controller(
+    cluster: Cluster, inspected: Inspected, migration: Migration, place: str, result: AdoptResult
+) -> None:
+    """Stop the controller on the old node, copy the last changes, start it on the target."""
+    source, controller = migration.source, cluster.find_role("controller")
+    assert controller
+    inside = inside_argv(cluster.site, cluster.services)
+    with migration.progress.step(f"stop {controller.name} there; copy the last changes") as step:
+        began = migration.stopped_at = time.monotonic()
+        source.send("stop")
+        final, data = source.receive("final", patience_s=STOP_WAIT_S + QUICK_S)
+        apply_changes(inspected, place, data, inside=inside, then=free_argv(controller))
+        migration.complete = True
+        result.last_bytes = len(data)
+        migration.result.measured("stop", float(final["stop_s"]))
+        migration.result.measured("last changes", time.monotonic() - began - float(final["stop_s"]))
+        step.detail(f"{len(data) >> 10} KiB")
+    with migration.progress.step(f"start {controller.name} on {migration.target.name}"):
+        began = time.monotonic()
+        probe_isolated(
+            migration, [one.name for one in cluster.services if waits_for(cluster.services, one, controller)]
+        )
+        migration.result.measured("start", time.monotonic() - began)
+
+
+def _clean_up(migration: Migration, result: AdoptResult) -> None:
+    """Confirm the switch on both hosts. Errors on the old node are only noted: it decides alone, and the same."""
+    with migration.progress.step(f"clean up on {migration.source.name}"):
+        commit(migration)
+        try:
+            for do, kind in (("given", "given"), ("finish", "finished")):
+                migration.source.send(do)
+                migration.source.receive(kind, patience_s=QUICK_S)
+        except SmsError as error:
+            result.notes.append(f"{migration.source.name} has not confirmed the end: {error.message}")
+
+
+def _raise_outcome(cluster: Cluster, inspected: Inspected, migration: Migration, cause: BaseException) -> NoReturn:
+    """Raise the outcome of a failed adoption.
+
+    Raises:
+        RolledBack: the old node serves as before.
+        Unverified: the target serves.
+        SmsError: that is not known.
+    """
+    old, target = inspected.old, inspected.target
+    message = cause.message if isinstance(cause, SmsError) else "the adoption was interrupted"
+    hint = cause.hint if isinstance(cause, SmsError) else ""
+    again = f"`sms adopt {old.name} --to {target.name}` again completes it or undoes it"
+    try:
+        holds = query_lease(target, cluster).holder == target.name
+    except SmsError:
+        holds = migration.serves
+    if holds:
+        raise Unverified(f"{message}\n  {target.name} serves since the switch", hint=again) from cause
+    try:
+        mark = query_mark(cluster, old)
+        active = old.works("systemctl", "is-active", "--quiet", *inspected.plan.stops)
+    except SmsError as error:
+        raise SmsError(
+            f"{message}\n  {old.name} cannot be queried; it takes its addresses back alone once its network works: "
+            f"{error.message}",
+            hint=again,
+        ) from cause
+    if mark or not active:
+        raise SmsError(f"{message}\n  {old.name} does not serve yet: its agent is at work", hint=again) from cause
+    if isinstance(cause, SmsError) or not migration.stopped_at:
+        raise RolledBack(f"{message}\n  {old.name} serves as before", hint=hint) from cause
+    raise cause
+
+
+def _finish(
+    cluster: Cluster,
+    inspected: Inspected,
+    image: Image,
+    record: Adoption,
+    parts: Mapping[str, float],
+    progress: Progress,
+) -> list[str]:
+    """Record which host has the services; return notes about what failed."""
+    notes, old, target = [], inspected.old, inspected.target
+    try:
+        for path in conflists(cluster.site, cluster.services, target.name, isolated=True):
+            target.remove(path)
+        lease = query_lease(target, cluster)
+        record_start(cluster, target, image, lease)
+        query_all_leases(target, cluster).publish(lease)
+        install_unit(cluster, target, progress)
+        start_guard(cluster, target, progress)
+        save_record(cluster, target, replace(record, phase=ADOPTED))
+        history.note(cluster, target, VERB, "adopted", old=old.name, generation=lease.generation, parts=dict(parts))
+    except SmsError as error:
+        notes.append(f"the adoption could not be recorded: {error.message}; `sms adopt` again does it")
+    return notes

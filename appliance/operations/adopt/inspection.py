@@ -1,0 +1,206 @@
+"""What is checked before an adoption changes anything, and its plan."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from appliance.errors import Refused
+from appliance.host.base import Host
+from appliance.host.local import Local
+from appliance.operations.adopt.survey import SurveyOptions, survey
+from appliance.operations.context import Cluster, runtime_files
+from appliance.operations.engines.container_owner import ContainerOwner
+from appliance.operations.history import read_history
+from appliance.operations.lease import Leases
+from appliance.operations.preflight import check_networks, check_programs, find_instance
+from appliance.plan.adopt.adoption import (
+    FOLDER,
+    AdoptPlan,
+    OldFacts,
+    TargetFacts,
+    plan_adoption,
+)
+from appliance.plan.adopt.model import Survey
+from appliance.plan.image.definition import runtime_digest
+from appliance.plan.migration.lease import engine_error, find_holder, refuse_other_cluster
+from appliance.plan.migration.state import moved_paths
+from appliance.progress import Progress
+from appliance.shared.lease import Lease
+from appliance.tools import agent, bridge
+from appliance.tools.programs import find_missing
+from appliance.tools.scripts import script_argv
+
+VERB = "adopt"
+PROGRAMS = ("conntrack", "nsenter", "ip", "python3")
+
+
+def mark_on_old(cluster: Cluster) -> str:
+    """Return the path of the adoption's state on the old node."""
+    return f"{FOLDER}/{cluster.site.cluster}.json"
+
+
+def lock_on_old(cluster: Cluster) -> str:
+    """Return the path of the lock of the agent on the old node."""
+    return f"/run/lock/sms-adopt-{cluster.site.cluster}.lock"
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """Both hosts after the checks, and the plan. ``lease``: that nobody holds; ``jobs`` is filled by the adoption."""
+
+    old: Host
+    target: Host
+    survey: Survey
+    plan: AdoptPlan
+    lease: Lease
+    owner: ContainerOwner
+
+
+def inspect(cluster: Cluster, old: Host, named: str, name: str, progress: Progress) -> Inspected:
+    """Survey the old node, query the target, and return the plan with all doubts.
+
+    Args:
+        named: the old node as [USER@]HOST[:PORT].
+        name: of the admin host that gets the services.
+
+    Raises:
+        ConfigError: no admin host has that name.
+        Refused: the services run already, or a host cannot be queried.
+    """
+    target = cluster.host(name)
+    check_programs(target)
+    lease = find_free_lease(cluster, target)
+    found, _ = survey(SurveyOptions(target=named), progress)
+    paths = moved_paths(cluster.services)
+    owner = ContainerOwner(cluster, target, paths, progress)
+    with progress.step(f"check {old.name} and {name}"), ThreadPoolExecutor(2) as pool:
+        there = pool.submit(query_old, cluster, old, found)
+        here = pool.submit(query_target, cluster, owner)
+        facts = there.result(), here.result()
+    plan = plan_adoption(cluster.site, cluster.services, found, *facts, list(_measured(cluster, target)))
+    return Inspected(old, target, found, plan, lease, owner)
+
+
+def find_free_lease(cluster: Cluster, target: Host) -> Lease:
+    """Return the lease that nobody holds, with the highest generation.
+
+    Raises:
+        Refused: a host or an engine has the services, or a host cannot be queried.
+    """
+    leases = Leases(target, cluster)
+    views = leases.query()
+    refuse_other_cluster(views)
+    holder = find_holder(views)
+    if holder and holder.engine:
+        raise engine_error(holder)
+    if holder:
+        raise Refused(
+            f"{holder.holder} has the services of {cluster.site.cluster} already",
+            hint="`sms status` shows them; `sms adopt --undo` gives them back to the old node",
+        )
+    if leases.unreachable:
+        raise Refused(
+            f"{', '.join(leases.unreachable)} cannot be reached", hint="an admin host there may have the services"
+        )
+    if running := [one.name for one in map(cluster.host, leases.hosts) if find_instance(cluster, one)]:
+        raise Refused(f"an instance runs on {running[0]}", hint=f"sms stop --host {running[0]}")
+    own = views[target.name].lease
+    return Lease(cluster.site.cluster, leases.top, None, own.since if own else 0.0, file=target.name)
+
+
+def query_old(cluster: Cluster, old: Host, found: Survey) -> OldFacts:
+    """Query the old node for what its survey does not have."""
+    state = found.slurm.state if found.slurm else ""
+    before = time.time()
+    output = old.run(*script_argv("adopt-facts", mark_on_old(cluster), state or "/nonexistent"), timeout=60).text
+    rows = [line.split(None, 1) for line in output.splitlines() if " " in line]
+    values: dict[str, list[str]] = {}
+    for key, value in rows:
+        values.setdefault(key, []).append(value.strip()[:300])
+    clock = values.get("time", ["0"])[0]
+    ports = [int(one) for one in values.get("used", []) if one.isdigit()]
+    return OldFacts(
+        old.name,
+        _connected_to(old),
+        frozenset(values.get("program", [])),
+        values.get("key", [""])[0],
+        (float(clock) if clock.replace(".", "", 1).isdigit() else 0.0) - (before + time.time()) / 2,
+        frozenset(values.get("unit", [])),
+        tuple(ports),
+        values.get("mark", [""])[0],
+        values.get("cluster", [""])[0],
+    )
+
+
+def _connected_to(old: Host) -> str:
+    """Return the address of the old node to which this run is connected; empty if it is this machine."""
+    return "" if isinstance(old, Local) else getattr(old, "peer", "")
+
+
+def query_target(cluster: Cluster, owner: ContainerOwner) -> TargetFacts:
+    """Query the admin host that gets the services. Sends the image."""
+    target, site = owner.host, cluster.site
+    problems = []
+    try:
+        check_networks(cluster, target)
+    except Refused as error:
+        problems.append(error.message)
+    if missing := find_missing(target, *PROGRAMS):
+        problems.append(f"{target.name} lacks {', '.join(missing)}")
+    owner.check()
+    networks = (site.networks.provisioning, site.networks.public)
+    answering = (
+        {} if problems else bridge.taken(target, {str(one.address.ip): one.uplink(target.name) for one in networks})
+    )
+    key = site.secrets.munge_key
+    shown = target.run("ip", "-o", "-4", "address", "show", "scope", "global").text
+    before = time.time()
+    clock = float(target.run("date", "+%s.%N").text) - (before + time.time()) / 2
+    return TargetFacts(
+        target.name,
+        tuple(line.split()[3].partition("/")[0] for line in shown.splitlines() if len(line.split()) > 3),
+        hashlib.sha256(key.read_bytes()).hexdigest() if key and key.exists() else "",
+        clock,
+        owner.versions().slurm,
+        _slurm_uid(cluster, owner),
+        owner.free_bytes(),
+        tuple(problems),
+        answering,
+        owner.image.runtime != runtime_digest(runtime_files()),
+    )
+
+
+def _slurm_uid(cluster: Cluster, owner: ContainerOwner) -> int | None:
+    """Return the uid of SlurmUser in the image; None if it has none."""
+    controller = cluster.find_role("controller")
+    if controller is None:
+        return None
+    command = owner.inside(("id", "-u", controller.user), state=False)
+    shown = command.host.run(*command.argv, ok=None, timeout=60).text.split()
+    return int(shown[-1]) if shown and shown[-1].isdigit() else None
+
+
+def _measured(cluster: Cluster, target: Host) -> Iterator[dict[str, float]]:
+    """Yield the parts of earlier adoptions by this host, in seconds."""
+    for line in read_history(cluster, target):
+        parts = line.get("parts")
+        if line.get("verb") == VERB and line.get("event") == "adopted" and isinstance(parts, dict):
+            yield {name: float(took) for name, took in parts.items() if isinstance(took, int | float)}
+
+
+def query_mark(cluster: Cluster, old: Host) -> str:
+    """Return the state of an adoption on the old node; empty without one."""
+    text = old.run(*script_argv("adopt-facts", mark_on_old(cluster), "/nonexistent"), timeout=60).text
+    return next((line.partition(" ")[2] for line in text.splitlines() if line.startswith("mark ")), "")
+
+
+def resume_old(cluster: Cluster, old: Host) -> str:
+    """Let the agent on the old node complete or undo what a killed one has left; return the state; empty if none."""
+    if not query_mark(cluster, old):
+        return ""
+    agent.call(old, "adopt_resume", {"mark": mark_on_old(cluster), "lock": lock_on_old(cluster)})
+    return query_mark(cluster, old)

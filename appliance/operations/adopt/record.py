@@ -1,0 +1,44 @@
+"""The record of an adoption, on the admin host that got the services: what undo and finish need."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from appliance.errors import SmsError
+from appliance.host.base import Host, Unreachable
+from appliance.operations.context import Cluster
+from appliance.plan.adopt.adoption import Adoption
+from appliance.shared.records import RecordError, from_json, to_json
+
+
+def record_path(cluster: Cluster) -> str:
+    """Return the path of the record on an admin host."""
+    return f"{cluster.places.journal}/{cluster.site.cluster}.adopt.json"
+
+
+def save_record(cluster: Cluster, host: Host, record: Adoption) -> None:
+    """Write the record."""
+    host.write(record_path(cluster), to_json(record), mode=0o600)
+
+
+def find_record(cluster: Cluster) -> Adoption | None:
+    """Return the newest record of all admin hosts that answer; None without one.
+
+    Raises:
+        SmsError: one cannot be read.
+    """
+    names = [host.name for host in cluster.site.admin_hosts]
+    with ThreadPoolExecutor(len(names)) as pool:
+        found = [one for one in pool.map(lambda name: _read(cluster, cluster.host(name)), names) if one]
+    return max(found, key=lambda one: one.at, default=None)
+
+
+def _read(cluster: Cluster, host: Host) -> Adoption | None:
+    try:
+        data = host.read(record_path(cluster))
+    except Unreachable:
+        return None
+    try:
+        return from_json(Adoption, data) if data is not None else None
+    except RecordError as error:
+        raise SmsError(f"{host.name}: {record_path(cluster)}: {error}") from error

@@ -1,0 +1,88 @@
+"""Rehearses an adoption: the services start isolated on the target, with a copy of the live state, and are removed."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from appliance.errors import Refused, SmsError
+from appliance.operations.adopt.carry import copy_database, read_state
+from appliance.operations.adopt.inspection import VERB, Inspected
+from appliance.operations.context import Cluster
+from appliance.operations.image.deliver import Image
+from appliance.operations.migration.agents import LONG_S, QUICK_S, target_request
+from appliance.operations.migration.start import start_isolated
+from appliance.operations.migration.state import Inspected as MigrationFacts
+from appliance.operations.migration.state import Migration, MigrationResult
+from appliance.operations.preflight import query_confinement
+from appliance.plan.adopt.adoption import AdoptPlan, find_database
+from appliance.plan.migration.move import predict_outages, predict_parts
+from appliance.plan.migration.plan import Plan
+from appliance.plan.services.jobs import JOBS, read_jobs
+from appliance.progress import Progress
+from appliance.tools.move import open_endpoint
+
+SAVED_S = 6.0
+"""Seconds after which slurmctld has written a new job to its state (SAVE_MAX_WAIT in slurmctld/state_save.c: 5 s)."""
+
+
+def migration_facts(cluster: Cluster, inspected: Inspected, image: Image) -> MigrationFacts:
+    """Return what the steps of a migration need that an adoption shares with it."""
+    old, target, plan = inspected.old, inspected.target, inspected.plan
+    confinement = query_confinement(cluster, target)
+    how = Plan(
+        old.name, target.name, image.path, image.sha256, inspected.lease.generation, False, plan.state_bytes, 0, 0.0,
+        {}, plan.measured, list(plan.outages),
+    )  # fmt: skip
+    return MigrationFacts(old, target, 0, inspected.lease, how, confinement, confinement)
+
+
+def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, progress: Progress) -> AdoptPlan:
+    """Start the services isolated with a copy of the live state, probe them, compare the jobs; then end and remove it.
+
+    The old node only reads its state and its database.
+
+    Args:
+        place: of the state in the container.
+
+    Returns:
+        The plan, with outages that are predicted from what was measured.
+
+    Raises:
+        Refused: a service does not answer with this state, or a job is missing.
+    """
+    owner, target = inspected.owner, inspected.target
+    try:
+        jobs, listed = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60).text), time.monotonic()
+        with progress.step("rehearse: copy the live state") as step:
+            owner.prepare()
+            database = find_database(cluster.services)
+            if inspected.plan.database and database:
+                copy_database(inspected, database.setup or "", step)
+            time.sleep(max(0.0, listed + SAVED_S - time.monotonic()))
+            began = time.monotonic()
+            read_state(inspected, place, step)
+            measured = {"last changes": time.monotonic() - began}
+        facts = migration_facts(cluster, inspected, image)
+        request = replace(target_request(cluster, facts), verb=f"{VERB} rehearsal", prepared=owner.moving)
+        with open_endpoint(target, "arrive", request, progress) as arrive:
+            arrive.receive("ready", patience_s=QUICK_S)
+            arrive.send("place")
+            arrive.receive("placed", patience_s=LONG_S)
+            result = MigrationResult(inspected.old.name, target.name, image.path, 0)
+            start_isolated(Migration(cluster, facts, image, progress, arrive, arrive, result), jobs)
+            measured |= result.parts
+            arrive.send("abort", why="it was a rehearsal")
+            arrive.receive("aborted", patience_s=QUICK_S)
+    except Refused:
+        raise
+    except SmsError as error:
+        raise Refused(f"the rehearsal failed; nothing was changed: {error.message}", hint=error.hint) from error
+    finally:
+        with suppress(SmsError):
+            owner.discard()
+            target.remove(f"{owner.overlay}.partial")
+    parts = {name: seconds for name, seconds in measured.items() if name in ("last changes", "start")}
+    outages = predict_outages(cluster.services, predict_parts([parts]), shared=False)
+    return replace(inspected.plan, outages=tuple(outages), rehearsed=True)

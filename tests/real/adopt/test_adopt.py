@@ -1,0 +1,259 @@
+"""`sms adopt`: the lab's legacy node is taken over into the services container, given back, and taken over again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from appliance.host.netns import Netns
+from appliance.lab import Lab
+from appliance.operations.image.build import Built
+from appliance.operations.lab.demo import as_alice, wait_idle
+from tests.real.conftest import Playground
+from tests.real.labs import build_image, fresh_lab
+from tests.real.moves import ShortJobs, Stepping
+from tests.real.outage import Seen, watching
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("adopt")]
+OLD, TARGET, NODES, UNIT = "sms-old", "host-a", 2, "slurmctld.service"
+
+
+@pytest.fixture(scope="module")
+def legacy() -> Iterator[Playground]:
+    """A lab whose nodes use sms-old."""
+    with fresh_lab("t-adopt", NODES, legacy=True) as lab:
+        yield Playground(lab)
+
+
+@pytest.fixture(scope="module")
+def built(legacy: Playground) -> Built:
+    """The image with all that sms-old runs."""
+    return build_image(legacy.lab)
+
+
+@pytest.fixture
+def ready(legacy: Playground, built: Built) -> Playground:
+    """sms-old serves; the image is on the admin host from which it is adopted."""
+    return legacy
+
+
+@pytest.mark.full
+def test_dry_run_rehearses_and_changes_nothing(ready: Playground) -> None:
+    """All checks, and a start of the services isolated with a copy of the live state."""
+    before = ready.host(OLD).run("sh", "-c", "ip -o addr; ip -o link; systemctl list-units --state=active --plain").text
+    plan: dict[str, Any] = json.loads(
+        ready.sms("adopt", OLD, "--to", TARGET, "--dry-run", "--json", on="admin", timeout=500).stdout
+    )
+    assert plan["rehearsed"] and not [one for one in plan["doubts"] if one["severity"] == "refused"]
+    assert ready.host(OLD).run("scontrol", "ping").status == 0
+    after = ready.host(OLD).run("sh", "-c", "ip -o addr; ip -o link; systemctl list-units --state=active --plain").text
+    assert after == before
+    ready.assert_nothing_runs(TARGET)
+
+
+@dataclass
+class Story:
+    """Adopted and given back, while jobs ran, a node downloaded, and another one asked every service."""
+
+    adopted: dict[str, Any]
+    undone: dict[str, Any]
+    bad_jobs: dict[str, str]
+    short_jobs: ShortJobs
+    long_job: str
+    interactive: int
+    download: str
+    seen: dict[str, Seen]
+    accounting: dict[str, str]
+
+
+def adopt(play: Playground, *words: str) -> dict[str, Any]:
+    """`sms adopt`, as JSON."""
+    found = play.sms("adopt", *words, "--json", on="admin", timeout=500)
+    print(found.stderr.decode())
+    reported: dict[str, Any] = json.loads(found.stdout)
+    print(json.dumps(reported))
+    return reported
+
+
+@pytest.fixture(scope="module")
+def story(legacy: Playground, built: Built) -> Iterator[Story]:
+    """One story for all tests that look at it."""
+    lab, first, second = legacy.lab, legacy.host("node1"), legacy.host("node2")
+    wait_idle(first, NODES)
+    curl = ["curl", "-s", "-o", "/dev/null", "--limit-rate", "700k", "--retry", "0"]
+    curl += ["-w", "%{http_code} %{size_download} %{num_connects}", "http://10.78.0.254/big"]
+    seen: dict[str, Seen] = {}
+    with ShortJobs(lab) as jobs:
+        argv = ("sbatch", "--parsable", "--job-name=long", "--output=/dev/null", "--wrap=sleep 80")
+        long_job = as_alice(first, *argv)
+        srun = ["runuser", "-u", "alice", "--", "srun", "--job-name=interactive", "sleep", "70"]
+        interactive = subprocess.Popen([*second.prefix, *srun])
+        download = subprocess.Popen([*second.prefix, *curl], stdout=subprocess.PIPE, text=True)
+        results = []
+        for name, words in (
+            ("adopt", (OLD, "--to", TARGET)),
+            ("undo", ("--undo",)),
+        ):
+            with watching(first, legacy.host("outside")) as one:
+                results.append(adopt(legacy, *words))
+            seen[name] = one
+            print(name, one.away, one.stalled_s)
+        downloaded = download.communicate()[0]
+        ended = interactive.wait(200)
+        bad = jobs.not_completed(0)
+    wait_until(lambda: job_of(first, long_job) == "COMPLETED", "the long job", 120)
+
+    def accounted() -> dict[str, str]:
+        rows = first.run("sacct", "-X", "-n", "-P", "-a", "-S", "now-1hour", "-o", "jobid,state").text.splitlines()
+        return dict(line.split("|", 1) for line in rows)
+
+    # slurmctld sends what it has queued for slurmdbd in the background.
+    with suppress(AssertionError):
+        wait_until(lambda: {accounted().get(job) for job in jobs.ids} == {"COMPLETED"}, "the accounting", 60, 1)
+    accounting = accounted()
+    adopted, undone = results
+    yield Story(adopted, undone, bad, jobs, long_job, ended, downloaded, seen, accounting)
+
+
+def job_of(node: Netns, job: str) -> str:
+    """State of a job, as the controller knows it."""
+    shown = node.run("scontrol", "-o", "show", "job", job, ok=None).text
+    return next((word.partition("=")[2] for word in shown.split() if word.startswith("JobState=")), "")
+
+
+def test_no_job_is_lost(story: Story) -> None:
+    assert story.bad_jobs == {} and story.short_jobs.given_twice == []
+    assert story.interactive == 0
+    assert story.accounting[story.long_job] == "COMPLETED"
+
+
+def test_the_accounting_is_complete(story: Story) -> None:
+    """Across both switches: each job that was accepted, with its end."""
+    assert {story.accounting.get(job) for job in story.short_jobs.ids} == {"COMPLETED"}
+
+
+def test_a_download_goes_on(story: Story) -> None:
+    """Over the same connection, through NAT of the old node, of the container, and of the old node again."""
+    assert story.download.split() == ["200", str(50 << 20), "1"]
+
+
+def serving(play: Playground) -> list[str]:
+    """Who has the addresses and runs the controller: exactly one, always but for a moment."""
+    found, old = [], play.host(OLD)
+    if "10.77.0.1/" in old.run("ip", "-o", "-4", "address").text and old.works("systemctl", "-q", "is-active", UNIT):
+        found.append(OLD)
+    if play.lease(TARGET).get("holder") == TARGET and play.instances(TARGET):
+        found.append(TARGET)
+    return found
+
+
+def wait_served(play: Playground) -> str:
+    """Return who serves, once one does and a node reaches it."""
+    wait_until(lambda: len(serving(play)) == 1, "one of both serves", 60, 0.5)
+    wait_until(lambda: play.host("node1").works("scontrol", "ping"), "the controller answers", 60, 0.5)
+    return serving(play)[0]
+
+
+def controllers(play: Playground) -> int:
+    """Controllers that run and are not isolated."""
+    return len(serving(play)) + (
+        OLD not in serving(play) and play.host(OLD).works("systemctl", "-q", "is-active", UNIT)
+    )
+
+
+def back_on_old(play: Playground) -> None:
+    """The old node serves, whatever was before."""
+    if serving(play) == [TARGET]:
+        play.sms("adopt", "--undo", on="admin", timeout=300)
+    assert wait_served(play) == OLD
+
+
+@pytest.mark.parametrize(
+    ("step", "how"),
+    [
+        (">release", "kill"),
+        pytest.param(">note", "kill", marks=pytest.mark.full),
+        pytest.param(">prepare_stop", "kill", marks=pytest.mark.full),
+        pytest.param(">stop_accounting", "kill", marks=pytest.mark.full),
+        pytest.param("<place 2", "kill", marks=pytest.mark.full),
+        pytest.param(">stop", "kill", marks=pytest.mark.full),
+        pytest.param("<up", "kill", marks=pytest.mark.full),
+        pytest.param(">up", "kill", marks=pytest.mark.full),
+        pytest.param(">given", "kill", marks=pytest.mark.full),
+        pytest.param("<up", "network", marks=pytest.mark.full),
+        pytest.param(">up", "network", marks=pytest.mark.full),
+        pytest.param(">stop", "network", marks=pytest.mark.full),
+    ],
+)
+def test_a_killed_adoption_leaves_one_controller(legacy: Playground, built: Built, step: str, how: str) -> None:
+    """The command is killed, or the old node loses its network for 20 s: one serves, and the next run goes on."""
+    back_on_old(legacy)
+    node = legacy.host("node1")
+    wait_idle(node, NODES)
+    job = as_alice(node, "sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 600")
+    run = Stepping(legacy.lab, "-q", "adopt", OLD, "--to", TARGET, options=())
+    assert run.to(step), run.end(10).stderr.decode()
+    if how == "kill":
+        run.kill()
+    else:
+        with unplugged(legacy.lab):
+            run.let_go()
+            time.sleep(20)
+            assert controllers(legacy) <= 1
+    run.end(120)
+    served = wait_served(legacy)
+    assert controllers(legacy) == 1
+    print(step, how, served)
+    if served == OLD:
+        wait_until(lambda: job_of(node, job) == "RUNNING", "the job runs", 60)
+    # Refused if the command itself has completed it.
+    legacy.sms("adopt", OLD, "--to", TARGET, on="admin", ok=(0,) if served == OLD else (0, 3), timeout=300)
+    assert wait_served(legacy) == TARGET
+    wait_until(lambda: job_of(node, job) == "RUNNING", "the job runs", 60)
+    node.run("scancel", job)
+
+
+@contextmanager
+def unplugged(lab: Lab) -> Iterator[None]:
+    """The cables of the old node are pulled within the context."""
+    old = next(host for host in lab.layout.hosts if host.name == OLD)
+    switch = ("ip", "-n", lab.layout.namespace("switch"), "link", "set")
+    ports = [old.port(network) for network in old.addresses]
+    for port in ports:
+        subprocess.run([*switch, port, "down"], check=True)
+    try:
+        yield
+    finally:
+        for port in ports:
+            subprocess.run([*switch, port, "up"], check=True)
+
+
+def test_the_old_node_stays_away_once_adopted(legacy: Playground) -> None:
+    """Its units do not run, it has its own addresses, and nobody else those that moved."""
+    old = legacy.host(OLD)
+    assert not old.works("systemctl", "is-active", "slurmctld")
+    assert not old.works("systemctl", "start", "slurmctld") or not old.works("systemctl", "is-active", "slurmctld")
+    shown = old.run("ip", "-o", "-4", "address").text
+    assert "10.77.0.1/" not in shown and "10.77.0.5/" in shown
+    assert legacy.instances(TARGET) == ["sms-lab"]
+    assert legacy.status()["healthy"]
+
+
+def test_a_second_adoption_is_refused(legacy: Playground) -> None:
+    found = legacy.sms("adopt", OLD, "--to", TARGET, on="admin", ok=(3,))
+    assert b"has the services" in found.stderr
+
+
+def test_finish_forgets(legacy: Playground) -> None:
+    """After it, there is nothing to undo."""
+    legacy.sms("adopt", "--finish", on="admin")
+    assert not legacy.host(OLD).works("systemctl", "is-enabled", "slurmctld")
+    legacy.sms("adopt", "--undo", on="admin", ok=(3,))
