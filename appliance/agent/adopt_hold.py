@@ -3,6 +3,7 @@
 import os
 import select
 import socket
+import time
 from typing import Any, Dict
 
 from appliance.agent import protocol
@@ -16,6 +17,9 @@ RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR = 0x1, 0x10, 0x100
 """linux/rtnetlink.h."""
 LOOK_S = 10.0
 """Seconds after which it looks again although nothing has changed."""
+CONFIGURED_S = 30.0
+"""Seconds after which the network of the node should be configured. It is not where its configuration finds an
+interface by the MAC address that has moved: then the guard adds the addresses that stay."""
 PAUSE_S = 0.05
 """Seconds to wait for further changes after one."""
 
@@ -26,16 +30,17 @@ def hold(request: Dict[str, Any]) -> Dict[str, Any]:
     changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
     changes.bind((0, RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR))
     with changes:
-        _look(mark, lock, only_remove=True)
+        _look(mark, lock, early=True)
         _notify_ready()
-        while _look(mark, lock):
+        began = time.monotonic()
+        while _look(mark, lock, late=time.monotonic() > began + CONFIGURED_S):
             if select.select([changes], [], [], LOOK_S)[0]:
                 select.select([], [], [], PAUSE_S)
                 _drain(changes)
     return {}
 
 
-def _look(mark: str, lock: str, *, only_remove: bool = False) -> bool:
+def _look(mark: str, lock: str, *, early: bool = False, late: bool = False) -> bool:
     """Do what the stored state asks for; return whether there is one."""
     try:
         with hold_lock(lock):
@@ -43,8 +48,8 @@ def _look(mark: str, lock: str, *, only_remove: bool = False) -> bool:
             if node is None:
                 return False
             if node.mark.state in ("given", "released"):
-                node.keep_away()
-            if node.mark.state != "given" and not only_remove:
+                node.keep_away(early=early, late=late)
+            if node.mark.state != "given" and not early:
                 recover(node, lambda: False, sure=False)
             return os.path.exists(mark)
     except Locked:

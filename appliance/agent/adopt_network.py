@@ -60,6 +60,14 @@ def has_any_moved(wanted: OldInterface) -> bool:
     return bool(there & set(wanted.moves)) or str(link["address"]).lower() == wanted.mac.lower()
 
 
+def lacks_kept(wanted: OldInterface) -> bool:
+    """Return whether an interface lacks one of the addresses that stay."""
+    try:
+        return not {_with_prefix(one) for one in _link(wanted.name)["addr_info"]}.issuperset(wanted.keeps)
+    except Problem:
+        return False
+
+
 def save_interface(wanted: OldInterface) -> SavedInterface:
     """Return an interface as it is now."""
     infos = [one for one in _link(wanted.name)["addr_info"] if _is_kept(one)]
@@ -79,17 +87,28 @@ def release(wanted: OldInterface, saved: SavedInterface) -> None:
     Raises:
         Problem: one step failed.
     """
-    lines = ["address del %s dev %s" % (one, wanted.name) for one in wanted.moves]
-    with _Changing(wanted.name):
-        # In one process, and the rest is looked at afterwards: until then nobody has the addresses.
-        _batch([*lines, "link set dev %s address %s" % (wanted.name, wanted.spare_mac)])
-        set_mac(wanted.name, wanted.spare_mac)
+    remove_moved(wanted, saved)
+    # The guard may be the one that sets it up, where the node's own configuration finds it by its MAC address.
+    _batch(["link set dev %s up" % wanted.name])
     moving = set(wanted.moves)
     kept = [one for one in saved.addresses if one.split()[0] not in moving]
     there = _add_missing(wanted.name, kept, [one for one in (_without(route, wanted) for route in saved.routes) if one])
     if there & moving:
         raise Problem("%s has %s still" % (wanted.name, ", ".join(sorted(there & moving))))
     arp.announce(wanted.name, arp.ipv4(wanted.keeps), wanted.spare_mac)
+
+
+def remove_moved(wanted: OldInterface, saved: SavedInterface) -> None:
+    """Remove the addresses that move, and replace the MAC address, without a look at what gets lost.
+
+    Raises:
+        Problem: the interface does not take the MAC address.
+    """
+    lines = ["address del %s dev %s" % (one, wanted.name) for one in wanted.moves]
+    with _Changing(wanted.name):
+        # In one process, and the rest is looked at afterwards: until then nobody has the addresses.
+        _batch([*lines, "link set dev %s address %s" % (wanted.name, wanted.spare_mac)])
+        set_mac(wanted.name, wanted.spare_mac)
 
 
 def restore(wanted: OldInterface, saved: SavedInterface) -> None:

@@ -142,14 +142,24 @@ class OldNode:
         """
         self._each(adopt_network.release)
 
-    def keep_away(self) -> None:
-        """Give the addresses away again where something has added them.
+    def keep_away(self, *, early: bool, late: bool) -> None:
+        """Remove what has moved where something has added it.
+
+        Args:
+            early: the network of the node is not configured yet: only what moves is looked at.
+            late: it should be by now: what stays is added where it is missing.
 
         Raises:
-            Problem, OSError: not all could be.
+            Problem, OSError: not all could be done.
         """
-        if any(adopt_network.has_any_moved(one) for one in self.request.interfaces):
-            self.record_event("removed again", what="addresses that the services container has")
+        interfaces = self.request.interfaces
+        moved = [one for one in interfaces if adopt_network.has_any_moved(one)]
+        if early:
+            saved = {one.name: one for one in self.mark.interfaces}
+            for one in moved:
+                adopt_network.remove_moved(one, saved[one.name])
+        elif moved or (late and any(adopt_network.lacks_kept(one) for one in interfaces)):
+            self.record_event("removed again", interfaces=[one.name for one in moved])
             self.give_addresses()
 
     def take_addresses(self) -> None:

@@ -309,6 +309,21 @@ def test_addresses_that_return_are_removed(node: OldNode) -> None:
     wait_until(lambda: not node.guard_runs(), "the guard has ended")
 
 
+@pytest.mark.full  # the guard waits for half a minute
+def test_addresses_that_stay_are_added_where_the_configuration_does_not_find_the_interface(node: OldNode) -> None:
+    """Because it looks for the MAC address that has moved."""
+    adopted(node)
+    node.stop_guard()
+    for net in MACS:
+        node.old.ip(f"address flush dev {net}", f"link set {net} down address {MACS[net]}")
+    node.start_guard()
+    wait_until(lambda: node.network()["macs"]["prov"] == SPARE["prov"], "the guard")
+    assert not node.reaches("10.1.0.9")
+    wait_until(lambda: node.reaches("10.1.0.9") and node.reaches("192.0.2.9"), "the addresses that stay", every_s=2)
+    assert has_left(node)
+    assert any(line.startswith("default via 192.0.2.254 dev pub") for line in node.network()["routes"])
+
+
 @pytest.mark.parametrize("state", [pytest.param("stopping", marks=FULL), "released", "target serves"])
 def test_a_reboot_amid_the_switch(node: OldNode, state: str) -> None:
     before = node.network()
@@ -447,7 +462,8 @@ def test_an_interrupted_undo(node: OldNode, state: str, end: str) -> None:
     else:
         agent.kill()
         found = node.call("adopt_resume")
-        assert (found["found"], found["trouble"]) == ("given" if state == "given" else "up", "")
+        # The guard may have completed it before.
+        assert found["found"] in (["given"] if state == "given" else ["up", ""]) and not found["trouble"]
     if state == "given":
         assert node.mark()["state"] == "given" and node.runs() == []
         assert node.network()["addresses"]["prov"] == KEEPS["prov"]
