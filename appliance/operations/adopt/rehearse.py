@@ -22,9 +22,11 @@ from appliance.plan.migration.plan import Plan
 from appliance.plan.services.jobs import JOBS, read_jobs
 from appliance.progress import Progress
 from appliance.tools.move import open_endpoint
+from appliance.tools.scripts import script_argv
 
-SAVED_S = 6.0
-"""Seconds after which slurmctld has written a new job to its state (SAVE_MAX_WAIT in slurmctld/state_save.c: 5 s)."""
+SAVED_S = 15
+"""Seconds within which slurmctld writes a new job to its state: 5 s (SAVE_MAX_WAIT in slurmctld/state_save.c), and what
+a slow disk takes. Where no job has changed, it writes none."""
 
 
 def migration_facts(cluster: Cluster, inspected: Inspected, image: Image) -> MigrationFacts:
@@ -54,13 +56,13 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
     """
     owner, target = inspected.owner, inspected.target
     try:
-        jobs, listed = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60).text), time.monotonic()
+        jobs = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60).text)
         with progress.step("rehearse: copy the live state") as step:
+            inspected.old.run(*script_argv("wait-until-saved", inspected.plan.state, str(SAVED_S)), timeout=60)
             owner.prepare()
             database = find_database(cluster.services)
             if inspected.plan.database and database:
                 copy_database(inspected, database.setup or "", step)
-            time.sleep(max(0.0, listed + SAVED_S - time.monotonic()))
             began = time.monotonic()
             read_state(inspected, place, step)
             measured = {"last changes": time.monotonic() - began}
