@@ -38,6 +38,11 @@ from appliance.tools.scripts import script_argv as shell_argv
 
 STOP_WAIT_S, START_WAIT_S, SWITCH_S = 60.0, 60.0, 5.0
 GONE_S = 10.0
+CONFIGURATION = (
+    *("/etc/network/interfaces", "/etc/network/interfaces.d", "/etc/netplan", "/etc/systemd/network"),
+    *("/etc/NetworkManager/system-connections", "/etc/sysconfig/network-scripts", "/etc/sysconfig/network"),
+)
+"""Where distributions have the addresses of interfaces."""
 OLD_REPLIES = ("ready", "armed", "up", "serves", "committed")
 DUMP = (
     *("mariadb-dump", "--no-defaults", "--socket=/run/mysqld/mysqld.sock", "--single-transaction", "--quick"),
@@ -292,7 +297,7 @@ def finish(cluster: Cluster, progress: Progress) -> Adoption:
     """End an adoption for good: it cannot be undone any more.
 
     Raises:
-        Refused: there is none that could be finished.
+        Refused: there is none that could be finished, or the old node's network configuration has what has moved.
     """
     record = find_record(cluster)
     if record is None or record.phase != ADOPTED:
@@ -300,9 +305,10 @@ def finish(cluster: Cluster, progress: Progress) -> Adoption:
     old = open_host(record.target)
     if resume_old(cluster, old) != "given":
         raise Refused(f"{record.old} is not as the adoption left it", hint="`sms adopt --undo` shows what is left")
+    _refuse_configured(old, record)
     with (
         progress.step(f"finish on {record.old}"),
-        open_endpoint(old, "adopt_return", record.request, progress) as target,
+        open_endpoint(old, "adopt_return", _return_request(record, record.host), progress) as target,
     ):
         target.receive("ready", patience_s=QUICK_S)
         target.send("forget")
@@ -310,3 +316,19 @@ def finish(cluster: Cluster, progress: Progress) -> Adoption:
     done = replace(record, phase=FINISHED)
     save_record(cluster, cluster.host(record.host), done)
     return done
+
+
+def _refuse_configured(old: Host, record: Adoption) -> None:
+    """Check that no network configuration of the old node has an address that has moved: a boot would bring it back.
+
+    Raises:
+        Refused: one has.
+    """
+    moved = [one.partition("/")[0] for each in record.request.interfaces for one in each.moves]
+    words = [word for address in moved for word in ("-e", address)]
+    found = old.run("grep", "-rlwF", *words, "--", *CONFIGURATION, ok=None, timeout=60).text.split()
+    if found:
+        raise Refused(
+            f"{', '.join(found[:5])} of {record.old} still has {' or '.join(moved)}: a boot would bring that back",
+            hint="remove what has moved from its network configuration, then run this again",
+        )

@@ -253,7 +253,12 @@ def test_a_second_adoption_is_refused(legacy: Playground) -> None:
 
 
 def test_finish_forgets(legacy: Playground) -> None:
-    """After it, there is nothing to undo."""
+    """Not while a boot of the old node would bring the addresses back; after it, there is nothing to undo."""
+    configured = "/etc/network/interfaces.d/eno1"
+    legacy.host(OLD).run("mkdir", "-p", "/etc/network/interfaces.d")
+    legacy.host(OLD).write(configured, b"iface eno1 inet static\n  address 10.77.0.1/24\n")
+    assert configured.encode() in legacy.sms("adopt", "--finish", on="admin", ok=(3,)).stderr
+    legacy.host(OLD).run("rm", configured)
     legacy.sms("adopt", "--finish", on="admin")
     assert not legacy.host(OLD).works("systemctl", "is-enabled", "slurmctld")
     legacy.sms("adopt", "--undo", on="admin", ok=(3,))
