@@ -25,6 +25,7 @@ from appliance.operations.adopt.inspection import (
     query_mark,
     resume_old,
 )
+from appliance.operations.adopt.isolated import find_controller, start_held, wait_for_held
 from appliance.operations.adopt.record import find_record, save_record
 from appliance.operations.adopt.rehearse import migration_facts, rehearse
 from appliance.operations.adopt.undo import give_back
@@ -33,10 +34,10 @@ from appliance.operations.hosts.guarded import start_guard
 from appliance.operations.identity import ensure_identity
 from appliance.operations.image.deliver import Image
 from appliance.operations.lease import Leases, query_all_leases, query_lease
-from appliance.operations.migration.agents import LONG_S, QUICK_S, target_request
+from appliance.operations.migration.agents import QUICK_S, target_request
 from appliance.operations.migration.inspection import record_if_missing
 from appliance.operations.migration.rollback import end_agents
-from appliance.operations.migration.start import check_services, compare_jobs, launch, probe_isolated
+from appliance.operations.migration.start import check_services, compare_jobs
 from appliance.operations.migration.state import Migration, MigrationResult
 from appliance.operations.migration.switch import commit, switch_addresses
 from appliance.operations.preflight import check_confinement, find_instance
@@ -53,9 +54,7 @@ from appliance.plan.adopt.adoption import (
     find_database,
     find_role,
     free_argv,
-    hold_argv,
     refuse_doubtful,
-    waits_for,
 )
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.move import reset_ports, stream_ports
@@ -293,7 +292,7 @@ def _steps(
     with progress.step("send the changes since then"):
         copy_changes(inspected, source, place)
     migration.neighbours = neighbours_of(inspected)
-    _start_held(cluster, inspected, migration)
+    result.parts["isolated"] = round(start_held(cluster, inspected.owner, migration), 3)
     copy_changes(inspected, source, place, inside=inside_argv(cluster.site, cluster.services))
     jobs = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60).text)
     _hand_over_controller(cluster, inspected, migration, place, result)
@@ -306,30 +305,11 @@ def _steps(
     return check_services(migration)
 
 
-def _start_held(cluster: Cluster, inspected: Inspected, migration: Migration) -> None:
-    """Start the instance isolated on the target, with the controller held; the others answer before that stops there.
-
-    Its database is complete, and what it has of the controller's state is not: it must not start before it is.
-    """
-    controller, target = cluster.find_role("controller"), migration.target
-    assert controller
-    with migration.progress.step(f"start isolated on {target.name}, without {controller.name}") as step:
-        command = inspected.owner.inside(hold_argv(controller), copy=True)
-        command.host.run(*command.argv, timeout=60)
-        target.send("place")
-        target.receive("placed", patience_s=LONG_S)
-        launch(migration)
-        others = [one.name for one in cluster.services if not waits_for(cluster.services, one, controller)]
-        probe_isolated(migration, others)
-        step.detail(f"{len(migration.result.services)} services answer")
-
-
 def _hand_over_controller(
     cluster: Cluster, inspected: Inspected, migration: Migration, place: str, result: AdoptResult
 ) -> None:
     """Stop the controller on the old node, copy the last changes, start it on the target."""
-    source, controller = migration.source, cluster.find_role("controller")
-    assert controller
+    source, controller = migration.source, find_controller(cluster)
     inside = inside_argv(cluster.site, cluster.services)
     with migration.progress.step(f"stop {controller.name} there; copy the last changes") as step:
         began = migration.stopped_at = time.monotonic()
@@ -341,12 +321,7 @@ def _hand_over_controller(
         migration.result.measured("stop", float(final["stop_s"]))
         migration.result.measured("last changes", time.monotonic() - began - float(final["stop_s"]))
         step.detail(f"{len(data) >> 10} KiB")
-    with migration.progress.step(f"start {controller.name} on {migration.target.name}"):
-        began = time.monotonic()
-        probe_isolated(
-            migration, [one.name for one in cluster.services if waits_for(cluster.services, one, controller)]
-        )
-        migration.result.measured("start", time.monotonic() - began)
+    wait_for_held(cluster, migration)
 
 
 def _clean_up(migration: Migration, result: AdoptResult) -> None:

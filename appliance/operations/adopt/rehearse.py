@@ -9,15 +9,16 @@ from dataclasses import replace
 from appliance.errors import Refused, SmsError
 from appliance.operations.adopt.carry import copy_database, read_state
 from appliance.operations.adopt.inspection import VERB, Inspected
+from appliance.operations.adopt.isolated import find_controller, start_held, wait_for_held
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
-from appliance.operations.migration.agents import LONG_S, QUICK_S, target_request
-from appliance.operations.migration.start import start_isolated
+from appliance.operations.migration.agents import QUICK_S, target_request
+from appliance.operations.migration.start import compare_jobs
 from appliance.operations.migration.state import Inspected as MigrationFacts
 from appliance.operations.migration.state import Migration, MigrationResult
 from appliance.operations.preflight import query_confinement
-from appliance.plan.adopt.adoption import AdoptPlan, find_database
-from appliance.plan.migration.move import predict_outages, predict_parts
+from appliance.plan.adopt.adoption import AdoptPlan, find_database, free_argv, predict_adoption
+from appliance.plan.machine import inside_argv
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.jobs import JOBS, read_jobs
 from appliance.progress import Progress
@@ -60,20 +61,25 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
         with progress.step("rehearse: copy the live state") as step:
             inspected.old.run(*script_argv("wait-until-saved", inspected.plan.state, str(SAVED_S)), timeout=60)
             owner.prepare()
-            database = find_database(cluster.services)
+            measured, database = dict[str, float](), find_database(cluster.services)
             if inspected.plan.database and database:
+                began = time.monotonic()
                 copy_database(inspected, database.setup or "", step)
+                measured["database"] = time.monotonic() - began
             began = time.monotonic()
             read_state(inspected, place, step)
-            measured = {"last changes": time.monotonic() - began}
+            measured["last changes"] = time.monotonic() - began
         facts = migration_facts(cluster, inspected, image)
         request = replace(target_request(cluster, facts), verb=f"{VERB} rehearsal", prepared=owner.moving)
         with open_endpoint(target, "arrive", request, progress) as arrive:
             arrive.receive("ready", patience_s=QUICK_S)
-            arrive.send("place")
-            arrive.receive("placed", patience_s=LONG_S)
             result = MigrationResult(inspected.old.name, target.name, image.path, 0)
-            start_isolated(Migration(cluster, facts, image, progress, arrive, arrive, result), jobs)
+            migration = Migration(cluster, facts, image, progress, arrive, arrive, result)
+            measured["isolated"] = start_held(cluster, owner, migration)
+            free = inside_argv(cluster.site, cluster.services, *free_argv(find_controller(cluster)))
+            target.run(*free, timeout=60)
+            wait_for_held(cluster, migration)
+            compare_jobs(migration, jobs)
             measured |= result.parts
             arrive.send("abort", why="it was a rehearsal")
             arrive.receive("aborted", patience_s=QUICK_S)
@@ -85,6 +91,5 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
         with suppress(SmsError):
             owner.discard()
             target.remove(f"{owner.overlay}.partial")
-    parts = {name: seconds for name, seconds in measured.items() if name in ("last changes", "start")}
-    outages = predict_outages(cluster.services, predict_parts([parts]), shared=False)
-    return replace(inspected.plan, outages=tuple(outages), rehearsed=True)
+    outages = predict_adoption(cluster.services, [measured], database=inspected.plan.database)
+    return replace(inspected.plan, outages=outages, rehearsed=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from ipaddress import IPv4Address, IPv4Interface
+from statistics import median
 from typing import Literal
 
 from appliance.catalog import Service
@@ -24,6 +25,8 @@ from appliance.shared.adopt import AdoptRequest, OldInterface
 FOLDER = "/var/lib/sms-adopt"
 """Folder of the adoption's files on the old node."""
 ROLES: tuple[Role, ...] = ("controller", "accounting")
+EARLIER = {"database": 5.0, "isolated": 4.0}
+"""Parts before the controller stops, in seconds when none was measured."""
 Severity = Literal["refused", "warning"]
 
 
@@ -414,6 +417,30 @@ def find_stays(survey: Survey, services: Sequence[Service], used: Sequence[int])
     return stays, doubts
 
 
+def predict_adoption(
+    services: Sequence[Service], measured: Sequence[Mapping[str, float]], *, database: bool
+) -> tuple[ServiceOutage, ...]:
+    """Return the predicted outage of each service: medians of what was measured, else defaults.
+
+    The accounting stops before its database is copied and the other services start, and the controller after that.
+
+    Args:
+        measured: seconds of the parts of adoptions or of a rehearsal: those of a migration, ``database`` (its copy) and
+            ``isolated`` (the start of all but the controller).
+        database: the accounting database is copied.
+    """
+    more = 0.0
+    for part, default in EARLIER.items():
+        more += median([one[part] for one in measured if part in one] or [default])
+    first = find_role(services, "accounting"), find_database(services)
+    return tuple(
+        replace(one, predicted_s=round(one.predicted_s + more, 3))
+        if database and one.name in [each.name for each in first if each]
+        else one
+        for one in predict_outages(services, predict_parts(measured), shared=False)
+    )
+
+
 def plan_adoption(
     site: Site,
     services: Sequence[Service],
@@ -446,7 +473,7 @@ def plan_adoption(
         (slurm.state_kb or 0) << 10 if slurm else 0,
         accounting,
         (slurm.database_kb or 0) << 10 if slurm else 0,
-        tuple(predict_outages(services, predict_parts(measured), shared=False)),
+        predict_adoption(services, measured, database=accounting),
         len(measured),
         (*missing, *judge(site, services, survey, old, target, interfaces), *busy),
     )

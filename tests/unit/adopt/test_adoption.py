@@ -19,6 +19,7 @@ from appliance.plan.adopt.adoption import (
     OldFacts,
     TargetFacts,
     plan_adoption,
+    predict_adoption,
     refuse_doubtful,
     spare_mac,
 )
@@ -192,3 +193,22 @@ def test_an_interface_has_another_address_of_its_own_meanwhile() -> None:
     assert first == spare_mac("lab", PROV[1].upper())
     assert len({first, spare_mac("lab", PUB[1]), spare_mac("other", PROV[1]), PROV[1]}) == 4
     assert int(first[:2], 16) & 3 == 2  # locally administered, of one machine
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        ([], {"slurmctld": 2.7, "slurmdbd": 11.7, "mariadb": 11.7, "nat": 0.2}),
+        (
+            [{"stop": 1.0, "last changes": 0.5, "start": 1.0, "switch": 0.1, "database": 20.0, "isolated": 4.0}],
+            {"slurmctld": 2.6, "slurmdbd": 26.6, "mariadb": 26.6, "nat": 0.1},
+        ),
+    ],
+)
+def test_the_accounting_is_away_longer(measured: list[dict[str, float]], expected: dict[str, float]) -> None:
+    """It stops before its database is copied; slurmctld queues its records."""
+    services = select(CATALOG, ["slurmctld", "slurmdbd", "nat"])
+    found = {one.name: one.predicted_s for one in predict_adoption(services, measured, database=True)}
+    assert {name: found[name] for name in expected} == expected
+    without = {one.name: one.predicted_s for one in predict_adoption(services, measured, database=False)}
+    assert without["slurmdbd"] == without["slurmctld"] == expected["slurmctld"]
