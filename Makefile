@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all that is needed on a fresh Debian 12 machine, as root.
-.PHONY: help setup setup-tests core demo demo-vm demo-engines test test-core test-engines test-full engines fast lint format bench bench-full wheel lock apptainer-pins schema man imports clean
+.PHONY: help setup setup-tests core demo demo-vm demo-engines demo-adopt test test-core test-engines test-full engines fast lint format bench bench-full wheel lock apptainer-pins schema man imports clean
 
 # Where it is set, every start of `sms` compiles its modules again: half of its processor time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,6 +13,7 @@ MAN = docs/man/sms.1
 help:
 	@echo "make demo    set up, then run the main job in the one-machine lab"
 	@echo "make demo-vm set up, then the provisioning VM: machines without a disk boot from it; it is switched off"
+	@echo "make demo-adopt    set up, then a management node that serves is adopted with its jobs running, and gets all back"
 	@echo "make demo-engines  make engines, then the services move to Kubernetes, to Nomad and back under a running job"
 	@echo "make fast    unit tests that need no other program (under a minute, no root once set up)"
 	@echo "make test    set up, then check and test every behaviour, with real programs as root (50 minutes; the first time also what make engines takes)"
@@ -42,6 +43,9 @@ demo: setup
 
 demo-vm: setup
 	@.venv/bin/sms lab demo --metal 2
+
+demo-adopt: setup
+	@.venv/bin/sms lab demo --nodes 2 --legacy
 
 demo-engines: engines
 	@.venv/bin/sms lab demo --nodes 2 --engine kubernetes --engine nomad

@@ -417,6 +417,8 @@ TABLES = {
 2 usage          lab up --engine docker
 2 ConfigError    lab up --name t-none --engine nomad --shape routed
 2 ConfigError    lab demo --name t-none --engine nomad --nodes 1
+2 ConfigError    lab demo --name t-none --legacy --nodes 1
+2 ConfigError    lab demo --name t-none --legacy --metal 1
 3 Refused        lab status --name t-none
 2 ConfigError    lab status --name A/B
 3 Refused        lab exec --name t-none node1 true

@@ -11,6 +11,7 @@ from appliance.cli.common import Verbs, add_json, duration, print_result, verb
 EXAMPLES = """\
   sms lab demo                                     build, start and use the services container
   sms lab demo --nodes 2 --engine kubernetes       the services move to Kubernetes and back
+  sms lab demo --nodes 2 --legacy                  a management node that serves is adopted, with the jobs running
   sms lab up --nodes 2                             only the cluster
   sms lab up --shape routed                        compute nodes behind a router
   sms lab up --nodes 0 --metal 2                   diskless machines, for the provisioning VM
@@ -273,6 +274,11 @@ def _add_demo(parts: Any) -> None:
         help="demonstrate the provisioning VM instead: N diskless machines boot from it, then it is switched off",
     )
     _add_engine(parser)
+    parser.add_argument(
+        "--legacy",
+        action="store_true",
+        help="demonstrate `sms adopt` instead, of a node that serves",
+    )
     add_json(parser)
     parser.set_defaults(run=_demo)
 
@@ -288,13 +294,20 @@ def _demo(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from appliance.cli import screen, steps
+    from appliance.errors import ConfigError
     from appliance.operations.lab.demo import demo
 
+    if sum(map(bool, (arguments.metal, arguments.engines, arguments.legacy))) > 1:
+        raise ConfigError("--metal, --engine and --legacy are demonstrations of their own", hint="give one of them")
     progress = steps.progress(arguments.quiet)
     if arguments.metal:
         from appliance.operations.lab.demo_vm import demo_vm
 
         shown = demo_vm(arguments.name, arguments.metal, progress, quiet=arguments.quiet)
+    elif arguments.legacy:
+        from appliance.operations.lab.demo_adopt import demo_adopt
+
+        shown = demo_adopt(arguments.name, arguments.nodes, progress)
     elif arguments.engines:
         from appliance.operations.lab.demo_engines import demo_engines
 

@@ -79,19 +79,13 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> D
 
     check = partial(report.try_out, progress)
 
-    def build_image() -> str:
-        cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
-        built = build(cluster, progress, lock=lab.etc / "sms.lock")
-        state = "built" if built.fresh else "unchanged"
-        return f"{state}, {built.packages} packages, {built.bytes >> 20} MiB, key {built.key[:12]}"
-
     began = time.monotonic()
     lab_up(name, nodes, progress)
     lab = Lab.open(name)
     hosts = f"{len(lab.nodes)} compute nodes, host-a, host-b, admin, outside"
     report.checks.append(Check("a cluster on this machine", hosts, round(time.monotonic() - began, 2)))
     node, other = lab.host(lab.nodes[0]), lab.host(lab.nodes[-1])
-    check("a signed services container", build_image, own_progress=True)
+    check("a signed services container", lambda: build_image(lab, progress), own_progress=True)
     check(f"sms start --host {CARRIER}, over SSH", lambda: start(lab, quiet), own_progress=True)
     with tempfile.TemporaryDirectory(prefix="sms-demo-") as folder:
         capture = Path(folder) / "demo.pcap"
@@ -106,6 +100,13 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> D
         check("it moves to host-b and back, under a job and a download", lambda: moves(lab))
         check("what must never stop, by the traffic of all this", lambda: time_critical(lab, capture))
     return report
+
+
+def build_image(lab: Lab, progress: Progress) -> str:
+    """Build the image of the lab's site file; return what it is."""
+    built = build(open_cluster(lab.etc / "sms.yaml", None, progress), progress, lock=lab.etc / "sms.lock")
+    state = "built" if built.fresh else "unchanged"
+    return f"{state}, {built.packages} packages, {built.bytes >> 20} MiB, key {built.key[:12]}"
 
 
 @contextmanager
@@ -127,14 +128,15 @@ def listening(lab: Lab, capture: Path) -> Iterator[None]:
         copier.join()
 
 
-def _names_by_role(lab: Lab) -> dict[str | None, str]:
+def names_by_role(lab: Lab) -> dict[str | None, str]:
+    """Return the names of the site's services by their roles."""
     cluster = open_cluster(lab.etc / "sms.yaml", None, Silent())
     return {service.role: service.name for service in cluster.services}
 
 
 def time_critical(lab: Lab, capture: Path) -> str:
     """Return the services that `sms classify` finds time-critical."""
-    by_role = _names_by_role(lab)
+    by_role = names_by_role(lab)
     found = classify(ClassifyOptions(captures=(str(capture),)), Silent())
     names = [service.name for service in found.services if service.verdict == "time-critical"]
     if missing := {by_role[role] for role in ("controller", "logging", "routing")} - set(names):
@@ -157,7 +159,7 @@ def moves(lab: Lab) -> str:
         SmsError: the job or the download failed.
     """
     admin, node = lab.host("admin"), lab.host(lab.nodes[0])
-    by_role = _names_by_role(lab)
+    by_role = names_by_role(lab)
     controller, routing = by_role["controller"], by_role["routing"]
     job = as_alice(node, "sbatch", "--parsable", "--wrap=sleep 20")
     wait_for("the start of the job", lambda: "yes" if job_state(node, job) == "RUNNING" else "")

@@ -14,13 +14,12 @@ from appliance.lab import Extras, Lab
 from appliance.lab.engines.agents import IMPORT
 from appliance.lab.layout import WORKER
 from appliance.lab.render import TAKEN_OVER
-from appliance.operations.context import open_cluster
-from appliance.operations.image.build import build
 from appliance.operations.lab.demo import (
     CARRIER,
     Check,
     DemoReport,
     as_alice,
+    build_image,
     ended_as,
     job_state,
     run_job,
@@ -62,22 +61,22 @@ def demo_engines(
     report.checks.append(
         Check("a cluster on this machine, with the engines", hosts, round(time.monotonic() - began, 2))
     )
-    check("a signed services container", lambda: _build(lab, progress), own_progress=True)
+    check("a signed services container", lambda: build_image(lab, progress), own_progress=True)
     _leave_engine(lab)
     check(f"sms start --host {CARRIER}", lambda: start(lab, quiet), own_progress=True)
     node = lab.host(lab.nodes[0])
     check("every compute node is idle", lambda: wait_idle(node, nodes))
-    job = check("a job begins, which is to run through all moves", lambda: _begin(node)).split()[1]
+    job = check("a job begins, which is to run through all moves", lambda: begin_job(node)).split()[1]
     for engine in engines:
         _show(lab, engine, check)
     check("sms migrate --to container", lambda: _move(lab, "container"))
     check("a job, with the container's controller again", lambda: _run_job(lab))
-    check("the job of the beginning ends", lambda: _end(node, job))
+    check("the job of the beginning ends", lambda: end_job(node, job))
     return report
 
 
-def _begin(node: Host) -> str:
-    """Start a job that runs until ``_end``."""
+def begin_job(node: Host) -> str:
+    """Start a job that runs until ``end_job``."""
     as_alice(node, "rm", "-f", END)
     wait = f"until [ -e {END} ]; do sleep 1; done"
     job = as_alice(node, "sbatch", "--parsable", f"--nodelist={node.name}", f"--wrap={wait}")
@@ -88,7 +87,8 @@ def _running(node: Host, job: str) -> str:
     return state if (state := job_state(node, job)) == "RUNNING" else ""
 
 
-def _end(node: Host, job: str) -> str:
+def end_job(node: Host, job: str) -> str:
+    """End the job of ``begin_job``; return how it ended."""
     as_alice(node, "touch", END)
     state = wait_for("the end of the job", lambda: ended_as(node, job))
     if state != "COMPLETED":
@@ -109,11 +109,6 @@ def _show(lab: Lab, engine: str, check: Callable[[str, Callable[[], str]], str])
     check("a second sms deploy", lambda: _deploy_again(admin))
     check("the controller is deleted under a running job", lambda: _kill_controller(lab, engine))
     check(f"sms deploy drain {lab.nodes[-1]}, and --undo", lambda: _drain(lab))
-
-
-def _build(lab: Lab, progress: Progress) -> str:
-    built = build(open_cluster(lab.etc / "sms.yaml", None, progress), progress, lock=lab.etc / "sms.lock")
-    return f"{'built' if built.fresh else 'unchanged'}, {built.packages} packages, key {built.key[:12]}"
 
 
 def _leave_engine(lab: Lab) -> None:
