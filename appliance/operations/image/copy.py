@@ -8,12 +8,15 @@ from pathlib import PurePosixPath
 from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.host.local import Local
+from appliance.operations.preflight import only_one
 from appliance.progress import Progress, Step
 from appliance.tools import files
 from appliance.tools.sha256 import find_digest
 
 DIGEST_S = 3600
 """Seconds that reading a file may take."""
+LOCK = "/run/sms/{}.{}.copy.lock"
+"""Of a copy on the target; with the name of the file and the beginning of its digest."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,27 @@ def copy_file(source: HostFile, target: Host, path: str, what: str, progress: Pr
         Busy: another copy of the file to that host is under way.
         SmsError: the copy is corrupt or was interrupted.
     """
-    if find_digest(target, path, needed=False, timeout=DIGEST_S) == source.sha256:
+    if _is_there(source, target, path):
         return False
+    lock = LOCK.format(PurePosixPath(path).name, source.sha256[:16])
+    # Of two copies at once, each would continue or replace what the other one has begun.
+    with only_one(target, lock, f"another command copies {source.path} to {target.name}"):
+        if _is_there(source, target, path):
+            return False
+        _copy(source, target, path, what, progress)
+    return True
+
+
+def _is_there(source: HostFile, target: Host, path: str) -> bool:
+    return find_digest(target, path, needed=False, timeout=DIGEST_S) == source.sha256
+
+
+def _copy(source: HostFile, target: Host, path: str, what: str, progress: Progress) -> None:
+    """Copy it; the lock is held.
+
+    Raises:
+        As ``copy_file``.
+    """
     size = int(source.host.run("stat", "-c", "%s", "--", source.path).text)
     # The digest in its name: what is left of another version is not continued.
     part = f"{path}.{source.sha256[:16]}.part"
@@ -59,7 +81,6 @@ def copy_file(source: HostFile, target: Host, path: str, what: str, progress: Pr
             )
         files.place(target, part, path)
         step.detail(f"{(size - done) >> 20} MiB, sha256:{source.sha256[:16]}")
-    return True
 
 
 def _append(source: HostFile, target: Host, part: str, position: tuple[int, int], step: Step) -> None:

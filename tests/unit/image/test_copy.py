@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,19 @@ def test_two_copies_at_once(tmp_path: Path) -> None:
         with pytest.raises(Busy):
             copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
     assert target.part.read_bytes() == DATA[:1000]
+
+
+def test_copies_that_begin_at_once_end_well(tmp_path: Path) -> None:
+    """One copies, the others find it there: none continues or truncates what another one has begun."""
+    source, target = InFolder(tmp_path / "a"), InFolder(tmp_path / "b")
+    source.image.parent.mkdir()
+    source.image.write_bytes(DATA)
+
+    def copy(_: int) -> bool:
+        return copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+
+    with ThreadPoolExecutor(4) as pool:
+        sent = list(pool.map(copy, range(4)))
+    assert sorted(sent) == [False, False, False, True]
+    assert target.image.read_bytes() == DATA
+    assert [path.name for path in target.image.parent.iterdir()] == ["a.sif"]
