@@ -175,7 +175,9 @@ def _probe(migration: Migration, names: Sequence[str], wait_s: float) -> str:
 
 
 def _lost_jobs(migration: Migration) -> list[str]:
-    """Return the jobs that the controller on the target has lost or requeued."""
+    """Return the jobs that the controller on the target has lost or requeued, with their states."""
     migration.target.send("ask", argv=list(JOBS))
     _, output = migration.target.receive("told", patience_s=QUICK_S)
-    return missing_jobs(migration.jobs, read_jobs(output.decode(errors="replace")))
+    known = read_jobs(output.decode(errors="replace"))
+    lost = missing_jobs(migration.jobs, known)
+    return [f"{job} ({migration.jobs[job]} before, {known.get(job, 'unknown')} now)" for job in lost]
