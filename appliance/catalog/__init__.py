@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from appliance.catalog.base import Base, ExtraFiles
-from appliance.catalog.model import Service
+from appliance.catalog.model import Role, Service
 from appliance.config.read import read_model
 from appliance.errors import ConfigError, Problem
 
-__all__ = ["Base", "ExtraFiles", "Service", "read_bases", "read_catalog", "read_extra_files", "select"]
+__all__ = ["Base", "ExtraFiles", "Service", "find_role", "read_bases", "read_catalog", "read_extra_files", "select"]
 
 
 def read_catalog(*folders: Path) -> dict[str, Service]:
@@ -85,3 +85,8 @@ def select(catalog: Mapping[str, Service], names: Iterable[str]) -> tuple[Servic
     for name in requested:
         visit(name)
     return tuple(ordered)
+
+
+def find_role(services: Iterable[Service], role: Role) -> Service | None:
+    """Return the service with a role; None without one."""
+    return next((service for service in services if service.role == role), None)

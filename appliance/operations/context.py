@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from appliance.catalog import Base, Service, read_bases, select
+from appliance.catalog import Base, Service, find_role, read_bases, select
 from appliance.catalog.model import Role
 from appliance.config.model import AdminHost, Site
 from appliance.errors import ConfigError, Refused
@@ -89,7 +89,7 @@ class Cluster:
 
     def find_role(self, role: Role) -> Service | None:
         """Return the service with that role; None if the site has none."""
-        return next((service for service in self.services if service.role == role), None)
+        return find_role(self.services, role)
 
     def host(self, name: str | None) -> Host:
         """Return the admin host of that name, or the local one. Always the same object, so connections are reused.

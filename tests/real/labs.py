@@ -103,3 +103,17 @@ def remains(name: str) -> dict[str, object]:
 
 def assert_gone(name: str) -> None:
     assert not {key: value for key, value in remains(name).items() if value}
+
+
+@contextmanager
+def cables_out(lab: Lab, name: str) -> Iterator[None]:
+    """Both cables of a host are out."""
+    switch = ("ip", "-n", lab.layout.namespace("switch"), "link", "set")
+    ports = (f"p-{name}", f"u-{name}")
+    for port in ports:
+        subprocess.run([*switch, port, "down"], check=True)
+    try:
+        yield
+    finally:
+        for port in ports:
+            subprocess.run([*switch, port, "up"], check=True)

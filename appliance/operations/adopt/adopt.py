@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from appliance.errors import RolledBack, SmsError, Unverified
+from appliance.errors import Refused, RolledBack, SmsError, Unverified
 from appliance.host.base import Host
 from appliance.operations import history
 from appliance.operations.adopt.carry import apply_changes, copy_changes, copy_database, copy_state, neighbours_of
@@ -30,20 +30,18 @@ from appliance.operations.adopt.record import find_record, save_record
 from appliance.operations.adopt.rehearse import migration_facts, rehearse
 from appliance.operations.adopt.undo import give_back
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.guarded import start_guard
 from appliance.operations.identity import ensure_identity
 from appliance.operations.image.deliver import Image
-from appliance.operations.lease import Leases, query_all_leases, query_lease
+from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.agents import QUICK_S, target_request
-from appliance.operations.migration.inspection import record_if_missing
+from appliance.operations.migration.inspection import record_if_missing, record_serving
 from appliance.operations.migration.rollback import end_agents
 from appliance.operations.migration.start import check_services, compare_jobs
 from appliance.operations.migration.state import Migration, MigrationResult
 from appliance.operations.migration.switch import commit, switch_addresses
+from appliance.operations.networks import remove_isolated, write_networks
 from appliance.operations.preflight import check_confinement, find_instance
-from appliance.operations.services.boot import install_unit
 from appliance.operations.services.unfinished import recover_migration
-from appliance.operations.start_note import record_start
 from appliance.plan.adopt.adoption import (
     ADOPTED,
     BEGUN,
@@ -52,14 +50,12 @@ from appliance.plan.adopt.adoption import (
     Adoption,
     AdoptPlan,
     find_database,
-    find_role,
     free_argv,
     refuse_doubtful,
 )
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.move import reset_ports, stream_ports
 from appliance.plan.services.jobs import JOBS, read_jobs
-from appliance.plan.services.network import conflists
 from appliance.progress import Progress
 from appliance.shared.adopt import AdoptRequest
 from appliance.tools.move import open_endpoint
@@ -142,12 +138,13 @@ def adopt(cluster: Cluster, old: Host, named: str, name: str, progress: Progress
         except BaseException as error:
             with suppress(SmsError):
                 history.note(cluster, target, VERB, "failed", why=str(error) or type(error).__name__)
-                if not isinstance(error, Unverified):
+                if isinstance(error, Refused | RolledBack):  # else it is not known who serves: undo needs the record
                     save_record(cluster, target, replace(record, phase=UNDONE))
             raise
         result.notes += _finish(cluster, inspected, image, record, result.parts, progress)
         result.seconds = round(time.monotonic() - began, 3)
         if failures:
+            progress.report(f"note: {failures}")
             give_back(cluster, replace(record, phase=ADOPTED), old, target, progress)
             raise RolledBack(f"{failures}\n  {old.name} serves as before, with all jobs accepted since")
     return result
@@ -155,10 +152,7 @@ def adopt(cluster: Cluster, old: Host, named: str, name: str, progress: Progress
 
 def adopt_request(cluster: Cluster, plan: AdoptPlan) -> AdoptRequest:
     """Return the request to the agent on the old node."""
-    site = cluster.site
-    loggers = [service for service in cluster.services if service.live and service.tails]
-    controller = cluster.find_role("controller")
-    assert controller
+    site, loggers = cluster.site, [service for service in cluster.services if service.live and service.tails]
     return AdoptRequest(
         cluster=site.cluster,
         host=plan.old,
@@ -171,7 +165,7 @@ def adopt_request(cluster: Cluster, plan: AdoptPlan) -> AdoptRequest:
         accounting=plan.stops[1:],
         stop_wait_s=STOP_WAIT_S,
         state=plan.state,
-        state_inside=controller.state[0],
+        state_inside=find_controller(cluster).state[0],
         stream_ports=stream_ports(loggers),
         reset_ports=reset_ports(loggers),
     )
@@ -211,8 +205,7 @@ def _prepare(cluster: Cluster, inspected: Inspected) -> Image:
     target, image = inspected.target, inspected.owner.image
     check_confinement(cluster, target, image.path)
     for isolated in (True, False):
-        for path, text in conflists(cluster.site, cluster.services, target.name, isolated=isolated).items():
-            target.write(path, text.encode())
+        write_networks(cluster, target, isolated=isolated)
     return image
 
 
@@ -222,9 +215,7 @@ def _name_cluster(cluster: Cluster, inspected: Inspected, progress: Progress) ->
     Raises:
         Refused: hosts know another one.
     """
-    leases = Leases(inspected.target, cluster)
-    leases.query()
-    ensure_identity(leases, progress)
+    ensure_identity(query_all_leases(inspected.target, cluster), progress)
     with progress.step(f"prepare the overlay on {inspected.target.name}"):
         inspected.owner.prepare()
 
@@ -283,7 +274,9 @@ def _steps(
         source.send("prepare_stop")
         source.receive("prepared", patience_s=QUICK_S)
     database, since = find_database(cluster.services) if request.accounting else None, time.monotonic()
-    with progress.step("stop the accounting there; copy its database" if database else "stop starts of units") as step:
+    with progress.step(
+        "stop the accounting there; copy its database" if database else "keep units there from starting again"
+    ) as step:
         source.send("stop_accounting")
         source.receive("stopped", patience_s=request.stop_wait_s + QUICK_S)
         if database:
@@ -299,7 +292,7 @@ def _steps(
     compare_jobs(migration, jobs)
     switch_addresses(migration)
     if database:
-        for service in (find_role(cluster.services, "accounting"), database):
+        for service in (cluster.find_role("accounting"), database):
             if service:
                 result.outage[service.name] = round(time.monotonic() - since, 3)
     return check_services(migration)
@@ -381,13 +374,9 @@ def _finish(
     """Record which host has the services; return notes about what failed."""
     notes, old, target = [], inspected.old, inspected.target
     try:
-        for path in conflists(cluster.site, cluster.services, target.name, isolated=True):
-            target.remove(path)
+        remove_isolated(cluster, target)
         lease = query_lease(target, cluster)
-        record_start(cluster, target, image, lease)
-        query_all_leases(target, cluster).publish(lease)
-        install_unit(cluster, target, progress)
-        start_guard(cluster, target, progress)
+        record_serving(cluster, target, image, lease, progress)
         save_record(cluster, target, replace(record, phase=ADOPTED))
         history.note(cluster, target, VERB, "adopted", old=old.name, generation=lease.generation, parts=dict(parts))
     except SmsError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from appliance.operations.adopt.survey import SurveyOptions, survey
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.engines.container_owner import ContainerOwner
 from appliance.operations.history import read_history
-from appliance.operations.lease import Leases
-from appliance.operations.preflight import check_networks, check_programs, find_instance
+from appliance.operations.lease import query_all_leases
+from appliance.operations.migration.inspection import clock_offset, find_lacking
+from appliance.operations.preflight import check_programs, find_instance
 from appliance.plan.adopt.adoption import (
     FOLDER,
     AdoptPlan,
@@ -31,11 +31,9 @@ from appliance.plan.migration.state import moved_paths
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import agent, bridge
-from appliance.tools.programs import find_missing
 from appliance.tools.scripts import script_argv
 
 VERB = "adopt"
-PROGRAMS = ("conntrack", "nsenter", "ip", "python3")
 
 
 def mark_on_old(cluster: Cluster) -> str:
@@ -50,7 +48,7 @@ def lock_on_old(cluster: Cluster) -> str:
 
 @dataclass(frozen=True)
 class Inspected:
-    """Both hosts after the checks, and the plan. ``lease``: that nobody holds; ``jobs`` is filled by the adoption."""
+    """Both hosts after the checks, and the plan. ``lease``: that nobody holds; ``owner``: the target's container."""
 
     old: Host
     target: Host
@@ -91,8 +89,8 @@ def find_free_lease(cluster: Cluster, target: Host) -> Lease:
     Raises:
         Refused: a host or an engine has the services, or a host cannot be queried.
     """
-    leases = Leases(target, cluster)
-    views = leases.query()
+    leases = query_all_leases(target, cluster)
+    views = leases.views
     refuse_other_cluster(views)
     holder = find_holder(views)
     if holder and holder.engine:
@@ -115,20 +113,19 @@ def find_free_lease(cluster: Cluster, target: Host) -> Lease:
 def query_old(cluster: Cluster, old: Host, found: Survey) -> OldFacts:
     """Query the old node for what its survey does not have."""
     state = found.slurm.state if found.slurm else ""
-    before = time.time()
+    offset = clock_offset(old)
     output = old.run(*script_argv("adopt-facts", mark_on_old(cluster), state or "/nonexistent"), timeout=60).text
     rows = [line.split(None, 1) for line in output.splitlines() if " " in line]
     values: dict[str, list[str]] = {}
     for key, value in rows:
         values.setdefault(key, []).append(value.strip()[:300])
-    clock = values.get("time", ["0"])[0]
     ports = [int(one) for one in values.get("used", []) if one.isdigit()]
     return OldFacts(
         old.name,
         _connected_to(old),
         frozenset(values.get("program", [])),
         values.get("key", [""])[0],
-        (float(clock) if clock.replace(".", "", 1).isdigit() else 0.0) - (before + time.time()) / 2,
+        offset,
         frozenset(values.get("unit", [])),
         tuple(ports),
         values.get("mark", [""])[0],
@@ -144,13 +141,7 @@ def _connected_to(old: Host) -> str:
 def query_target(cluster: Cluster, owner: ContainerOwner) -> TargetFacts:
     """Query the admin host that gets the services. Sends the image."""
     target, site = owner.host, cluster.site
-    problems = []
-    try:
-        check_networks(cluster, target)
-    except Refused as error:
-        problems.append(error.message)
-    if missing := find_missing(target, *PROGRAMS):
-        problems.append(f"{target.name} lacks {', '.join(missing)}")
+    problems = find_lacking(cluster, target)
     owner.check()
     networks = (site.networks.provisioning, site.networks.public)
     answering = (
@@ -158,13 +149,11 @@ def query_target(cluster: Cluster, owner: ContainerOwner) -> TargetFacts:
     )
     key = site.secrets.munge_key
     shown = target.run("ip", "-o", "-4", "address", "show", "scope", "global").text
-    before = time.time()
-    clock = float(target.run("date", "+%s.%N").text) - (before + time.time()) / 2
     return TargetFacts(
         target.name,
         tuple(line.split()[3].partition("/")[0] for line in shown.splitlines() if len(line.split()) > 3),
         hashlib.sha256(key.read_bytes()).hexdigest() if key and key.exists() else "",
-        clock,
+        clock_offset(target),
         owner.versions().slurm,
         _slurm_uid(cluster, owner),
         owner.free_bytes(),

@@ -25,7 +25,7 @@ from appliance.operations.migration.rollback import SOURCE_REPLIES
 from appliance.operations.migration.state import Inspected as MigrationFacts
 from appliance.operations.preflight import find_instance, query_confinement
 from appliance.operations.services.unfinished import recover_migration
-from appliance.plan.adopt.adoption import ADOPTED, BEGUN, FINISHED, ROLES, UNDONE, Adoption, find_database, find_role
+from appliance.plan.adopt.adoption import ADOPTED, BEGUN, FINISHED, ROLES, UNDONE, Adoption, find_database
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.lease import find_holder
 from appliance.plan.migration.move import missing_jobs
@@ -171,7 +171,7 @@ def _steps(current: _Undo) -> None:
     """Stop what keeps state here, copy it there, move the addresses, start it there."""
     cluster, record, request = current.cluster, current.record, current.record.request
     source, target, result, progress = current.source, current.target, current.result, current.progress
-    controller, accounting = (find_role(cluster.services, role) for role in ROLES)
+    controller, accounting = map(cluster.find_role, ROLES)
     assert controller
     since = 0.0
     if request.accounting and accounting:

@@ -34,6 +34,7 @@ from appliance.operations.migration.start import (
 )
 from appliance.operations.migration.state import Here, Inspected, Migration, MigrationResult
 from appliance.operations.migration.switch import clean_up, switch_addresses
+from appliance.operations.networks import remove_isolated, write_networks
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, second_overlay
 from appliance.operations.preflight import check_confinement, check_networks, find_instance, query_confinement
 from appliance.operations.services.apply import Applied
@@ -52,7 +53,7 @@ from appliance.plan.migration.lease import find_newer
 from appliance.plan.migration.move import ServiceOutage
 from appliance.plan.migration.plan import RESERVE, Plan
 from appliance.plan.services.apply import SERVICES, find_exceeded
-from appliance.plan.services.network import INTERFACES, conflists
+from appliance.plan.services.network import INTERFACES
 from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.migration import Second
@@ -145,8 +146,7 @@ def switch_here(cluster: Cluster, host: Host, image: Image, progress: Progress, 
         step.detail("; ".join(shown_outages(plan.away)))
     files.make_folders(host, str(cluster.places.journal))
     check_confinement(cluster, host, image.path)
-    for path, text in conflists(cluster.site, cluster.services, host.name, isolated=True).items():
-        host.write(path, text.encode())
+    write_networks(cluster, host, isolated=True)
     history.note(cluster, host, options.verb, "begun", image=image.key, generation=inspected.lease.generation)
     try:
         result, failures = _run_steps(cluster, inspected, image, progress)
@@ -194,7 +194,7 @@ def record_interrupted(cluster: Cluster, host: Host, progress: Progress) -> None
     if running and query_lease(host, cluster).holder == host.name:
         lease = query_lease(host, cluster)
         if record_if_missing(cluster, host, running, lease, progress):
-            _remove_isolated(cluster, host)
+            remove_isolated(cluster, host)
 
 
 def _inspect(cluster: Cluster, host: Host, image: Image, options: Options) -> tuple[Inspected, SwitchPlan]:
@@ -405,7 +405,7 @@ def _raise_outcome(migration: Migration, cause: BaseException) -> NoReturn:
             f"{message}\n  the new instance serves on {host.name}, but the end of the switch was not confirmed",
             hint=f"`sms {here.verb} --host {host.name}` again verifies and records it",
         ) from cause
-    _remove_isolated(cluster, host)
+    remove_isolated(cluster, host)
     names = [service.name for service in here.services]
     argv = inside_argv(cluster.site, cluster.services, PROBE, "--wait", "20", *names)
     if host.run(*argv, ok=None, timeout=60).status:
@@ -423,19 +423,13 @@ def _record(cluster: Cluster, host: Host, image: Image, done: Switched, progress
         done.generation = lease.generation
         record_start(cluster, host, image, lease)
         query_all_leases(host, cluster).publish(lease)
-        _remove_isolated(cluster, host)
-        for path, text in conflists(cluster.site, cluster.services, host.name).items():
-            host.write(path, text.encode())
+        remove_isolated(cluster, host)
+        write_networks(cluster, host)
         install_unit(cluster, host, progress)
         stop_guard(cluster, host)  # it has the old site file, and with it the old bridges
         start_guard(cluster, host, progress)
     except SmsError as error:
         done.notes.append(f"the switch could not be recorded: {error.message}")
-
-
-def _remove_isolated(cluster: Cluster, host: Host) -> None:
-    for path in conflists(cluster.site, cluster.services, host.name, isolated=True):
-        host.remove(path)
 
 
 def shown_outages(away: Sequence[ServiceOutage], measured: Mapping[str, float] | None = None) -> list[str]:

@@ -170,11 +170,20 @@ def record_if_missing(cluster: Cluster, host: Host, running: Instance, lease: Le
     note = read_note(cluster, host)
     if note and note.image == running.image and note.generation == lease.generation:
         return False
-    record_start(cluster, host, trust(cluster, host, running.image), lease)
+    record_serving(cluster, host, trust(cluster, host, running.image), lease, progress)
+    return True
+
+
+def record_serving(cluster: Cluster, host: Host, image: Image, lease: Lease, progress: Progress) -> None:
+    """Record on the host, and in the leases of the others, that it serves since now; start what it needs for that.
+
+    Raises:
+        SmsError: it could not be recorded.
+    """
+    record_start(cluster, host, image, lease)
     query_all_leases(host, cluster).publish(lease)
     install_unit(cluster, host, progress)
     start_guard(cluster, host, progress)
-    return True
 
 
 def _check_unchanged(cluster: Cluster, source: Host, target: Host, running: Instance) -> StartNote:
@@ -237,13 +246,13 @@ def gather_facts(
 
 def _gather_host(cluster: Cluster, host: Host) -> HostFacts:
     with ThreadPoolExecutor(3) as pool:
-        missing = pool.submit(_find_missing, cluster, host)
+        missing = pool.submit(find_lacking, cluster, host)
         offset = pool.submit(clock_offset, host)
         version = pool.submit(apptainer.version, host)
     return HostFacts(host.name, missing.result(), offset.result(), version.result())
 
 
-def _find_missing(cluster: Cluster, host: Host) -> list[str]:
+def find_lacking(cluster: Cluster, host: Host) -> list[str]:
     """Return what a host lacks for a migration."""
     problems = []
     try:
@@ -273,10 +282,18 @@ def _check_addresses(cluster: Cluster, target: Host) -> list[str]:
 
 
 def clock_offset(host: Host) -> float:
-    """Return the seconds that the host's clock is ahead of the local one, to within half the round-trip time."""
+    """Return the seconds that the host's clock is ahead of the local one, to within half the round-trip time.
+
+    Raises:
+        SmsError: its `date` prints something else.
+    """
     before = time.time()
-    there = float(host.run("date", "+%s.%N").text)
-    return there - (before + time.time()) / 2
+    shown = host.run("date", "+%s.%N").text
+    after = time.time()
+    try:
+        return float(shown) - (before + after) / 2
+    except ValueError:
+        raise SmsError(f"{host.name}: `date +%s.%N` does not print the time", hint="is it GNU date?") from None
 
 
 def shares_overlay(cluster: Cluster, source: Host, target: Host) -> bool:

@@ -10,19 +10,17 @@ from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations import history
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.guarded import start_guard, stop_guard
+from appliance.operations.hosts.guarded import stop_guard
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.image.deliver import Image, trust
-from appliance.operations.lease import query_all_leases, query_lease
-from appliance.operations.migration.inspection import inspect_hosts, unreachable_is_refused
+from appliance.operations.lease import query_lease
+from appliance.operations.migration.inspection import inspect_hosts, record_serving, unreachable_is_refused
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.migration.steps import run_steps
+from appliance.operations.networks import remove_isolated, write_networks
 from appliance.operations.preflight import check_confinement
-from appliance.operations.services.boot import install_unit
 from appliance.operations.services.unfinished import close_idle_mirror
-from appliance.operations.start_note import record_start
 from appliance.plan.migration.plan import Plan
-from appliance.plan.services.network import conflists
 from appliance.progress import Progress
 from appliance.tools import files
 
@@ -143,8 +141,7 @@ def prepare(cluster: Cluster, inspected: Inspected, progress: Progress) -> Image
         step.detail(image.signer)
     check_confinement(cluster, inspected.target, image.path)
     for isolated in (True, False):
-        for path, text in conflists(cluster.site, cluster.services, inspected.target.name, isolated=isolated).items():
-            inspected.target.write(path, text.encode())
+        write_networks(cluster, inspected.target, isolated=isolated)
     return image
 
 
@@ -154,13 +151,8 @@ def finish(
     """Record which host runs the instance after a migration; return notes about what failed."""
     notes = []
     try:
-        for path in conflists(cluster.site, cluster.services, inspected.target.name, isolated=True):
-            inspected.target.remove(path)
-        lease = query_lease(inspected.target, cluster)
-        record_start(cluster, inspected.target, image, lease)
-        query_all_leases(inspected.target, cluster).publish(lease)
-        install_unit(cluster, inspected.target, progress)
-        start_guard(cluster, inspected.target, progress)
+        remove_isolated(cluster, inspected.target)
+        record_serving(cluster, inspected.target, image, query_lease(inspected.target, cluster), progress)
     except SmsError as error:
         notes.append(f"the migration to {inspected.target.name} could not be recorded: {error.message}")
     try:

@@ -27,6 +27,7 @@ from appliance.operations.lease import (
     restore_lease,
     take_lease,
 )
+from appliance.operations.networks import write_networks
 from appliance.operations.overlay.generation import mark_overlay, refuse_older, retire_overlay, set_aside_older
 from appliance.operations.overlay.mirrored import DISK_WAIT_S, open_mirror
 from appliance.operations.overlay.overlay import (
@@ -70,7 +71,6 @@ from appliance.plan.migration.lease import (
     refuse_unknown_taker,
 )
 from appliance.plan.services.confinement import Confinement
-from appliance.plan.services.network import conflists
 from appliance.plan.services.probes import read_probe
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
@@ -480,8 +480,7 @@ def _roll_back(cluster: Cluster, host: Host, before: Lease, cause: BaseException
 
 
 def _start_instance(cluster: Cluster, host: Host, progress: Progress, image: Image, confinement: Confinement) -> None:
-    for path, text in conflists(cluster.site, cluster.services, host.name).items():
-        host.write(path, text.encode())
+    write_networks(cluster, host)
     with progress.step("start the instance"):
         apptainer.run_container(host, *start_argv(cluster.site, confinement, image.path), timeout=60)
         # Apptainer only warns about a read-only overlay; the services would fail one by one.

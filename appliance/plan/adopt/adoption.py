@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Interface
 from statistics import median
 from typing import Literal
 
-from appliance.catalog import Service
+from appliance.catalog import Service, find_role
 from appliance.catalog.model import Role
 from appliance.config.hostlist import expand
 from appliance.config.model import Network, Site
@@ -134,10 +134,6 @@ class AdoptPlan:
         """What keeps it from beginning."""
         return tuple(one for one in self.doubts if one.severity == "refused")
 
-    def as_dict(self) -> dict[str, object]:
-        """Return the plan for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Adoption:
@@ -156,11 +152,6 @@ class Adoption:
     stays: tuple[str, ...]
     slurm_conf: str
     request: AdoptRequest
-
-
-def find_role(services: Sequence[Service], role: Role) -> Service | None:
-    """Return the service with a role; None without one."""
-    return next((service for service in services if service.role == role), None)
 
 
 def find_database(services: Sequence[Service]) -> Service | None:

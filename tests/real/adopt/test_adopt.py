@@ -6,18 +6,17 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from appliance.host.netns import Netns
-from appliance.lab import Lab
 from appliance.operations.image.build import Built
 from appliance.operations.lab.demo import as_alice, wait_idle
 from tests.real.conftest import Playground
-from tests.real.labs import build_image, fresh_lab
+from tests.real.labs import build_image, cables_out, fresh_lab
 from tests.real.moves import ShortJobs, Stepping
 from tests.real.outage import Seen, watching
 from tests.waiting import wait_until
@@ -204,7 +203,7 @@ def test_a_killed_adoption_leaves_one_controller(legacy: Playground, built: Buil
     if how == "kill":
         run.kill()
     else:
-        with unplugged(legacy.lab):
+        with cables_out(legacy.lab, OLD):
             run.let_go()
             time.sleep(20)
             assert controllers(legacy) <= 1
@@ -219,21 +218,6 @@ def test_a_killed_adoption_leaves_one_controller(legacy: Playground, built: Buil
     assert wait_served(legacy) == TARGET
     wait_until(lambda: job_of(node, job) == "RUNNING", "the job runs", 60)
     node.run("scancel", job)
-
-
-@contextmanager
-def unplugged(lab: Lab) -> Iterator[None]:
-    """The cables of the old node are pulled within the context."""
-    old = next(host for host in lab.layout.hosts if host.name == OLD)
-    switch = ("ip", "-n", lab.layout.namespace("switch"), "link", "set")
-    ports = [old.port(network) for network in old.addresses]
-    for port in ports:
-        subprocess.run([*switch, port, "down"], check=True)
-    try:
-        yield
-    finally:
-        for port in ports:
-            subprocess.run([*switch, port, "up"], check=True)
 
 
 def test_the_old_node_stays_away_once_adopted(legacy: Playground) -> None:

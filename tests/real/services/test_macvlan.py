@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from appliance.lab import Lab
 from appliance.lab.layout import PROVISIONING, PUBLIC
 from appliance.operations.lab import demo
 from tests.real.conftest import Playground, give_image
-from tests.real.labs import build_image, fresh_lab
+from tests.real.labs import build_image, cables_out, fresh_lab
 from tests.real.moves import Stepping
 from tests.waiting import wait_until
 
@@ -168,20 +167,6 @@ def test_status_names_each_fault(served: Playground) -> None:
     healthy(served)
 
 
-@contextmanager
-def cables_out(playground: Playground, name: str) -> Iterator[None]:
-    """Both cables of an admin host are out."""
-    switch = ("ip", "-n", f"sms-{playground.lab.name}-switch", "link", "set")
-    ports = (f"p-{name}", f"u-{name}")
-    for port in ports:
-        subprocess.run([*switch, port, "down"], check=True)
-    try:
-        yield
-    finally:
-        for port in ports:
-            subprocess.run([*switch, port, "up"], check=True)
-
-
 def is_detached(playground: Playground, on: str) -> bool:
     return set(modes(playground, on).values()) == {("source", "blackhole")}
 
@@ -192,7 +177,7 @@ def history(playground: Playground, on: str) -> list[tuple[str, str]]:
 
 
 def test_the_guard_detaches_it_when_the_carrier_is_lost(served: Playground) -> None:
-    with cables_out(served, "host-a"):
+    with cables_out(served.lab, "host-a"):
         wait_until(lambda: is_detached(served, "host-a"), "the guard", 30)
     wait_until(lambda: not is_detached(served, "host-a"), "its return", 60)
     assert ("guard", "uplink lost") in history(served, "host-a")
@@ -268,7 +253,7 @@ def test_a_failover_and_the_return_of_the_old_host(served: Playground) -> None:
     """It steps down without having been on the network beside the new one."""
     served.sms("-q", "overlay", "snapshot")
     served.sms("-q", "overlay", "push", "--to", "host-b")
-    with cables_out(served, "host-a"):
+    with cables_out(served.lab, "host-a"):
         wait_until(lambda: is_detached(served, "host-a"), "the guard", 30)
         served.sms("-q", "failover", "host-b", "--i-have-fenced", on="host-b")
         works(served, "host-b")

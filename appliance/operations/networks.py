@@ -1,0 +1,19 @@
+"""The CNI configuration files of an admin host, for the services container and for an isolated instance."""
+
+from __future__ import annotations
+
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.plan.services.network import conflists
+
+
+def write_networks(cluster: Cluster, host: Host, *, isolated: bool = False) -> None:
+    """Write those of the container's networks, or of the isolated ones."""
+    for path, text in conflists(cluster.site, cluster.services, host.name, isolated=isolated).items():
+        host.write(path, text.encode())
+
+
+def remove_isolated(cluster: Cluster, host: Host) -> None:
+    """Remove those of the isolated networks."""
+    for path in conflists(cluster.site, cluster.services, host.name, isolated=True):
+        host.remove(path)
