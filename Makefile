@@ -45,7 +45,7 @@ demo-vm: setup
 	@.venv/bin/sms lab demo --metal 2
 
 demo-adopt: setup
-	@.venv/bin/sms lab demo --nodes 2 --legacy
+	@.venv/bin/sms lab demo --name adopt --nodes 2 --legacy
 
 demo-engines: engines
 	@.venv/bin/sms lab demo --nodes 2 --engine kubernetes --engine nomad

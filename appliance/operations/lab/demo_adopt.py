@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from appliance.errors import ConfigError, SmsError
+from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import Host
 from appliance.lab import Extras, Lab
 from appliance.operations.lab.demo import (
@@ -45,6 +45,7 @@ def demo_adopt(name: str, nodes: int, progress: Progress) -> DemoReport:
 
     Raises:
         ConfigError: the lab has too few compute nodes.
+        Refused: the lab has the state of another demonstration.
         SmsError: a check failed.
     """
     if nodes < 2:
@@ -58,6 +59,7 @@ def demo_adopt(name: str, nodes: int, progress: Progress) -> DemoReport:
     report.checks.append(Check("a cluster on this machine, without sms", hosts, round(time.monotonic() - began, 2)))
     admin, node = lab.host("admin"), lab.host(lab.nodes[0])
     admin.run("sms", "-q", "adopt", "--undo", ok=(0, 3), timeout=LIMIT_S)  # of an earlier demonstration
+    _refuse_other_state(admin, name)
     check("every compute node is idle", lambda: wait_idle(node, nodes))
     with tempfile.TemporaryDirectory(prefix="sms-demo-") as folder:
         capture = Path(folder) / "demo.pcap"
@@ -76,6 +78,20 @@ def demo_adopt(name: str, nodes: int, progress: Progress) -> DemoReport:
     check(f"sms adopt {OLD} --to {CARRIER}, again", lambda: _adopt(lab))
     check("the job of the beginning ends", lambda: end_job(node, job))
     return report
+
+
+def _refuse_other_state(admin: Host, name: str) -> None:
+    """Refuse a lab whose admin hosts keep a cluster of their own, from another demonstration.
+
+    Raises:
+        Refused: it is so.
+    """
+    shown = admin.run("sms", "-q", "status", "--host", CARRIER, "--json", ok=None, timeout=LIMIT_S).stdout
+    if holder := json.loads(shown)["lease"]["holder"]:
+        raise Refused(
+            f"{holder} of lab {name} has a cluster already, which does not come from {OLD}",
+            hint=f"`sms lab down --all --name {name}` removes it, or give another --name",
+        )
 
 
 def _survey(admin: Host) -> str:
