@@ -124,6 +124,11 @@ def duration(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def duration_or_none(text: str) -> float:
+    """Parse a duration, or ``0`` for none; for argparse."""
+    return 0.0 if text == "0" else duration(text)
+
+
 def seconds(text: str) -> float:
     """Parse a positive number of seconds up to one day; for argparse."""
     try:

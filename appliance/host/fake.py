@@ -50,6 +50,9 @@ class FakeStream(Stream):
     def end(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def read(self, size: int = BLOCK) -> bytes:
         self._complete()
         block, self._out = self._out[:size], self._out[size:]

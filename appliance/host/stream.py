@@ -53,6 +53,10 @@ class Stream(ABC):
             Unreachable: the connection broke.
         """
 
+    @abstractmethod
+    def close(self) -> None:
+        """Terminate the command if it still runs."""
+
     def read_exactly(self, size: int) -> bytes:
         """Return exactly ``size`` bytes.
 

@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from appliance.errors import SmsError
-from appliance.host.base import Result
+from appliance.host.base import Host, Result
 from appliance.host.local import Local, Running
+from appliance.host.stream import Stream
 
 BUFFER_KB = 64 << 10
 """Kernel buffer for packets while tcpdump is not scheduled: half a second at 1 Gbit/s.
@@ -51,8 +53,11 @@ class Recorded:
     interrupted: bool
 
 
-def capture_argv(interface: str, seconds: float) -> tuple[str, ...]:
+def capture_argv(interface: str, seconds: float, only: str = "") -> tuple[str, ...]:
     """Return the command that captures an interface as pcap to standard output, unbuffered, for ``seconds``.
+
+    Args:
+        only: a filter (pcap-filter(7)).
 
     It ends by SIGINT, so that tcpdump flushes and prints its statistics. ``-Z root``: Debian's tcpdump switches to
     another user otherwise, which needs a capability that root lacks in some containers.
@@ -61,7 +66,77 @@ def capture_argv(interface: str, seconds: float) -> tuple[str, ...]:
     return (
         *end,
         *("tcpdump", "-i", interface, "-n", "-s", str(SNAP), "-B", str(BUFFER_KB), "-U", "-Z", "root", "-w", "-"),
+        *((only,) if only else ()),
     )
+
+
+class Captured(Protocol):
+    """A capture that runs; ``out`` is a descriptor with its output."""
+
+    @property
+    def out(self) -> int: ...
+
+    def stop(self) -> None:
+        """Terminate it; tcpdump writes what it has received."""
+
+    def result(self) -> Result:
+        """Wait for its end, after the end of its output."""
+
+
+class Piped:
+    """A capture on another host, whose output is copied to a pipe."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._failed: SmsError | None = None
+        self.out, self._end = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        try:
+            while rest := memoryview(self._stream.read()):
+                while rest:
+                    rest = rest[os.write(self._end, rest) :]
+        except SmsError as error:
+            self._failed = error
+        except OSError:
+            pass  # nobody reads it any more
+        finally:
+            os.close(self._end)
+
+    def stop(self) -> None:
+        self._stream.close()
+
+    def result(self) -> Result:
+        """Wait for its end, after the end of its output.
+
+        Raises:
+            Unreachable: the connection broke.
+        """
+        self._thread.join()
+        if self._failed:
+            raise self._failed
+        return self._stream.result(ok=None)
+
+    def close(self) -> None:
+        os.close(self.out)
+
+
+@contextmanager
+def capturing(host: Host, interface: str, seconds: float, only: str = "") -> Iterator[Captured]:
+    """Capture an interface of a host, as ``capture_argv``; the capture ends when the context does."""
+    argv = capture_argv(interface, seconds, only)
+    if isinstance(host, Local):
+        with host.running(*argv) as running:
+            yield running
+        return
+    with host.stream(*argv) as stream:
+        piped = Piped(stream)
+        try:
+            yield piped
+        finally:
+            piped.close()
 
 
 def read_counts(result: Result) -> Counts:

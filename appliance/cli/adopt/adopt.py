@@ -6,12 +6,14 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, verb
+from appliance.cli.common import Verbs, add_json, duration_or_none, filled, open_site, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.operations.adopt.adopt import AdoptResult
+    from appliance.operations.adopt.capture import Traffic
     from appliance.operations.adopt.undo import UndoResult
     from appliance.plan.adopt.adoption import AdoptPlan
+    from appliance.plan.adopt.traffic import Speaker
 
 EXAMPLES = """\
   sms adopt sms-old --to host-a --dry-run   run all checks, show what moves, what stays, the predicted outages
@@ -41,6 +43,14 @@ def add(verbs: Verbs) -> None:
     what.add_argument("--undo", action="store_true", help="give the services back to the old node")
     what.add_argument("--finish", action="store_true", help="end the last adoption for good")
     what.add_argument("-n", "--dry-run", action="store_true", help="check both hosts and show the plan")
+    add(
+        "--capture",
+        type=duration_or_none,
+        default=60.0,
+        metavar="SPAN",
+        help="capture before and after it for this long, compare, and show who still uses the old node (default: 1m; "
+        "0: do not)",
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -78,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_result(arguments, plan, _plan_lines(plan))
         refuse_doubtful(plan)
         return 0
-    result = adopt(cluster, old, arguments.old, arguments.to, shown)
+    result = adopt(cluster, old, arguments.old, arguments.to, shown, capture_s=arguments.capture)
     print_result(arguments, result, _result_lines(cluster.site.cluster, result))
     return 0
 
@@ -122,9 +132,42 @@ def _result_lines(cluster: str, result: AdoptResult) -> Iterator[str]:
         yield f"{result.connections} connections through NAT transferred, {result.jobs} jobs known"
     if result.stays:
         yield f"on {result.old} go on running: {', '.join(result.stays)}"
+    if result.traffic:
+        yield from _traffic_lines(result.old, result.target, result.traffic)
     yield from (f"note: {note}" for note in result.notes)
     yield f"{cluster} serves on {result.target}, generation {result.generation}, after {result.seconds:.1f} s"
     yield "`sms adopt --undo` gives it back; `sms adopt --finish` ends the adoption"
+
+
+def _traffic_lines(old: str, target: str, traffic: Traffic) -> Iterator[str]:
+    """Yield what captures have shown; names and addresses come from packets."""
+    from appliance.text import printable
+
+    span = f"{traffic.seconds:g} s"
+    if traffic.services:
+        yield f"seen on {target} within {span}: {printable(', '.join(traffic.services), 300)}"
+    if traffic.compared:
+        compared = traffic.compared
+        yield f"compared with {compared.file}: {compared.same} services are the same"
+        for one in compared.changes:
+            what = "; ".join((f"{one.before or 'not seen'}, now {one.after or 'not seen'}", *one.details))
+            yield f"  {printable(one.name, 40)}: {printable(what, 200)}"
+    planned = [f"{_use(speaker)} by {speaker.count}" for speaker in traffic.speakers if speaker.planned]
+    if planned:
+        yield f"machines that use {old}, as planned: {', '.join(planned)}"
+    for speaker in traffic.speakers:
+        if not speaker.planned:
+            names = f"{', '.join(speaker.addresses)}{' and others' if speaker.count > len(speaker.addresses) else ''}"
+            what = f"use {_use(speaker)} at {old}, which the plan does not name"
+            through = f"send packets to other machines through {old}: is it their router?"
+            yield f"warning: {names} {what if speaker.port else through}"
+    yield from (f"warning: {printable(one, 200)}" for one in traffic.problems)
+
+
+def _use(one: Speaker) -> str:
+    from appliance.text import printable
+
+    return printable(f"{one.service or 'an unknown service'}{f' ({one.port})' if one.port else ''}", 60)
 
 
 def _undo_lines(cluster: str, result: UndoResult) -> Iterator[str]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_json, filled, verb
+from appliance.cli.common import Verbs, add_json, duration, filled, verb
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,10 +21,11 @@ EXAMPLES = """\
   sms survey sms-old --write site              a site for it: sms.yaml, files/, REPORT.md
   sms survey sms-old --write site --munge-key  with its munge key in secrets/
   sms survey sms-old --classification found.yaml   and what a capture shows of it
+  sms survey sms-old --write site --live 10m   and what ten minutes of its traffic show, captured there
   sms survey sms-old -o survey.json            for programs; --schema prints its schema
 
-It changes nothing there and installs nothing: a POSIX shell is enough. Exit status: 0 read, 1 not reachable,
-2 an option is invalid, 3 not permitted there, or the folder has a site file."""
+It changes nothing there and installs nothing: a POSIX shell is enough, with --live also tcpdump. Exit status: 0 read,
+1 not reachable, 2 an option is invalid, 3 not permitted there, or the folder has a site file."""
 
 MARKS = {"carried": "[green]in the site[/]", "check": "[yellow]check[/]", "left": "[red]not in it[/]"}
 
@@ -44,7 +45,16 @@ def add(verbs: Verbs) -> None:
     add("--write", type=filled, metavar="DIR", help="write a site: sms.yaml, files/, REPORT.md, survey.json")
     add("--munge-key", action="store_true", help="with --write: fetch the munge key, too")
     add("--slurm-folder", type=filled, metavar="DIR", help="folder of slurm.conf on the node (default: searched)")
-    add("--classification", type=filled, metavar="FILE", help="result of sms classify (YAML or JSON): compare with it")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument(
+        "--classification", type=filled, metavar="FILE", help="result of sms classify (YAML or JSON): compare with it"
+    )
+    shown.add_argument(
+        "--live",
+        type=duration,
+        metavar="SPAN",
+        help="capture the nodes' network there for 10m or 1h, classify it, compare; SSH is not captured",
+    )
     add("-o", "--output", type=filled, metavar="FILE", help="write survey.json")
     add("--schema", action="store_true", help="print the JSON Schema of survey.json")
     add_json(parser)
@@ -66,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_json,
         write_site,
     )
+    from appliance.operations.site.locate import services_folder
 
     if arguments.schema:
         sys.stdout.write(schema_text())
@@ -82,6 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
         folder=arguments.slurm_folder or "",
         munge_key=arguments.munge_key,
         classification=Path(arguments.classification) if arguments.classification else None,
+        live_s=arguments.live or 0,
+        services=services_folder(arguments.site),
     )
     found, draft = survey(options, progress(arguments.quiet))
     if arguments.output:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
@@ -15,6 +16,7 @@ from typing import NoReturn
 from appliance.errors import Refused, RolledBack, SmsError, Unverified
 from appliance.host.base import Host
 from appliance.operations import history
+from appliance.operations.adopt.capture import Traffic, begin_capture, capture_after
 from appliance.operations.adopt.carry import apply_changes, copy_changes, copy_database, copy_state, neighbours_of
 from appliance.operations.adopt.inspection import (
     VERB,
@@ -72,7 +74,8 @@ STOP_WAIT_S = 60.0
 class AdoptResult:
     """What an adoption did. Times in seconds, sizes in bytes.
 
-    ``outage`` by service, measured by this process. ``resumed``: an earlier run had done all but record it.
+    ``outage`` by service, measured by this process. ``traffic``: what nodes used before and after; None without a
+    capture. ``resumed``: an earlier run had done all but record it.
     """
 
     old: str
@@ -87,6 +90,7 @@ class AdoptResult:
     jobs: int = 0
     stays: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    traffic: Traffic | None = None
     resumed: bool = False
 
 
@@ -103,11 +107,14 @@ def rehearse_adopt(cluster: Cluster, old: Host, named: str, name: str, progress:
     return rehearse(cluster, inspected, image, adopt_request(cluster, inspected.plan).state_inside, progress)
 
 
-def adopt(cluster: Cluster, old: Host, named: str, name: str, progress: Progress) -> AdoptResult:
+def adopt(
+    cluster: Cluster, old: Host, named: str, name: str, progress: Progress, *, capture_s: float = 0
+) -> AdoptResult:
     """Take the old node's services over into the services container on the admin host ``name``.
 
     Args:
         named: the old node as [USER@]HOST[:PORT].
+        capture_s: capture for this long before it and after it what nodes use; 0: do not.
 
     Raises:
         Refused: a check failed; nothing was changed.
@@ -126,11 +133,15 @@ def adopt(cluster: Cluster, old: Host, named: str, name: str, progress: Progress
         refuse_doubtful(inspected.plan)
         for doubt in inspected.plan.doubts:
             progress.report(f"WARNING: {doubt.what}; {doubt.todo}")
+        found, record = inspected.survey, _record(cluster, inspected, named)
+        earlier = begin_capture(cluster, old, inspected.plan, found, capture_s) if capture_s else None
         image = _prepare(cluster, inspected)
-        record = _record(cluster, inspected, named)
         plan = rehearse(cluster, inspected, image, record.request.state_inside, progress)
         inspected = replace(inspected, plan=plan)
         _name_cluster(cluster, inspected, progress)
+        if earlier:
+            with progress.step(f"capture on {old.name} for {capture_s:g} s, before anything is stopped"):
+                wait([earlier])
         save_record(cluster, target, record)
         history.note(cluster, target, VERB, "begun", old=old.name, image=image.key)
         try:
@@ -147,6 +158,8 @@ def adopt(cluster: Cluster, old: Host, named: str, name: str, progress: Progress
             progress.report(f"note: {failures}")
             give_back(cluster, replace(record, phase=ADOPTED), old, target, progress)
             raise RolledBack(f"{failures}\n  {old.name} serves as before, with all jobs accepted since")
+        if capture_s:
+            result.traffic = capture_after(cluster, old, target, plan, found, earlier, capture_s, progress)
     return result
 
 

@@ -8,23 +8,31 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from analysis.classification import ClassificationError, read_classification
+from analysis.units import span
 from appliance.catalog import Service, read_catalog
 from appliance.config.read import read_text
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
+from appliance.operations.adopt.capture import capture_services
+from appliance.operations.classify.classify import render
 from appliance.operations.site.find import open_site
 from appliance.plan.adopt.draft import Draft
 from appliance.plan.adopt.frames import read_frames
 from appliance.plan.adopt.model import Finding, Survey
 from appliance.plan.adopt.report import compare, report_text, schema_text, survey_json
 from appliance.plan.adopt.survey import Request, examine
-from appliance.progress import Progress
+from appliance.plan.adopt.traffic import no_ssh, ssh_ports
+from appliance.progress import Progress, Silent
 from appliance.share import share
 from appliance.shared.files import make_folder, replace_file
 from appliance.text import one_line, printable
+
+if TYPE_CHECKING:
+    from analysis.model import Classification
 
 __all__ = ["SurveyOptions", "Written", "schema_text", "survey", "survey_json", "write_json", "write_site"]
 
@@ -48,12 +56,16 @@ class SurveyOptions:
         folder: of slurm.conf, if it is none of the usual ones.
         munge_key: fetch the munge key, too.
         classification: a file of `sms classify`.
+        live_s: capture the nodes' network there for this long, and classify it; 0: do not.
+        services: folder of the site's own services, for that.
     """
 
     target: str = ""
     folder: str = ""
     munge_key: bool = False
     classification: Path | None = None
+    live_s: float = 0
+    services: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,39 @@ def survey(options: SurveyOptions, progress: Progress) -> tuple[Survey, Draft]:
     found, draft = examine(read_frames(output), services, request)
     if key:
         draft.files["secrets/munge.key"] = key
+    if options.live_s:
+        classified = _capture(host, found, options, progress)
+        verdicts = {one.name: one.verdict for one in classified.services}
+        draft.files["classification.yaml"] = render(classified, "yaml").encode()
     return (_judge(found, verdicts, services) if verdicts else found), draft
+
+
+def _capture(host: Host, found: Survey, options: SurveyOptions, progress: Progress) -> Classification:
+    """Capture the network of the compute nodes on the node, and classify its services.
+
+    Raises:
+        Refused: that network was not found, or it has no tcpdump.
+        SmsError: it cannot be captured or classified.
+    """
+    link = next((one for one in found.links if one.name == found.provisioning and one.addresses), None)
+    if link is None:
+        raise Refused(
+            f"{host.name}: the network of the compute nodes was not found: nothing to capture",
+            hint="capture it with tcpdump, then: sms classify FILE -o found.yaml, and --classification found.yaml",
+        )
+    own = link.addresses[0].partition("/")[0]
+    with progress.step(f"capture {link.name} of {host.name}, {span(options.live_s)}") as step:
+        classified = capture_services(
+            host,
+            link.name,
+            options.live_s,
+            sms=own,
+            only=no_ssh(ssh_ports(found)),
+            folder=options.services,
+            progress=Silent(),
+        )
+        step.detail(f"{classified.capture.packets} packets")
+    return classified
 
 
 def open_host(target: str) -> Host:

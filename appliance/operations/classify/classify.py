@@ -28,6 +28,7 @@ from appliance.text import SHORT, nearest, printable
 if TYPE_CHECKING:
     from analysis.classification import Report
     from analysis.model import Classification, Verdict
+    from appliance.host.base import Host
 
 __all__ = ["STDIN", "Catalogue", "ClassifyOptions", "classify", "open_catalogue", "units"]
 
@@ -42,6 +43,8 @@ class ClassifyOptions:
     Attributes:
         captures: files; "-" is standard input. Empty with ``live``.
         live, duration_s: capture on this interface for this long instead.
+        host: that has the interface; None: this machine.
+        only: filter of that capture (pcap-filter(7)).
         sms: address or MAC of the management node; detected if empty.
         node: restrict the capture to this node: address or MAC.
         nodes: networks whose addresses are compute nodes.
@@ -53,6 +56,8 @@ class ClassifyOptions:
     captures: tuple[str, ...] = ()
     live: str = ""
     duration_s: float = 0
+    host: Host | None = None
+    only: str = ""
     sms: str = ""
     node: str = ""
     nodes: tuple[str, ...] = ()
@@ -187,11 +192,39 @@ def _read(
         return read_captures(
             options.captures, signatures=signatures, node=options.node, on_progress=on_progress, meanwhile=meanwhile
         )
+    return _read_live(options, signatures, on_progress)
+
+
+def read_flows(options: ClassifyOptions) -> list[tuple[str, str, int, int]]:
+    """Capture on an interface; return client, server, IP protocol and the server's port of all traffic.
+
+    Raises:
+        SmsError: it cannot be captured.
+        Unreachable: the connection to the host broke.
+    """
+    try:
+        reading = _read_live(options, make_signatures(open_catalogue(options.services)))
+    except CaptureError as error:
+        raise SmsError(units.plain(error.message), hint=units.plain(error.hint)) from error
+    hosts = reading.hosts()
+    return [(hosts[one.client].address, hosts[one.server].address, one.protocol, one.port) for one in reading.links()]
+
+
+def _read_live(
+    options: ClassifyOptions, signatures: Sequence[Signature], on_progress: ProgressCallback | None = None
+) -> Reading:
+    """Capture on an interface for the given duration.
+
+    Raises:
+        CaptureError: the output is not a capture.
+        SmsError: tcpdump could not start.
+        Unreachable: the connection to the host broke.
+    """
     from appliance.host.local import Local
     from appliance.tools import tcpdump
 
     began = time.monotonic()
-    with Local().running(*tcpdump.capture_argv(options.live, options.duration_s)) as running:
+    with tcpdump.capturing(options.host or Local(), options.live, options.duration_s, options.only) as running:
         # The kernel delivers the packets of the last second late.
         late = threading.Timer(tcpdump.LAST_S, running.stop)
         source = Source(running.out, endless=True, end=late.start)

@@ -36,7 +36,8 @@ OLD = "sms-old"
 SITE = "/root/adopted"
 """On admin: the site that the survey writes."""
 LIMIT_S = 600
-RATE = "1500k"
+CAPTURE_S = 15
+RATE = "900k"
 """Of the download: it takes longer than an adoption."""
 
 
@@ -102,7 +103,7 @@ def _survey(admin: Host) -> str:
 
 
 def _adopt(lab: Lab) -> str:
-    return _under_download(lab, "adopt", OLD, "--to", CARRIER)
+    return _under_download(lab, "adopt", OLD, "--to", CARRIER, "--capture", f"{CAPTURE_S}s")
 
 
 def _undo(lab: Lab) -> str:
@@ -126,4 +127,8 @@ def _under_download(lab: Lab, *words: str) -> str:
     wait_for("the controller", lambda: "yes" if answers(node) else "")
     controller, routing, outage = by_role["controller"], by_role["routing"], done["outage"]
     away = f"outage of NAT {outage[routing] * 1000:.0f} ms, {controller} {outage[controller]:.1f} s"
+    if traffic := done.get("traffic"):
+        unplanned = sum(not one["planned"] for one in traffic["speakers"])
+        same = traffic["compared"]["same"] if traffic["compared"] else 0
+        away += f"; {same} services seen as before, {unplanned} unplanned uses of {OLD}"
     return f"{away}; {done['jobs']} jobs known, {size >> 20} MiB downloaded without a break"

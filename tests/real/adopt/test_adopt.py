@@ -23,6 +23,14 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("adopt")]
 OLD, TARGET, NODES, UNIT = "sms-old", "host-a", 2, "slurmctld.service"
+USES_OLD = """
+echo ready
+while ! read -rt 0.5; do
+    echo >/dev/udp/10.77.0.5/123
+    : </dev/tcp/10.77.0.5/2049
+done
+"""
+"""A node that uses the old node's own address: for time, which the container has too, and for files."""
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +106,10 @@ def story(legacy: Playground, built: Built) -> Iterator[Story]:
         download = subprocess.Popen([*second.prefix, *curl], stdout=subprocess.PIPE, text=True)
         results = []
         for name, words in (
-            ("adopt", (OLD, "--to", TARGET)),
+            ("adopt", (OLD, "--to", TARGET, "--capture", "8s")),
             ("undo", ("--undo",)),
         ):
-            with watching(first, legacy.host("outside")) as one:
+            with watching(first, legacy.host("outside")) as one, second.hold("bash", "-c", USES_OLD):
                 results.append(adopt(legacy, *words))
             seen[name] = one
             print(name, one.away, one.stalled_s)
@@ -142,6 +150,20 @@ def test_the_accounting_is_complete(story: Story) -> None:
 def test_a_download_goes_on(story: Story) -> None:
     """Over the same connection, through NAT of the old node, of the container, and of the old node again."""
     assert story.download.split() == ["200", str(50 << 20), "1"]
+
+
+def test_captures_show_what_moved_and_who_still_uses_the_old_node(story: Story) -> None:
+    """The services of a minute before are seen at the container; what goes on at the old node is planned, or named."""
+    traffic = story.adopted["traffic"]
+    assert traffic["problems"] == []
+    assert {"slurmctld", "nat", "rsyslog", "chrony"} <= traffic["services"].keys()
+    assert [one for one in traffic["compared"]["changes"] if one["kind"] == "verdict"] == []
+    assert traffic["compared"]["same"] > 0
+    used = {(one["service"], one["port"]): (one["addresses"], one["planned"]) for one in traffic["speakers"]}
+    assert used == {
+        ("chrony", "udp/123"): (["10.77.0.102"], False),
+        ("nfs", "tcp/2049"): (["10.77.0.102"], True),
+    }
 
 
 def serving(play: Playground) -> list[str]:
@@ -198,7 +220,7 @@ def test_a_killed_adoption_leaves_one_controller(legacy: Playground, built: Buil
     node = legacy.host("node1")
     wait_idle(node, NODES)
     job = as_alice(node, "sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 600")
-    run = Stepping(legacy.lab, "-q", "adopt", OLD, "--to", TARGET, options=())
+    run = Stepping(legacy.lab, "-q", "adopt", OLD, "--to", TARGET, "--capture", "0", options=())
     assert run.to(step), run.end(10).stderr.decode()
     if how == "kill":
         run.kill()
@@ -214,7 +236,8 @@ def test_a_killed_adoption_leaves_one_controller(legacy: Playground, built: Buil
     if served == OLD:
         wait_until(lambda: job_of(node, job) == "RUNNING", "the job runs", 60)
     # Refused if the command itself has completed it.
-    legacy.sms("adopt", OLD, "--to", TARGET, on="admin", ok=(0,) if served == OLD else (0, 3), timeout=300)
+    again = ("adopt", OLD, "--to", TARGET, "--capture", "0")
+    legacy.sms(*again, on="admin", ok=(0,) if served == OLD else (0, 3), timeout=300)
     assert wait_served(legacy) == TARGET
     wait_until(lambda: job_of(node, job) == "RUNNING", "the job runs", 60)
     node.run("scancel", job)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,25 @@ def test_a_survey_finds_all_of_it_and_writes_a_site(lab: Lab) -> None:
     mine, theirs = (yaml.safe_load(text) for text in (decided, (lab.etc / "sms.yaml").read_text()))
     assert mine["networks"] == theirs["networks"]
     assert set(theirs["services"]) - set(mine["services"]) == {"filesync", "slurmrestd"}
+
+
+def test_a_survey_captures_what_nodes_use(lab: Lab, node: Netns) -> None:
+    """Over the connection that the network of the nodes carries too: a capture that had itself would never end."""
+    admin = lab.host("host-a")
+    with ThreadPoolExecutor(1) as pool:
+        words = ("root@10.77.0.5", "--live", "5s", "--write", "/root/live", "--json")
+        running = pool.submit(admin.run, "sms", "-q", "survey", *words, timeout=60)
+        while not running.done():
+            node.run("scontrol", "ping")
+            node.run("logger", "--tcp", "--server", "10.77.0.1", "--port", "514", "a line")
+        survey = json.loads(running.result().stdout)
+    evidence = {one["service"]: one["evidence"] for one in survey["listeners"]}
+    assert (evidence["slurmctld"], evidence["rsyslog"]) == ("time-critical", "time-critical")
+    written = yaml.safe_load(admin.run("cat", "/root/live/classification.yaml").text)
+    names = {one["name"] for one in written["services"]}
+    assert {"slurmctld", "rsyslog"} <= names and "ssh" not in names
+    # What runs and was not seen is a finding.
+    assert [one for one in survey["findings"] if one["area"] == "capture" and "postfix" in one["what"]]
 
 
 def test_a_unit_that_a_condition_keeps_off_is_no_failure(lab: Lab) -> None:
