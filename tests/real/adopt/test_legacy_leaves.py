@@ -152,7 +152,7 @@ def check_serves(lab: Lab, before: tuple[object, object], number: str) -> None:
     wait_until(lambda: state_of(lab, number) == "RUNNING", "the same job still runs", 60)
     wait_idle(lab.host("node1"), NODES - 1)
     assert lab.host("node2").run("curl", "-s", "http://10.78.0.254/").text == "outside sees 10.78.0.2"
-    assert not lab.failing(OLD)
+    wait_until(lambda: not lab.failing(OLD), "its units and daemons answer", 60)
     assert not old.works("test", "-e", RETURN.mark)
     found = old.run("find", "/etc/systemd/system", "-name", "*sms-adopt*").text
     assert found == ""
