@@ -126,12 +126,18 @@ def _outage_lines(outage: dict[str, float]) -> Iterator[str]:
 
 
 def _result_lines(cluster: str, result: AdoptResult) -> Iterator[str]:
+    from appliance.config.hostlist import fold
+    from appliance.text import one_line
+
     yield from _outage_lines(result.outage)
     if not result.resumed:
         yield f"{result.state_bytes >> 10} KiB of state copied before, {result.last_bytes >> 10} KiB during the outage"
         yield f"{result.connections} connections through NAT transferred, {result.jobs} jobs known"
     if result.stays:
         yield f"on {result.old} go on running: {', '.join(result.stays)}"
+    if result.silent:
+        names = one_line(fold(result.silent), 120)
+        yield f"warning: {len(result.silent)} nodes do not respond: {names}; `sms status` shows why"
     if result.traffic:
         yield from _traffic_lines(result.old, result.target, result.traffic)
     yield from (f"note: {note}" for note in result.notes)

@@ -25,6 +25,7 @@ from appliance.operations.adopt.inspection import (
     lock_on_old,
     mark_on_old,
     query_mark,
+    query_nodes,
     resume_old,
 )
 from appliance.operations.adopt.isolated import find_controller, start_held, wait_for_held
@@ -66,6 +67,8 @@ __all__ = ["AdoptResult", "adopt", "adopt_request", "refuse_doubtful", "rehearse
 
 GONE_S = 10.0
 """Seconds until a silent host counts as gone, as in a migration."""
+NODES_S = 60.0
+"""Seconds that nodes have to register with the new controller, which asks them when it starts."""
 STOP_WAIT_S = 60.0
 """Seconds that a unit of the old node may take to stop."""
 
@@ -75,7 +78,8 @@ class AdoptResult:
     """What an adoption did. Times in seconds, sizes in bytes.
 
     ``outage`` by service, measured by this process. ``traffic``: what nodes used before and after; None without a
-    capture. ``resumed``: an earlier run had done all but record it.
+    capture. ``silent``: nodes that responded before, and do not now. ``resumed``: an earlier run had done all but
+    record it.
     """
 
     old: str
@@ -91,6 +95,7 @@ class AdoptResult:
     stays: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     traffic: Traffic | None = None
+    silent: tuple[str, ...] = ()
     resumed: bool = False
 
 
@@ -158,9 +163,29 @@ def adopt(
             progress.report(f"note: {failures}")
             give_back(cluster, replace(record, phase=ADOPTED), old, target, progress)
             raise RolledBack(f"{failures}\n  {old.name} serves as before, with all jobs accepted since")
+        result.silent = _wait_for_nodes(cluster, target, plan, progress)
         if capture_s:
             result.traffic = capture_after(cluster, old, target, plan, found, earlier, capture_s, progress)
     return result
+
+
+def _wait_for_nodes(cluster: Cluster, target: Host, plan: AdoptPlan, progress: Progress) -> tuple[str, ...]:
+    """Wait until the nodes that responded to the old node's controller respond to that of the target.
+
+    Returns:
+        Those that do not within ``NODES_S``.
+    """
+    inside, user = inside_argv(cluster.site, cluster.services), find_controller(cluster).user
+    with progress.step("wait until nodes respond") as step:
+        end = time.monotonic() + NODES_S
+        while True:
+            view = query_nodes(target, inside, user)
+            silent = [one.name for one in view.silent if not one.acknowledged and one.name not in plan.silent]
+            if (view.count and not silent) or time.monotonic() > end:
+                break
+            time.sleep(1)
+        step.detail(f"{view.count - len(view.silent)} of {view.count}")
+    return tuple(silent)
 
 
 def adopt_request(cluster: Cluster, plan: AdoptPlan) -> AdoptRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,6 +28,7 @@ from appliance.plan.adopt.model import Survey
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.migration.lease import engine_error, find_holder, refuse_other_cluster
 from appliance.plan.migration.state import moved_paths
+from appliance.plan.services.nodes import NODES, Inside, NodesView, read_nodes, view_nodes
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import agent, bridge
@@ -130,7 +131,19 @@ def query_old(cluster: Cluster, old: Host, found: Survey) -> OldFacts:
         tuple(ports),
         values.get("mark", [""])[0],
         values.get("cluster", [""])[0],
+        query_nodes(old, (), found.slurm.user if found.slurm else ""),
     )
+
+
+def query_nodes(host: Host, inside: Sequence[str], user: str) -> NodesView:
+    """Return the nodes as the controller on the host sees them; none if it does not answer.
+
+    Args:
+        inside: first words of a command in the container; empty on the old node.
+        user: SlurmUser.
+    """
+    shown = host.run(*inside, *NODES, ok=None, timeout=60).stdout.decode(errors="replace")
+    return view_nodes(Inside(nodes=read_nodes(shown.split("\n"), user)))
 
 
 def _connected_to(old: Host) -> str:

@@ -23,6 +23,7 @@ from appliance.plan.migration.move import ENDED
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.jobs import JOBS, read_jobs
 from appliance.progress import Progress
+from appliance.text import printable
 from appliance.tools.move import open_endpoint
 from appliance.tools.scripts import script_argv
 
@@ -83,6 +84,7 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
             wait_for_held(cluster, migration)
             # Only whether they are there: what the backfill scheduler starts, slurmctld saves with the next change.
             compare_jobs(migration, {job: state if state in ENDED else QUEUED for job, state in jobs.items()})
+            _compare_cluster(cluster, inspected, place)
             measured |= result.parts
             arrive.send("abort", why="it was a rehearsal")
             arrive.receive("aborted", patience_s=QUICK_S)
@@ -96,3 +98,23 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
             target.remove(f"{owner.overlay}.partial")
     outages = predict_adoption(cluster.services, [measured], database=inspected.plan.database)
     return replace(inspected.plan, outages=outages, rehearsed=True)
+
+
+def _compare_cluster(cluster: Cluster, inspected: Inspected, place: str) -> None:
+    """Check that the controller has kept the cluster's name, and the ClusterID that newer versions store with it.
+
+    Raises:
+        SmsError: it has not; nodes and slurmdbd would take it for another cluster.
+    """
+    argv = ("head", "-c", "300")
+    before = inspected.old.run(*argv, f"{inspected.plan.state}/clustername").stdout
+    inside = inside_argv(cluster.site, cluster.services, *argv, f"{place}/clustername")
+    if (now := inspected.target.run(*inside).stdout) != before:
+        raise SmsError(
+            f"the state is of cluster {_show(before)}, and became that of {_show(now)}", hint="set `cluster`"
+        )
+
+
+def _show(data: bytes) -> str:
+    """Return what the file clustername has, for a message."""
+    return printable(data.decode(errors="replace").strip(), 80)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Interface
 from statistics import median
 from typing import Literal
 
 from appliance.catalog import Service, find_role
 from appliance.catalog.model import Role
-from appliance.config.hostlist import expand
+from appliance.config.hostlist import expand, fold
 from appliance.config.model import Network, Site
 from appliance.errors import Refused
 from appliance.plan.adopt.model import Link, Survey
@@ -20,7 +20,9 @@ from appliance.plan.migration.move import MUNGE_LIMIT_S, SKEW_LIMIT_S, ServiceOu
 from appliance.plan.migration.plan import RESERVE
 from appliance.plan.migration.state import release_of, state_version
 from appliance.plan.services.network import INTERFACES
+from appliance.plan.services.nodes import NodesView
 from appliance.shared.adopt import AdoptRequest, OldInterface
+from appliance.text import one_line
 
 FOLDER = "/var/lib/sms-adopt"
 """Folder of the adoption's files on the old node."""
@@ -56,6 +58,7 @@ class OldFacts:
         used: TCP ports on which nodes have connections to it now.
         mark: state of an earlier adoption; empty without one.
         clustername: content of the file of that name in the state.
+        nodes: as its slurmctld sees them.
     """
 
     name: str
@@ -67,6 +70,7 @@ class OldFacts:
     used: tuple[int, ...]
     mark: str
     clustername: str
+    nodes: NodesView = field(default_factory=NodesView)
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ class AdoptPlan:
         outages: predicted, by service; ``measured``: from so many adoptions, 0: defaults.
         doubts: what speaks against it.
         rehearsed: outages are predicted from a start of the services with a copy of this state.
+        silent: nodes that do not respond already.
     """
 
     old: str
@@ -128,6 +133,7 @@ class AdoptPlan:
     measured: int
     doubts: tuple[Doubt, ...]
     rehearsed: bool = False
+    silent: tuple[str, ...] = ()
 
     @property
     def refused(self) -> tuple[Doubt, ...]:
@@ -325,6 +331,10 @@ def _judge_slurm(
                 "set `slurm.user` to its uid and gid on the nodes, and build the image again",
             )
         )
+    if silent := [one.name for one in old.nodes.faulty]:
+        what = f"{len(silent)} of {old.nodes.count} nodes do not respond to {old.name}: {fold(silent)}"
+        todo = "they will not respond to the container either: compare their munge key and clock, or drain them"
+        doubts.append(Doubt("warning", one_line(what, 300), todo))
     if old.key_sha256 != target.key_sha256:
         todo = "`sms survey HOST --write DIR --munge-key` fetches it" if old.key_sha256 else "run it as root"
         doubts.append(Doubt("refused", f"the munge key of the site is not that of {old.name}", todo))
@@ -467,6 +477,7 @@ def plan_adoption(
         predict_adoption(services, measured, database=accounting),
         len(measured),
         (*missing, *judge(site, services, survey, old, target, interfaces), *busy),
+        silent=tuple(one.name for one in old.nodes.silent),
     )
 
 

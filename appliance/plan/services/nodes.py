@@ -200,7 +200,7 @@ def read_inside(output: str, user: str) -> Inside:
     space = re.fullmatch(r"\s*(\d{1,19})\s+(\d{1,19})\s*", next(iter(parts.get("space", ())), ""))
     uptime = re.match(r"\d{1,12}\.\d\d", next(iter(parts.get("uptime", ())), ""))
     lines = parts.get("node", ())
-    nodes = _read_nodes(lines, user)
+    nodes = read_nodes(lines, user)
     problem = "; ".join(parts.get("error", ())) or ("the output of sinfo has an unknown form" if lines else "")
     return Inside(
         {"size": int(space[1]), "used": int(space[2])} if space else {},
@@ -253,7 +253,8 @@ def _read_processes(text: str, uptime: float) -> Iterator[Process]:
         yield Process(int(pid), int(parent), state, age, one_line(name, 32))
 
 
-def _read_nodes(lines: Sequence[str], user: str) -> tuple[NodeState, ...]:
+def read_nodes(lines: Sequence[str], user: str) -> tuple[NodeState, ...]:
+    """Parse the output of ``NODES``; what does not have its form is ignored. ``user``: as for ``read_inside``."""
     found: dict[str, NodeState] = {}
     for line in lines:
         node = _read_node(line, user)

@@ -24,6 +24,7 @@ from appliance.plan.adopt.adoption import (
     spare_mac,
 )
 from appliance.plan.adopt.model import Link, Listener, Slurm, Survey, Translation
+from appliance.plan.services.nodes import NodesView, SilentNode
 from appliance.share import share
 from tests.sites import GOOD
 
@@ -114,6 +115,9 @@ def test_a_node_without_doubts_is_adopted(case: Case) -> None:
     assert {one.name for one in plan.outages} >= {"slurmctld", "slurmdbd", "nat"}
 
 
+SILENT = SilentNode("node3", "idle+not_responding", "Not responding", acknowledged=False)
+
+
 def on_survey(**changes: Any) -> Callable[[Case], None]:
     def change(case: Case) -> None:
         case.survey = case.survey.model_copy(update=changes)
@@ -154,6 +158,7 @@ def no_accounting(case: Case) -> None:
         (on_old(units=frozenset()), "refused", "slurmctld.service"),
         (on_old(clustername="other|77"), "refused", "other"),
         (on_old(used=(2049,)), "refused", "nfs"),
+        (on_old(nodes=NodesView(4, (SILENT,), required=4)), "warning", "node3"),  # as with another munge key
         (on_survey(slurm=None), "refused", "StateSaveLocation"),
         (on_survey(slurm=slurm(uid=202)), "refused", "uid 202"),
         (on_survey(slurm=slurm(state_versions={"job_state": 10240})), "refused", "23.11"),
