@@ -59,14 +59,14 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
         "nodes": {"image"},
         "overlay": {"generation", "mirror", "mirrored", "newest", "overlay", "standby"},
         "services": {"apply", "boot", "generation", "inside", "start", "stop", "unfinished"},
-        "site": {"ca", "config", "find", "init", "issued", "keys"},
+        "site": {"ca", "config", "find", "init", "issued", "keys", "locate"},
         "snapshots": {"list", "pull", "push", "report", "repository", "restore", "snapshot", "status", "transfer"},
         "vm": {"build", "certificates", "client", "deferred", "restore", "snapshot", "snapshots", "vm"},
     },
     "plan": {
         "migration": {"move", "plan", "state"},
         "overlay": {"seed"},
-        "services": {"apply", "confinement", "controllers", "network", "supervisor"},
+        "services": {"apply", "confinement", "controllers", "network", "nodes", "supervisor"},
         "snapshots": {"retention"},
     },
     "cli": {},
@@ -86,7 +86,7 @@ SUBJECTS = {
     "services": {"hosts", "image", "overlay", "snapshots", "vm"},
     "engines": {"hosts", "image", "overlay", "services"},
     "migration": {"engines", "hosts", "image", "overlay", "services", "snapshots"},
-    "adopt": {"engines", "hosts", "image", "migration", "services", "site"},
+    "adopt": {"classify", "engines", "hosts", "image", "migration", "services", "site"},
     "upgrade": {"hosts", "image", "lab", "migration", "services", "snapshots", "vm"},
 }
 """Subject of operations, and the subjects that it imports: only those above it, so that there is no cycle.

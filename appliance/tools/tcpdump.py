@@ -101,7 +101,7 @@ class Piped:
         except SmsError as error:
             self._failed = error
         except OSError:
-            pass  # nobody reads it any more
+            pass  # its reader has closed it
         finally:
             os.close(self._end)
 

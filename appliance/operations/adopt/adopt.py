@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
@@ -16,7 +15,7 @@ from typing import NoReturn
 from appliance.errors import Refused, RolledBack, SmsError, Unverified
 from appliance.host.base import Host
 from appliance.operations import history
-from appliance.operations.adopt.capture import Traffic, begin_capture, capture_after
+from appliance.operations.adopt.capture import Captures, Traffic
 from appliance.operations.adopt.carry import apply_changes, copy_changes, copy_database, copy_state, neighbours_of
 from appliance.operations.adopt.inspection import (
     VERB,
@@ -138,15 +137,14 @@ def adopt(
         refuse_doubtful(inspected.plan)
         for doubt in inspected.plan.doubts:
             progress.report(f"WARNING: {doubt.what}; {doubt.todo}")
-        found, record = inspected.survey, _record(cluster, inspected, named)
-        earlier = begin_capture(cluster, old, inspected.plan, found, capture_s) if capture_s else None
+        record = _record(cluster, inspected, named)
+        captures = Captures(cluster, old, inspected.plan, inspected.survey, capture_s)
+        captures.begin()
         image = _prepare(cluster, inspected)
         plan = rehearse(cluster, inspected, image, record.request.state_inside, progress)
         inspected = replace(inspected, plan=plan)
         _name_cluster(cluster, inspected, progress)
-        if earlier:
-            with progress.step(f"capture on {old.name} for {capture_s:g} s, before anything is stopped"):
-                wait([earlier])
+        captures.wait(progress)
         save_record(cluster, target, record)
         history.note(cluster, target, VERB, "begun", old=old.name, image=image.key)
         try:
@@ -164,8 +162,7 @@ def adopt(
             give_back(cluster, replace(record, phase=ADOPTED), old, target, progress)
             raise RolledBack(f"{failures}\n  {old.name} serves as before, with all jobs accepted since")
         result.silent = _wait_for_nodes(cluster, target, plan, progress)
-        if capture_s:
-            result.traffic = capture_after(cluster, old, target, plan, found, earlier, capture_s, progress)
+        result.traffic = captures.finish(target, progress)
     return result
 
 

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from appliance.errors import Refused, SmsError
@@ -19,6 +18,7 @@ from appliance.plan.adopt.model import Survey
 from appliance.plan.adopt.traffic import Speaker, find_speakers, no_ssh, ssh_ports, unicast_filter
 from appliance.plan.services.network import INTERFACES
 from appliance.progress import Progress, Silent
+from appliance.shared.adopt import OldInterface
 from appliance.tools.programs import has_program
 
 if TYPE_CHECKING:
@@ -45,26 +45,99 @@ class Traffic:
     problems: tuple[str, ...] = ()
 
 
-def capture_services(
-    host: Host, interface: str, seconds: float, *, sms: str, only: str, folder: Path | None, progress: Progress
-) -> Classification:
-    """Capture on an interface of the host, and classify the services of the management node with the address ``sms``.
-
-    Args:
-        folder: with the site's own services.
+def capture_services(options: ClassifyOptions, progress: Progress) -> Classification:
+    """Capture on an interface of a host, and classify the services of its management node.
 
     Raises:
         Refused: the host has no tcpdump.
         SmsError: it cannot be captured or classified.
     """
-    _need_tcpdump(host)
-    options = ClassifyOptions(live=interface, duration_s=seconds, host=host, only=only, sms=sms, services=folder)
+    _need_tcpdump(options.host)
     return classify(options, progress)
 
 
-def _need_tcpdump(host: Host) -> None:
-    if not has_program(host, "tcpdump"):
+def _need_tcpdump(host: Host | None) -> None:
+    if host and not has_program(host, "tcpdump"):
         raise Refused(f"{host.name} has no tcpdump", hint="install it there, or capture on a mirror port of the switch")
+
+
+@dataclass
+class Captures:
+    """Captures of an adoption before and after it, each for ``seconds``; with 0 there are none."""
+
+    cluster: Cluster
+    old: Host
+    plan: AdoptPlan
+    survey: Survey
+    seconds: float
+    earlier: Future[Classification] | None = None
+
+    @property
+    def interface(self) -> OldInterface:
+        """The old node's interface in the nodes' network."""
+        return next(one for one in self.plan.interfaces if one.inside == INTERFACES[0])
+
+    def begin(self) -> None:
+        """Begin to capture on the old node what nodes use there."""
+        if self.seconds:
+            only = no_ssh(ssh_ports(self.survey))
+            self.earlier = _begin(lambda: self._services(self.old, self.interface.name, only))
+
+    def wait(self, progress: Progress) -> None:
+        """Wait for the end of that capture."""
+        if self.earlier:
+            with progress.step(f"capture on {self.old.name} for {self.seconds:g} s, before anything is stopped"):
+                wait([self.earlier])
+
+    def finish(self, target: Host, progress: Progress) -> Traffic | None:
+        """Capture on both hosts what nodes use now.
+
+        Errors and Ctrl-C are problems in the result: the adoption is done.
+        """
+        if not self.seconds:
+            return None
+        uplink, problems = self.cluster.site.networks.provisioning.uplink(target.name), list[str]()
+        with progress.step(f"capture on {target.name} and {self.old.name} for {self.seconds:g} s") as step:
+            now = _begin(lambda: self._services(target, uplink, no_ssh(())))
+            there = _begin(self._speakers)
+            running: list[Future[Any]] = [now, there]
+            try:
+                wait(running)
+            except KeyboardInterrupt:
+                return Traffic(self.seconds, problems=("the capture after the adoption was interrupted",))
+            found, speakers = _result(now, problems), _result(there, problems)
+            before = _result(self.earlier, problems) if self.earlier else None
+            if speakers is not None:
+                unplanned = sum(not one.planned for one in speakers)
+                step.detail(f"{unplanned} uses of {self.old.name} that the plan does not name")
+        services = {one.name: one.verdict for one in found.services} if found else {}
+        compared = _compare(before, f"{self.seconds:g} s before", found) if before and found else None
+        return Traffic(self.seconds, services, compared, tuple(speakers or ()), tuple(problems))
+
+    def _options(self, host: Host, interface: str, only: str) -> ClassifyOptions:
+        return ClassifyOptions(
+            live=interface,
+            duration_s=self.seconds,
+            host=host,
+            only=only,
+            sms=str(self.cluster.site.networks.provisioning.address.ip),
+            services=services_folder(self.cluster.path),
+        )
+
+    def _services(self, host: Host, interface: str, only: str) -> Classification:
+        return capture_services(self._options(host, interface, only), Silent())
+
+    def _speakers(self) -> list[Speaker]:
+        _need_tcpdump(self.old)
+        interface = self.interface
+        only = unicast_filter(interface, ssh_ports(self.survey))
+        return find_speakers(
+            read_flows(self._options(self.old, interface.name, only)),
+            own={one.partition("/")[0] for one in (*interface.moves, *interface.keeps)},
+            others={str(one.address) for one in self.cluster.site.admin_hosts},
+            survey=self.survey,
+            services=self.cluster.services,
+        )
 
 
 def _begin(work: Callable[[], Found]) -> Future[Found]:
@@ -81,76 +154,12 @@ def _begin(work: Callable[[], Found]) -> Future[Found]:
     return future
 
 
-def begin_capture(
-    cluster: Cluster, old: Host, plan: AdoptPlan, survey: Survey, seconds: float
-) -> Future[Classification]:
-    """Begin to capture on the old node what nodes use there."""
-    inside = next(one for one in plan.interfaces if one.inside == INTERFACES[0])
-    only = no_ssh(ssh_ports(survey))
-    return _begin(lambda: _services(cluster, old, inside.name, only, seconds))
-
-
-def _services(cluster: Cluster, host: Host, interface: str, only: str, seconds: float) -> Classification:
-    sms, folder = str(cluster.site.networks.provisioning.address.ip), services_folder(cluster.path)
-    return capture_services(host, interface, seconds, sms=sms, only=only, folder=folder, progress=Silent())
-
-
-def capture_after(
-    cluster: Cluster,
-    old: Host,
-    target: Host,
-    plan: AdoptPlan,
-    survey: Survey,
-    earlier: Future[Classification] | None,
-    seconds: float,
-    progress: Progress,
-) -> Traffic:
-    """Capture on both hosts for ``seconds`` what nodes use now.
-
-    Errors and Ctrl-C are problems in the result: the adoption is done.
-    """
-    uplink, problems = cluster.site.networks.provisioning.uplink(target.name), list[str]()
-    with progress.step(f"capture on {target.name} and {old.name} for {seconds:g} s") as step:
-        now = _begin(lambda: _services(cluster, target, uplink, no_ssh(()), seconds))
-        there = _begin(lambda: _speakers(cluster, old, plan, survey, seconds))
-        try:
-            running: list[Future[Any]] = [now, there]
-            wait(running)
-        except KeyboardInterrupt:
-            return Traffic(seconds, problems=("the capture after the adoption was interrupted",))
-        found, speakers = _result(now, problems), _result(there, problems)
-        before = _result(earlier, problems) if earlier else None
-        unplanned = sum(not one.planned for one in speakers or ())
-        step.detail(f"{unplanned} uses of {old.name} that the plan does not name" if speakers is not None else "")
-    services = {one.name: one.verdict for one in found.services} if found else {}
-    compared = _compare(before, f"{seconds:g} s before", found) if before and found else None
-    return Traffic(seconds, services, compared, tuple(speakers or ()), tuple(problems))
-
-
 def _result(future: Future[Found], problems: list[str]) -> Found | None:
     try:
         return future.result()
     except SmsError as error:
         problems.append(error.message)
         return None
-
-
-def _speakers(cluster: Cluster, old: Host, plan: AdoptPlan, survey: Survey, seconds: float) -> list[Speaker]:
-    _need_tcpdump(old)
-    interface = next(one for one in plan.interfaces if one.inside == INTERFACES[0])
-    only = unicast_filter(interface, ssh_ports(survey))
-    flows = read_flows(
-        ClassifyOptions(
-            live=interface.name, duration_s=seconds, host=old, only=only, services=services_folder(cluster.path)
-        )
-    )
-    return find_speakers(
-        flows,
-        own={one.partition("/")[0] for one in (*interface.moves, *interface.keeps)},
-        others={str(one.address) for one in cluster.site.admin_hosts},
-        survey=survey,
-        services=cluster.services,
-    )
 
 
 def _compare(before: Classification, name: str, found: Classification) -> Comparison:

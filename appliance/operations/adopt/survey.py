@@ -18,7 +18,7 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
 from appliance.operations.adopt.capture import capture_services
-from appliance.operations.classify.classify import render
+from appliance.operations.classify.classify import ClassifyOptions, render
 from appliance.operations.site.find import open_site
 from appliance.plan.adopt.draft import Draft
 from appliance.plan.adopt.frames import read_frames
@@ -121,15 +121,15 @@ def _capture(host: Host, found: Survey, options: SurveyOptions, progress: Progre
         )
     own = link.addresses[0].partition("/")[0]
     with progress.step(f"capture {link.name} of {host.name}, {span(options.live_s)}") as step:
-        classified = capture_services(
-            host,
-            link.name,
-            options.live_s,
-            sms=own,
+        wanted = ClassifyOptions(
+            live=link.name,
+            duration_s=options.live_s,
+            host=host,
             only=no_ssh(ssh_ports(found)),
-            folder=options.services,
-            progress=Silent(),
+            sms=own,
+            services=options.services,
         )
+        classified = capture_services(wanted, Silent())
         step.detail(f"{classified.capture.packets} packets")
     return classified
 
