@@ -9,7 +9,7 @@ from typing import Any, Dict
 
 from appliance.agent.channel import Channel
 from appliance.agent.machine import Handler, follow_to_the_end
-from appliance.agent.migration_source import MigrationSource
+from appliance.agent.migration_source import READ_S, MigrationSource
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.take import host_locked
 from appliance.shared.migration import SourceRequest
@@ -83,6 +83,7 @@ class AdoptYield(MigrationSource):
             raise Problem("received given in state %s" % self.state, status=2)
         self._enter("given", "%s serves" % self.request.peer, ports=self.ports)
         self._give_lease()
+        self.sessions.wait_until_read(READ_S)  # `finish` ends the log server
         self.channel.send("given", lost=self.counter.count() if self.counter else 0)
 
     def abort(self, message: Message) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ import pytest
 
 from appliance.host.netns import Netns
 from appliance.operations.image.build import Built
-from appliance.operations.lab.demo import as_alice, wait_idle
+from appliance.operations.lab.demo import OVERLAY, as_alice, wait_idle
+from appliance.tools import ext3
 from tests.real.conftest import Playground
 from tests.real.labs import build_image, cables_out, fresh_lab
 from tests.real.moves import ShortJobs, Stepping
 from tests.real.outage import Seen, watching
+from tests.real.senders import OVER_TCP, further_senders, numbered, steady_lines, wait_for_lines
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("adopt")]
@@ -68,7 +71,10 @@ def test_dry_run_rehearses_and_changes_nothing(ready: Playground) -> None:
 
 @dataclass
 class Story:
-    """Adopted and given back, while jobs ran, a node downloaded, and another one asked every service."""
+    """Adopted and given back, while jobs ran, a node downloaded and logged, and another one asked every service.
+
+    ``logged``: the lines that were sent over TCP; ``logs``: those in the log of each host that had the services.
+    """
 
     adopted: dict[str, Any]
     undone: dict[str, Any]
@@ -79,6 +85,8 @@ class Story:
     download: str
     seen: dict[str, Seen]
     accounting: dict[str, str]
+    logged: set[str]
+    logs: dict[str, list[str]]
 
 
 def adopt(play: Playground, *words: str) -> dict[str, Any]:
@@ -98,7 +106,11 @@ def story(legacy: Playground, built: Built) -> Iterator[Story]:
     curl = ["curl", "-s", "-o", "/dev/null", "--limit-rate", "700k", "--retry", "0"]
     curl += ["-w", "%{http_code} %{size_download} %{num_connects}", "http://10.78.0.254/big"]
     seen: dict[str, Seen] = {}
-    with ShortJobs(lab) as jobs:
+    with (
+        ShortJobs(lab) as jobs,
+        further_senders(lab, "node2"),
+        steady_lines(lab, ["node2"], OVER_TCP) as logged,
+    ):
         argv = ("sbatch", "--parsable", "--job-name=long", "--output=/dev/null", "--wrap=sleep 80")
         long_job = as_alice(first, *argv)
         srun = ["runuser", "-u", "alice", "--", "srun", "--job-name=interactive", "sleep", "70"]
@@ -127,7 +139,19 @@ def story(legacy: Playground, built: Built) -> Iterator[Story]:
         wait_until(lambda: {accounted().get(job) for job in jobs.ids} == {"COMPLETED"}, "the accounting", 60, 1)
     accounting = accounted()
     adopted, undone = results
-    yield Story(adopted, undone, bad, jobs, long_job, ended, downloaded, seen, accounting)
+    wait_for_lines(lambda: (line for lines in read_logs(legacy).values() for line in lines), logged)
+    logs = read_logs(legacy)
+    print(len(logged), "lines over TCP;", {host: len(lines) for host, lines in logs.items()})
+    yield Story(adopted, undone, bad, jobs, long_job, ended, downloaded, seen, accounting, logged, logs)
+
+
+def read_logs(play: Playground) -> dict[str, list[str]]:
+    """The numbered lines in the log of each host that had the services. The container has ended: of its overlay."""
+    texts = {
+        OLD: play.host(OLD).run("sh", "-c", "zcat -f /var/log/syslog*").text,
+        TARGET: ext3.read_inside(play.host(TARGET), OVERLAY, "/upper/var/log/messages").decode(errors="replace"),
+    }
+    return {host: numbered(text) for host, text in texts.items()}
 
 
 def job_of(node: Netns, job: str) -> str:
@@ -164,6 +188,14 @@ def test_captures_show_what_moved_and_who_still_uses_the_old_node(story: Story) 
         ("chrony", "udp/123"): (["10.77.0.102"], False),
         ("nfs", "tcp/2049"): (["10.77.0.102"], True),
     }
+
+
+def test_no_log_line_is_lost_or_doubled(story: Story) -> None:
+    """Over TCP, with a queue and without: those before a switch are in one log, those after it in the other."""
+    assert all(story.logs.values()), {host: len(lines) for host, lines in story.logs.items()}
+    arrived = Counter(line for lines in story.logs.values() for line in lines)
+    assert sorted(story.logged - set(arrived)) == []
+    assert [line for line, times in arrived.items() if times > 1] == []
 
 
 def serving(play: Playground) -> list[str]:
