@@ -359,11 +359,12 @@ class Ssh(Host):
                 raise Stuck(
                     f"{self.name}: {where}: {error}", hint="is it overloaded, or has sshd reached MaxStartups?"
                 ) from error
-            hint = (
-                f"compare its fingerprint on the host, then: ssh-keyscan -p {self.port} {self.address}"
-                if unknown
-                else f"is the host up, and sshd running?{self.failed and f' {self.failed}'}"
-            )
+            hint = f"is the host up, and sshd running?{self.failed and f' {self.failed}'}"
+            if unknown:
+                known = self.known_hosts or "~/.ssh/known_hosts"
+                hint = f"compare its fingerprint on the host, then: ssh-keyscan -p {self.port} {self.address} >>{known}"
+            elif isinstance(error, socket.gaierror):
+                hint = "correct its name, add it to DNS or /etc/hosts, or use its address"
             reason = str(error).removeprefix("[Errno None] ")  # paramiko's prefix when several addresses failed
             raise Unreachable(f"{self.name}: {where}: {reason}", hint=hint) from error
 

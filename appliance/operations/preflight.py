@@ -170,7 +170,9 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
         known = holder not in (None, host.name)
         raise Refused(
             f"the services container already runs on {holder if known else 'another host'}: its MAC address answers",
-            hint=handover_hint(str(holder), host.name) if known else "`sms host list` shows where",
+            hint=handover_hint(str(holder), host.name)
+            if known
+            else "`sms host list` shows where; after `sms adopt --undo` it is the old node",
         )
     if taken:
         users = "; ".join(f"{address} is already used by {mac}" for address, mac in taken.items())

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_json, duration_or_none, filled, open_site, print_result, verb
+from appliance.units import format_size
 
 if TYPE_CHECKING:
     from appliance.operations.adopt.adopt import AdoptResult
@@ -98,10 +99,9 @@ def _plan_lines(plan: AdoptPlan) -> Iterator[str]:
     for inside, what in plan.moves.items():
         yield f"  {inside} gets {what}"
     yield f"  {plan.old} keeps {', '.join(plan.keeps) or 'no address in these networks'}"
-    size = f"{plan.state_bytes >> 10} KiB of {plan.state}"
-    if plan.database:
-        size += f", and a database of {plan.database_bytes >> 20} MiB"
-    yield f"copied: {size}"
+    if plan.state:
+        database = f", and a database of {format_size(plan.database_bytes)}" if plan.database else ""
+        yield f"copied: {format_size(plan.state_bytes)} of {plan.state}{database}"
     yield f"stopped there: {', '.join(plan.stops)}"
     if plan.stays:
         yield f"go on running there: {', '.join(plan.stays)}"
@@ -109,8 +109,7 @@ def _plan_lines(plan: AdoptPlan) -> Iterator[str]:
     if plan.rehearsed:
         basis = "rehearsed with a copy of its state"
     yield f"predicted ({basis}):"
-    width = max(len(one.name) for one in plan.outages)
-    yield from (f"  {one.name:{width}}  outage {one.predicted_s:6.2f} s" for one in plan.outages)
+    yield from (f"  {line}" for line in _outage_lines({one.name: one.predicted_s for one in plan.outages}))
     for doubt in plan.doubts:
         if doubt.severity == "warning":
             yield f"warning: {doubt.what}"
@@ -131,8 +130,9 @@ def _result_lines(cluster: str, result: AdoptResult) -> Iterator[str]:
 
     yield from _outage_lines(result.outage)
     if not result.resumed:
-        yield f"{result.state_bytes >> 10} KiB of state copied before, {result.last_bytes >> 10} KiB during the outage"
-        yield f"{result.connections} connections through NAT transferred, {result.jobs} jobs known"
+        before, last = format_size(result.state_bytes), format_size(result.last_bytes)
+        yield f"{before} of state copied before, {last} during the outage of slurmctld"
+        yield f"connections through NAT transferred: {result.connections}; jobs known: {result.jobs}"
     if result.stays:
         yield f"on {result.old} go on running: {', '.join(result.stays)}"
     if result.silent:
@@ -141,7 +141,8 @@ def _result_lines(cluster: str, result: AdoptResult) -> Iterator[str]:
     if result.traffic:
         yield from _traffic_lines(result.old, result.target, result.traffic)
     yield from (f"note: {note}" for note in result.notes)
-    yield f"{cluster} serves on {result.target}, generation {result.generation}, after {result.seconds:.1f} s"
+    took = "" if result.resumed else f", after {result.seconds:.1f} s"
+    yield f"{cluster} serves on {result.target}, generation {result.generation}{took}"
     yield "`sms adopt --undo` gives it back; `sms adopt --finish` ends the adoption"
 
 
@@ -178,7 +179,7 @@ def _use(one: Speaker) -> str:
 
 def _undo_lines(cluster: str, result: UndoResult) -> Iterator[str]:
     yield from _outage_lines(result.outage)
-    yield f"{result.connections} connections through NAT transferred, {result.jobs} jobs known"
+    yield f"connections through NAT transferred: {result.connections}; jobs known: {result.jobs}"
     yield from (f"note: {note}" for note in result.notes)
     yield f"{cluster} serves on {result.old} again, after {result.seconds:.1f} s"
 

@@ -25,7 +25,7 @@ def add(verbs: Verbs) -> None:
         verbs,
         "journal",
         "show when the services container was started, stopped, migrated or upgraded",
-        "Show the events that start, stop, migrate, failover, upgrade and the guard recorded on the admin hosts.",
+        "Show the events that start, stop, migrate, adopt, failover, upgrade and the guard record on the admin hosts.",
         EXAMPLES,
     )
     parser.add_argument(

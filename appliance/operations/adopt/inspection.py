@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
-from appliance.operations.adopt.survey import SurveyOptions, survey
+from appliance.operations.adopt.survey import SurveyOptions, not_permitted, survey
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.engines.container_owner import ContainerOwner
 from appliance.operations.history import read_history
@@ -99,7 +99,7 @@ def find_free_lease(cluster: Cluster, target: Host) -> Lease:
     if holder:
         raise Refused(
             f"{holder.holder} has the services of {cluster.site.cluster} already",
-            hint="`sms status` shows them; `sms adopt --undo` gives them back to the old node",
+            hint=f"`sms status --host {holder.holder}` shows them; `sms adopt --undo` gives them back to the old node",
         )
     if leases.unreachable:
         raise Refused(
@@ -195,9 +195,15 @@ def _measured(cluster: Cluster, target: Host) -> Iterator[dict[str, float]]:
 
 
 def query_mark(cluster: Cluster, old: Host) -> str:
-    """Return the state of an adoption on the old node; empty without one."""
-    text = old.run(*script_argv("adopt-facts", mark_on_old(cluster), "/nonexistent"), timeout=60).text
-    return next((line.partition(" ")[2] for line in text.splitlines() if line.startswith("mark ")), "")
+    """Return the state of an adoption on the old node; empty without one.
+
+    Raises:
+        Refused: nothing can be run there as root.
+    """
+    shown = old.run(*script_argv("adopt-facts", mark_on_old(cluster), "/nonexistent"), ok=None, timeout=60)
+    if shown.status:  # the script itself never fails
+        raise not_permitted(old, shown.stderr.decode(errors="replace"))
+    return next((line.partition(" ")[2] for line in shown.text.splitlines() if line.startswith("mark ")), "")
 
 
 def resume_old(cluster: Cluster, old: Host) -> str:

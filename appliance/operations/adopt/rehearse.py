@@ -22,7 +22,7 @@ from appliance.plan.machine import inside_argv
 from appliance.plan.migration.move import ENDED
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.jobs import JOBS, read_jobs
-from appliance.progress import Progress
+from appliance.progress import Progress, Silent
 from appliance.text import printable
 from appliance.tools.move import open_endpoint
 from appliance.tools.scripts import script_argv
@@ -74,7 +74,7 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
             measured["last changes"] = time.monotonic() - began
         facts = migration_facts(cluster, inspected, image)
         request = replace(target_request(cluster, facts), verb=f"{VERB} rehearsal", prepared=owner.moving)
-        with open_endpoint(target, "arrive", request, progress) as arrive:
+        with open_endpoint(target, "arrive", request, Silent()) as arrive:  # the overlay of before returns
             arrive.receive("ready", patience_s=QUICK_S)
             result = MigrationResult(inspected.old.name, target.name, image.path, 0)
             migration = Migration(cluster, facts, image, progress, arrive, arrive, result)

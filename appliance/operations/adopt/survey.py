@@ -167,21 +167,22 @@ def collect(host: Host, folder: str, *, root: str = "") -> bytes:
             stream.write(script)
             stream.end()
         except CommandError as error:
-            raise _no_output(host, error.message) from None
+            raise not_permitted(host, error.message) from None
         while (block := stream.read()) and len(output) < MOST_BYTES:
             output += block
         if b"@sms-survey" not in output:
-            raise _no_output(host, stream.result(ok=None).stderr.decode(errors="replace"))
+            raise not_permitted(host, stream.result(ok=None).stderr.decode(errors="replace"))
         if len(output) < MOST_BYTES:
             stream.result(ok=None)
     return bytes(output)
 
 
-def _no_output(host: Host, text: str) -> SmsError:
+def not_permitted(host: Host, text: str) -> Refused:
+    """Return the error of a host where nothing can be run as root; ``text``: the output of the attempt."""
     hint = (
         "log in as root, or permit sudo without a password for this user" if "sudo" in text else "does it have a shell?"
     )
-    return Refused(f"{host.name}: nothing can be read: {one_line(text, 300)}", hint=hint)
+    return Refused(f"{host.name}: nothing can be run there as root: {one_line(text, 300)}", hint=hint)
 
 
 def fetch_key(host: Host) -> bytes:

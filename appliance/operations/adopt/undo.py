@@ -35,9 +35,11 @@ from appliance.progress import Progress
 from appliance.shared.adopt import ReturnRequest
 from appliance.tools.move import Endpoint, open_endpoint
 from appliance.tools.scripts import script_argv as shell_argv
+from appliance.units import format_time
 
 STOP_WAIT_S, START_WAIT_S, SWITCH_S = 60.0, 60.0, 5.0
 GONE_S = 10.0
+PING_S = 0.1
 CONFIGURATION = (
     *("/etc/network/interfaces", "/etc/network/interfaces.d", "/etc/netplan", "/etc/systemd/network"),
     *("/etc/NetworkManager/system-connections", "/etc/sysconfig/network-scripts", "/etc/sysconfig/network"),
@@ -89,8 +91,7 @@ def undo(cluster: Cluster, progress: Progress) -> UndoResult:
     """
     record = find_record(cluster)
     if record is None or record.phase not in (ADOPTED, BEGUN):
-        what = "was finished" if record and record.phase == FINISHED else "is under way or done"
-        raise Refused(f"no adoption of {cluster.site.cluster} {what}", hint="`sms adopt HOST --to HOST` adopts a node")
+        raise _nothing_to(cluster, "undo", record)
     old = open_host(record.target)
     for admin in cluster.site.admin_hosts:
         recover_migration(cluster, cluster.host(admin.name), progress)
@@ -106,6 +107,15 @@ def undo(cluster: Cluster, progress: Progress) -> UndoResult:
             hint=f"sms start --host {record.host}",
         )
     return give_back(cluster, record, old, cluster.host(holder.holder), progress)
+
+
+def _nothing_to(cluster: Cluster, what: str, record: Adoption | None) -> Refused:
+    """Return the error where there is no adoption to undo or to finish."""
+    if record is None or record.phase not in (UNDONE, FINISHED):
+        return Refused(f"there is no adoption of {cluster.site.cluster} to {what}", hint="`sms adopt OLD --to HOST`")
+    message = f"there is nothing to {what}: the adoption of {record.old} of {format_time(record.at)} was {record.phase}"
+    hint = f"`sms adopt {record.old} --to {record.host}` adopts it again"
+    return Refused(message, hint=hint if record.phase == UNDONE else "")
 
 
 def give_back(cluster: Cluster, record: Adoption, old: Host, host: Host, progress: Progress) -> UndoResult:
@@ -209,6 +219,8 @@ def _steps(current: _Undo) -> None:
     with progress.step(f"start slurmctld on {record.old}"):
         target.send("serve")
         target.receive("serves", patience_s=START_WAIT_S)
+        if not _answers(current.old):
+            result.notes.append(f"slurmctld does not answer on {record.old} yet: `journalctl -u slurmctld` there")
     now = time.monotonic()
     for service in cluster.services:
         result.outage[service.name] = round(took if service.live else now - stopped, 3)
@@ -220,6 +232,16 @@ def _steps(current: _Undo) -> None:
     result.jobs = len(shown)
     if lost := missing_jobs(jobs, shown):
         result.notes.append(f"job {', '.join(lost[:10])} was lost or requeued; see `scontrol show job`")
+
+
+def _answers(old: Host) -> bool:
+    """Wait until slurmctld answers, which has its unit active before: it reads its state. Return whether it does."""
+    deadline = time.monotonic() + START_WAIT_S
+    while "is UP" not in old.run("scontrol", "ping", ok=None, timeout=60).text:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(PING_S)
+    return True
 
 
 def _halt(current: _Undo, name: str) -> None:
@@ -301,7 +323,7 @@ def finish(cluster: Cluster, progress: Progress) -> Adoption:
     """
     record = find_record(cluster)
     if record is None or record.phase != ADOPTED:
-        raise Refused(f"there is no adoption of {cluster.site.cluster} to finish", hint="`sms adopt HOST --to HOST`")
+        raise _nothing_to(cluster, "finish", record)
     old = open_host(record.target)
     if resume_old(cluster, old) != "given":
         raise Refused(f"{record.old} is not as the adoption left it", hint="`sms adopt --undo` shows what is left")

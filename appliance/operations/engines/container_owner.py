@@ -125,7 +125,7 @@ class ContainerOwner(Owner):
 
     def prepare(self) -> None:
         self.discard()
-        ready_overlay(self.cluster, self.host, self.image, self.progress)
+        ready_overlay(self.cluster, self.host, self.image, self.progress, filled=True)
         files.copy_sparse(self.host, self.overlay, self.moving, timeout=COPY_S)
 
     # The lease of the admin hosts covers its state.

@@ -152,8 +152,11 @@ def overlay_commands(cluster: Cluster, host: Host, image: Image, mark: str, exis
     return [*([] if exists else [create]), f"{seed} <the site's files>"]
 
 
-def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress) -> None:
+def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress, *, filled: bool = False) -> None:
     """Check the overlay, or create it where there is none, and seed it from the site file.
+
+    Args:
+        filled: the state of the services is copied into it afterwards: a new one is not reported.
 
     Raises:
         Refused: something on this host has it open, or there is no room for a new one.
@@ -174,7 +177,7 @@ def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress
         else:
             report = _create(cluster, host, image.path, path, archive, mark)
         step.detail(f"{len(report['changed'])} files")
-    if not exists and not cluster.is_gateway:
+    if not (exists or filled or cluster.is_gateway):
         progress.report(
             f"note: {host.name} had no overlay {path}: this one is new, without earlier jobs and accounting"
         )

@@ -243,7 +243,7 @@ def _no_address(survey: Survey, network: Network) -> Doubt:
     return Doubt(
         "refused",
         f"no interface of the old node has {network.address}",
-        "the container gets addresses that it has: see networks",
+        "name an address of it in `networks` of the site file: the container gets it",
     )
 
 
@@ -503,6 +503,4 @@ def refuse_doubtful(plan: AdoptPlan) -> None:
     """
     if plan.refused:
         lines = [f"{one.what}\n      hint: {one.todo}" for one in plan.refused]
-        raise Refused(
-            f"{plan.old} cannot be adopted:\n  " + "\n  ".join(lines), hint="`sms adopt --dry-run` shows the whole plan"
-        )
+        raise Refused(f"{plan.old} cannot be adopted:\n  " + "\n  ".join(lines))

@@ -255,11 +255,11 @@ def _slurm(draft: Draft, context: Context, slurm: Slurm) -> None:
     _extra(draft, context, slurm, defined)
     if slurm.state:
         size = f", {slurm.state_kb} KiB" if slurm.state_kb is not None else ", its size is not known"
-        todo = "nothing of it is in the site: copy it when slurmctld is stopped there"
+        todo = "nothing of it is in the site: `sms adopt` copies it"
         draft.find("Slurm", f"state in {slurm.state}{size}", "left", slurm.file, todo)
     if slurm.database:
         size = f", {slurm.database_kb} KiB" if slurm.database_kb is not None else ""
-        todo = "dump it with `mysqldump --single-transaction`; the container's slurmdbd has a password of its own"
+        todo = "`sms adopt` copies it; the container's slurmdbd has a password of its own"
         draft.find("Slurm", f"accounting database{size}", "left", "slurmdbd.conf", todo)
 
 

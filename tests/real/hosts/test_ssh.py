@@ -112,6 +112,12 @@ def test_no_server_listens(server: Server) -> None:
     assert "sshd running" in caught.value.hint
 
 
+def test_a_name_that_is_not_known() -> None:
+    with pytest.raises(Unreachable) as caught:
+        Ssh("nowhere", "nowhere.invalid").run("true")
+    assert "/etc/hosts" in caught.value.hint
+
+
 def test_very_much_comes_on_both_outputs(host: Host) -> None:
     result = host.run("sh", "-c", "head -c 5000000 /dev/zero >&2 & head -c 20000000 /dev/zero; wait")
     assert (len(result.stdout), len(result.stderr)) == (20_000_000, 5_000_000)
