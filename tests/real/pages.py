@@ -286,5 +286,14 @@ ENGINES = {
 }
 """Pages that are read in a lab with engines."""
 
-LEGACY = {"adopt.md": Page("admin")}
+DECIDED = """sed -i /etc/sms/sms.yaml \\
+    -e 's/(CHANGE) //; s/- name: "admin"/- name: host-a/; s/address: "admin"/address: 10.78.0.11/'"""
+"""What the page has to be edited, in the site file that the survey has written."""
+LEGACY = {
+    "adopt.md": Page(
+        "admin",
+        (("admin", "rm /etc/sms/sms.yaml"),),
+        hooks={"sms config check": (("admin", "sms config check || test $? = 2"), ("admin", DECIDED))},
+    )
+}
 """Pages for a lab whose nodes use a legacy node."""
