@@ -59,6 +59,8 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
         Refused: a service does not answer with this state, or a job is missing.
     """
     owner, target = inspected.owner, inspected.target
+    overlay = str(cluster.places.overlay)
+    new = not target.works("test", "-e", overlay)
     try:
         jobs = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60).text)
         with progress.step("rehearse: copy the live state") as step:
@@ -96,6 +98,8 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
         with suppress(SmsError):
             owner.discard()
             target.remove(f"{owner.overlay}.partial")
+            if new and not target.works("test", "-L", overlay):  # on a mirror it is a link
+                target.remove(overlay)
     outages = predict_adoption(cluster.services, [measured], database=inspected.plan.database)
     return replace(inspected.plan, outages=outages, rehearsed=True)
 

@@ -67,6 +67,7 @@ def test_dry_run_rehearses_and_changes_nothing(ready: Playground) -> None:
     after = ready.host(OLD).run("sh", "-c", "ip -o addr; ip -o link; systemctl list-units --state=active --plain").text
     assert after == before
     ready.assert_nothing_runs(TARGET)
+    assert not ready.host(TARGET).works("test", "-e", OVERLAY)
 
 
 @dataclass
