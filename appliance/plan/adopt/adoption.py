@@ -18,7 +18,7 @@ from appliance.plan.adopt.model import Link, Survey
 from appliance.plan.adopt.read_network import addresses_of
 from appliance.plan.migration.move import MUNGE_LIMIT_S, SKEW_LIMIT_S, ServiceOutage, predict_outages, predict_parts
 from appliance.plan.migration.plan import RESERVE
-from appliance.plan.migration.state import release_of, state_version
+from appliance.plan.migration.state import oldest_read, release_of, state_version
 from appliance.plan.services.network import INTERFACES
 from appliance.plan.services.nodes import NodesView
 from appliance.shared.adopt import AdoptRequest, OldInterface
@@ -314,11 +314,12 @@ def _judge_slurm(
             Doubt("refused", f"the old node is of cluster {name}, the site of {site.cluster}", "set `cluster`")
         )
     written, known = max(slurm.state_versions.values(), default=0), state_version(target.slurm)
-    if written > known:
+    if written > known or (written and known and written < oldest_read(known)):
         doubts.append(
             Doubt(
                 "refused",
-                f"Slurm {release_of(written)} wrote the state, and the image has {target.slurm or 'none'}",
+                f"Slurm {release_of(written)} wrote the state, and that of the image, {target.slurm or 'none'}, cannot "
+                "read it",
                 "build an image with the same version: `base.packages` of the site file names the packages",
             )
         )

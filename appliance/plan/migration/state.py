@@ -203,6 +203,14 @@ def release_of(version: int) -> str:
     return f"{24 + year}.{'11' if half else '05'}"
 
 
+def oldest_read(version: int) -> int:
+    """Return the oldest state version that the release with this one reads.
+
+    That of two releases before it, since 24.11 of three (Slurm's upgrade guide).
+    """
+    return version - ((3 if version >= state_version("24.11") else 2) << 8)
+
+
 def refuse_newer(tree: Tree, image: Versions, where: str) -> None:
     """Check that the programs of an image can read a state: none reads what a newer version wrote.
 

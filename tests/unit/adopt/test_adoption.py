@@ -24,6 +24,7 @@ from appliance.plan.adopt.adoption import (
     spare_mac,
 )
 from appliance.plan.adopt.model import Link, Listener, Slurm, Survey, Translation
+from appliance.plan.migration.state import oldest_read, release_of, state_version
 from appliance.plan.services.nodes import NodesView, SilentNode
 from appliance.share import share
 from tests.sites import GOOD
@@ -162,6 +163,7 @@ def no_accounting(case: Case) -> None:
         (on_survey(slurm=None), "refused", "StateSaveLocation"),
         (on_survey(slurm=slurm(uid=202)), "refused", "uid 202"),
         (on_survey(slurm=slurm(state_versions={"job_state": 10240})), "refused", "23.11"),
+        (on_survey(slurm=slurm(state_versions={"job_state": 8960})), "refused", "of version 8960"),  # 20.02
         (on_survey(slurm=slurm(state_kb=2 << 20)), "refused", "MiB"),
         (
             on_survey(links=(link("eth0", *PROV), link("eth1", PUB[0], "02:00:00:00:00:77"))),
@@ -190,6 +192,13 @@ def test_each_doubt_is_named(case: Case, change: Callable[[Case], None], severit
             refuse_doubtful(plan)
     else:
         refuse_doubtful(plan)
+
+
+@pytest.mark.parametrize(
+    ("image", "oldest"), [("22.05", "20.11"), ("24.05", "23.02"), ("24.11", "23.02"), ("25.05", "23.11")]
+)
+def test_the_oldest_state_that_is_read(image: str, oldest: str) -> None:
+    assert release_of(oldest_read(state_version(image))) == oldest
 
 
 def test_an_interface_has_another_address_of_its_own_meanwhile() -> None:
