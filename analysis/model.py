@@ -286,6 +286,13 @@ class Change:
     after: str
     details: tuple[str, ...] = ()
 
+    @property
+    def text(self) -> str:
+        """The change in one line: verdicts and details."""
+        was = f"was {self.before}" if self.before else ""
+        verdicts = {"gone": was, "changed": self.after}.get(self.kind) or ", ".join(filter(None, (self.after, was)))
+        return "; ".join((f"{self.name}: {verdicts}", *self.details))
+
 
 @dataclass(frozen=True)
 class Comparison:

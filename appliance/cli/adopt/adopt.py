@@ -155,10 +155,10 @@ def _traffic_lines(old: str, target: str, traffic: Traffic) -> Iterator[str]:
         yield f"seen on {target} within {span}: {printable(', '.join(traffic.services), 300)}"
     if traffic.compared:
         compared = traffic.compared
-        yield f"compared with {compared.file}: {compared.same} services are the same"
+        yield f"compared with {compared.file}: {compared.same} services with the same verdict and similar numbers"
         for one in compared.changes:
-            what = "; ".join((f"{one.before or 'not seen'}, now {one.after or 'not seen'}", *one.details))
-            yield f"  {printable(one.name, 40)}: {printable(what, 200)}"
+            kind = "moved" if one.kind == "verdict" else one.kind
+            yield f"  {kind}: {printable(one.text, 240)}"
     planned = [f"{_use(speaker)} by {speaker.count}" for speaker in traffic.speakers if speaker.planned]
     if planned:
         yield f"machines that use {old}, as planned: {', '.join(planned)}"

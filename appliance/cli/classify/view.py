@@ -128,9 +128,7 @@ def _compared(found: Classification) -> Iterator[RenderableType]:
     rows = [("compared", f"with {compared.file}{f': {context}' if context else ''}", "bold")]
     for each in compared.changes:
         title, style = CHANGES[each.kind]
-        was = f"was {each.before}" if each.before else ""
-        verdict = was if each.kind == "gone" else each.after if each.kind == "changed" else f"{each.after}, {was}"
-        rows.append((title, "; ".join((f"{each.name}: {verdict.removesuffix(', ')}", *each.details)), style))
+        rows.append((title, each.text, style))
     same = units.counted(compared.same, "service")
     rows.append(("same", f"{same}: same verdict, similar numbers" if compared.same else "none", ""))
     yield Text()

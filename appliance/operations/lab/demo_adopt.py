@@ -129,6 +129,5 @@ def _under_download(lab: Lab, *words: str) -> str:
     away = f"outage of NAT {outage[routing] * 1000:.0f} ms, {controller} {outage[controller]:.1f} s"
     if traffic := done.get("traffic"):
         unplanned = sum(not one["planned"] for one in traffic["speakers"])
-        same = traffic["compared"]["same"] if traffic["compared"] else 0
-        away += f"; {same} services seen as before, {unplanned} unplanned uses of {OLD}"
+        away += f"; nodes use {', '.join(traffic['services'])} at {CARRIER}, {unplanned} unplanned uses of {OLD}"
     return f"{away}; {done['jobs']} jobs known, {size >> 20} MiB downloaded without a break"
