@@ -186,4 +186,4 @@ def _undo_lines(cluster: str, result: UndoResult) -> Iterator[str]:
 
 def _finish_lines(old: str, state: str) -> Iterator[str]:
     yield f"the adoption of {old} is finished; its services are disabled there, its data is unchanged"
-    yield f"remove {state} there when it is not needed any more"
+    yield f"remove {state}* there, and databases slurm_acct_db_before_sms_*, when they are not needed any more"
