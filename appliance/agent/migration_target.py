@@ -507,7 +507,10 @@ class MigrationTarget(StateMachine):
         if not self.request.shared and self._wrote_lease():
             # The instance never served here. An older lease is none of its business: the newest of all hosts counts,
             # and a full disk must not prevent the end of this.
-            self.host_state.write_lease(self.request.peer, self.host_state.generation())
+            if self.request.prepared:  # the peer is not an admin host: it cannot hold a lease
+                self.host_state.free_lease(self.host_state.generation())
+            else:
+                self.host_state.write_lease(self.request.peer, self.host_state.generation())
         if self.request.shared:
             if self.state in ("started", "up"):
                 self.host_state.write_lease(self.request.peer, self.generation + 2)

@@ -30,7 +30,7 @@ from appliance.operations.adopt.inspection import (
 from appliance.operations.adopt.isolated import find_controller, start_held, wait_for_held
 from appliance.operations.adopt.record import find_record, save_record
 from appliance.operations.adopt.rehearse import migration_facts, rehearse
-from appliance.operations.adopt.undo import give_back
+from appliance.operations.adopt.undo import give_back, release_unserved
 from appliance.operations.context import Cluster
 from appliance.operations.identity import ensure_identity
 from appliance.operations.image.deliver import Image
@@ -43,6 +43,7 @@ from appliance.operations.migration.state import Migration, MigrationResult
 from appliance.operations.migration.switch import commit, switch_addresses
 from appliance.operations.networks import remove_isolated, write_networks
 from appliance.operations.preflight import check_confinement, find_instance
+from appliance.operations.services.start import StartOptions, start
 from appliance.operations.services.unfinished import recover_migration
 from appliance.plan.adopt.adoption import (
     ADOPTED,
@@ -155,12 +156,18 @@ def adopt(
                 if isinstance(error, Refused | RolledBack):  # else it is not known who serves: undo needs the record
                     save_record(cluster, target, replace(record, phase=UNDONE))
             raise
-        result.notes += _finish(cluster, inspected, image, record, result.parts, progress)
+        unrecorded = _finish(cluster, inspected, image, record, result.parts, progress)
         result.seconds = round(time.monotonic() - began, 3)
         if failures:
             progress.report(f"note: {failures}")
             give_back(cluster, replace(record, phase=ADOPTED), old, target, progress)
             raise RolledBack(f"{failures}\n  {old.name} serves as before, with all jobs accepted since")
+        if unrecorded:
+            raise Unverified(
+                f"{target.name} has the services since the switch, and that could not be recorded: {unrecorded}",
+                hint=f"`sms adopt {named} --to {name}` again records it; if {target.name} has lost its power since, "
+                "it starts the services there first",
+            )
         result.silent = _wait_for_nodes(cluster, target, plan, progress)
         result.traffic = captures.finish(target, progress)
     return result
@@ -218,12 +225,17 @@ def _record(cluster: Cluster, inspected: Inspected, named: str) -> Adoption:
 def _resume(cluster: Cluster, old: Host, target: Host, progress: Progress) -> AdoptResult | None:
     """Let the agents complete or undo what a killed run has left; return the result if the target serves since."""
     recover_migration(cluster, target, progress)
-    record = find_record(cluster)
-    resume_old(cluster, old)
-    lease, running = query_lease(target, cluster), find_instance(cluster, target)
-    if not (record and record.phase == BEGUN and record.host == target.name and running):
+    record, state = find_record(cluster), resume_old(cluster, old)
+    if not (record and record.phase == BEGUN and record.host == target.name):
         return None
-    if lease.holder != target.name:
+    if not state and record.old == old.name:
+        release_unserved(cluster, record, old, progress)
+    if query_lease(target, cluster).holder != target.name:
+        return None
+    if state == "given" and not find_instance(cluster, target):  # its power has failed since, before it had a unit
+        start(cluster, target, progress, StartOptions())
+    lease, running = query_lease(target, cluster), find_instance(cluster, target)
+    if not running:
         return None
     record_if_missing(cluster, target, running, lease, progress)
     save_record(cluster, target, replace(record, phase=ADOPTED))
@@ -376,20 +388,23 @@ def _raise_outcome(cluster: Cluster, inspected: Inspected, migration: Migration,
     message = cause.message if isinstance(cause, SmsError) else "the adoption was interrupted"
     hint = cause.hint if isinstance(cause, SmsError) else ""
     again = f"`sms adopt {old.name} --to {target.name}` again completes it or undoes it"
-    try:
-        holds = query_lease(target, cluster).holder == target.name
-    except SmsError:
-        holds = migration.serves
-    if holds:
+    holder = None
+    with suppress(SmsError):  # its power may have failed: then the old node has decided what that means
+        holder = query_lease(target, cluster).holder
+    if holder == target.name:
         raise Unverified(f"{message}\n  {target.name} serves since the switch", hint=again) from cause
     try:
         mark = query_mark(cluster, old)
         active = old.works("systemctl", "is-active", "--quiet", *inspected.plan.stops)
     except SmsError as error:
         raise SmsError(
-            f"{message}\n  {old.name} cannot be queried; it takes its addresses back alone once its network works: "
-            f"{error.message}",
+            f"{message}\n  {old.name} cannot be queried; it takes its addresses back alone once its network works, "
+            f"unless {target.name} answers for them: {error.message}",
             hint=again,
+        ) from cause
+    if mark == "given":
+        raise Unverified(
+            f"{message}\n  {target.name} has the services since the switch, and cannot be queried", hint=again
         ) from cause
     if mark or not active:
         raise SmsError(f"{message}\n  {old.name} does not serve yet: its agent is at work", hint=again) from cause
@@ -405,9 +420,9 @@ def _finish(
     record: Adoption,
     parts: Mapping[str, float],
     progress: Progress,
-) -> list[str]:
-    """Record which host has the services; return notes about what failed."""
-    notes, old, target = [], inspected.old, inspected.target
+) -> str:
+    """Record which host has the services; return why that failed, or nothing."""
+    old, target = inspected.old, inspected.target
     try:
         remove_isolated(cluster, target)
         lease = query_lease(target, cluster)
@@ -415,5 +430,5 @@ def _finish(
         save_record(cluster, target, replace(record, phase=ADOPTED))
         history.note(cluster, target, VERB, "adopted", old=old.name, generation=lease.generation, parts=dict(parts))
     except SmsError as error:
-        notes.append(f"the adoption could not be recorded: {error.message}; `sms adopt` again does it")
-    return notes
+        return error.message
+    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from appliance.errors import SmsError
+from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.plan.adopt.adoption import Adoption
@@ -25,19 +25,29 @@ def find_record(cluster: Cluster) -> Adoption | None:
     """Return the newest record of all admin hosts that answer; None without one.
 
     Raises:
+        Refused: there is none, and a host does not answer, which may have one.
         SmsError: one cannot be read.
     """
-    names = [host.name for host in cluster.site.admin_hosts]
+    names, silent = [host.name for host in cluster.site.admin_hosts], list[str]()
+
+    def read(name: str) -> Adoption | None:
+        try:
+            return _read(cluster, cluster.host(name))
+        except Unreachable:
+            silent.append(name)
+            return None
+
     with ThreadPoolExecutor(len(names)) as pool:
-        found = [one for one in pool.map(lambda name: _read(cluster, cluster.host(name)), names) if one]
+        found = [one for one in pool.map(read, names) if one]
+    if silent and not found:
+        raise Refused(
+            f"{', '.join(sorted(silent))} cannot be reached", hint="what is known of an adoption may be there only"
+        )
     return max(found, key=lambda one: one.at, default=None)
 
 
 def _read(cluster: Cluster, host: Host) -> Adoption | None:
-    try:
-        data = host.read(record_path(cluster))
-    except Unreachable:
-        return None
+    data = host.read(record_path(cluster))
     try:
         return from_json(Adoption, data) if data is not None else None
     except RecordError as error:

@@ -19,11 +19,12 @@ from appliance.operations.engines.owners import Command, script_argv
 from appliance.operations.engines.transfer import transfer
 from appliance.operations.hosts.guarded import stop_guard
 from appliance.operations.image.deliver import trust
-from appliance.operations.lease import Leases, query_all_leases
+from appliance.operations.lease import Leases, query_all_leases, query_lease
 from appliance.operations.migration.agents import QUICK_S, source_request
 from appliance.operations.migration.rollback import SOURCE_REPLIES
 from appliance.operations.migration.state import Inspected as MigrationFacts
 from appliance.operations.preflight import find_instance, query_confinement
+from appliance.operations.services.stop import stop
 from appliance.operations.services.unfinished import recover_migration
 from appliance.plan.adopt.adoption import ADOPTED, BEGUN, FINISHED, ROLES, UNDONE, Adoption, find_database
 from appliance.plan.machine import inside_argv
@@ -96,6 +97,8 @@ def undo(cluster: Cluster, progress: Progress) -> UndoResult:
     for admin in cluster.site.admin_hosts:
         recover_migration(cluster, cluster.host(admin.name), progress)
     state = resume_old(cluster, old)
+    if not state:
+        release_unserved(cluster, record, old, progress)
     views = Leases(cluster.host(record.host), cluster).query()
     holder = find_holder(views)
     if holder is None or holder.engine or not holder.holder:
@@ -116,6 +119,19 @@ def _nothing_to(cluster: Cluster, what: str, record: Adoption | None) -> Refused
     message = f"there is nothing to {what}: the adoption of {record.old} of {format_time(record.at)} was {record.phase}"
     hint = f"`sms adopt {record.old} --to {record.host}` adopts it again"
     return Refused(message, hint=hint if record.phase == UNDONE else "")
+
+
+def release_unserved(cluster: Cluster, record: Adoption, old: Host, progress: Progress) -> None:
+    """Release the lease of a host whose power failed right after the switch: the old node has taken everything back.
+
+    Its overlay stays, with the jobs that it accepted in those seconds.
+    """
+    host = cluster.host(record.host)
+    if query_lease(host, cluster).holder != host.name or find_instance(cluster, host):
+        return
+    if old.works("systemctl", "is-active", "--quiet", *record.request.controller):
+        stop(cluster, host, progress)
+        progress.report(f"note: {host.name} failed right after the switch; {record.old} has its services again")
 
 
 def give_back(cluster: Cluster, record: Adoption, old: Host, host: Host, progress: Progress) -> UndoResult:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from appliance.host.netns import Netns
 from appliance.operations.image.build import Built
 from appliance.operations.lab.demo import OVERLAY, as_alice, wait_idle
 from appliance.tools import ext3
+from tests.real.adopt.kills import NODES, OLD, TARGET, Cell, job_of, run_adoption, run_undo
 from tests.real.conftest import Playground
-from tests.real.labs import build_image, cables_out, fresh_lab
-from tests.real.moves import ShortJobs, Stepping
+from tests.real.labs import build_image, fresh_lab
+from tests.real.moves import ShortJobs
 from tests.real.outage import Seen, watching
 from tests.real.senders import OVER_TCP, further_senders, numbered, steady_lines, wait_for_lines
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("adopt")]
-OLD, TARGET, NODES, UNIT = "sms-old", "host-a", 2, "slurmctld.service"
+FULL = pytest.mark.full
 USES_OLD = """
 echo ready
 while ! read -rt 0.5; do
@@ -55,7 +54,7 @@ def ready(legacy: Playground, built: Built) -> Playground:
     return legacy
 
 
-@pytest.mark.full
+@FULL
 def test_dry_run_rehearses_and_changes_nothing(ready: Playground) -> None:
     """All checks, and a start of the services isolated with a copy of the live state."""
     before = ready.host(OLD).run("sh", "-c", "ip -o addr; ip -o link; systemctl list-units --state=active --plain").text
@@ -155,12 +154,6 @@ def read_logs(play: Playground) -> dict[str, list[str]]:
     return {host: numbered(text) for host, text in texts.items()}
 
 
-def job_of(node: Netns, job: str) -> str:
-    """State of a job, as the controller knows it."""
-    shown = node.run("scontrol", "-o", "show", "job", job, ok=None).text
-    return next((word.partition("=")[2] for word in shown.split() if word.startswith("JobState=")), "")
-
-
 def test_no_job_is_lost(story: Story) -> None:
     assert story.bad_jobs == {} and story.short_jobs.given_twice == []
     assert story.interactive == 0
@@ -199,81 +192,57 @@ def test_no_log_line_is_lost_or_doubled(story: Story) -> None:
     assert [line for line, times in arrived.items() if times > 1] == []
 
 
-def serving(play: Playground) -> list[str]:
-    """Who has the addresses and runs the controller: exactly one, always but for a moment."""
-    found, old = [], play.host(OLD)
-    if "10.77.0.1/" in old.run("ip", "-o", "-4", "address").text and old.works("systemctl", "-q", "is-active", UNIT):
-        found.append(OLD)
-    if play.lease(TARGET).get("holder") == TARGET and play.instances(TARGET):
-        found.append(TARGET)
-    return found
+def cells() -> Iterator[Cell]:
+    """Faults of an adoption: of the command, of connections, of networks, of power."""
+    yield Cell("kill", ">release", (OLD,), sample=True)
+    for step in (">note", ">prepare_stop", ">stop_accounting", "<place 2", ">stop", "<up"):
+        yield Cell("kill", step, (OLD,))
+    yield Cell("kill", ">up", (OLD, TARGET))
+    yield Cell("kill", ">given", (TARGET,))
+    yield Cell("network", ">stop", (OLD,))
+    yield Cell("network", "<up", (TARGET,))
+    yield Cell("network", ">up", (TARGET,))
+    for step in (">stop", ">release"):
+        yield Cell("ssh to the old", step, (OLD,))
+        yield Cell("ssh to the target", step, (OLD,))
+    yield Cell("ssh to the old", "<up", (TARGET,))
+    yield Cell("ssh to the target", "<up", (OLD,))
+    yield Cell("ssh to the target", ">up", (OLD, TARGET))
+    yield Cell("late", "<up", (OLD,))
+    for step in ("<place 2", ">stop", ">release", "<up", ">up"):
+        yield Cell("power", step, (OLD,))
+    # It has the state and does not serve: its unit starts it, or the next adoption does.
+    yield Cell("power", ">given", (TARGET,))
+    yield Cell("power, no unit", ">given", ("none",), undo=True)
+    yield Cell("power, no unit", ">up", (OLD,), undo=True)
 
 
-def wait_served(play: Playground) -> str:
-    """Return who serves, once one does and a node reaches it."""
-    wait_until(lambda: len(serving(play)) == 1, "one of both serves", 60, 0.5)
-    wait_until(lambda: play.host("node1").works("scontrol", "ping"), "the controller answers", 60, 0.5)
-    return serving(play)[0]
+def undo_cells() -> Iterator[Cell]:
+    """Faults of an undo."""
+    for step in (">halt", ">halt 2", ">release", "<up"):
+        yield Cell("kill", step, (TARGET,))
+    yield Cell("kill", ">up", (OLD, TARGET))
+    for step in (">serve", ">given", ">commit"):
+        yield Cell("kill", step, (OLD,))
+    yield Cell("ssh to the old", ">release", (TARGET,))
+    yield Cell("ssh to the target", "<up", (OLD,))
+    yield Cell("power", ">halt 2", (TARGET,))
+    yield Cell("power", "<up", (OLD,))
 
 
-def controllers(play: Playground) -> int:
-    """Controllers that run and are not isolated."""
-    return len(serving(play)) + (
-        OLD not in serving(play) and play.host(OLD).works("systemctl", "-q", "is-active", UNIT)
-    )
+def as_parameters(cells: Iterator[Cell]) -> list[Any]:
+    """Every cell, for ``parametrize``; all but the sample are for full runs."""
+    return [pytest.param(cell, id=cell.name, marks=() if cell.sample else FULL) for cell in cells]
 
 
-def back_on_old(play: Playground) -> None:
-    """The old node serves, whatever was before."""
-    if serving(play) == [TARGET]:
-        play.sms("adopt", "--undo", on="admin", timeout=300)
-    assert wait_served(play) == OLD
+@pytest.mark.parametrize("cell", as_parameters(undo_cells()))
+def test_an_interrupted_undo_leaves_one_controller(legacy: Playground, built: Built, cell: Cell) -> None:
+    run_undo(legacy, cell)
 
 
-@pytest.mark.parametrize(
-    ("step", "how"),
-    [
-        (">release", "kill"),
-        pytest.param(">note", "kill", marks=pytest.mark.full),
-        pytest.param(">prepare_stop", "kill", marks=pytest.mark.full),
-        pytest.param(">stop_accounting", "kill", marks=pytest.mark.full),
-        pytest.param("<place 2", "kill", marks=pytest.mark.full),
-        pytest.param(">stop", "kill", marks=pytest.mark.full),
-        pytest.param("<up", "kill", marks=pytest.mark.full),
-        pytest.param(">up", "kill", marks=pytest.mark.full),
-        pytest.param(">given", "kill", marks=pytest.mark.full),
-        pytest.param("<up", "network", marks=pytest.mark.full),
-        pytest.param(">up", "network", marks=pytest.mark.full),
-        pytest.param(">stop", "network", marks=pytest.mark.full),
-    ],
-)
-def test_a_killed_adoption_leaves_one_controller(legacy: Playground, built: Built, step: str, how: str) -> None:
-    """The command is killed, or the old node loses its network for 20 s: one serves, and the next run goes on."""
-    back_on_old(legacy)
-    node = legacy.host("node1")
-    wait_idle(node, NODES)
-    job = as_alice(node, "sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 600")
-    run = Stepping(legacy.lab, "-q", "adopt", OLD, "--to", TARGET, "--capture", "0", options=())
-    assert run.to(step), run.end(10).stderr.decode()
-    if how == "kill":
-        run.kill()
-    else:
-        with cables_out(legacy.lab, OLD):
-            run.let_go()
-            time.sleep(20)
-            assert controllers(legacy) <= 1
-    run.end(120)
-    served = wait_served(legacy)
-    assert controllers(legacy) == 1
-    print(step, how, served)
-    if served == OLD:
-        wait_until(lambda: job_of(node, job) == "RUNNING", "the job runs", 60)
-    # Refused if the command itself has completed it.
-    again = ("adopt", OLD, "--to", TARGET, "--capture", "0")
-    legacy.sms(*again, on="admin", ok=(0,) if served == OLD else (0, 3), timeout=300)
-    assert wait_served(legacy) == TARGET
-    wait_until(lambda: job_of(node, job) == "RUNNING", "the job runs", 60)
-    node.run("scancel", job)
+@pytest.mark.parametrize("cell", as_parameters(cells()))
+def test_an_interrupted_adoption_leaves_one_controller(legacy: Playground, built: Built, cell: Cell) -> None:
+    run_adoption(legacy, cell)
 
 
 def test_the_old_node_stays_away_once_adopted(legacy: Playground) -> None:

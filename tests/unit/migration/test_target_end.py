@@ -72,6 +72,19 @@ def test_lease_after_a_rollback(
     assert "backed out" in Path(paths["history"]).read_text()
 
 
+def test_an_adoption_that_is_rolled_back_leaves_a_free_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old node is not an admin host: one that held the lease would keep it for ever."""
+    paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
+    request = {**TARGET, **paths, "prepared": str(tmp_path / "prepared")}
+    target = MigrationTarget(read_request(TargetRequest, request), None)
+    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
+    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
+    target.state = "started"
+    Path(paths["lease"]).write_bytes(Lease("c", 5, "a", 1.0, "a").text())
+    target.abandon("the request to take over came too late")
+    assert peek(Path(paths["lease"]).read_bytes()) == (5, "")
+
+
 PLANNED = [
     pytest.param(4, "b", False, True, id="as planned"),
     pytest.param(1, "a", False, True, id="an old one of this host, which another has superseded"),
