@@ -22,6 +22,7 @@ OLD, TARGET, NODES = "sms-old", "host-a", 2
 MOVED = {"br-prov": "10.77.0.1", "br-pub": "10.78.0.2"}
 """What moves, by the bridge of an admin host to which the container that has it is attached."""
 UNIT = "sys/fs/cgroup/system.slice/slurmctld.service/cgroup.events"
+ADOPT = (OLD, "--to", TARGET, "--capture", "0")
 LATE_S = 3.0
 """Longer than the target may take the addresses after it was armed (agent/migration_target.py, ARMED_S)."""
 ENDS_S = 240.0
@@ -114,13 +115,14 @@ class Scene:
 
     def adopt(self, *words: str, ok: tuple[int, ...] = (0,)) -> Result:
         """`sms adopt` of sms-old, or with other words."""
-        return self.play.sms("adopt", *(words or (OLD, "--to", TARGET)), on="admin", ok=ok, timeout=300)
+        return self.play.sms("adopt", *(words or ADOPT), on="admin", ok=ok, timeout=300)
 
     def begin(self, served: str) -> str:
         """Make ``served`` serve, whatever was before, and start a job; return its number."""
         if self.serving() != [served]:
             self.adopt(*(("--undo",) if served == OLD else ()))
         assert self.wait_served() == served
+        self.node.run("scancel", "--user=alice")  # that of a cell that has failed
         wait_idle(self.node, NODES)
         return as_alice(self.node, "sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 1200")
 
@@ -183,7 +185,7 @@ def run_adoption(play: Playground, cell: Cell) -> None:
     """The fault at a step of an adoption: one serves, as the command reports; the next run goes on."""
     with scene_of(play) as scene:
         job = scene.begin(OLD)
-        served = _strike_at(scene, cell, job, "adopt", OLD, "--to", TARGET, says={0: TARGET, 4: TARGET, 5: OLD})
+        served = _strike_at(scene, cell, job, "adopt", *ADOPT, says={0: TARGET, 4: TARGET, 5: OLD})
         if cell.undo:
             scene.adopt("--undo", ok=(3,))  # sms-old serves, or the services container has to be started
         # Refused if the command itself has completed it.
