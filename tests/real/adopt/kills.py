@@ -97,7 +97,8 @@ class Scene:
         wait_until(lambda: len(self.serving()) == 1, "one of both serves", 60, 0.5)
         wait_until(lambda: self.node.works("scontrol", "ping"), "the controller answers", 60, 0.5)
         served = self.serving()[0]
-        assert self.holders() == {address: [served] for address in MOVED.values()}
+        # An instance that is detached has them still, until its agent has ended it.
+        wait_until(lambda: self.holders() == {one: [served] for one in MOVED.values()}, "nobody else has them", 60, 0.5)
         return served
 
     def holders(self) -> dict[str, list[str]]:
