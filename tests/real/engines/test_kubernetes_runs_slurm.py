@@ -313,6 +313,8 @@ def test_a_controller_that_was_killed_assigns_no_job_id_again(deployer: Deployer
     """In the same pod nothing is prepared again, but its state is older than the last ids; it has the lease again."""
     pod = wait_until(lambda: find_ready(deployer, "slurmctld-0"), "the pod is ready", 60, 0.5)
     submit = ("sbatch", "--parsable", "-H", "-D", "/home/alice", "--wrap", "true")
+    # slurmctld saves the end of a job within 5 s: killed before, it would take the last test's job for a running one.
+    time.sleep(6)
     last, before, worker = int(jobs.run(*submit)), read_lease(deployer), worker_of(deployer, "slurmctld-0")
     assert before.holder == f"slurmctld-0 {pod} on {worker.name}"
     restarts = count_restarts(deployer, "slurmctld-0")["slurmctld"]
