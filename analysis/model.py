@@ -287,6 +287,11 @@ class Change:
     details: tuple[str, ...] = ()
 
     @property
+    def title(self) -> str:
+        """The kind, as users read it."""
+        return "moved" if self.kind == "verdict" else self.kind
+
+    @property
     def text(self) -> str:
         """The change in one line: verdicts and details."""
         was = f"was {self.before}" if self.before else ""

@@ -99,7 +99,6 @@ def _environment() -> Environment:
         calibration=calibration.points,
         calibration_size=calibration.SIZE,
         low_confidence=LOW_CONFIDENCE,
-        changes=CHANGES,
     )
     return environment
 
@@ -124,8 +123,6 @@ TOWARD = {
     "both": "both sides open connections",
     "outside": "nodes connect to the outside through the management node",
 }
-CHANGES = {"verdict": "moved", "appeared": "appeared", "gone": "gone", "changed": "changed"}
-"""What is different from an earlier classification."""
 PHASES = {"boot": "boot only", "steady": "steady", "both": "boot and steady"}
 
 

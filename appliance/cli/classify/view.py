@@ -39,13 +39,6 @@ GROUPS = (
         'running nodes do not wait for these; after the "tolerated outage" the effects become visible',
     ),
 )
-CHANGES = {
-    "verdict": ("moved", "bold yellow"),
-    "appeared": ("appeared", "bold yellow"),
-    "gone": ("gone", "bold yellow"),
-    "changed": ("changed", ""),
-}
-"""Title and style of what is different from an earlier classification."""
 OPENERS = {"node": "nodes", "sms": "SMS", "both": "both"}
 PHASES = {"boot": "while nodes booted", "steady": "while nodes ran", "both": "while nodes booted and while they ran"}
 NO_TRAFFIC = "it has no traffic of its own, or its ports belong to a service of the site: no capture shows it"
@@ -126,9 +119,7 @@ def _compared(found: Classification) -> Iterator[RenderableType]:
         return
     context = "; ".join(compared.context)
     rows = [("compared", f"with {compared.file}{f': {context}' if context else ''}", "bold")]
-    for each in compared.changes:
-        title, style = CHANGES[each.kind]
-        rows.append((title, each.text, style))
+    rows += [(each.title, each.text, "" if each.kind == "changed" else "bold yellow") for each in compared.changes]
     same = units.counted(compared.same, "service")
     rows.append(("same", f"{same}: same verdict, similar numbers" if compared.same else "none", ""))
     yield Text()

@@ -45,7 +45,7 @@ class Traffic:
     problems: tuple[str, ...] = ()
 
 
-def capture_services(options: ClassifyOptions, progress: Progress) -> Classification:
+def capture_services(options: ClassifyOptions) -> Classification:
     """Capture on an interface of a host, and classify the services of its management node.
 
     Raises:
@@ -53,7 +53,7 @@ def capture_services(options: ClassifyOptions, progress: Progress) -> Classifica
         SmsError: it cannot be captured or classified.
     """
     _need_tcpdump(options.host)
-    return classify(options, progress)
+    return classify(options, Silent())
 
 
 def _need_tcpdump(host: Host | None) -> None:
@@ -125,7 +125,7 @@ class Captures:
         )
 
     def _services(self, host: Host, interface: str, only: str) -> Classification:
-        return capture_services(self._options(host, interface, only), Silent())
+        return capture_services(self._options(host, interface, only))
 
     def _speakers(self) -> list[Speaker]:
         _need_tcpdump(self.old)

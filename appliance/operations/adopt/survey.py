@@ -26,7 +26,7 @@ from appliance.plan.adopt.model import Finding, Survey
 from appliance.plan.adopt.report import compare, report_text, schema_text, survey_json
 from appliance.plan.adopt.survey import Request, examine
 from appliance.plan.adopt.traffic import no_ssh, ssh_ports
-from appliance.progress import Progress, Silent
+from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.files import make_folder, replace_file
 from appliance.text import one_line, printable
@@ -129,7 +129,7 @@ def _capture(host: Host, found: Survey, options: SurveyOptions, progress: Progre
             sms=own,
             services=options.services,
         )
-        classified = capture_services(wanted, Silent())
+        classified = capture_services(wanted)
         step.detail(f"{classified.capture.packets} packets")
     return classified
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
-from appliance.lab import Lab
+from appliance.lab import Extras, Lab
 from appliance.lab.capture import SWITCH, listener
 from appliance.lab.layout import CONTAINER_ADDRESSES, GATEWAY, PUBLIC
 from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import build
-from appliance.operations.lab.lab import lab_up
+from appliance.operations.lab.lab import STANDARD, lab_up
 from appliance.progress import Progress, Silent
 from appliance.tools import tcpdump
 
@@ -55,6 +55,14 @@ class DemoReport:
     lab: str
     checks: list[Check] = field(default_factory=list)
 
+    def bring_up(self, nodes: int, progress: Progress, extras: Extras = STANDARD, *, what: str, hosts: str) -> Lab:
+        """Create the lab, and record it as a check; ``hosts``: those besides compute nodes."""
+        began = time.monotonic()
+        lab_up(self.lab, nodes, progress, extras)
+        seen = f"{nodes} compute nodes, {hosts}"
+        self.checks.append(Check(what, seen, round(time.monotonic() - began, 2)))
+        return Lab.open(self.lab)
+
     def try_out(self, progress: Progress, what: str, work: Callable[[], str], *, own_progress: bool = False) -> str:
         """Run a check, record evidence and duration; return the evidence."""
         began = time.monotonic()
@@ -79,11 +87,7 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> D
 
     check = partial(report.try_out, progress)
 
-    began = time.monotonic()
-    lab_up(name, nodes, progress)
-    lab = Lab.open(name)
-    hosts = f"{len(lab.nodes)} compute nodes, host-a, host-b, admin, outside"
-    report.checks.append(Check("a cluster on this machine", hosts, round(time.monotonic() - began, 2)))
+    lab = report.bring_up(nodes, progress, what="a cluster on this machine", hosts="host-a, host-b, admin, outside")
     node, other = lab.host(lab.nodes[0]), lab.host(lab.nodes[-1])
     check("a signed services container", lambda: build_image(lab, progress), own_progress=True)
     check(f"sms start --host {CARRIER}, over SSH", lambda: start(lab, quiet), own_progress=True)

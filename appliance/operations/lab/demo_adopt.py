@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from appliance.operations.lab.demo import (
     CARRIER,
     CURL,
     OUTSIDE,
-    Check,
     DemoReport,
     build_image,
     fetch_outside,
@@ -29,7 +27,6 @@ from appliance.operations.lab.demo import (
     wait_idle,
 )
 from appliance.operations.lab.demo_engines import answers, begin_job, end_job
-from appliance.operations.lab.lab import lab_up
 from appliance.progress import Progress
 
 OLD = "sms-old"
@@ -53,11 +50,8 @@ def demo_adopt(name: str, nodes: int, progress: Progress) -> DemoReport:
         raise ConfigError("a job runs on one compute node through all of it", hint="--nodes 2 or more")
     report = DemoReport(name)
     check = partial(report.try_out, progress)
-    began = time.monotonic()
-    lab_up(name, nodes, progress, Extras(legacy=True))
-    lab = Lab.open(name)
-    hosts = f"{nodes} compute nodes, {OLD} that serves them, host-a, host-b"
-    report.checks.append(Check("a cluster on this machine, without sms", hosts, round(time.monotonic() - began, 2)))
+    what, hosts = "a cluster on this machine, without sms", f"{OLD} that serves them, host-a, host-b"
+    lab = report.bring_up(nodes, progress, Extras(legacy=True), what=what, hosts=hosts)
     admin, node = lab.host("admin"), lab.host(lab.nodes[0])
     admin.run("sms", "-q", "adopt", "--undo", ok=(0, 3), timeout=LIMIT_S)  # of an earlier demonstration
     _refuse_other_state(admin, name)

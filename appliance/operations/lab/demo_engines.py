@@ -16,7 +16,6 @@ from appliance.lab.layout import WORKER
 from appliance.lab.render import TAKEN_OVER
 from appliance.operations.lab.demo import (
     CARRIER,
-    Check,
     DemoReport,
     as_alice,
     build_image,
@@ -27,7 +26,6 @@ from appliance.operations.lab.demo import (
     wait_for,
     wait_idle,
 )
-from appliance.operations.lab.lab import lab_up
 from appliance.progress import Progress
 
 FOLDER = PurePosixPath("/root/demo")
@@ -54,13 +52,8 @@ def demo_engines(
         raise ConfigError("a job runs on one compute node through all of it", hint="--nodes 2 or more")
     report = DemoReport(name)
     check = partial(report.try_out, progress)
-    began = time.monotonic()
-    lab_up(name, nodes, progress, Extras(engines=engines))
-    lab = Lab.open(name)
-    hosts = f"{nodes} compute nodes, host-a, host-b, {', '.join(engines)}"
-    report.checks.append(
-        Check("a cluster on this machine, with the engines", hosts, round(time.monotonic() - began, 2))
-    )
+    what, hosts = "a cluster on this machine, with the engines", f"host-a, host-b, {', '.join(engines)}"
+    lab = report.bring_up(nodes, progress, Extras(engines=engines), what=what, hosts=hosts)
     check("a signed services container", lambda: build_image(lab, progress), own_progress=True)
     _leave_engine(lab)
     check(f"sms start --host {CARRIER}", lambda: start(lab, quiet), own_progress=True)

@@ -15,6 +15,7 @@ from appliance.tools.move import Lost
 from tests.unit.migration.model import programs
 from tests.unit.migration.model import world as w
 from tests.unit.migration.model.engine import Failure, Found, Node, State, explore, forget, root
+from tests.unit.migration.model.surroundings import surroundings
 from tests.unit.migration.model.world import Fields, World, host_of, other
 
 FUSED = {
@@ -96,7 +97,7 @@ class Scenario:
     def explore(self, limit: int) -> Found:
         """Visit its states."""
         forget()
-        with programs.surroundings(shared=self.shared, fenced=self.fenced):
+        with surroundings(shared=self.shared, fenced=self.fenced):
             return explore(self.initial(), self.successors, self.check, limit=limit, settled=quiet)
 
     # Transitions
