@@ -25,6 +25,9 @@ EXAMPLES = """\
 The site file is that of `sms survey sms-old --write`. Name the old node by an address that stays on it.
 Killed at any point, the same command again completes the adoption or undoes it."""
 
+CAPTURE_S = 60.0
+"""Seconds of each capture, without ``--capture``."""
+
 
 def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
@@ -47,7 +50,6 @@ def add(verbs: Verbs) -> None:
     add(
         "--capture",
         type=duration_or_none,
-        default=60.0,
         metavar="SPAN",
         help="capture before and after it for this long, compare, and show who still uses the old node (default: 1m; "
         "0: do not)",
@@ -65,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     back = arguments.undo or arguments.finish
     if back and (arguments.old or arguments.to):
         raise ConfigError("--undo and --finish take no host", hint="they concern the last adoption of the site")
+    if arguments.capture is not None and (back or arguments.dry_run):
+        raise ConfigError("--capture concerns an adoption", hint="nothing is captured otherwise: leave it out")
     if not back and not (arguments.old and arguments.to):
         raise ConfigError("the old node and --to are needed", hint="sms adopt sms-old --to host-a")
     need_root()
@@ -89,7 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_result(arguments, plan, _plan_lines(plan))
         refuse_doubtful(plan)
         return 0
-    result = adopt(cluster, old, arguments.old, arguments.to, shown, capture_s=arguments.capture)
+    capture_s = CAPTURE_S if arguments.capture is None else arguments.capture
+    result = adopt(cluster, old, arguments.old, arguments.to, shown, capture_s=capture_s)
     print_result(arguments, result, _result_lines(cluster.site.cluster, result))
     return 0
 
@@ -157,8 +162,7 @@ def _traffic_lines(old: str, target: str, traffic: Traffic) -> Iterator[str]:
         compared = traffic.compared
         yield f"compared with {compared.file}: {compared.same} services with the same verdict and similar numbers"
         for one in compared.changes:
-            kind = "moved" if one.kind == "verdict" else one.kind
-            yield f"  {kind}: {printable(one.text, 240)}"
+            yield f"  {one.title}: {printable(one.text, 240)}"
     planned = [f"{_use(speaker)} by {speaker.count}" for speaker in traffic.speakers if speaker.planned]
     if planned:
         yield f"machines that use {old}, as planned: {', '.join(planned)}"
@@ -186,4 +190,4 @@ def _undo_lines(cluster: str, result: UndoResult) -> Iterator[str]:
 
 def _finish_lines(old: str, state: str) -> Iterator[str]:
     yield f"the adoption of {old} is finished; its services are disabled there, its data is unchanged"
-    yield f"remove {state}* there, and databases slurm_acct_db_before_sms_*, when they are not needed any more"
+    yield f"remove {state}* there, and databases *_before_sms_*, when they are not needed any more"
