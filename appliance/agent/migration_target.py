@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Dict, List, Optional
 
-from appliance.agent import endpoint, protocol
+from appliance.agent import adopt_other, endpoint, protocol
 from appliance.agent.channel import Channel
 from appliance.agent.chunk_frames import decode_frames
 from appliance.agent.clone import clone_chunks, copy_same
@@ -482,10 +482,26 @@ class MigrationTarget(StateMachine):
 
     def abandon(self, why: str) -> None:
         """End the migration from any state: an instance that serves goes on, anything else is rolled back."""
-        if self.state == "up":
+        if self.state == "up" and not self._old_node_serves():
             self._commit()
         elif self.state != "done":
             self.roll_back(why)
+
+    def _old_node_serves(self) -> bool:
+        """Return whether the old node of an adoption has taken its addresses back: it knows no lease.
+
+        This host's network may have failed right after it had taken them: the instance is isolated until that is
+        known. Where a run waits, its own connection shows that the network works.
+        """
+        if not (self.instance and self.request.gives):
+            return False
+        cut_off = self.detach_ports if self.channel else None
+        serves = adopt_other.serves_again(self.request.gives, self.request.bridges, cut_off)
+        if not serves and self.state == "started":
+            endpoint.set_bridges({port: self.request.bridges[name] for name, port in self.ports.items()})
+            self.state = "up"
+            self.instance.announce(self.request.addresses)
+        return serves
 
     def roll_back(self, why: str) -> None:
         """End the instance; keep the copy for the next attempt."""

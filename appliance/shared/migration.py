@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from appliance.shared.adopt import OldInterface
+
 
 @dataclass(frozen=True)
 class Second:
@@ -125,6 +127,7 @@ class TargetRequest(MigrationRequest):
         gate: nftables table that isolates services with state, which is removed at the end; empty without one.
         macvlan: interfaces that replace those of the isolated instance, detached.
         prepared: a complete copy beside the overlay, which others than the source's agent have made; empty without one.
+        gives: interfaces of the old node of an adoption.
     """
 
     store: str
@@ -136,6 +139,7 @@ class TargetRequest(MigrationRequest):
     gate: str = ""
     macvlan: tuple[MacvlanRequest, ...] = ()
     prepared: str = ""
+    gives: tuple[OldInterface, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,9 @@ def _open_agents(
     facts = migration_facts(cluster, inspected, image)
     source = stack.enter_context(open_endpoint(old, "adopt_leave", request, progress))
     source.receive("ready", patience_s=QUICK_S)
-    wanted = replace(target_request(cluster, facts), verb=VERB, prepared=inspected.owner.moving)
+    wanted = replace(
+        target_request(cluster, facts), verb=VERB, prepared=inspected.owner.moving, gives=inspected.plan.interfaces
+    )
     arrive = stack.enter_context(open_endpoint(target, "arrive", wanted, progress))
     arrive.receive("ready", patience_s=QUICK_S)
     result = MigrationResult(old.name, target.name, image.path, inspected.lease.generation + 1)

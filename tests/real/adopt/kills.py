@@ -143,6 +143,9 @@ class Scene:
         with _lasting(self.play, fault):
             run.let_go()
             ended = run.end(ENDS_S)
+            if fault == "network of the target" and OLD in self.serving():
+                wait_until(lambda: TARGET not in self.watch.serving(), "it is isolated before it is plugged in", 30)
+                self.watch.twice.clear()  # unplugged, it had what nobody could reach
         print(fault, ended.status, ended.stderr.decode(errors="replace")[-1500:])
         return ended
 
@@ -153,6 +156,9 @@ def _lasting(play: Playground, fault: str) -> Iterator[None]:
     lab = play.lab
     if fault == "network":
         with cables_out(lab, OLD):
+            yield
+    elif fault == "network of the target":
+        with cables_out(lab, TARGET):
             yield
     elif fault.startswith("ssh"):
         with ssh_cut(lab, OLD if fault.endswith("old") else TARGET):

@@ -202,6 +202,8 @@ def cells() -> Iterator[Cell]:
     yield Cell("network", ">stop", (OLD,))
     yield Cell("network", "<up", (TARGET,))
     yield Cell("network", ">up", (TARGET,))
+    yield Cell("network of the target", ">up", (OLD,))
+    yield Cell("network of the target", ">given", (TARGET,))
     for step in (">stop", ">release"):
         yield Cell("ssh to the old", step, (OLD,))
         yield Cell("ssh to the target", step, (OLD,))

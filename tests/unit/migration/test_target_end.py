@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from appliance.agent import endpoint
+from appliance.agent import adopt_other, endpoint
 from appliance.agent.endpoint import Instance
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem, read_request
@@ -83,6 +83,59 @@ def test_an_adoption_that_is_rolled_back_leaves_a_free_lease(tmp_path: Path, mon
     Path(paths["lease"]).write_bytes(Lease("c", 5, "a", 1.0, "a").text())
     target.abandon("the request to take over came too late")
     assert peek(Path(paths["lease"]).read_bytes()) == (5, "")
+
+
+OLD = {"name": "eno1", "inside": "eth0", "mac": "02:00:00:00:00:01", "spare_mac": "06:00:00:00:00:01"}
+OLD |= {"moves": ["10.0.0.1/24"], "keeps": ["10.0.0.5/24"], "witnesses": ["10.0.0.9"]}
+NOBODY: dict[str, str] = {}
+AWAY, SERVES = ({"10.0.0.5": OLD[mac], "10.0.0.9": "aa"} for mac in ("spare_mac", "mac"))
+OFF = {"10.0.0.9": "aa"}
+
+
+@pytest.mark.parametrize(
+    ("waits", "answers", "served"),
+    [
+        pytest.param(True, [AWAY, AWAY], True, id="the old node stays away"),
+        pytest.param(True, [OFF, OFF], True, id="it is off"),
+        pytest.param(True, [SERVES], False, id="it has taken its addresses back"),
+        pytest.param(True, [AWAY, SERVES], False, id="it takes them meanwhile"),
+        pytest.param(True, [NOBODY] * 5 + [AWAY, AWAY], True, id="the own network was down"),
+        pytest.param(True, [NOBODY] * 5 + [SERVES], False, id="meanwhile the old node has taken them back"),
+        pytest.param(True, [AWAY, NOBODY, SERVES], False, id="it fails between two looks"),
+        pytest.param(False, [NOBODY] * 3, True, id="a run waits: its connection shows that the network works"),
+        pytest.param(False, [SERVES], False, id="a run waits, and the old node serves"),
+    ],
+)
+def test_an_adoption_without_its_coordinator_asks_for_the_old_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, waits: bool, answers: list[dict[str, str]], served: bool
+) -> None:
+    """It knows no lease: what it serves, nobody else may."""
+    paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
+    request = {**TARGET, **paths, "prepared": str(tmp_path / "prepared"), "gives": [OLD]}
+    channel = Commands("") if waits else None
+    target = MigrationTarget(read_request(TargetRequest, request), channel)  # type: ignore[arg-type]
+    pending = list(answers)
+    monkeypatch.setattr(adopt_other.arp, "find_macs", lambda *_: pending.pop(0))
+    monkeypatch.setattr(adopt_other.arp, "read_mac", lambda _: "02:00:00:00:00:99")
+    monkeypatch.setattr(adopt_other.time, "sleep", lambda _: None)
+    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
+    ports: list[dict[str, str | None]] = []
+    monkeypatch.setattr(endpoint, "set_bridges", ports.append)
+    monkeypatch.setattr(endpoint.Instance, "announce", lambda *_: None)
+    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
+    Path(paths["overlay"]).write_bytes(b"")
+    Path(paths["lease"]).write_bytes(Lease("c", 5, "a", 1.0, "a").text())
+    target.state, target.instance, target.ports = "up", endpoint.Instance(7), {"eth0": "p0"}
+    target.abandon("the connection was lost")
+    assert pending == []
+    bridge = TARGET["bridges"]["eth0"]
+    assert [one["p0"] for one in ports] == {
+        (True, True): [None, bridge],  # isolated while nobody answered
+        (True, False): [None],
+        (False, True): [],
+        (False, False): [None],
+    }[waits and NOBODY in answers, served]
+    assert peek(Path(paths["lease"]).read_bytes()) == (5, "a" if served else "")
 
 
 PLANNED = [

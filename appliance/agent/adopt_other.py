@@ -1,0 +1,67 @@
+"""Target of an adoption without its coordinator: whether the old node serves again.
+
+The old node takes its addresses back when nobody answers for them, as while this host's network is down, and it knows
+no lease. The addresses that it keeps show what it has done: they have the MAC address that moves if it serves, and
+another one while it stays away.
+"""
+
+import time
+from typing import Callable, Dict, Optional, Sequence
+
+from appliance.agent import arp
+from appliance.shared.adopt import OldInterface
+
+SERVES, AWAY, UNKNOWN = "serves", "away", "unknown"
+"""What the old node does. It is unknown while no machine answers: this host's network may be down."""
+SETTLED_S = 3.0
+"""Seconds between two looks that have to agree: the old node decides within ``arp.QUERY_S``, and acts."""
+AGAIN_S = 1.0
+TIMES = 3
+"""How often it is asked where somebody waits for the answer."""
+
+
+def serves_again(
+    interfaces: Sequence[OldInterface], bridges: Dict[str, str], cut_off: Optional[Callable[[], None]]
+) -> bool:
+    """Return whether the old node has its addresses back.
+
+    Args:
+        bridges: what leads to each network, by the interface of the container.
+        cut_off: called when no machine answers; it is waited for then, whatever that lasts. None: somebody waits for
+            the answer, and an old node that cannot be seen counts as away.
+    """
+    asked = [one for one in interfaces if arp.ipv4(one.keeps)]  # others cannot tell
+    before, left, isolated = "", TIMES, False
+    while asked and (cut_off or left):
+        left -= 1
+        found = look(asked, bridges)
+        if found == SERVES:
+            return True
+        if found == before == AWAY:
+            return False
+        if found == before == UNKNOWN and cut_off and not isolated:
+            cut_off()
+            isolated = True
+        before = found
+        time.sleep(SETTLED_S if found == AWAY else AGAIN_S)
+    return False
+
+
+def look(interfaces: Sequence[OldInterface], bridges: Dict[str, str]) -> str:
+    """Return what the old node does now. One that does not answer while others do is off: it stays away.
+
+    One network that works is enough: the old node, too, decides by an answer in one of them.
+    """
+    found = {_look(one, bridges[one.inside]) for one in interfaces}
+    return next(one for one in (SERVES, AWAY, UNKNOWN) if one in found)
+
+
+def _look(one: OldInterface, bridge: str) -> str:
+    keeps = arp.ipv4(one.keeps)
+    try:
+        answers = arp.find_macs(bridge, [*keeps, *arp.ipv4(one.witnesses)], arp.read_mac(bridge))
+    except OSError:  # the bridge is down or gone
+        return UNKNOWN
+    if any(answers.get(address) == one.mac.lower() for address in keeps):
+        return SERVES
+    return AWAY if answers else UNKNOWN
