@@ -18,11 +18,11 @@ from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
 from appliance.lab import Extras, Lab
 from appliance.lab.capture import SWITCH, listener
-from appliance.lab.layout import CONTAINER_ADDRESSES, GATEWAY, PUBLIC
+from appliance.lab.layout import CONTAINER_ADDRESSES, GATEWAY, PUBLIC, STANDARD
 from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import build
-from appliance.operations.lab.lab import STANDARD, lab_up
+from appliance.operations.lab.lab import lab_up
 from appliance.progress import Progress, Silent
 from appliance.tools import tcpdump
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from appliance.agent import adopt_other, endpoint
+from appliance.agent import arp, endpoint
 from appliance.agent.endpoint import Instance
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem, read_request
@@ -115,9 +116,9 @@ def test_an_adoption_without_its_coordinator_asks_for_the_old_node(
     channel = Commands("") if waits else None
     target = MigrationTarget(read_request(TargetRequest, request), channel)  # type: ignore[arg-type]
     pending = list(answers)
-    monkeypatch.setattr(adopt_other.arp, "find_macs", lambda *_: pending.pop(0))
-    monkeypatch.setattr(adopt_other.arp, "read_mac", lambda _: "02:00:00:00:00:99")
-    monkeypatch.setattr(adopt_other.time, "sleep", lambda _: None)
+    monkeypatch.setattr(arp, "find_macs", lambda *_: pending.pop(0))
+    monkeypatch.setattr(arp, "read_mac", lambda _: "02:00:00:00:00:99")
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
     ports: list[dict[str, str | None]] = []
     monkeypatch.setattr(endpoint, "set_bridges", ports.append)
