@@ -86,10 +86,11 @@ def test_an_adoption_that_is_rolled_back_leaves_a_free_lease(tmp_path: Path, mon
     assert peek(Path(paths["lease"]).read_bytes()) == (5, "")
 
 
-OLD = {"name": "eno1", "inside": "eth0", "mac": "02:00:00:00:00:01", "spare_mac": "06:00:00:00:00:01"}
-OLD |= {"moves": ["10.0.0.1/24"], "keeps": ["10.0.0.5/24"], "witnesses": ["10.0.0.9"]}
+MACS = {"mac": "02:00:00:00:00:01", "spare_mac": "06:00:00:00:00:01"}
+MOVED = {"moves": ["10.0.0.1/24"], "keeps": ["10.0.0.5/24"], "witnesses": ["10.0.0.9"]}
+OLD = {"name": "eno1", "inside": "eth0", **MACS, **MOVED}
 NOBODY: dict[str, str] = {}
-AWAY, SERVES = ({"10.0.0.5": OLD[mac], "10.0.0.9": "aa"} for mac in ("spare_mac", "mac"))
+AWAY, SERVES = ({"10.0.0.5": MACS[mac], "10.0.0.9": "aa"} for mac in ("spare_mac", "mac"))
 OFF = {"10.0.0.9": "aa"}
 
 
