@@ -30,9 +30,6 @@ from appliance.agent.take import host_locked
 from appliance.shared.adopt import AdoptRequest
 from appliance.shared.wire import Message
 
-UNDECIDED_S = 600.0
-"""Seconds after the switch during which this node may take its addresses back automatically. Later, the target may have
-served while this network was down, and what is here would be an older state: ``resume`` decides."""
 ASK_AGAIN_S = 1.0
 
 
@@ -241,7 +238,7 @@ class AdoptLeave(StateMachine):
     def _may_ask(self) -> bool:
         """Whether it is to be asked again who serves."""
         time.sleep(ASK_AGAIN_S)
-        return not self._is_late()
+        return not self.node.is_late("released")
 
     def _decide(self, why: str, may_ask: Callable[[], bool]) -> str:
         """Find out who serves; enter state given if it is the target.
@@ -261,16 +258,11 @@ class AdoptLeave(StateMachine):
             if found == adopt_network.TARGET:
                 self._given("%s answers for the addresses" % self.request.peer)
                 return found
-            if found == adopt_network.NOBODY and not self._is_late():
+            if found == adopt_network.NOBODY and not self.node.is_late("released"):
                 return found
             if not may_ask():
                 self.record_event("undecided", why=why, seen=found)
                 return adopt_network.UNKNOWN
-
-    def _is_late(self) -> bool:
-        """Whether the target may have served, and this network was down meanwhile. A wrong clock counts as late."""
-        since = time.time() - self.node.mark.times.get("released", 0.0)
-        return not 0 <= since <= UNDECIDED_S
 
     def restore_service(self, why: str) -> None:
         """Make the services run here as before. What is stored stays if a part of it failed: it can be repeated."""

@@ -144,8 +144,13 @@ def each_interface(
         future.result()
 
 
-def ask_who_serves(interfaces: Sequence[OldInterface], saved: Sequence[SavedInterface]) -> str:
+def ask_who_serves(
+    interfaces: Sequence[OldInterface], saved: Sequence[SavedInterface], *, anywhere: bool = False
+) -> str:
     """Ask in all networks who answers for the addresses that move.
+
+    Args:
+        anywhere: one network of this node that works is enough to know that nobody does.
 
     Returns:
         ``TARGET`` if the machine with a moved MAC address answers in one of them; ``NOBODY`` if it does not, and in
@@ -154,10 +159,10 @@ def ask_who_serves(interfaces: Sequence[OldInterface], saved: Sequence[SavedInte
     """
     known = {one.name: one.witnesses for one in saved}
     with ThreadPoolExecutor(len(interfaces)) as pool:
-        found = list(pool.map(lambda one: _ask(one, known.get(one.name, ())), interfaces))
+        found = set(pool.map(lambda one: _ask(one, known.get(one.name, ())), interfaces))
     if TARGET in found:
         return TARGET
-    return NOBODY if NOBODY in found and UNKNOWN not in found else UNKNOWN
+    return NOBODY if NOBODY in found and (anywhere or UNKNOWN not in found) else UNKNOWN
 
 
 def _ask(wanted: OldInterface, witnesses: Sequence[str]) -> str:

@@ -4,12 +4,13 @@ The coordinator has written the container's state beside the old one before anyt
 happens when the connection is lost:
 
     given  the services run in the container: nothing is done
-    up     this node has the addresses: it starts the services, and completes the undo
+    up     this node has the addresses: it starts the services, and completes the undo, unless the container has taken
+           them again, which it does when nobody answers for them: the network of this node may have failed
 """
 
 import os
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from appliance.agent import adopt_network, adopt_units, endpoint
 from appliance.agent.adopt_place import new_state, place_state
@@ -25,6 +26,8 @@ from appliance.shared.wire import Message
 
 SETTLED_S = 10.0
 """Seconds after which the container's side has decided: ``migration_source.RECLAIM_S``, and the time to ask."""
+AGAIN_S = 3.0
+"""Seconds between two looks that have to agree: the container decides within ``arp.QUERY_S``, and acts."""
 
 
 def run_return(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -191,28 +194,60 @@ class AdoptReturn(StateMachine):
         self.state = "done"
 
     def abandon(self, why: str) -> None:
-        """End from any state: with the addresses, complete the undo."""
+        """End from any state: with the addresses, complete the undo, once it is seen that the container has them not.
+
+        That is waited for, whatever it lasts: while the network of this node is down, nobody else can do it.
+        """
         if self.state == "up":
             self.record_event("alone", why=why)
-            self._serve()
-            self._commit()
+            self._settle(lambda: True)
 
     def recover(self) -> None:
         """Continue from state up of a killed run, or of before a reboot.
 
         If this node has not taken the addresses, the container takes them again, by ``SETTLED_S`` after that state at
-        the latest. Only one that cannot any more leaves them to nobody. While it is unknown who serves, nothing is
-        done.
+        the latest. Only one that cannot any more leaves them to nobody. While it is unknown who serves, nobody does
+        here.
         """
-        while not self.node.has_addresses() and 0 <= time.time() - self.node.mark.times.get("up", 0.0) < SETTLED_S:
+        while not self.node.has_addresses() and 0 <= self.node.since("up") < SETTLED_S:
             time.sleep(0.1)
-        found = self.node.ask_who_serves()
-        if found == adopt_network.TARGET:
-            self.attempt("", self.node.give_addresses)
-            self._enter("given", "the services run on %s" % self.request.peer)
-        elif found == adopt_network.NOBODY:
-            self.node.take_addresses()
-            self.abandon("the undo was killed")
+        self._settle(lambda: False)
+
+    def _settle(self, may_ask: Callable[[], bool]) -> None:
+        """Serve, or leave it to the container, by who answers for the addresses.
+
+        Args:
+            may_ask: whether to ask again while it is unknown.
+        """
+        isolated, before = not self.node.has_addresses(), ""
+        while True:
+            # One network that works is enough where this node answers in it: the container asks in all of them.
+            found = self.node.ask_who_serves(anywhere=not isolated)
+            sure = found == before == adopt_network.NOBODY
+            if found == adopt_network.TARGET or (isolated and self.node.is_late("up")):
+                self._isolate()
+                self._enter("given", "the services run on %s, or did" % self.request.peer)
+                return
+            if sure and not isolated:
+                self._serve()
+                self._commit()
+                return
+            if sure:
+                self.node.take_addresses()
+                isolated = False  # looked at again: the container may have taken them at the same moment
+            elif found == adopt_network.UNKNOWN and not isolated:
+                self._isolate()
+                isolated = True
+            if found == adopt_network.UNKNOWN and not may_ask():
+                return
+            before = found
+            time.sleep(AGAIN_S)
+
+    def _isolate(self) -> None:
+        """Have no address that moves, and run nothing that keeps state; do all of it, whatever fails."""
+        self.served = False
+        self.attempt("", self.node.give_addresses)
+        self.attempt("", lambda: self.node.stop_units(self.node.units))
 
     def _enter(self, state: str, what: str) -> None:
         self.node.enter(state, what)

@@ -12,6 +12,10 @@ from appliance.shared.files import remove_state, replace_file
 from appliance.shared.history import AppendLine, make_event
 from appliance.shared.records import RecordError, from_json, to_json
 
+UNDECIDED_S = 600.0
+"""Seconds after the switch during which this node may take its addresses automatically. Later, the container may have
+served while this network was down, and what is here would be an older state."""
+
 
 def read_mark(path: str) -> Optional[AdoptMark]:
     """Return the stored state of an adoption; None where there is none.
@@ -177,6 +181,14 @@ class OldNode:
     def _each(self, work: Any) -> None:
         adopt_network.each_interface(work, self.request.interfaces, self.mark.interfaces)
 
-    def ask_who_serves(self) -> str:
+    def ask_who_serves(self, *, anywhere: bool = False) -> str:
         """Return who answers for the addresses: as ``adopt_network.ask_who_serves``."""
-        return adopt_network.ask_who_serves(self.request.interfaces, self.mark.interfaces)
+        return adopt_network.ask_who_serves(self.request.interfaces, self.mark.interfaces, anywhere=anywhere)
+
+    def since(self, state: str) -> float:
+        """Return the seconds since a state was entered, by the clock of this node, which may have been set."""
+        return time.time() - self.mark.times.get(state, 0.0)
+
+    def is_late(self, state: str) -> bool:
+        """Whether the container may have served since, while this network was down. A wrong clock counts as late."""
+        return not 0 <= self.since(state) <= UNDECIDED_S

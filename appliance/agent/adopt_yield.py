@@ -7,6 +7,7 @@ as it is: a later adoption, or an administrator, may want it.
 import time
 from typing import Any, Dict
 
+from appliance.agent import adopt_other
 from appliance.agent.channel import Channel
 from appliance.agent.machine import Handler, follow_to_the_end
 from appliance.agent.migration_source import READ_S, MigrationSource
@@ -91,6 +92,16 @@ class AdoptYield(MigrationSource):
         if self.state == "given":
             raise Problem("the services run on %s" % self.request.peer)
         MigrationSource.abort(self, message)
+
+    def target_answers(self, *, alone: bool) -> bool:
+        """Return whether the old node serves. It knows no lease: while this network is down, that cannot be seen."""
+        while True:
+            seen = adopt_other.look(self.request.gives, self.request.bridges) if alone else adopt_other.AWAY
+            if seen == adopt_other.SERVES or MigrationSource.target_answers(self, alone=alone):
+                return True
+            if seen == adopt_other.AWAY:
+                return False
+            time.sleep(adopt_other.AGAIN_S)
 
     def _give_lease(self) -> None:
         self.host_state.free_lease(self.request.generation + 1)

@@ -363,7 +363,7 @@ class MigrationSource(StateMachine):
         """Roll back on the coordinator's request; ``sure``: the target has confirmed that it has rolled back."""
         assert self.channel
         why = str(message.get("why", ""))
-        if not message.get("sure") and self.state == "released" and self._target_answers():
+        if not message.get("sure") and self.state == "released" and self.target_answers(alone=False):
             self.host_state.record_event("given", why=why, seen="%s answers for the addresses" % self.request.peer)
             self._finish()
             raise Problem("the services run on %s: it answers for the addresses" % self.request.peer, "sms status")
@@ -385,7 +385,7 @@ class MigrationSource(StateMachine):
         if self.state == "released":
             while time.monotonic() < self.released_at + RECLAIM_S:
                 time.sleep(0.05)
-            if self._target_answers():
+            if self.target_answers(alone=self.channel is not None):
                 self.host_state.record_event("given", why=why, seen="%s answers for the addresses" % self.request.peer)
                 self._finish()
                 return
@@ -406,7 +406,7 @@ class MigrationSource(StateMachine):
                 # From here on a host that takes the lease from its previous generation is refused.
                 if self.host_state.write_lease(self.request.host, now + 1, only_from=now):
                     return True
-            elif self._target_answers():
+            elif self.target_answers(alone=False):
                 self.host_state.record_event("given", why=why, seen="%s answers for the addresses" % self.request.peer)
                 self._finish()
                 return False
@@ -416,8 +416,12 @@ class MigrationSource(StateMachine):
         self.host_state.clear_state()
         return False
 
-    def _target_answers(self) -> bool:
-        """Return whether the target answers for the addresses: its instance has the same MAC addresses as ours."""
+    def target_answers(self, *, alone: bool) -> bool:
+        """Return whether the target answers for the addresses: its instance has the same MAC addresses as ours.
+
+        Args:
+            alone: nobody waits for the answer.
+        """
         if self.request.second:
             return self._second_serves()
         # The target attaches its ports only after ours were detached, which a killed or failed run had not done yet, or
@@ -491,7 +495,7 @@ class MigrationSource(StateMachine):
         if self.request.second and self.state == "given":
             self._finish()
             return
-        if not found and (self.state == "given" or (self.state == "released" and self._target_answers())):
+        if not found and (self.state == "given" or (self.state == "released" and self.target_answers(alone=False))):
             self._finish()
             return
         # The lease decides which host starts the instance.

@@ -95,6 +95,7 @@ class SourceRequest(MigrationRequest):
         reset_ports: of these, the ones whose sessions are reset instead.
         mirror: as for ``TargetRequest``.
         second: the target is this host.
+        gives: interfaces of the old node of an adoption, as in ``TargetRequest``.
     """
 
     pid: int
@@ -111,6 +112,7 @@ class SourceRequest(MigrationRequest):
     reset_ports: tuple[int, ...] = ()
     mirror: str = ""
     second: Optional[Second] = None
+    gives: tuple[OldInterface, ...] = ()
 
 
 @dataclass(frozen=True)

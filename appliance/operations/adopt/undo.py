@@ -179,7 +179,7 @@ def _open_agents(
     how = Plan(host.name, old.name, image.path, image.sha256, lease.top, False, 0, 0, 0.0, {}, 0, [])
     confinement = query_confinement(cluster, host)
     facts = MigrationFacts(host, old, running.pid, replace(mine, generation=lease.top), how, confinement, confinement)
-    request = replace(source_request(cluster, facts, image), verb=VERB)
+    request = replace(source_request(cluster, facts, image), verb=VERB, gives=record.request.interfaces)
     source = stack.enter_context(open_endpoint(host, "adopt_yield", request, progress))
     source.receive("ready", patience_s=QUICK_S)
     target = stack.enter_context(open_endpoint(old, "adopt_return", _return_request(record, host.name), progress))

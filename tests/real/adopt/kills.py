@@ -44,13 +44,18 @@ class OneServes(Watch):
         table = Path(f"/proc/{self.lab.host(OLD).pid}/net/fib_trie").read_text()
         return {bridge for bridge, address in MOVED.items() if f"-- {address}\n" in table}
 
+    def both(self) -> set[str]:
+        """The bridges whose address, or the controller, sms-old has, and an instance as well; or two instances."""
+        there, here = self.serving(), self.on_old()
+        if self.runs_controller():
+            here.add("br-prov")
+        both = here.intersection(*there.values()) if len(there) == 1 else set(there)
+        return both if self.serving() == there else set()  # it has moved between the two looks
+
     def work(self) -> None:
         while not self._ended.wait(0.01):
-            there, here = self.serving(), self.on_old()
-            if self.runs_controller():
-                here.add("br-prov")
-            both = here.intersection(*there.values()) if len(there) == 1 else set(there)
-            if both and self.serving() == there:  # else it has moved between the two looks
+            there = self.serving()
+            if both := self.both():
                 self.twice.append(f"{time.time():.3f}: {', '.join(sorted(both))}: {OLD} and {', '.join(there)}")
             self.looked += 1
 
@@ -143,8 +148,8 @@ class Scene:
         with _lasting(self.play, fault):
             run.let_go()
             ended = run.end(ENDS_S)
-            if fault == "network of the target" and OLD in self.serving():
-                wait_until(lambda: TARGET not in self.watch.serving(), "it is isolated before it is plugged in", 30)
+            if fault.startswith("network"):
+                wait_until(lambda: not self.watch.both(), "it is isolated before it is plugged in", 30)
                 self.watch.twice.clear()  # unplugged, it had what nobody could reach
         print(fault, ended.status, ended.stderr.decode(errors="replace")[-1500:])
         return ended

@@ -226,6 +226,10 @@ def undo_cells() -> Iterator[Cell]:
     yield Cell("kill", ">up", (OLD, TARGET))
     for step in (">serve", ">given", ">commit"):
         yield Cell("kill", step, (OLD,))
+    yield Cell("network", ">release", (TARGET,))
+    for step in (">up", ">serve"):
+        yield Cell("network", step, (TARGET,))
+        yield Cell("network of the target", step, (OLD,))
     yield Cell("ssh to the old", ">release", (TARGET,))
     yield Cell("ssh to the target", "<up", (OLD,))
     yield Cell("power", ">halt 2", (TARGET,))

@@ -412,7 +412,7 @@ def begin_return(node: OldNode, own: bool = False) -> Agent:
     message, _ = agent.receive("ready")
     if not own:
         new = Path(message["state_new"])
-        shutil.copytree(node.state, new)
+        shutil.copytree(node.state, new, dirs_exist_ok=True)
         (new / "accepted").write_text("a job that the container accepted")
     node.stop_serving()
     agent.ask("arm", "armed", own=own)
@@ -469,6 +469,55 @@ def test_an_interrupted_undo(node: OldNode, state: str, end: str) -> None:
         assert node.network()["addresses"]["prov"] == KEEPS["prov"]
     else:
         check_undone(node, before)
+
+
+@pytest.mark.parametrize(
+    ("state", "serves"),
+    [("up", False), ("serves", True), pytest.param("up", True, marks=FULL), pytest.param("serves", False, marks=FULL)],
+)
+def test_an_undo_waits_while_its_own_network_is_down(node: OldNode, state: str, serves: bool) -> None:
+    """The container takes the addresses again when nobody answers for them: then both would serve."""
+    before = adopted(node)
+    agent = begin_return(node)
+    agent.ask("up", "up")
+    if state == "serves":
+        agent.ask("serve", "serves")
+    node.cut()
+    agent.lose()
+    wait_until(lambda: has_left(node) and node.runs() == [], "it is isolated")
+    assert node.mark()["state"] == "up"
+    assert "at work" in node.call("adopt_resume")["message"]
+    if serves:
+        node.serve()
+    node.cut(False)
+    agent.end()
+    if not serves:
+        check_undone(node, before)
+        return
+    assert node.mark()["state"] == "given" and node.runs() == [] and has_left(node)
+    agent = begin_return(node)
+    agent.ask("up", "up")
+    agent.ask("serve", "serves")
+    agent.ask("commit", "committed")
+    agent.end()
+    check_back(node, before)
+
+
+def test_after_a_long_time_an_undo_leaves_it_to_the_container(node: OldNode) -> None:
+    """It may have served while the network of this node was down."""
+    adopted(node)
+    agent = begin_return(node)
+    agent.ask("up", "up")
+    node.stop_guard()
+    agent.kill()
+    mark = node.mark()
+    mark["times"]["up"] -= 700
+    Path(node.request["mark"]).write_text(json.dumps(mark))
+    node.cut()
+    assert node.call("adopt_resume")["state"] == "up"
+    node.cut(False)
+    assert node.call("adopt_resume")["state"] == "given"
+    assert node.runs() == [] and has_left(node)
 
 
 def test_an_undo_that_is_too_late_leaves_the_addresses(node: OldNode) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from appliance.agent import endpoint, migration_resume, migration_source
+from appliance.agent import adopt_other, arp, endpoint, migration_resume, migration_source
 from appliance.agent.adopt_yield import AdoptYield
 from appliance.agent.channel import Disconnected
 from appliance.agent.endpoint import Instance, read_mark
@@ -19,6 +19,7 @@ from appliance.agent.migration_resume import resume
 from appliance.agent.protocol import Problem, read_request
 from appliance.shared.lease import Lease, parse_lease
 from appliance.shared.migration import SourceRequest
+from tests.unit.adopt.requests import INTERFACE
 from tests.unit.migration.requests import SOURCE
 
 
@@ -30,12 +31,17 @@ class Container:
     did: list[Any] = field(default_factory=list)
     answers: str = ""
     """The MAC address that answers for the addresses."""
+    network: list[bool] = field(default_factory=list)
+    """Whether another machine answers, at each look: the last one lasts."""
+    returns: str = ""
+    """What answers for the addresses as soon as the network works."""
     runs: bool = True
 
     def __post_init__(self) -> None:
         names = ("overlay", "lease", "history", "mark", "lock")
         paths = {name: str(self.folder / name) for name in names}
         request = {**SOURCE, **paths, "peer": "old", "stop": [["slurmctld"], ["slurmdbd"]], "stream_ports": []}
+        request["gives"] = [INTERFACE]
         self.path("overlay").write_bytes(b"newest")
         self.path("lease").write_bytes(Lease("c", 4, "a", 1.0, "a").text())
         self.one = AdoptYield(read_request(SourceRequest, request), None)
@@ -80,7 +86,16 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
 
     monkeypatch.setattr(endpoint, "find_instance", lambda name: Instance(77) if made.runs else None)
     monkeypatch.setattr(endpoint, "run", run)
+
+    def find_macs(*_: Any) -> dict[str, str]:
+        works = not made.network or made.network.pop(0)
+        made.answers = made.answers or made.returns * works
+        return dict.fromkeys(INTERFACE["witnesses"], "aa") if works else {}
+
     monkeypatch.setattr(endpoint, "find_mac", lambda bridge, address: made.answers)
+    monkeypatch.setattr(arp, "find_macs", find_macs)
+    monkeypatch.setattr(arp, "read_mac", lambda _: "02:00:00:00:00:99")
+    monkeypatch.setattr(adopt_other, "AGAIN_S", 0.0)
     monkeypatch.setattr(endpoint, "is_attached", lambda port, bridge: False)
     monkeypatch.setattr(endpoint, "set_bridges", made.did.append)
     monkeypatch.setattr(endpoint, "read_connections", lambda _: [])
@@ -141,6 +156,17 @@ def test_it_ends_if_the_old_node_serves(container: Container, end: list[Any]) ->
         container.follow(*SWITCH)
     assert not container.runs and container.lease().holder is None
     assert container.path("overlay").exists()
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_it_waits_while_its_own_network_is_down(container: Container, serves: bool) -> None:
+    """The old node may serve then, and it would not see that this host has the lease."""
+    container.network = [False, False, False, True]
+    container.returns = SOURCE["macs"][0] * serves
+    container.follow(*SWITCH)
+    assert container.network == []
+    assert container.did[-1] == (tuple(SOURCE["stop_argv"]) if serves else BACK)
+    assert container.lease().holder == (None if serves else "a")
 
 
 def test_what_was_given_is_not_taken_back(container: Container) -> None:

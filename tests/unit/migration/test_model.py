@@ -136,7 +136,7 @@ def ignore_generations(me: str, views: Any) -> Any:
     return claims[0] if claims and claims[0].holder != me else None
 
 
-def ask_with_ports_attached(source: MigrationSource) -> bool:
+def ask_with_ports_attached(source: MigrationSource, *, alone: bool) -> bool:
     """Ask who answers for the addresses, even if it is this host."""
     request = source.request
     return any(endpoint.find_mac(request.bridges[name], request.addresses[name]) for name in request.bridges)
@@ -295,7 +295,7 @@ PLANTED = [
     ),
     Planted(
         "source that takes its own instance for the target",
-        lambda: replaced(MigrationSource, _target_answers=ask_with_ports_attached),
+        lambda: replaced(MigrationSource, target_answers=ask_with_ports_attached),
         Scenario("", **serving(guard=False), verbs={"move b": 1}, faults={"kill": 1}),
         "no way out",
     ),

@@ -382,8 +382,8 @@ def test_a_host_that_is_gone_before_the_migration_has_begun_is_refused(
 
 
 ADDED = {
-    "leave": ["stream_ports", "reset_ports", "mirror", "second"],
-    "arrive": ["mirror", "base", "gate", "macvlan", "prepared"],
+    "leave": ["stream_ports", "reset_ports", "mirror", "second", "gives"],
+    "arrive": ["mirror", "base", "gate", "macvlan", "prepared", "gives"],
 }
 
 
