@@ -11,9 +11,13 @@ import os
 import stat
 import tarfile
 import time
-from typing import Dict, Iterator, List, Optional, Tuple
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
+from appliance.agent.channel import Channel
+from appliance.agent.in_root import open_in_root
 from appliance.agent.protocol import Problem
+from appliance.shared.wire import Message
 
 LEASE = (b".sms-lease", b".sms-lock")
 REMOVED = ".sms-removed"
@@ -31,14 +35,16 @@ Signature = Optional[Tuple[int, ...]]
 class ChangedFiles:
     """Finds what has changed in a folder since the last time."""
 
-    def __init__(self, folder: str, inside: str) -> None:
+    def __init__(self, folder: str, inside: str, root: str = "/") -> None:
         """Read nothing yet.
 
         Args:
-            folder: on this host.
+            folder: below ``root``.
             inside: path of the same folder in the container, which the tars have.
+            root: no link leads out of it; as for ``open_in_root``.
         """
         self.folder = folder
+        self.root = root
         self.inside = inside.strip("/")
         self.known: Optional[Dict[bytes, Signature]] = None
         """By path below the folder."""
@@ -49,7 +55,8 @@ class ChangedFiles:
         Raises:
             Problem: it is not a folder, or it is a link.
         """
-        if os.path.islink(self.folder) or not os.path.isdir(self.folder):
+        top = self._top()
+        if not top or not stat.S_ISDIR(top.st_mode):
             raise Problem("%s is not a folder" % self.folder, "is it a link? its target is what has to be named", 3)
         now = time.time_ns()
         found = dict(self._scan())
@@ -85,32 +92,38 @@ class ChangedFiles:
                     count += 1
         return made.getvalue(), count + len(gone), size
 
+    @contextmanager
+    def _beside(self, path: bytes) -> Iterator[Tuple[int, bytes]]:
+        """Yield a descriptor of the folder that an entry is in, and the name of the entry."""
+        parent, _, name = (os.fsencode(self.folder) + path).rpartition(b"/")
+        with open_in_root(self.root, os.fsdecode(parent) or "/") as descriptor:
+            yield descriptor, name
+
+    def _top(self) -> Optional[os.stat_result]:
+        try:
+            with self._beside(b"") as (parent, name):
+                return os.lstat(name, dir_fd=parent)
+        except FileNotFoundError:
+            return None
+
     def _scan(self) -> Iterator[Tuple[bytes, os.stat_result]]:
         """Yield path below the folder and status of each entry, that of the folder itself as an empty path."""
-        top = os.fsencode(self.folder)
-        try:
-            yield b"", os.lstat(top)
-        except FileNotFoundError:
+        top = self._top()
+        if top is None:
             return
+        yield b"", top
         left = [b""]
         count = 1
         while left:
             folder = left.pop()
             try:
-                with os.scandir(top + folder) as entries:
-                    listed = list(entries)
+                listed = self._list(folder)
             except OSError as error:
                 if error.errno in REPLACED:
                     continue
                 raise
-            for entry in listed:
-                try:
-                    found = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if entry.name in LEASE or stat.S_IFMT(found.st_mode) not in KINDS:
-                    continue  # daemons create their sockets
-                path = folder + b"/" + entry.name
+            for name, found in listed:
+                path = folder + b"/" + name
                 yield path, found
                 if stat.S_ISDIR(found.st_mode):
                     left.append(path)
@@ -118,27 +131,46 @@ class ChangedFiles:
             if count > ENTRIES or folder.count(b"/") > DEPTH:
                 raise Problem("%s has more than %d files, or folders in one another" % (self.folder, ENTRIES), "", 3)
 
+    def _list(self, folder: bytes) -> List[Tuple[bytes, os.stat_result]]:
+        """Return name and status of what is in a folder, without sockets: daemons create theirs."""
+        listed = []
+        with self._beside(folder) as (parent, name):
+            descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    try:
+                        found = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    encoded = os.fsencode(entry.name)
+                    if encoded not in LEASE and stat.S_IFMT(found.st_mode) in KINDS:
+                        listed.append((encoded, found))
+        finally:
+            os.close(descriptor)
+        return listed
+
     def _inside(self, path: bytes) -> bytes:
         return b"/" + os.fsencode(self.inside) + path
 
     def _add_entry(self, archive: tarfile.TarFile, path: bytes) -> Optional[int]:
         """Add an entry as it is now; return its bytes, or None if it is gone."""
-        place = os.fsencode(self.folder) + path
         name = os.fsdecode(self._inside(path)).lstrip("/")
         try:
-            found = os.lstat(place)
-            if stat.S_ISREG(found.st_mode):
-                descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-                with open(descriptor, "rb") as stream:
-                    found = os.fstat(descriptor)
-                    if not stat.S_ISREG(found.st_mode):
-                        return None
-                    data = stream.read(found.st_size)
-                self._add(archive, name, data, found)
-                return len(data)
-            entry = _entry(name, found)
-            if stat.S_ISLNK(found.st_mode):
-                entry.linkname = os.fsdecode(os.readlink(place))
+            with self._beside(path) as (parent, entry_name):
+                found = os.lstat(entry_name, dir_fd=parent)
+                if stat.S_ISREG(found.st_mode):
+                    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                    with open(os.open(entry_name, flags, dir_fd=parent), "rb") as stream:
+                        found = os.fstat(stream.fileno())
+                        if not stat.S_ISREG(found.st_mode):
+                            return None
+                        data = stream.read(found.st_size)
+                    self._add(archive, name, data, found)
+                    return len(data)
+                entry = _entry(name, found)
+                if stat.S_ISLNK(found.st_mode):
+                    entry.linkname = os.fsdecode(os.readlink(entry_name, dir_fd=parent))
             archive.addfile(entry)
             return 0
         except OSError as error:
@@ -150,6 +182,29 @@ class ChangedFiles:
         entry = _entry(name, found) if found else tarfile.TarInfo(name)
         entry.size = len(data)
         archive.addfile(entry, io.BytesIO(data))
+
+
+class SendsChanges:
+    """Messages of an agent whose side has the state: the coordinator copies it while it is in use."""
+
+    channel: Optional[Channel]
+    files: ChangedFiles
+
+    def note_files(self, message: Message) -> None:
+        """Remember the files of the state as they are: the coordinator copies all of them from now on."""
+        assert self.channel
+        files, size = self.files.note()
+        self.channel.send("noted", files=files, file_bytes=size)
+
+    def send_round(self, message: Message) -> None:
+        """Send what has changed since the last time."""
+        self.send_delta("delta")
+
+    def send_delta(self, kind: str, **facts: Any) -> None:
+        """Send what has changed since the last time, with further facts."""
+        assert self.channel
+        data, files, size = self.files.delta()
+        self.channel.send(kind, data, files=files, file_bytes=size, **facts)
 
 
 def _entry(name: str, found: os.stat_result) -> tarfile.TarInfo:

@@ -18,7 +18,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from appliance.agent import adopt_network, adopt_units, endpoint
-from appliance.agent.adopt_changes import ChangedFiles
+from appliance.agent.adopt_changes import ChangedFiles, SendsChanges
 from appliance.agent.adopt_state import OldNode
 from appliance.agent.channel import PATIENCE_S, Channel
 from appliance.agent.endpoint import Instance
@@ -47,7 +47,7 @@ def run_leave(request: Dict[str, Any]) -> Dict[str, Any]:
         return leave.run()
 
 
-class AdoptLeave(StateMachine):
+class AdoptLeave(SendsChanges, StateMachine):
     """The old node's state machine of an adoption."""
 
     SIDE = "adopt_leave"
@@ -105,24 +105,6 @@ class AdoptLeave(StateMachine):
         self.node.enter("read", "the services run here")
         self.channel.send("ready")
 
-    # The copy
-
-    def note_files(self, message: Message) -> None:
-        """Remember the files of the state as they are: the coordinator copies all of them from now on."""
-        assert self.channel
-        files, size = self.files.note()
-        self.channel.send("noted", files=files, file_bytes=size)
-
-    def send_round(self, message: Message) -> None:
-        """Send what has changed since the last time."""
-        assert self.channel
-        self._send_delta("delta")
-
-    def _send_delta(self, kind: str, **facts: Any) -> None:
-        assert self.channel
-        data, files, size = self.files.delta()
-        self.channel.send(kind, data, files=files, file_bytes=size, **facts)
-
     # The switch
 
     def prepare_stop(self, message: Message) -> None:
@@ -148,7 +130,7 @@ class AdoptLeave(StateMachine):
         if self.state != "stopping":
             raise Problem("received stop in state %s" % self.state)
         self.node.stop_units(self.request.controller)
-        self._send_delta("final", stop_s=time.monotonic() - began)
+        self.send_delta("final", stop_s=time.monotonic() - began)
 
     def send_connections(self, message: Message) -> None:
         """Send the current connections before the switch: to transfer thousands takes longer than the rest of it."""

@@ -1,13 +1,14 @@
 """Container's side of the undo of an adoption: the services return to the old node, as to the target of a migration.
 
-What it needs of the state is copied by the coordinator while the services that keep it are stopped. The overlay stays
-as it is: a later adoption, or an administrator, may want it.
+What it needs of the state is copied by the coordinator: all of it while slurmctld runs, the changes once it has
+stopped. The overlay stays as it is: a later adoption, or an administrator, may want it.
 """
 
 import time
 from typing import Any, Dict
 
 from appliance.agent import adopt_other
+from appliance.agent.adopt_changes import ChangedFiles, SendsChanges
 from appliance.agent.channel import Channel
 from appliance.agent.machine import Handler, follow_to_the_end
 from appliance.agent.migration_source import READ_S, MigrationSource
@@ -33,7 +34,7 @@ def run_yield(request: Dict[str, Any]) -> Dict[str, Any]:
         return source.run()
 
 
-class AdoptYield(MigrationSource):
+class AdoptYield(SendsChanges, MigrationSource):
     """The container's state machine of the undo of an adoption."""
 
     SIDE = "adopt_yield"
@@ -41,6 +42,8 @@ class AdoptYield(MigrationSource):
     def handlers(self) -> Dict[str, Handler]:
         """Return the function of each message."""
         return {
+            "note": self.note_files,
+            "round": self.send_round,
             "halt": self.halt,
             "connections": self.send_connections,
             "release": self.release,
@@ -57,6 +60,12 @@ class AdoptYield(MigrationSource):
         """
         self.ports = self.instance.ports(sorted(self.request.bridges))
         MigrationSource.begin(self)
+
+    def note_files(self, message: Message) -> None:
+        """Remember the files of a folder inside, ``folder``, which belongs to what runs there."""
+        folder = field(message, "folder", str)
+        self.files = ChangedFiles(folder, folder, self.instance.root)
+        SendsChanges.note_files(self, message)
 
     def halt(self, message: Message) -> None:
         """Stop services, whose state is copied then. Others go on; a rollback starts those of ``request.stop``."""

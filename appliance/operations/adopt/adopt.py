@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NoReturn
 
 from appliance.errors import Refused, RolledBack, SmsError, Unverified
@@ -317,9 +318,10 @@ def _steps(
 ) -> str:
     """Copy, stop there, start here isolated, switch; return the messages about services that do not answer then."""
     progress, source, place = migration.progress, migration.source, request.state_inside
+    write = partial(apply_changes, inspected, place)
     with progress.step(f"copy the state of {inspected.old.name} while it serves") as step:
         result.state_bytes = copy_state(inspected, source, place, step)
-        copy_changes(inspected, source, place)
+        copy_changes(source, write)
         source.send("prepare_stop")
         source.receive("prepared", patience_s=QUICK_S)
     database, since = find_database(cluster.services) if request.accounting else None, time.monotonic()
@@ -332,10 +334,10 @@ def _steps(
             copy_database(inspected, database.setup or "", step)
             result.parts["database"] = round(time.monotonic() - since, 3)
     with progress.step("send the changes since then"):
-        copy_changes(inspected, source, place)
+        copy_changes(source, write)
     migration.neighbours = neighbours_of(inspected)
     result.parts["isolated"] = round(start_held(cluster, inspected.owner, migration), 3)
-    copy_changes(inspected, source, place, inside=inside_argv(cluster.site, cluster.services))
+    copy_changes(source, partial(write, inside=inside_argv(cluster.site, cluster.services)))
     jobs = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60).text)
     _hand_over_controller(cluster, inspected, migration, place, result)
     compare_jobs(migration, jobs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from appliance.errors import SmsError
 from appliance.operations.adopt.inspection import Inspected
@@ -43,22 +43,27 @@ def read_state(inspected: Inspected, place: str, step: Step) -> None:
     transfer(reader, writer, lambda done: step.moved(done, max(done, plan.state_bytes)))
 
 
-def copy_changes(inspected: Inspected, source: Endpoint, place: str, *, inside: Sequence[str] = ()) -> int:
+def copy_changes(source: Endpoint, apply: Callable[[bytes], object]) -> int:
     """Copy what has changed since, until little is left; return the bytes.
 
     Args:
-        inside: first words of a command in the instance that runs on the target; empty before there is one.
+        apply: writes changes into the copy.
     """
     total = 0
     for _ in range(ROUNDS):
-        source.send("round")
-        delta, data = source.receive("delta", patience_s=LONG_S)
-        if delta["files"]:
-            apply_changes(inspected, place, data, inside=inside)
-        total += len(data)
-        if len(data) <= SETTLED:
+        total += (size := copy_round(source, apply))
+        if size <= SETTLED:
             break
     return total
+
+
+def copy_round(source: Endpoint, apply: Callable[[bytes], object]) -> int:
+    """Copy what has changed since, once; return the bytes."""
+    source.send("round")
+    delta, data = source.receive("delta", patience_s=LONG_S)
+    if delta["files"]:
+        apply(data)
+    return len(data)
 
 
 def apply_changes(
@@ -67,7 +72,7 @@ def apply_changes(
     """Write changes of the state into the overlay.
 
     Args:
-        inside: as for ``copy_changes``.
+        inside: first words of a command in the instance that runs on the target; empty before there is one.
         then: command that runs after it, in the same place: another one would take as long to begin.
     """
     argv = script_argv("change", f"{place}={place}")

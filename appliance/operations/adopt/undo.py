@@ -10,7 +10,7 @@ from typing import NoReturn
 from appliance.errors import Refused, RolledBack, SmsError, Unverified
 from appliance.host.base import Host
 from appliance.operations import history
-from appliance.operations.adopt.carry import accounting_conf
+from appliance.operations.adopt.carry import CHANGE_S, accounting_conf, copy_changes, copy_round
 from appliance.operations.adopt.inspection import VERB, resume_old
 from appliance.operations.adopt.record import find_record, save_record
 from appliance.operations.adopt.survey import open_host
@@ -20,7 +20,7 @@ from appliance.operations.engines.transfer import transfer
 from appliance.operations.hosts.guarded import stop_guard
 from appliance.operations.image.deliver import trust
 from appliance.operations.lease import Leases, query_all_leases, query_lease
-from appliance.operations.migration.agents import QUICK_S, source_request
+from appliance.operations.migration.agents import LONG_S, QUICK_S, source_request
 from appliance.operations.migration.rollback import SOURCE_REPLIES
 from appliance.operations.migration.state import Inspected as MigrationFacts
 from appliance.operations.preflight import find_instance, query_confinement
@@ -194,12 +194,24 @@ def _return_request(record: Adoption, host: str) -> ReturnRequest:
 
 
 def _steps(current: _Undo) -> None:
-    """Stop what keeps state here, copy it there, move the addresses, start it there."""
+    """Copy the state, stop what keeps it here, copy the rest there, move the addresses, start it there."""
     cluster, record, request = current.cluster, current.record, current.record.request
     source, target, result, progress = current.source, current.target, current.result, current.progress
     controller, accounting = map(cluster.find_role, ROLES)
     assert controller
-    since = 0.0
+    since, copied = 0.0, f"{request.state_inside}={request.state}.sms-new"
+
+    def write(data: bytes) -> None:
+        current.old.run(*script_argv("change", copied), input=data, timeout=CHANGE_S)
+
+    with progress.step(f"copy the state to {record.old} while slurmctld runs") as step:
+        source.send("note", folder=request.state_inside)
+        noted, _ = source.receive("noted", patience_s=LONG_S)
+        argv = script_argv("read", f"{request.state_inside}={request.state_inside}")
+        reader = Command(current.host, inside_argv(cluster.site, cluster.services, *argv))
+        writer = Command(current.old, script_argv("write", copied))
+        transfer(reader, writer, lambda done: step.moved(done, max(done, int(noted["file_bytes"]))))
+        copy_changes(source, write)
     if request.accounting and accounting:
         with progress.step("stop the accounting; copy its database to the old node") as step:
             since = time.monotonic()
@@ -209,13 +221,11 @@ def _steps(current: _Undo) -> None:
             writer = Command(current.old, shell_argv("accounting-database", "load", conf, number))
             transfer(reader, writer, lambda done: step.moved(done, done))
     jobs = read_jobs(current.host.run(*inside_argv(cluster.site, cluster.services, *JOBS), ok=None, timeout=60).text)
-    with progress.step("stop slurmctld; copy its state to the old node") as step:
+    with progress.step("stop slurmctld; copy the last changes to the old node") as step:
+        copy_changes(source, write)
         stopped = time.monotonic()
         _halt(current, controller.name)
-        argv = script_argv("read", f"{request.state_inside}={request.state_inside}")
-        reader = Command(current.host, inside_argv(cluster.site, cluster.services, *argv))
-        writer = Command(current.old, script_argv("write", f"{request.state_inside}={request.state}.sms-new"))
-        transfer(reader, writer, lambda done: step.moved(done, done))
+        step.detail(f"{copy_round(source, write) >> 10} KiB")
     with progress.step("switch the addresses") as step:
         source.send("connections")
         _, lines = source.receive("connections", patience_s=QUICK_S)

@@ -127,6 +127,17 @@ def test_it_yields(container: Container) -> None:
     assert (lease.holder, lease.generation, lease.last) == (None, 5, "a")
 
 
+def test_its_state_is_copied_while_it_runs(container: Container, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder inside; what has changed until its controller has stopped comes last."""
+    root = container.path("root")
+    (root / "state").mkdir(parents=True)
+    monkeypatch.setattr(Instance, "root", str(root))
+    container.follow({"do": "note", "folder": "/state"}, {"do": "round"}, *HALT, {"do": "round"})
+    assert container.did[:8] == [
+        *("ready", "noted", "delta", ("stop", "slurmctld"), "halted", ("stop", "slurmdbd"), "halted", "delta"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("messages", "end"),
     [

@@ -137,3 +137,27 @@ def test_what_is_not_a_folder_is_refused(state: Path) -> None:
         ChangedFiles(str(state.parent / "way"), INSIDE).note()
     with pytest.raises(Problem, match="before a note"):
         ChangedFiles(str(state), INSIDE).delta()
+
+
+def test_no_link_leads_out_of_a_root(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who write the state may replace a folder while it is read, in a container by a link to the host's files."""
+    root, secrets = tmp_path / "root", tmp_path / "secrets"
+    (root / "var").mkdir(parents=True)
+    state.rename(root / "var/state")
+    time.sleep(0.05)
+    secrets.mkdir()
+    (secrets / "script").write_text("of the host")
+    files = ChangedFiles("/var/state", INSIDE, str(root))
+    assert files.note() == (6, 9)
+    (root / "var/state/job_state").write_text("new")
+    (root / "var/state/hash.1/script").write_text("new")
+    scan = files._scan
+
+    def scan_then_replace() -> object:
+        found = list(scan())
+        shutil.rmtree(root / "var/state/hash.1")
+        (root / "var/state/hash.1").symlink_to(secrets)
+        return found
+
+    monkeypatch.setattr(files, "_scan", scan_then_replace)
+    assert read(files.delta()[0]) == ([], {"job_state": b"new"})

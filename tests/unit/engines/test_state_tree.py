@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +214,32 @@ def test_there_is_an_end_to_the_number_of_files(state: Path, tmp_path: Path, mon
     monkeypatch.setitem(globals(), "SCRIPT", SCRIPT.replace("ENTRIES = 128, 4000000", "ENTRIES = 128, 5"))
     assert b"more than 5 files" in run("brief", pair(state), ok=False)
     assert b"more than 5 files" in run("write", pair(tmp_path / "copy"), input=data, ok=False)
+
+
+def test_a_state_in_use_is_read(tmp_path: Path) -> None:
+    """Files are written, replaced, cut off and removed meanwhile: of each, the tar has something or nothing."""
+    folder, ended = tmp_path / "state", threading.Event()
+    for number in range(100):
+        (folder / f"hash.{number}").mkdir(parents=True)
+
+    def write(number: int = 0) -> None:
+        while not ended.is_set():
+            number = (number + 1) % 100
+            (folder / f"hash.{number}" / "script").write_bytes(b"x" * 200_000)
+            os.truncate(folder / f"hash.{number}" / "script", 10)
+            (folder / f"hash.{number}" / "script").rename(folder / f"hash.{number}" / "other")
+            with suppress(FileNotFoundError):
+                (folder / f"hash.{(number + 50) % 100}" / "other").unlink()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(5):
+            with tarfile.open(fileobj=io.BytesIO(run("read", pair(folder)))) as archive:
+                assert len([one for one in archive if one.isdir()]) == 101
+    finally:
+        ended.set()
+        writer.join()
 
 
 def test_what_is_cut_off_is_refused(state: Path, tmp_path: Path) -> None:
