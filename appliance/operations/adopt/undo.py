@@ -331,7 +331,11 @@ def _roll_back(current: _Undo, cause: BaseException) -> NoReturn:
         running = find_instance(current.cluster, current.host)
         state = resume_old(current.cluster, current.old)
     except SmsError as error:
-        raise SmsError(f"{message}\n  what serves is not known: {error.message}", hint=again) from cause
+        raise SmsError(
+            f"{message}\n  what serves is not known: {current.host.name} takes the addresses again unless "
+            f"{current.record.old} answers for them: {error.message}",
+            hint=again,
+        ) from cause
     if running and state == "given":
         if not isinstance(cause, SmsError):
             raise cause
