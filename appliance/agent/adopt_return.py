@@ -17,8 +17,8 @@ from appliance.agent.adopt_place import new_state, place_state
 from appliance.agent.adopt_state import OldNode
 from appliance.agent.channel import Channel
 from appliance.agent.endpoint import Instance
-from appliance.agent.machine import Handler, StateMachine, follow_to_the_end, reason
-from appliance.agent.migration_target import ARMED_S, PORTS_LIMIT_S, boot_time
+from appliance.agent.machine import Handler, StateMachine, boot_time, follow_to_the_end, reason
+from appliance.agent.migration_target import ARMED_S, PORTS_LIMIT_S
 from appliance.agent.protocol import Problem, read_request
 from appliance.agent.take import host_locked
 from appliance.shared.adopt import ReturnRequest

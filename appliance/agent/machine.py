@@ -4,6 +4,7 @@ When the connection is lost, it alone decides how to continue, by the state that
 """
 
 import signal
+import time
 from contextlib import ExitStack
 from typing import Any, Callable, Dict, Optional, Tuple
 
@@ -28,6 +29,11 @@ def follow_to_the_end() -> None:
 def reason(error: BaseException) -> str:
     """Return the text of an error."""
     return getattr(error, "message", "") or str(error) or type(error).__name__
+
+
+def boot_time() -> float:
+    """Return the seconds since the boot, including those spent suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class StateMachine:

@@ -23,7 +23,7 @@ from appliance.agent.channel import Channel
 from appliance.agent.chunk_frames import decode_frames
 from appliance.agent.clone import clone_chunks, copy_same
 from appliance.agent.endpoint import HostState, Instance
-from appliance.agent.machine import Handler, StateMachine, follow_to_the_end
+from appliance.agent.machine import Handler, StateMachine, boot_time, follow_to_the_end
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
 from appliance.agent.take import host_locked
@@ -36,11 +36,6 @@ ARMED_S = 2.0
 """It attaches its ports within so many seconds of reporting that it is armed, or never: the source relies on that."""
 PORTS_LIMIT_S = 2.9
 """Less than ``migration_source.RECLAIM_S``: after that the source may ask who answers."""
-
-
-def boot_time() -> float:
-    """Return the seconds since the boot, including those spent suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def run_target(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -490,8 +485,7 @@ class MigrationTarget(StateMachine):
     def _old_node_serves(self) -> bool:
         """Return whether the old node of an adoption has taken its addresses back: it knows no lease.
 
-        This host's network may have failed right after it had taken them: the instance is isolated until that is
-        known. Where a run waits, its own connection shows that the network works.
+        The network of this host may have failed since it has them: the instance is isolated until that is known.
         """
         if not (self.instance and self.request.gives):
             return False
@@ -511,13 +505,10 @@ class MigrationTarget(StateMachine):
             with suppress(OSError):
                 self._save_state("started")  # not up, for the next run: it is ended from here on
         if self.state in ("started", "up"):
-            if self.request.shared:
-                endpoint.run(*self.request.stop_argv, ok=range(256), timeout=300)
-            else:
-                # Its overlay is a copy that is not used: no need for an orderly stop.
-                endpoint.run(
-                    "apptainer", "instance", "stop", "--force", self.request.instance, ok=range(256), timeout=30
-                )
+            argv, limit_s = self.request.stop_argv, 300.0
+            if not self.request.shared:  # its overlay is a copy that is not used: no need for an orderly stop
+                argv, limit_s = ("apptainer", "instance", "stop", "--force", self.request.instance), 30.0
+            endpoint.run(*argv, ok=range(256), timeout=limit_s)
             endpoint.wait_until_unused(self.file, 20)
         # Before the copy is renamed: a stored state "up" stands for the overlay that this lease names.
         if not self.request.shared and self._wrote_lease():
@@ -547,13 +538,10 @@ class MigrationTarget(StateMachine):
         self.host_state.clear_state()
 
     def _remove_dangling_link(self) -> None:
-        if (
-            os.path.islink(self.overlay)
-            and not os.path.exists(self.overlay)
-            and endpoint.is_mounted(self.request.mirror)
-        ):
-            os.unlink(self.overlay)
-            sync_folder(os.path.dirname(self.overlay))
+        path = self.overlay
+        if os.path.islink(path) and not os.path.exists(path) and endpoint.is_mounted(self.request.mirror):
+            os.unlink(path)
+            sync_folder(os.path.dirname(path))
 
     def _keep(self, copy: str) -> None:
         """Keep a copy for the next attempt, unless the source of its chunks is on this host."""

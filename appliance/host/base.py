@@ -83,7 +83,7 @@ class CommandError(SmsError):
     def __init__(self, result: Result, *, hint: str = "") -> None:
         self.result = result
         output = (result.stderr or result.stdout).decode(errors="replace").strip().splitlines()[-8:]
-        command = shlex.join(result.argv)
+        command = shlex.join("..." if "\n" in word else word for word in result.argv)  # without the text of scripts
         if len(command) > 300:
             command = command[:300] + " ..."
         message = f"{result.host}: `{command}` ended with status {result.status}"

@@ -217,7 +217,7 @@ def test_there_is_an_end_to_the_number_of_files(state: Path, tmp_path: Path, mon
 
 
 def test_a_state_in_use_is_read(tmp_path: Path) -> None:
-    """Files are written, replaced, cut off and removed meanwhile: of each, the tar has something or nothing."""
+    """Files are written, shortened, renamed and removed meanwhile: of each, the tar has something or nothing."""
     folder, ended = tmp_path / "state", threading.Event()
     for number in range(100):
         (folder / f"hash.{number}").mkdir(parents=True)
