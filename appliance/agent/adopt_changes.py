@@ -28,6 +28,8 @@ REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Errors where an entry has been removed or replaced since it was found."""
 DEPTH, ENTRIES = 128, 4_000_000
 """More is refused by state-tree."""
+DELTA_BYTES = 4 << 30
+"""A delta is in memory. Its files may belong to a container, where one has no end."""
 
 Signature = Optional[Tuple[int, ...]]
 
@@ -43,7 +45,7 @@ class ChangedFiles:
             inside: path of the same folder in the container, which the tars have.
             root: no link leads out of it; as for ``open_in_root``.
         """
-        self.folder = folder
+        self.folder = folder.rstrip("/")
         self.root = root
         self.inside = inside.strip("/")
         self.known: Optional[Dict[bytes, Signature]] = None
@@ -85,6 +87,8 @@ class ChangedFiles:
             for path in sorted(found):
                 self.known[path] = _signature(found[path], now)
                 if self.known[path] is None or self.known[path] != before.get(path):
+                    if size + found[path].st_size > DELTA_BYTES:
+                        raise Problem("%s changes by more than %d GiB" % (self.folder, DELTA_BYTES >> 30), "", 3)
                     added = self._add_entry(archive, path)
                     if added is None:  # removed meanwhile: the next round has it among those that are gone
                         continue
@@ -165,7 +169,7 @@ class ChangedFiles:
                         found = os.fstat(stream.fileno())
                         if not stat.S_ISREG(found.st_mode):
                             return None
-                        data = stream.read(found.st_size)
+                        data = stream.read(min(found.st_size, DELTA_BYTES))
                     self._add(archive, name, data, found)
                     return len(data)
                 entry = _entry(name, found)

@@ -6,9 +6,10 @@ another one while it stays away.
 """
 
 import time
-from typing import Callable, Dict, Optional, Sequence
+from typing import Callable, Dict, Sequence
 
 from appliance.agent import arp
+from appliance.agent.protocol import Problem
 from appliance.shared.adopt import OldInterface
 
 SERVES, AWAY, UNKNOWN = "serves", "away", "unknown"
@@ -18,39 +19,53 @@ SETTLED_S = 3.0
 AGAIN_S = 1.0
 TIMES = 3
 """How often it is asked where somebody waits for the answer."""
+NETWORK_DOWN = "nobody answers in the networks of %s: it cannot be seen whether the old node serves"
+NETWORK_HINT = "repair its network, then run this again"
 
 
 def serves_again(
-    interfaces: Sequence[OldInterface], bridges: Dict[str, str], cut_off: Optional[Callable[[], None]]
+    host: str,
+    interfaces: Sequence[OldInterface],
+    bridges: Dict[str, str],
+    isolate: Callable[[], object],
+    *,
+    alone: bool,
 ) -> bool:
     """Return whether the old node has its addresses back.
 
     Args:
+        host: this one.
         bridges: what leads to each network, by the interface of the container.
-        cut_off: called when no machine answers; it is waited for then, whatever that lasts. None: somebody waits for
-            the answer, and an old node that cannot be seen counts as away.
+        isolate: called when no machine answers.
+        alone: nobody waits for the answer: it is asked until there is one, whatever that lasts.
+
+    Raises:
+        Problem: no machine answers, and somebody waits.
     """
     asked = [one for one in interfaces if arp.ipv4(one.keeps)]  # others cannot tell
-    before, left, isolated = "", TIMES, False
-    while asked and (cut_off or left):
-        left -= 1
+    before, isolated, left = "", False, TIMES
+    while asked:
         found = look(asked, bridges)
         if found == SERVES:
             return True
         if found == before == AWAY:
             return False
-        if found == before == UNKNOWN and cut_off and not isolated:
-            cut_off()
+        if found == before == UNKNOWN and not isolated:
+            isolate()
             isolated = True
+        left -= found == UNKNOWN
+        if not (left or alone):
+            raise Problem(NETWORK_DOWN % host, NETWORK_HINT)
         before = found
         time.sleep(SETTLED_S if found == AWAY else AGAIN_S)
     return False
 
 
 def look(interfaces: Sequence[OldInterface], bridges: Dict[str, str]) -> str:
-    """Return what the old node does now. One that does not answer while others do is off: it stays away.
+    """Return what the old node does now. One that does not answer while others do counts as off: it stays away.
 
-    One network that works is enough: the old node, too, decides by an answer in one of them.
+    One network that works is enough: the old node, too, decides by an answer in one of them. A network that is split
+    between both, with other machines on both sides, cannot be told from that.
     """
     found = {_look(one, bridges[one.inside]) for one in interfaces}
     return next(one for one in (SERVES, AWAY, UNKNOWN) if one in found)

@@ -16,7 +16,7 @@ ASK_S = 10.0
 def resume(request: Dict[str, Any]) -> Dict[str, Any]:
     """Recover from a killed run on the old node; return the state found, the present one and what failed.
 
-    Fields of the request: ``mark`` and ``lock`` as in ``AdoptRequest``; ``sure``: the target has rolled back, so the
+    Fields of the request: ``mark`` and ``lock`` as in ``AdoptRequest``; ``sure``: no admin host has the lease, so the
     services are restored here without asking. A state that is found is left as it is while it is unknown who serves.
     """
     mark = field(request, "mark", str)
@@ -44,7 +44,7 @@ def recover(node: OldNode, may_ask: Callable[[], bool], *, sure: bool) -> List[s
         sure: the target has rolled back.
     """
     if node.mark.state == "up":
-        AdoptReturn(node, None).recover()
+        AdoptReturn(node, None).recover(may_ask, sure=sure)
         return []
     leave = AdoptLeave(node, None)
     leave.recover(may_ask, sure=sure)

@@ -18,6 +18,7 @@ from appliance.agent.adopt_state import OldNode
 from appliance.agent.channel import Channel
 from appliance.agent.endpoint import Instance
 from appliance.agent.machine import Handler, StateMachine, boot_time, follow_to_the_end, reason
+from appliance.agent.migration_source import RECLAIM_S
 from appliance.agent.migration_target import ARMED_S, PORTS_LIMIT_S
 from appliance.agent.protocol import Problem, read_request
 from appliance.agent.take import host_locked
@@ -26,8 +27,8 @@ from appliance.shared.wire import Message
 
 SETTLED_S = 10.0
 """Seconds after which the container's side has decided: ``migration_source.RECLAIM_S``, and the time to ask."""
-AGAIN_S = 3.0
-"""Seconds between two looks that have to agree: the container decides within ``arp.QUERY_S``, and acts."""
+AGAIN_S = 1.0
+"""Seconds between two looks that have to agree, each of ``arp.QUERY_S``: the container acts right after one."""
 
 
 def run_return(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -64,6 +65,10 @@ class AdoptReturn(StateMachine):
         self.warning = ""
         self.served = False
 
+    def patience_s(self) -> float:
+        """Return how many seconds without a message mean that the coordinator is gone."""
+        return RECLAIM_S if self.state == "up" else StateMachine.patience_s(self)
+
     def handlers(self) -> Dict[str, Handler]:
         """Return the function of each message."""
         return {
@@ -87,16 +92,13 @@ class AdoptReturn(StateMachine):
     def arm(self, message: Message) -> None:
         """Load the connections known so far; ``take_over`` is allowed for ``ARMED_S`` from now on.
 
-        ``own``: the services shall continue from the state that this node had, because the container's is lost.
-
         Raises:
             Problem: the container's state is not here.
         """
         assert self.channel
         lines = self._read_lines(message)
-        if os.path.isdir(new_state(self.request.state)) == bool(message.get("own")):
-            there = "is" if message.get("own") else "is not"
-            raise Problem("the state of the container %s in %s" % (there, new_state(self.request.state)))
+        if not os.path.isdir(new_state(self.request.state)):
+            raise Problem("the state of the container is not in %s" % new_state(self.request.state))
         self._forget_connections()
         self.warning = self._load_connections(lines)
         self.armed_at = boot_time()
@@ -196,22 +198,30 @@ class AdoptReturn(StateMachine):
     def abandon(self, why: str) -> None:
         """End from any state: with the addresses, complete the undo, once it is seen that the container has them not.
 
-        That is waited for, whatever it lasts: while the network of this node is down, nobody else can do it.
+        While the network of this node is down, that is waited for, but not longer than ``OldNode.is_late`` allows.
         """
         if self.state == "up":
             self.record_event("alone", why=why)
-            self._settle(lambda: True)
+            self._settle(lambda: not self.node.is_late("up"))
 
-    def recover(self) -> None:
+    def recover(self, may_ask: Callable[[], bool], *, sure: bool) -> None:
         """Continue from state up of a killed run, or of before a reboot.
 
         If this node has not taken the addresses, the container takes them again, by ``SETTLED_S`` after that state at
-        the latest. Only one that cannot any more leaves them to nobody. While it is unknown who serves, nobody does
-        here.
+        the latest where its network works. While it is unknown who serves, nobody does here.
+
+        Args:
+            may_ask: whether to ask again while it is unknown.
+            sure: the container has given its lease back: it does not serve.
         """
-        while not self.node.has_addresses() and 0 <= self.node.since("up") < SETTLED_S:
+        while not sure and not self.node.has_addresses() and 0 <= self.node.since("up") < SETTLED_S:
             time.sleep(0.1)
-        self._settle(lambda: False)
+        if sure:
+            self.node.take_addresses()
+            self._serve()
+            self._commit()
+        else:
+            self._settle(may_ask)
 
     def _settle(self, may_ask: Callable[[], bool]) -> None:
         """Serve, or leave it to the container, by who answers for the addresses.
@@ -223,22 +233,24 @@ class AdoptReturn(StateMachine):
         while True:
             # One network that works is enough where this node answers in it: the container asks in all of them.
             found = self.node.ask_who_serves(anywhere=not isolated)
-            sure = found == before == adopt_network.NOBODY
-            if found == adopt_network.TARGET or (isolated and self.node.is_late("up")):
+            if found == adopt_network.TARGET:
                 self._isolate()
-                self._enter("given", "the services run on %s, or did" % self.request.peer)
+                self._enter("given", "the services run on %s" % self.request.peer)
                 return
-            if sure and not isolated:
+            if found == adopt_network.NOBODY and isolated and self.node.is_late("up"):
+                found = adopt_network.UNKNOWN
+            if found == before == adopt_network.NOBODY and not isolated:
                 self._serve()
                 self._commit()
                 return
-            if sure:
+            if found == before == adopt_network.NOBODY:
                 self.node.take_addresses()
                 isolated = False  # looked at again: the container may have taken them at the same moment
             elif found == adopt_network.UNKNOWN and not isolated:
                 self._isolate()
                 isolated = True
             if found == adopt_network.UNKNOWN and not may_ask():
+                self.record_event("undecided")
                 return
             before = found
             time.sleep(AGAIN_S)

@@ -103,13 +103,21 @@ class AdoptYield(SendsChanges, MigrationSource):
         MigrationSource.abort(self, message)
 
     def target_answers(self, *, alone: bool) -> bool:
-        """Return whether the old node serves. It knows no lease: while this network is down, that cannot be seen."""
+        """Return whether the old node serves. It knows no lease: while this network is down, that cannot be seen.
+
+        Raises:
+            Problem: it cannot be seen, and somebody waits.
+        """
+        unknown = 0
         while True:
-            seen = adopt_other.look(self.request.gives, self.request.bridges) if alone else adopt_other.AWAY
+            seen = adopt_other.look(self.request.gives, self.request.bridges)
             if seen == adopt_other.SERVES or MigrationSource.target_answers(self, alone=alone):
                 return True
             if seen == adopt_other.AWAY:
                 return False
+            unknown += 1
+            if unknown == adopt_other.TIMES and not alone:
+                raise Problem(adopt_other.NETWORK_DOWN % self.request.host, adopt_other.NETWORK_HINT)
             time.sleep(adopt_other.AGAIN_S)
 
     def _give_lease(self) -> None:

@@ -36,6 +36,7 @@ COMMANDS: Dict[str, str] = {
     "leave": "migration_source.run_source",
     "arrive": "migration_target.run_target",
     "resume": "migration_resume.resume",
+    "adopt_arrive": "adopt_arrive.run_arrive",
     "adopt_leave": "adopt_leave.run_leave",
     "adopt_return": "adopt_return.run_return",
     "adopt_yield": "adopt_yield.run_yield",

@@ -3,6 +3,7 @@
 from typing import Any, Dict
 
 from appliance.agent import endpoint
+from appliance.agent.adopt_arrive import AdoptArrive
 from appliance.agent.adopt_yield import AdoptYield
 from appliance.agent.freeze import private_mounts
 from appliance.agent.migration_source import SECOND_S, MigrationSource
@@ -50,6 +51,7 @@ def recover_target(mark: str) -> Dict[str, Any]:
 
 def recover_saved(saved: MoveMark) -> Dict[str, Any]:
     """Continue as ``MigrationTarget.recover``; return the state that was stored, and the present one."""
-    target = MigrationTarget(read_request(TargetRequest, saved.request), None)
+    request = read_request(TargetRequest, saved.request)
+    target = (AdoptArrive if request.gives else MigrationTarget)(request, None)
     target.recover(saved)
     return {"found": saved.state, "side": "arrive", "state": target.state}

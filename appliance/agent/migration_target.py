@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Dict, List, Optional
 
-from appliance.agent import adopt_other, endpoint, protocol
+from appliance.agent import endpoint, protocol
 from appliance.agent.channel import Channel
 from appliance.agent.chunk_frames import decode_frames
 from appliance.agent.clone import clone_chunks, copy_same
@@ -477,25 +477,10 @@ class MigrationTarget(StateMachine):
 
     def abandon(self, why: str) -> None:
         """End the migration from any state: an instance that serves goes on, anything else is rolled back."""
-        if self.state == "up" and not self._old_node_serves():
+        if self.state == "up":
             self._commit()
         elif self.state != "done":
             self.roll_back(why)
-
-    def _old_node_serves(self) -> bool:
-        """Return whether the old node of an adoption has taken its addresses back: it knows no lease.
-
-        The network of this host may have failed since it has them: the instance is isolated until that is known.
-        """
-        if not (self.instance and self.request.gives):
-            return False
-        cut_off = self.detach_ports if self.channel else None
-        serves = adopt_other.serves_again(self.request.gives, self.request.bridges, cut_off)
-        if not serves and self.state == "started":
-            endpoint.set_bridges({port: self.request.bridges[name] for name, port in self.ports.items()})
-            self.state = "up"
-            self.instance.announce(self.request.addresses)
-        return serves
 
     def roll_back(self, why: str) -> None:
         """End the instance; keep the copy for the next attempt."""

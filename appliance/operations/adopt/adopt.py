@@ -72,6 +72,8 @@ NODES_S = 60.0
 """Seconds that nodes have to register with the new controller, which asks them when it starts."""
 STOP_WAIT_S = 60.0
 """Seconds that a unit of the old node may take to stop."""
+GIVEN_S = 15.0
+"""Seconds that the old node may take to confirm that it has given all away: its log server reads what it has."""
 
 
 @dataclass
@@ -226,7 +228,7 @@ def _record(cluster: Cluster, inspected: Inspected, named: str) -> Adoption:
 def _resume(cluster: Cluster, old: Host, target: Host, progress: Progress) -> AdoptResult | None:
     """Let the agents complete or undo what a killed run has left; return the result if the target serves since."""
     recover_migration(cluster, target, progress)
-    record, state = find_record(cluster), resume_old(cluster, old)
+    record, state = find_record(cluster), resume_old(cluster, old, target)
     if not (record and record.phase == BEGUN and record.host == target.name):
         return None
     if not state and record.old == old.name:
@@ -307,7 +309,7 @@ def _open_agents(
     wanted = replace(
         target_request(cluster, facts), verb=VERB, prepared=inspected.owner.moving, gives=inspected.plan.interfaces
     )
-    arrive = stack.enter_context(open_endpoint(target, "arrive", wanted, progress))
+    arrive = stack.enter_context(open_endpoint(target, "adopt_arrive", wanted, progress))
     arrive.receive("ready", patience_s=QUICK_S)
     result = MigrationResult(old.name, target.name, image.path, inspected.lease.generation + 1)
     return Migration(cluster, facts, image, progress, source, arrive, result)
@@ -369,14 +371,19 @@ def _hand_over_controller(
 
 
 def _clean_up(migration: Migration, result: AdoptResult) -> None:
-    """Confirm the switch on both hosts. Errors on the old node are only noted: it decides alone, and the same."""
+    """Confirm the switch on both hosts.
+
+    Raises:
+        SmsError: the old node does not confirm it. It may have its services again: the target asks before it goes on.
+    """
     with migration.progress.step(f"clean up on {migration.source.name}"):
+        migration.source.send("given")
+        migration.source.receive("given", patience_s=GIVEN_S)
         commit(migration)
         try:
-            for do, kind in (("given", "given"), ("finish", "finished")):
-                migration.source.send(do)
-                migration.source.receive(kind, patience_s=QUICK_S)
-        except SmsError as error:
+            migration.source.send("finish")
+            migration.source.receive("finished", patience_s=QUICK_S)
+        except SmsError as error:  # it stays away all the same
             result.notes.append(f"{migration.source.name} has not confirmed the end: {error.message}")
 
 

@@ -14,7 +14,7 @@ from appliance.operations.adopt.survey import SurveyOptions, not_permitted, surv
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.engines.container_owner import ContainerOwner
 from appliance.operations.history import read_history
-from appliance.operations.lease import query_all_leases
+from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.inspection import clock_offset, find_lacking
 from appliance.operations.preflight import check_programs, find_instance
 from appliance.plan.adopt.adoption import (
@@ -35,6 +35,8 @@ from appliance.tools import agent, bridge
 from appliance.tools.scripts import script_argv
 
 VERB = "adopt"
+UNDECIDED = ("released", "up")
+"""States in which an old node waits until it sees who serves."""
 
 
 def mark_on_old(cluster: Cluster) -> str:
@@ -206,9 +208,20 @@ def query_mark(cluster: Cluster, old: Host) -> str:
     return next((line.partition(" ")[2] for line in shown.text.splitlines() if line.startswith("mark ")), "")
 
 
-def resume_old(cluster: Cluster, old: Host) -> str:
-    """Let the agent on the old node complete or undo what a killed one has left; return the state; empty if none."""
-    if not query_mark(cluster, old):
-        return ""
-    agent.call(old, "adopt_resume", {"mark": mark_on_old(cluster), "lock": lock_on_old(cluster)})
+def resume_old(cluster: Cluster, old: Host, target: Host) -> str:
+    """Let the agent on the old node complete or undo what a killed one has left; return the state; empty if none.
+
+    After a long time it does not decide alone (``adopt_state.UNDECIDED_S``): then it serves if the container does not
+    run on ``target``, and the lease there has been given back.
+    """
+    state = query_mark(cluster, old)
+    if state:
+        state = _resume(cluster, old, sure=False)
+    if state in UNDECIDED and not (query_lease(target, cluster).holder or find_instance(cluster, target)):
+        state = _resume(cluster, old, sure=True)
+    return state
+
+
+def _resume(cluster: Cluster, old: Host, *, sure: bool) -> str:
+    agent.call(old, "adopt_resume", {"mark": mark_on_old(cluster), "lock": lock_on_old(cluster), "sure": sure})
     return query_mark(cluster, old)

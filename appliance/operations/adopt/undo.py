@@ -96,7 +96,7 @@ def undo(cluster: Cluster, progress: Progress) -> UndoResult:
     old = open_host(record.target)
     for admin in cluster.site.admin_hosts:
         recover_migration(cluster, cluster.host(admin.name), progress)
-    state = resume_old(cluster, old)
+    state = resume_old(cluster, old, cluster.host(record.host))
     if not state:
         release_unserved(cluster, record, old, progress)
     views = Leases(cluster.host(record.host), cluster).query()
@@ -329,7 +329,7 @@ def _roll_back(current: _Undo, cause: BaseException) -> NoReturn:
     try:
         recover_migration(current.cluster, current.host, current.progress)
         running = find_instance(current.cluster, current.host)
-        state = resume_old(current.cluster, current.old)
+        state = resume_old(current.cluster, current.old, current.host)
     except SmsError as error:
         raise SmsError(
             f"{message}\n  what serves is not known: {current.host.name} takes the addresses again unless "
@@ -342,7 +342,11 @@ def _roll_back(current: _Undo, cause: BaseException) -> NoReturn:
         raise RolledBack(
             f"{message}\n  the services container serves on {current.host.name} as before", hint=hint
         ) from cause
-    raise Unverified(f"{message}\n  {current.record.old} serves", hint=again) from cause
+    if not state and not running:
+        raise Unverified(f"{message}\n  {current.record.old} serves", hint=again) from cause
+    raise SmsError(
+        f"{message}\n  {current.host.name} and {current.record.old} have not decided yet who serves", hint=again
+    ) from cause
 
 
 def finish(cluster: Cluster, progress: Progress) -> Adoption:
@@ -355,7 +359,7 @@ def finish(cluster: Cluster, progress: Progress) -> Adoption:
     if record is None or record.phase != ADOPTED:
         raise _nothing_to(cluster, "finish", record)
     old = open_host(record.target)
-    if resume_old(cluster, old) != "given":
+    if resume_old(cluster, old, cluster.host(record.host)) != "given":
         raise Refused(f"{record.old} is not as the adoption left it", hint="`sms adopt --undo` shows what is left")
     _refuse_configured(old, record)
     with (

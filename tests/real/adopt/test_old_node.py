@@ -406,39 +406,37 @@ def adopted(node: OldNode) -> dict[str, object]:
     return before
 
 
-def begin_return(node: OldNode, own: bool = False) -> Agent:
+def begin_return(node: OldNode) -> Agent:
     """The agent for the undo, armed, with a state of the container."""
     agent = node.start("adopt_return")
     message, _ = agent.receive("ready")
-    if not own:
-        new = Path(message["state_new"])
-        shutil.copytree(node.state, new, dirs_exist_ok=True)
-        (new / "accepted").write_text("a job that the container accepted")
+    new = Path(message["state_new"])
+    shutil.copytree(node.state, new, dirs_exist_ok=True)
+    (new / "accepted").write_text("a job that the container accepted")
     node.stop_serving()
-    agent.ask("arm", "armed", own=own)
+    agent.ask("arm", "armed")
     return agent
 
 
-def check_undone(node: OldNode, before: object, own: bool = False) -> None:
+def check_undone(node: OldNode, before: object) -> None:
     check_back(node, before)
-    assert (node.state / "accepted").exists() != own
+    assert (node.state / "accepted").exists()
     kept = node.state.with_name("state.before-sms")
-    assert kept.exists() != own and not (kept / "accepted").exists()
+    assert kept.exists() and not (kept / "accepted").exists()
     assert node.reaches("10.1.0.1") and node.reaches("10.1.0.9") and node.reaches("192.0.2.1")
 
 
-@pytest.mark.parametrize("own", [False, pytest.param(True, marks=FULL)])
-def test_it_returns(node: OldNode, own: bool) -> None:
+def test_it_returns(node: OldNode) -> None:
     before = adopted(node)
-    agent = begin_return(node, own)
+    agent = begin_return(node)
     message, _ = agent.ask("up", "up")
     assert message["trouble"] == "" and node.reaches("10.1.0.1")
     assert node.runs() == [] and node.mark()["state"] == "up"
     message, _ = agent.ask("serve", "serves")
-    assert message["kept"] == ("" if own else f"{node.state}.before-sms")
+    assert message["kept"] == f"{node.state}.before-sms"
     agent.ask("commit", "committed")
     assert agent.end()["state"] == "done"
-    check_undone(node, before, own)
+    check_undone(node, before)
     begin(node).end()
 
 
@@ -503,9 +501,9 @@ def test_an_undo_waits_while_its_own_network_is_down(node: OldNode, state: str, 
     check_back(node, before)
 
 
-def test_after_a_long_time_an_undo_leaves_it_to_the_container(node: OldNode) -> None:
-    """It may have served while the network of this node was down."""
-    adopted(node)
+def test_after_a_long_time_an_undo_does_not_decide_alone(node: OldNode) -> None:
+    """The container may have served while the network of this node was down."""
+    before = adopted(node)
     agent = begin_return(node)
     agent.ask("up", "up")
     node.stop_guard()
@@ -516,8 +514,10 @@ def test_after_a_long_time_an_undo_leaves_it_to_the_container(node: OldNode) -> 
     node.cut()
     assert node.call("adopt_resume")["state"] == "up"
     node.cut(False)
-    assert node.call("adopt_resume")["state"] == "given"
+    assert node.call("adopt_resume")["state"] == "up"
     assert node.runs() == [] and has_left(node)
+    assert node.call("adopt_resume", sure=True)["state"] == "gone"
+    check_undone(node, before)
 
 
 def test_an_undo_that_is_too_late_leaves_the_addresses(node: OldNode) -> None:

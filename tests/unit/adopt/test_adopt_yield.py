@@ -180,6 +180,14 @@ def test_it_waits_while_its_own_network_is_down(container: Container, serves: bo
     assert container.lease().holder == (None if serves else "a")
 
 
+def test_an_order_to_take_them_back_waits_too(container: Container) -> None:
+    """The coordinator may run on this host: it shows nothing of its network."""
+    container.network = [False] * 5 + [True]
+    with pytest.raises(Problem, match="nobody answers"):
+        container.follow(*SWITCH, {"do": "abort", "sure": False})
+    assert container.network == [] and container.did[-1] == BACK
+
+
 def test_what_was_given_is_not_taken_back(container: Container) -> None:
     with pytest.raises(Problem, match="the services run on old"):
         container.follow(*SWITCH, {"do": "given"}, {"do": "abort", "sure": True})

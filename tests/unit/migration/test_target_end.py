@@ -12,12 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 from appliance.agent import arp, endpoint
+from appliance.agent.adopt_arrive import AdoptArrive
 from appliance.agent.endpoint import Instance
+from appliance.agent.migration_resume import recover_saved
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem, read_request
 from appliance.plan.overlay.generation import read_mark
 from appliance.shared.lease import Lease, peek
-from appliance.shared.migration import TargetRequest
+from appliance.shared.migration import MoveMark, TargetRequest
 from tests.unit.migration.requests import TARGET
 
 CONFINED = ["apptainer", "exec", "--no-privs", "instance://sms-c"]
@@ -104,18 +106,19 @@ OFF = {"10.0.0.9": "aa"}
         pytest.param(True, [NOBODY] * 5 + [AWAY, AWAY], True, id="the own network was down"),
         pytest.param(True, [NOBODY] * 5 + [SERVES], False, id="meanwhile the old node has taken them back"),
         pytest.param(True, [AWAY, NOBODY, SERVES], False, id="it fails between two looks"),
-        pytest.param(False, [NOBODY] * 3, True, id="a run waits: its connection shows that the network works"),
+        pytest.param(False, [NOBODY, AWAY, AWAY], True, id="a run waits"),
         pytest.param(False, [SERVES], False, id="a run waits, and the old node serves"),
+        pytest.param(False, [NOBODY] * 3, None, id="a run waits, and the network is down"),
     ],
 )
 def test_an_adoption_without_its_coordinator_asks_for_the_old_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, waits: bool, answers: list[dict[str, str]], served: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, waits: bool, answers: list[dict[str, str]], served: bool | None
 ) -> None:
     """It knows no lease: what it serves, nobody else may."""
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
     request = {**TARGET, **paths, "prepared": str(tmp_path / "prepared"), "gives": [OLD]}
     channel = Commands("") if waits else None
-    target = MigrationTarget(read_request(TargetRequest, request), channel)  # type: ignore[arg-type]
+    target = AdoptArrive(read_request(TargetRequest, request), channel)  # type: ignore[arg-type]
     pending = list(answers)
     monkeypatch.setattr(arp, "find_macs", lambda *_: pending.pop(0))
     monkeypatch.setattr(arp, "read_mac", lambda _: "02:00:00:00:00:99")
@@ -128,15 +131,42 @@ def test_an_adoption_without_its_coordinator_asks_for_the_old_node(
     Path(paths["overlay"]).write_bytes(b"")
     Path(paths["lease"]).write_bytes(Lease("c", 5, "a", 1.0, "a").text())
     target.state, target.instance, target.ports = "up", endpoint.Instance(7), {"eth0": "p0"}
-    target.abandon("the connection was lost")
+    with nullcontext() if served is not None else pytest.raises(Problem, match="nobody answers"):
+        target.abandon("the connection was lost")
     assert pending == []
     bridge = TARGET["bridges"]["eth0"]
-    assert [one["p0"] for one in ports] == {
-        (True, True): [None, bridge],  # isolated while nobody answered
-        (True, False): [None],
-        (False, True): [],
-        (False, False): [None],
-    }[waits and NOBODY in answers, served]
+    isolated = [None] * (answers[:2] == [NOBODY, NOBODY])  # while nobody answered
+    assert [one["p0"] for one in ports] == {True: [*isolated, bridge] if isolated else [], False: [None], None: [None]}[
+        served
+    ]
+    if served is None:
+        return
+    assert peek(Path(paths["lease"]).read_bytes()) == (5, "a" if served else "")
+
+
+@pytest.mark.parametrize(("answers", "served"), [([AWAY, AWAY], True), ([SERVES], False)])
+def test_an_isolated_instance_of_a_killed_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, answers: list[dict[str, str]], served: bool
+) -> None:
+    """It may have served before its network failed: it is not ended unless the old node serves."""
+    paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
+    request = {**TARGET, **paths, "prepared": str(tmp_path / "prepared"), "gives": [OLD]}
+    pending, ports = list(answers), list[dict[str, str | None]]()
+    monkeypatch.setattr(arp, "find_macs", lambda *_: pending.pop(0))
+    monkeypatch.setattr(arp, "read_mac", lambda _: "02:00:00:00:00:99")
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
+    monkeypatch.setattr(endpoint, "set_bridges", ports.append)
+    monkeypatch.setattr(endpoint, "find_instance", lambda _: Instance(7))
+    monkeypatch.setattr(endpoint, "is_attached", lambda *_: False)
+    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
+    monkeypatch.setattr(Instance, "ports", lambda *_: {"eth0": "p0"})
+    monkeypatch.setattr(Instance, "announce", lambda *_: None)
+    Path(paths["overlay"]).write_bytes(b"")
+    Path(paths["lease"]).write_bytes(Lease("c", 5, "a", 1.0, "a").text())
+    found = recover_saved(MoveMark("arrive", "up", 7, request))
+    assert (pending, found["state"]) == ([], "done")
+    assert ports == ([{"p0": TARGET["bridges"]["eth0"]}] if served else [])
     assert peek(Path(paths["lease"]).read_bytes()) == (5, "a" if served else "")
 
 
