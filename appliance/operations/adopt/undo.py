@@ -125,13 +125,22 @@ def release_unserved(cluster: Cluster, record: Adoption, old: Host, progress: Pr
     """Release the lease of a host whose power failed right after the switch: the old node has taken everything back.
 
     Its overlay stays, with the jobs that it accepted in those seconds.
+
+    Raises:
+        Refused: both serve, each on its side of a network that was split in the switch.
     """
     host = cluster.host(record.host)
-    if query_lease(host, cluster).holder != host.name or find_instance(cluster, host):
+    if query_lease(host, cluster).holder != host.name:
         return
-    if old.works("systemctl", "is-active", "--quiet", *record.request.controller):
-        stop(cluster, host, progress)
-        progress.report(f"note: {host.name} failed right after the switch; {record.old} has its services again")
+    if not old.works("systemctl", "is-active", "--quiet", *record.request.controller):
+        return
+    if find_instance(cluster, host):
+        raise Refused(
+            f"{record.old} and {host.name} both have the services: the network between them was split in the switch",
+            hint=f"end one, as by `sms stop --host {host.name}`, which keeps its overlay; then run this again",
+        )
+    stop(cluster, host, progress)
+    progress.report(f"note: {host.name} failed right after the switch; {record.old} has its services again")
 
 
 def give_back(cluster: Cluster, record: Adoption, old: Host, host: Host, progress: Progress) -> UndoResult:

@@ -65,7 +65,7 @@ class Cell:
     """What happens at which step, and who may serve afterwards, without anybody's doing.
 
     ``serves``: names of hosts; none, if somebody has to start it. ``undo``: `sms adopt --undo` is run before it is
-    adopted again, which is refused where sms-old serves.
+    adopted again, which is refused where sms-old serves. ``on``: where the command runs.
     """
 
     fault: str
@@ -73,12 +73,14 @@ class Cell:
     serves: tuple[str, ...]
     sample: bool = False
     undo: bool = False
+    on: str = "admin"
 
     @property
     def name(self) -> str:
         """As words of ``pytest -k``."""
         when = {"<": "before", ">": "after"}[self.step[0]]
-        return f"{self.fault} {when} {self.step[1:]}".replace(",", "").replace(" ", "_")
+        where = f" on {self.on}" * (self.on != "admin")
+        return f"{self.fault} {when} {self.step[1:]}{where}".replace(",", "").replace(" ", "_")
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ def run_undo(play: Playground, cell: Cell) -> None:
 
 def _strike_at(scene: Scene, cell: Cell, job: str, *words: str, says: dict[int, str]) -> str:
     """Run `sms` as far as the step of the cell, and let the fault happen; return who serves then, or none."""
-    run = Stepping(scene.play.lab, "-q", *words, options=())
+    run = Stepping(scene.play.lab, "-q", *words, on=cell.on, options=())
     assert run.to(cell.step), run.end(10).stderr.decode()
     ended = scene.strike(cell.fault, run)
     if cell.serves == ("none",):

@@ -203,6 +203,7 @@ def cells() -> Iterator[Cell]:
     yield Cell("network", "<up", (TARGET,))
     yield Cell("network", ">up", (TARGET,))
     yield Cell("network of the target", ">up", (OLD,))
+    yield Cell("network of the target", ">up", (OLD,), on=TARGET)
     yield Cell("network of the target", ">given", (TARGET,))
     for step in (">stop", ">release"):
         yield Cell("ssh to the old", step, (OLD,))
@@ -230,6 +231,7 @@ def undo_cells() -> Iterator[Cell]:
     for step in (">up", ">serve"):
         yield Cell("network", step, (TARGET,))
         yield Cell("network of the target", step, (OLD,))
+    yield Cell("network of the target", ">up", (OLD,), on=TARGET)
     yield Cell("ssh to the old", ">release", (TARGET,))
     yield Cell("ssh to the target", "<up", (OLD,))
     yield Cell("power", ">halt 2", (TARGET,))
