@@ -65,7 +65,7 @@ def look(interfaces: Sequence[OldInterface], bridges: Dict[str, str]) -> str:
     """Return what the old node does now. One that does not answer while others do counts as off: it stays away.
 
     One network that works is enough: the old node, too, decides by an answer in one of them. A network that is split
-    between both, with other machines on both sides, cannot be told from that.
+    between both, with other machines on both sides, looks the same.
     """
     found = {_look(one, bridges[one.inside]) for one in interfaces}
     return next(one for one in (SERVES, AWAY, UNKNOWN) if one in found)
