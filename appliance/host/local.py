@@ -132,13 +132,13 @@ class LocalStream(Stream):
         return Result(self.host, self.argv, status, b"", self.stderr.tail).expect(ok)
 
     def close(self) -> None:
-        """Terminate the command if it still runs, and close its pipes."""
-        if self.process.poll() is None:
+        """Terminate the command if it still runs, unless it was left, and close its pipes."""
+        if self.process.poll() is None and not self.left:
             _end_group(self.process)
         self.end()
         assert self.process.stdout
         self.process.stdout.close()
-        self._thread.join(LATE_S)
+        self._thread.join(0 if self.left else LATE_S)
 
 
 class Local(Host):

@@ -223,7 +223,7 @@ class SshStream(Stream):
         return Result(self.host.name, self.argv, status, b"", self.stderr.tail).expect(ok)
 
     def close(self) -> None:
-        """Terminate the command if it still runs.
+        """Terminate the command if it still runs, unless it was left.
 
         sshd does not signal a command without a terminal when its channel closes: one that neither reads nor
         writes would keep running.
@@ -231,6 +231,8 @@ class SshStream(Stream):
         if self._finished or self.channel.status_event.is_set():
             return
         self.end()
+        if self.left:
+            return
         self._started.wait(LATE_S)  # the process ID may not have arrived yet
         if self.pid:
             tenths = (f"{grace * 10:.0f}" for grace in (TERM_S, KILL_S))

@@ -20,8 +20,11 @@ class Stream(ABC):
     """A command's standard input and output as bytes; standard error is collected by line.
 
     Reading and writing may be done by two threads at once, and must be if the command writes more than a pipe
-    holds before it has read all its input. Leaving the context before ``result`` terminates the command.
+    holds before it has read all its input. Leaving the context before ``result`` terminates the command, but not after
+    ``leave``.
     """
+
+    left = False
 
     @abstractmethod
     def write(self, data: bytes | memoryview) -> int:
@@ -53,9 +56,13 @@ class Stream(ABC):
             Unreachable: the connection broke.
         """
 
+    def leave(self) -> None:
+        """Let the command continue to its own end; nobody reads what it writes from then on."""
+        self.left = True
+
     @abstractmethod
     def close(self) -> None:
-        """Terminate the command if it still runs."""
+        """Terminate the command if it still runs, unless it was left."""
 
     def read_exactly(self, size: int) -> bytes:
         """Return exactly ``size`` bytes.

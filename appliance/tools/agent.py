@@ -290,6 +290,10 @@ class Session:
         """Close the agent's standard input."""
         self.stream.end()
 
+    def leave(self) -> None:
+        """Let the agent continue to its own end when the context ends."""
+        self.stream.leave()
+
     def read(self) -> bytes:
         """Return the next block; empty at the end."""
         return self.stream.read()

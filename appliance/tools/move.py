@@ -136,3 +136,4 @@ def open_endpoint(
         finally:
             endpoint.close()
             endpoint.wait()
+            session.leave()  # it may have to wait until its network works

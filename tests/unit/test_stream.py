@@ -141,6 +141,16 @@ def test_left_early_it_may_clean_up(host: Host, tmp_path: Path) -> None:
     assert (tmp_path / "cleaned").exists()
 
 
+def test_left_to_itself_it_goes_on(host: Host, tmp_path: Path) -> None:
+    """Like an agent that waits until its network works: to its own end, without a reader."""
+    script = f"trap '' PIPE; echo on; sleep 1; echo words; echo words >&2; echo done >{tmp_path}/done"
+    with host.stream("sh", "-c", script) as stream:
+        stream.read_exactly(3)
+        stream.leave()
+    assert not (tmp_path / "done").exists()
+    assert soon(tmp_path / "done")
+
+
 def test_the_fake_one_answers_from_its_table() -> None:
     host = Fake({("tr",): lambda argv, given: (0, (given or b"").decode().upper()), ("bad",): (4, "why")})
     with host.stream("tr", "a-z") as stream:

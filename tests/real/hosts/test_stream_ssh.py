@@ -28,6 +28,7 @@ from tests.unit.test_stream import (  # noqa: F401  the same must be true over S
     test_its_standard_error_never_blocks_it,
     test_left_early_it_is_ended_with_all_it_started,
     test_left_early_it_may_clean_up,
+    test_left_to_itself_it_goes_on,
     test_much_goes_both_ways_at_once,
     test_one_that_ends_early_reports_why,
     test_too_few_bytes_are_an_error,
