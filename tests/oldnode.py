@@ -75,6 +75,12 @@ for number, unit in enumerate(units):
             os.kill(pid(unit), signal.SIGTERM)
             time.sleep(0.02)
 """
+ACCOUNTING = """
+import signal, socket, time
+time.sleep(0.1)
+server = socket.create_server(("127.0.0.1", 6819))
+signal.pause()
+"""
 CONTROLLER = """
 import os, signal, sys, time
 folder, number, ended = sys.argv[1], 0, []
@@ -212,7 +218,7 @@ class OldNode:
             folder.mkdir()
         (self.bin / "systemctl").write_text(SYSTEMCTL)
         (self.bin / "systemctl").chmod(0o755)
-        (self.units / UNITS[0]).write_text("sleep\0infinity")
+        (self.units / UNITS[0]).write_text(f"{PYTHON}\0-c\0{ACCOUNTING}")
         (self.units / UNITS[1]).write_text(f"{PYTHON}\0-c\0{CONTROLLER}\0{self.state}")
         self.environment = {**os.environ, "UNITS": str(self.units), "PATH": f"{self.bin}:{os.environ['PATH']}"}
         self.systemctl("start", *UNITS)

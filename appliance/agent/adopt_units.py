@@ -19,6 +19,10 @@ ConditionPathExists=!%s
 POLL_S = 0.005
 RELOAD_S = 60.0
 """Seconds that systemd may take to read its units again."""
+LISTEN_S = 3.0
+"""Seconds that the start of a unit waits until the one before it can be reached."""
+LISTENS = "0A"
+"""State of a socket in /proc/net/tcp (linux/net/tcp_states.h)."""
 
 
 def systemctl(*argv: str, timeout: float = RELOAD_S) -> str:
@@ -91,12 +95,17 @@ def stop(units: Sequence[str], wait_s: float) -> None:
 def start(units: Sequence[str], wait_s: float) -> None:
     """Start units one after the other, and wait until each one is active.
 
+    A unit waits until the one before it can be reached: slurmctld 22.05 sometimes serves nobody if slurmdbd begins to
+    listen in the milliseconds of its own start ("plugin_load_and_link: No plugin dir given" in its log).
+
     Raises:
         Problem: one is not within ``wait_s`` seconds; the others were started.
     """
     failed = []
-    for unit in units:
+    for number, unit in enumerate(units):
         try:
+            if number:
+                _wait_until_listens(units[number - 1])
             systemctl("start", unit, timeout=wait_s)
             state = _show([unit], "ActiveState")[unit].get("ActiveState")
             if state != "active":  # a condition that does not hold is not an error of systemctl
@@ -105,6 +114,35 @@ def start(units: Sequence[str], wait_s: float) -> None:
             failed.append(problem)
     if failed:
         raise failed[0]
+
+
+def _wait_until_listens(unit: str) -> None:
+    """Wait until the main process of a unit listens on a TCP port, not longer than ``LISTEN_S``."""
+    end = time.monotonic() + LISTEN_S
+    pid = _show([unit], "MainPID")[unit].get("MainPID", "0")
+    while pid != "0" and _start_time(int(pid)) and not _listens(pid) and time.monotonic() < end:
+        time.sleep(POLL_S)
+
+
+def _listens(pid: str) -> bool:
+    found = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            with open("/proc/%s/net/%s" % (pid, name)) as table:
+                found |= {"socket:[%s]" % row[9] for row in map(str.split, table) if row[3] == LISTENS}
+        except OSError:
+            continue
+    folder = "/proc/%s/fd" % pid
+    try:
+        for name in os.listdir(folder):
+            try:
+                if os.readlink("%s/%s" % (folder, name)) in found:
+                    return True
+            except OSError:
+                continue  # closed meanwhile
+    except OSError:
+        pass  # it has ended
+    return False
 
 
 def disable(units: Sequence[str]) -> None:

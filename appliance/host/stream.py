@@ -57,7 +57,7 @@ class Stream(ABC):
         """
 
     def leave(self) -> None:
-        """Let the command continue to its own end; nobody reads what it writes from then on."""
+        """Let the command continue to its own end; its output pipe is closed then."""
         self.left = True
 
     @abstractmethod

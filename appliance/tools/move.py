@@ -39,6 +39,8 @@ class Endpoint:
         self.name = host.name
         self.session = session
         self.closed = threading.Event()
+        self.ended = False
+        """Whether the agent had ended when it was waited for; it may wait for its network."""
         self._lock = threading.Lock()
         self._received: queue.Queue[tuple[Message, bytes] | SmsError] = queue.Queue(QUEUE_SIZE)
         for work in (self._read, self._ping):
@@ -112,6 +114,7 @@ class Endpoint:
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
         waiting.join(ROLLBACK_S)
+        self.ended = not waiting.is_alive()
 
     def close(self) -> None:
         """Close the agent's input; it then decides on its own how to continue."""

@@ -142,7 +142,7 @@ def test_left_early_it_may_clean_up(host: Host, tmp_path: Path) -> None:
 
 
 def test_left_to_itself_it_goes_on(host: Host, tmp_path: Path) -> None:
-    """Like an agent that waits until its network works: to its own end, without a reader."""
+    """Like an agent that waits until its network works: to its own end, its output pipe closed."""
     script = f"trap '' PIPE; echo on; sleep 1; echo words; echo words >&2; echo done >{tmp_path}/done"
     with host.stream("sh", "-c", script) as stream:
         stream.read_exactly(3)

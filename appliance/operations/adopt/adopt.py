@@ -402,6 +402,11 @@ def _raise_outcome(cluster: Cluster, inspected: Inspected, migration: Migration,
     holder = None
     with suppress(SmsError):  # its power may have failed: then the old node has decided what that means
         holder = query_lease(target, cluster).holder
+    if holder == target.name and not migration.target.ended:
+        raise SmsError(
+            f"{message}\n  {target.name} serves nobody until it sees whether {old.name} does: is its network down?",
+            hint=again,
+        ) from cause
     if holder == target.name:
         raise Unverified(f"{message}\n  {target.name} serves since the switch", hint=again) from cause
     try:
