@@ -198,6 +198,8 @@ def scene_of(play: Playground) -> Iterator[Scene]:
 def run_adoption(play: Playground, cell: Cell) -> None:
     """The fault at a step of an adoption: one serves, as the command reports; the next run goes on."""
     with scene_of(play) as scene:
+        if cell.on == TARGET:
+            scene.begin(TARGET)  # it gets the image
         job = scene.begin(OLD)
         served = _strike_at(scene, cell, job, "adopt", *ADOPT, says={0: TARGET, 4: TARGET, 5: OLD})
         if cell.undo:
