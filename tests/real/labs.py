@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import Refused
+from appliance.host.netns import Netns
 from appliance.lab import Extras, Lab, Layout, Metal
 from appliance.lab.down import loops_below
 from appliance.lab.up import check_machine
@@ -103,6 +104,25 @@ def remains(name: str) -> dict[str, object]:
 
 def assert_gone(name: str) -> None:
     assert not {key: value for key, value in remains(name).items() if value}
+
+
+@contextmanager
+def wrong_munge_key(node: Netns) -> Iterator[None]:
+    """A node has another munge key as long as the context lasts."""
+
+    def munged(key: str) -> None:
+        node.run("sh", "-c", 'cat "$1" >/etc/munge/munge.key', "key", key)
+        node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "munged")
+
+    node.run("cp", "-p", "/etc/munge/munge.key", "/etc/munge/munge.key.kept")
+    node.run("sh", "-c", "head -c 1024 /dev/urandom >/root/wrong.key")
+    munged("/root/wrong.key")
+    try:
+        yield
+    finally:
+        munged("/etc/munge/munge.key.kept")
+        # The controller does not query a node again that it has marked DOWN: the node has to register.
+        node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "slurmd")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from appliance.operations.lab.demo import OVERLAY, as_alice, wait_idle
 from appliance.tools import ext3
 from tests.real.adopt.kills import NODES, OLD, TARGET, Cell, job_of, run_adoption, run_undo
 from tests.real.conftest import Playground
-from tests.real.labs import build_image, fresh_lab
+from tests.real.labs import build_image, fresh_lab, wrong_munge_key
 from tests.real.moves import ShortJobs
 from tests.real.outage import Seen, watching
 from tests.real.senders import OVER_TCP, further_senders, numbered, steady_lines, wait_for_lines
@@ -67,6 +67,20 @@ def test_dry_run_rehearses_and_changes_nothing(ready: Playground) -> None:
     assert after == before
     ready.assert_nothing_runs(TARGET)
     assert not ready.host(TARGET).works("test", "-e", OVERLAY)
+
+
+@FULL
+def test_a_node_with_another_munge_key_is_named(ready: Playground) -> None:
+    """Before anything is changed; the others can be adopted."""
+    first = ready.host("node1")
+    with wrong_munge_key(ready.host("node2")):
+        silent = ("sinfo", "-hN", "-n", "node2", "-o", "%T")
+        wait_until(lambda: first.run(*silent).text.endswith("*"), "it does not respond", 150, 2)
+        shown = ready.sms("adopt", OLD, "--to", TARGET, "--dry-run", "--json", on="admin", timeout=500).stdout
+        warned = [one["what"] for one in json.loads(shown)["doubts"] if one["severity"] == "warning"]
+        assert any("1 of 2 nodes do not respond" in what and "node2" in what for what in warned), warned
+        assert not ready.host(TARGET).works("test", "-e", OVERLAY)
+    wait_idle(first, NODES)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 
 from appliance.operations.lab import demo
 from tests.real.conftest import Playground, give_image
-from tests.real.labs import build_image, fresh_lab
+from tests.real.labs import build_image, fresh_lab, wrong_munge_key
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -174,26 +174,12 @@ def test_a_partition_beyond_the_switch(served: Playground) -> None:
 
 
 def test_a_wrong_munge_key_on_a_node(served: Playground) -> None:
-    node = served.host("node2")
-
-    def munged(key: str) -> None:
-        node.run("sh", "-c", 'cat "$1" >/etc/munge/munge.key', "key", key)
-        node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "munged")
-
-    node.run("cp", "-p", "/etc/munge/munge.key", "/etc/munge/munge.key.kept")
-    node.run("sh", "-c", "head -c 1024 /dev/urandom >/root/wrong.key")
-    with fault(served, within_s=SLURMD_TIMEOUT_S / 3 + 30) as seen:
-        munged("/root/wrong.key")
-        try:
-            found = seen(f"1 of {NODES + 1} nodes do not respond to slurmctld: node2")
-            assert all(service["ok"] for service in found["services"]), "no probe sees it"
-            assert found["probes"][0]["ok"], "nor a connection"
-            # Down, with the controller's own reason.
-            seen("node2 (Not responding)")
-        finally:
-            munged("/etc/munge/munge.key.kept")
-            # The controller does not query a node again that it has marked DOWN: the node has to register.
-            node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "slurmd")
+    with fault(served, within_s=SLURMD_TIMEOUT_S / 3 + 30) as seen, wrong_munge_key(served.host("node2")):
+        found = seen(f"1 of {NODES + 1} nodes do not respond to slurmctld: node2")
+        assert all(service["ok"] for service in found["services"]), "no probe sees it"
+        assert found["probes"][0]["ok"], "nor a connection"
+        # Down, with the controller's own reason.
+        seen("node2 (Not responding)")
 
 
 def test_another_uid_on_a_node(served: Playground) -> None:
