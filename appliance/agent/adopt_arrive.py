@@ -50,7 +50,7 @@ class AdoptArrive(MigrationTarget):
         """
         if self.instance and (self.state == "up" or (self.state == "started" and self.had_addresses)):
             given, alone = self.request, self.channel is not None
-            if adopt_other.serves_again(given.host, given.gives, given.bridges, self.detach_ports, alone=alone):
+            if adopt_other.serves_again(given.host, given.gives, given.bridges, self._isolate, alone=alone):
                 self.roll_back(why)
                 return
             if self.state == "started":
@@ -58,6 +58,9 @@ class AdoptArrive(MigrationTarget):
                 self.state = "up"
                 self.instance.announce(given.addresses)
         MigrationTarget.abandon(self, why)
+
+    def _isolate(self) -> None:
+        self.attempt("", self.detach_ports)
 
     def recover(self, saved: MoveMark) -> None:
         """Continue from the state that a killed run saved; as ``MigrationTarget.recover``.

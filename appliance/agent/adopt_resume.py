@@ -16,8 +16,8 @@ ASK_S = 10.0
 def resume(request: Dict[str, Any]) -> Dict[str, Any]:
     """Recover from a killed run on the old node; return the state found, the present one and what failed.
 
-    Fields of the request: ``mark`` and ``lock`` as in ``AdoptRequest``; ``sure``: no admin host has the lease, so the
-    services are restored here without asking. A state that is found is left as it is while it is unknown who serves.
+    Fields of the request: ``mark`` and ``lock`` as in ``AdoptRequest``; ``sure``: the container cannot have served
+    since, so the services are restored here without asking. Without it, a state stays while it is unknown who serves.
     """
     mark = field(request, "mark", str)
     with host_locked(field(request, "lock", str)):

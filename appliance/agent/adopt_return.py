@@ -212,7 +212,7 @@ class AdoptReturn(StateMachine):
 
         Args:
             may_ask: whether to ask again while it is unknown.
-            sure: the container has given its lease back: it does not serve.
+            sure: the container has given everything back, and has not served since.
         """
         while not sure and not self.node.has_addresses() and 0 <= self.node.since("up") < SETTLED_S:
             time.sleep(0.1)
@@ -230,6 +230,7 @@ class AdoptReturn(StateMachine):
             may_ask: whether to ask again while it is unknown.
         """
         isolated, before = not self.node.has_addresses(), ""
+        recovers = self.channel is None  # a boot may have brought the addresses back, after the container has served
         while True:
             # One network that works is enough where this node answers in it: the container asks in all of them.
             found = self.node.ask_who_serves(anywhere=not isolated)
@@ -237,7 +238,7 @@ class AdoptReturn(StateMachine):
                 self._isolate()
                 self._enter("given", "the services run on %s" % self.request.peer)
                 return
-            if found == adopt_network.NOBODY and isolated and self.node.is_late("up"):
+            if found == adopt_network.NOBODY and (isolated or recovers) and self.node.is_late("up"):
                 found = adopt_network.UNKNOWN
             if found == before == adopt_network.NOBODY and not isolated:
                 self._serve()

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from contextlib import suppress
 from typing import Dict, Iterable, List, Sequence, Tuple
 
 from appliance.agent.endpoint import run
@@ -105,7 +106,8 @@ def start(units: Sequence[str], wait_s: float) -> None:
     for number, unit in enumerate(units):
         try:
             if number:
-                _wait_until_listens(units[number - 1])
+                with suppress(Problem):
+                    _wait_until_listens(units[number - 1])
             systemctl("start", unit, timeout=wait_s)
             state = _show([unit], "ActiveState")[unit].get("ActiveState")
             if state != "active":  # a condition that does not hold is not an error of systemctl

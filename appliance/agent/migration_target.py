@@ -485,7 +485,7 @@ class MigrationTarget(StateMachine):
     def roll_back(self, why: str) -> None:
         """End the instance; keep the copy for the next attempt."""
         if self.state == "up":
-            self.detach_ports()
+            self.attempt("", self.detach_ports)  # the end of the instance does it, too
         if self.state == "started" and self.request.base:
             with suppress(OSError):
                 self._save_state("started")  # not up, for the next run: it is ended from here on

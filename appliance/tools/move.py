@@ -110,11 +110,11 @@ class Endpoint:
         def wait() -> None:
             with suppress(SmsError):
                 self.session.stream.result(ok=None)
+                self.ended = True
 
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
         waiting.join(ROLLBACK_S)
-        self.ended = not waiting.is_alive()
 
     def close(self) -> None:
         """Close the agent's input; it then decides on its own how to continue."""
@@ -138,5 +138,5 @@ def open_endpoint(
             yield endpoint
         finally:
             endpoint.close()
-            endpoint.wait()
             session.leave()  # it may have to wait until its network works
+            endpoint.wait()

@@ -72,8 +72,9 @@ NODES_S = 60.0
 """Seconds that nodes have to register with the new controller, which asks them when it starts."""
 STOP_WAIT_S = 60.0
 """Seconds that a unit of the old node may take to stop."""
-GIVEN_S = 15.0
-"""Seconds that the old node may take to confirm that it has given all away: its log server reads what it has."""
+GIVEN_S = 5.0
+"""Seconds that the old node may take to confirm that it has given all away: its log server reads what it has. Longer
+than that both might serve, if it was the network of the target that failed and works again."""
 
 
 @dataclass
@@ -228,7 +229,7 @@ def _record(cluster: Cluster, inspected: Inspected, named: str) -> Adoption:
 def _resume(cluster: Cluster, old: Host, target: Host, progress: Progress) -> AdoptResult | None:
     """Let the agents complete or undo what a killed run has left; return the result if the target serves since."""
     recover_migration(cluster, target, progress)
-    record, state = find_record(cluster), resume_old(cluster, old, target)
+    record, state = find_record(cluster), resume_old(cluster, old)
     if not (record and record.phase == BEGUN and record.host == target.name):
         return None
     if not state and record.old == old.name:
@@ -240,6 +241,11 @@ def _resume(cluster: Cluster, old: Host, target: Host, progress: Progress) -> Ad
     lease, running = query_lease(target, cluster), find_instance(cluster, target)
     if not running:
         return None
+    if not state:
+        raise Refused(
+            f"the services container runs on {target.name}, and {old.name} is not as the adoption left it",
+            hint=f"`sms stop --host {target.name}` keeps its overlay; start the units of {old.name}, and adopt it again",
+        )
     record_if_missing(cluster, target, running, lease, progress)
     save_record(cluster, target, replace(record, phase=ADOPTED))
     note = f"an earlier run completed the adoption of {old.name}; it has now been recorded"
@@ -318,7 +324,11 @@ def _open_agents(
 def _steps(
     cluster: Cluster, inspected: Inspected, migration: Migration, request: AdoptRequest, result: AdoptResult
 ) -> str:
-    """Copy, stop there, start here isolated, switch; return the messages about services that do not answer then."""
+    """Copy, stop there, start here isolated, switch; return the messages about services that do not answer then.
+
+    Raises:
+        SmsError: a step failed. In the last one, the old node may serve again: the target asks before it goes on.
+    """
     progress, source, place = migration.progress, migration.source, request.state_inside
     write = partial(apply_changes, inspected, place)
     with progress.step(f"copy the state of {inspected.old.name} while it serves") as step:
@@ -344,6 +354,10 @@ def _steps(
     _hand_over_controller(cluster, inspected, migration, place, result)
     compare_jobs(migration, jobs)
     switch_addresses(migration)
+    with progress.step(f"confirm on {inspected.old.name}"):
+        # At once: it takes its addresses back when it hears nothing, and until then the target must not stay alone.
+        source.send("given")
+        source.receive("given", patience_s=GIVEN_S)
     if database:
         for service in (cluster.find_role("accounting"), database):
             if service:
@@ -371,19 +385,13 @@ def _hand_over_controller(
 
 
 def _clean_up(migration: Migration, result: AdoptResult) -> None:
-    """Confirm the switch on both hosts.
-
-    Raises:
-        SmsError: the old node does not confirm it. It may have its services again: the target asks before it goes on.
-    """
+    """Complete the switch on both hosts. Errors on the old node are only noted: it stays away."""
     with migration.progress.step(f"clean up on {migration.source.name}"):
-        migration.source.send("given")
-        migration.source.receive("given", patience_s=GIVEN_S)
         commit(migration)
         try:
             migration.source.send("finish")
             migration.source.receive("finished", patience_s=QUICK_S)
-        except SmsError as error:  # it stays away all the same
+        except SmsError as error:
             result.notes.append(f"{migration.source.name} has not confirmed the end: {error.message}")
 
 

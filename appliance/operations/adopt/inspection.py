@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
+from appliance.operations.adopt.record import find_record
 from appliance.operations.adopt.survey import SurveyOptions, not_permitted, survey
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.engines.container_owner import ContainerOwner
 from appliance.operations.history import read_history
-from appliance.operations.lease import query_all_leases, query_lease
+from appliance.operations.lease import query_all_leases
 from appliance.operations.migration.inspection import clock_offset, find_lacking
 from appliance.operations.preflight import check_programs, find_instance
 from appliance.plan.adopt.adoption import (
@@ -35,8 +36,10 @@ from appliance.tools import agent, bridge
 from appliance.tools.scripts import script_argv
 
 VERB = "adopt"
-UNDECIDED = ("released", "up")
-"""States in which an old node waits until it sees who serves."""
+GAVE_BACK = {"released": "backed out", "up": "given"}
+"""States in which an old node waits until it sees who serves: the event of the container by which it does not."""
+NOTES = ("begun", "failed", "undo begun", "trouble")
+"""Events that say nothing of who serves."""
 
 
 def mark_on_old(cluster: Cluster) -> str:
@@ -208,18 +211,31 @@ def query_mark(cluster: Cluster, old: Host) -> str:
     return next((line.partition(" ")[2] for line in shown.text.splitlines() if line.startswith("mark ")), "")
 
 
-def resume_old(cluster: Cluster, old: Host, target: Host) -> str:
+def resume_old(cluster: Cluster, old: Host) -> str:
     """Let the agent on the old node complete or undo what a killed one has left; return the state; empty if none.
 
-    After a long time it does not decide alone (``adopt_state.UNDECIDED_S``): then it serves if the container does not
-    run on ``target``, and the lease there has been given back.
+    After a long time it does not decide alone (``adopt_state.UNDECIDED_S``): then it serves if the container cannot
+    have served since.
     """
     state = query_mark(cluster, old)
     if state:
         state = _resume(cluster, old, sure=False)
-    if state in UNDECIDED and not (query_lease(target, cluster).holder or find_instance(cluster, target)):
+    if state in GAVE_BACK and _has_given_back(cluster, old, GAVE_BACK[state]):
         state = _resume(cluster, old, sure=True)
     return state
+
+
+def _has_given_back(cluster: Cluster, old: Host, event: str) -> bool:
+    """Whether nobody has the lease, no instance runs, and this event is the last one of a service on the admin host."""
+    record = find_record(cluster)
+    if record is None or record.old != old.name:
+        return False
+    host = cluster.host(record.host)
+    holder = find_holder(query_all_leases(host, cluster).views)
+    if (holder and (holder.holder or holder.engine)) or find_instance(cluster, host):
+        return False
+    last = [one for one in read_history(cluster, host) if one.get("verb") != "guard" and one.get("event") not in NOTES]
+    return bool(last) and (last[-1].get("event"), last[-1].get("peer")) == (event, old.name)
 
 
 def _resume(cluster: Cluster, old: Host, *, sure: bool) -> str:

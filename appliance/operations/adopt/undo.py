@@ -96,7 +96,7 @@ def undo(cluster: Cluster, progress: Progress) -> UndoResult:
     old = open_host(record.target)
     for admin in cluster.site.admin_hosts:
         recover_migration(cluster, cluster.host(admin.name), progress)
-    state = resume_old(cluster, old, cluster.host(record.host))
+    state = resume_old(cluster, old)
     if not state:
         release_unserved(cluster, record, old, progress)
     views = Leases(cluster.host(record.host), cluster).query()
@@ -338,7 +338,7 @@ def _roll_back(current: _Undo, cause: BaseException) -> NoReturn:
     try:
         recover_migration(current.cluster, current.host, current.progress)
         running = find_instance(current.cluster, current.host)
-        state = resume_old(current.cluster, current.old, current.host)
+        state = resume_old(current.cluster, current.old)
     except SmsError as error:
         raise SmsError(
             f"{message}\n  what serves is not known: {current.host.name} takes the addresses again unless "
@@ -368,7 +368,7 @@ def finish(cluster: Cluster, progress: Progress) -> Adoption:
     if record is None or record.phase != ADOPTED:
         raise _nothing_to(cluster, "finish", record)
     old = open_host(record.target)
-    if resume_old(cluster, old, cluster.host(record.host)) != "given":
+    if resume_old(cluster, old) != "given":
         raise Refused(f"{record.old} is not as the adoption left it", hint="`sms adopt --undo` shows what is left")
     _refuse_configured(old, record)
     with (
