@@ -244,7 +244,7 @@ def _resume(cluster: Cluster, old: Host, target: Host, progress: Progress) -> Ad
     if not state:
         raise Refused(
             f"the services container runs on {target.name}, and {old.name} is not as the adoption left it",
-            hint=f"`sms stop --host {target.name}` keeps its overlay; start the units of {old.name}, and adopt it again",
+            hint=f"`sms stop --host {target.name}` keeps its overlay; start the units of {old.name}, adopt again",
         )
     record_if_missing(cluster, target, running, lease, progress)
     save_record(cluster, target, replace(record, phase=ADOPTED))
