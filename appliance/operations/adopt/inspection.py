@@ -36,8 +36,8 @@ from appliance.tools import agent, bridge
 from appliance.tools.scripts import script_argv
 
 VERB = "adopt"
-GAVE_BACK = {"released": "backed out", "up": "given"}
-"""States in which an old node waits until it sees who serves: the event of the container by which it does not."""
+GAVE_BACK = {"released": ("backed out",), "up": ("given", "gone")}
+"""States in which an old node waits until it sees who serves: events of the container by which it does not."""
 NOTES = ("begun", "failed", "undo begun", "trouble")
 """Events that say nothing of who serves."""
 
@@ -225,8 +225,8 @@ def resume_old(cluster: Cluster, old: Host) -> str:
     return state
 
 
-def _has_given_back(cluster: Cluster, old: Host, event: str) -> bool:
-    """Whether nobody has the lease, no instance runs, and this event is the last one of a service on the admin host."""
+def _has_given_back(cluster: Cluster, old: Host, events: Sequence[str]) -> bool:
+    """Whether nobody has the lease, no instance runs, and one of these is the last event of its services there."""
     record = find_record(cluster)
     if record is None or record.old != old.name:
         return False
@@ -235,7 +235,7 @@ def _has_given_back(cluster: Cluster, old: Host, event: str) -> bool:
     if (holder and (holder.holder or holder.engine)) or find_instance(cluster, host):
         return False
     last = [one for one in read_history(cluster, host) if one.get("verb") != "guard" and one.get("event") not in NOTES]
-    return bool(last) and (last[-1].get("event"), last[-1].get("peer")) == (event, old.name)
+    return bool(last) and last[-1].get("event") in events and last[-1].get("peer") == old.name
 
 
 def _resume(cluster: Cluster, old: Host, *, sure: bool) -> str:
