@@ -36,6 +36,7 @@ BENCHMARKS = {
     "build_unchanged": Benchmark(4, full=True),
     "snapshot_disk": Benchmark(5, full=True),
     "engines": Benchmark(6, full=True),
+    "adopt": Benchmark(8, full=True),
     "classify_big": Benchmark(8, full=True),
 }
 """All benchmarks in the order in which they run. The minutes are estimates from busy machines, rounded up."""

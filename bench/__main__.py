@@ -51,7 +51,9 @@ def table(results: list[dict[str, Any]]) -> Table:
             continue
         value, peer_value, ratio = f"{one['value']:.3g} {one['unit']}", "[yellow]failed[/]", ""
         if one["peer_value"] is not None:
-            peer_value, ratio = f"{one['peer_value']:.3g} {one['unit']}", f"{one['ratio']:.2f}"
+            peer_value = f"{one['peer_value']:.3g} {one['unit']}"
+        if one["ratio"] is not None:
+            ratio = f"{one['ratio']:.2f}"
         mark = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]unknown[/]"}[one["holds"]]
         shown.add_row(one["name"], value, escape(one["peer"]), peer_value, ratio, one["goal"], mark)
     return shown

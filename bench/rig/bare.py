@@ -93,19 +93,31 @@ class Bare:
 @contextmanager
 def bare_host(bed: Bed, root: Path) -> Iterator[Bare]:
     """Create a host with the container's addresses; the services container must be stopped."""
+    with spawned(bed, root, CONTAINER, network_commands()) as host:
+        yield Bare(host)
+
+
+@contextmanager
+def spawned(bed: Bed, root: Path, name: str, network: str) -> Iterator[Netns]:
+    """Create a host on both networks of the lab.
+
+    Args:
+        root: its root file system.
+        network: shell commands that configure its ``INTERFACES``.
+    """
     local = Local()
     with ExitStack() as undo:
         undo.callback(remove_bare)
         remove_bare()  # left by a killed run
         local.run("ip", "netns", "add", SPACE)
-        for network, interface in INTERFACES.items():
-            _connect(bed, network, interface)
-        values = {"root": shlex.quote(str(root)), "name": CONTAINER, "network": network_commands()}
+        for which, interface in INTERFACES.items():
+            _connect(bed, which, interface)
+        values = {"root": shlex.quote(str(root)), "name": name, "network": network}
         FOLDER.mkdir(parents=True, exist_ok=True)
         (FOLDER / "init.sh").write_text(INIT % values)
         (FOLDER / "log").unlink(missing_ok=True)  # SPAWN waits for a line in it
         pid = int(local.run("sh", "-c", SPAWN, "spawn", SPACE, str(FOLDER)).text)
-        yield Bare(Netns("bare", pid))
+        yield Netns(name, pid)
 
 
 def _connect(bed: Bed, network: str, interface: str) -> None:

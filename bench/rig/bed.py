@@ -65,7 +65,13 @@ class Bed:
 
 @contextmanager
 def open_bed(
-    progress: Progress, name: str = LAB, *, nodes: int = 1, size_mb: int = 0, engines: Sequence[str] = ()
+    progress: Progress,
+    name: str = LAB,
+    *,
+    nodes: int = 1,
+    size_mb: int = 0,
+    engines: Sequence[str] = (),
+    legacy: bool = False,
 ) -> Iterator[Bed]:
     """Create the lab, build the image if needed, start once to seed the overlay.
 
@@ -74,18 +80,20 @@ def open_bed(
     Args:
         size_mb: size of the overlay in MiB; 0 for the default.
         engines: engines of the lab.
+        legacy: a legacy node serves; the services container is not started.
     """
     try:
         _remove_lab(name, progress)
-        lab_up(name, nodes, progress, Extras(engines=engines))
+        lab_up(name, nodes, progress, Extras(engines=engines, legacy=legacy))
         lab = Lab.open(name)
         if size_mb:
             _set_size(lab, size_mb)
         cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
         bed = Bed(lab, cluster, _build(cluster, lab.etc / "sms.lock", progress))
         _place_image(bed)
-        with bed.running():
-            pass
+        if not legacy:
+            with bed.running():
+                pass
         yield bed
     finally:
         _remove_lab(name, progress)

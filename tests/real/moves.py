@@ -266,8 +266,9 @@ class ShortJobs(Background):
     EVERY_S = 3.0
     """Longer than Slurm takes to begin one: it looks every 3 s (batch_sched_delay)."""
 
-    def __init__(self, lab: Lab, node: str = "node1") -> None:
+    def __init__(self, lab: Lab, node: str = "node1", every_s: float = EVERY_S) -> None:
         self.node = lab.host(node)
+        self.every_s = every_s
         self.submitted: dict[str, float] = {}
         self.ids: set[str] = set()
         self.given_twice: list[str] = []
@@ -280,7 +281,7 @@ class ShortJobs(Background):
 
     def work(self) -> None:
         number = 0
-        while not self._ended.wait(self.EVERY_S):
+        while not self._ended.wait(self.every_s):
             number += 1
             name = f"short{number}"
             argv = ("sbatch", "--parsable", f"--job-name={name}", "--output=/dev/null", "--wrap=sleep 0.5")
