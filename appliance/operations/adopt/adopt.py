@@ -41,7 +41,7 @@ from appliance.operations.migration.inspection import record_if_missing, record_
 from appliance.operations.migration.rollback import end_agents
 from appliance.operations.migration.start import check_services, compare_jobs
 from appliance.operations.migration.state import Migration, MigrationResult
-from appliance.operations.migration.switch import commit, switch_addresses
+from appliance.operations.migration.switch import commit, flush, switch_addresses
 from appliance.operations.networks import remove_isolated, write_networks
 from appliance.operations.preflight import check_confinement, find_instance
 from appliance.operations.services.start import StartOptions, start
@@ -356,6 +356,7 @@ def _steps(
     switch_addresses(migration)
     with progress.step(f"confirm on {inspected.old.name}"):
         # At once: it takes its addresses back when it hears nothing, and until then the target must not stay alone.
+        flush(migration, QUICK_S)  # its disk is done: the answer shows that it has not lost its power since
         source.send("given")
         source.receive("given", patience_s=GIVEN_S)
     if database:
