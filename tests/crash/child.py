@@ -1,4 +1,4 @@
-"""Runs one workload: ``python -m tests.crash.child NAME ROOT [full]``, under the recorder."""
+"""Runs one workload: ``python -m tests.crash.child NAME ROOT [full [SAMPLES]]``, under the recorder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import shutil
 import struct
 import sys
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 from appliance.errors import disk_hint
 from tests.crash.recording import RESULT
-from tests.crash.replay import BEGIN
+from tests.crash.replay import BEGIN, sample
 from tests.crash.workload import Workload
 from tests.crash.workloads import WORKLOADS, WRONG
 
@@ -43,10 +44,25 @@ def main() -> None:
         return
     with Path(os.environ["SMS_CRASH_STATE"]).open("r+b") as stream:
         control = mmap.mmap(stream.fileno(), CONTROL.size)
+    if len(full) > 1:
+        run_samples(workload, Path(root), control, int(full[1]))
+        return
     for way in WAYS:
         number = 1
         while run_once(workload, Path(root, f"{way[:4].strip()}{number}"), control, number, way):
             number += 1 if WAYS[way][-1] == errno.ENOSPC else SPARSE
+
+
+def run_samples(workload: Workload, root: Path, control: mmap.mmap, samples: int) -> None:
+    """Run it so often, each with another of its changes refused, spread over all of them; the ways take turns."""
+    whole = root / "whole"
+    whole.mkdir()
+    workload.prepare(whole)
+    control[: CONTROL.size] = bytes(CONTROL.size)
+    workload.run(whole, lambda text: None)
+    count = CONTROL.unpack(control[: CONTROL.size])[0]
+    for number, way in zip(sample(range(1, count + 1), samples), cycle(WAYS), strict=False):
+        run_once(workload, root / f"{way[:4].strip()}{number}", control, number, way)
 
 
 def run_once(workload: Workload, folder: Path, control: mmap.mmap, number: int, way: str) -> bool:

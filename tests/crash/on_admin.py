@@ -331,12 +331,16 @@ def signed_cluster(root: Path) -> Any:
     return replace(cluster, site=cluster.site.model_copy(update={"signing": signing}))
 
 
-def prepare_fetch(root: Path) -> None:
+def put_vm_image(root: Path, images: Path) -> None:
+    """Put a sealed image of the VM with the key ``key`` into a folder of images."""
     create_pair(root / "key.pem", root / "key.pub")
-    folder = Path(str(VmPlaces(cluster_in(root).site).images).replace("/var/", "/other/")) / "key"
-    folder.mkdir(parents=True)
-    (folder / vm_image.DISK).write_bytes(DISK)
-    seal(folder, root / "key.pem")
+    (images / "key").mkdir(parents=True)
+    (images / "key" / vm_image.DISK).write_bytes(DISK)
+    seal(images / "key", root / "key.pem", about={"kind": vm_image.KIND, "key": "key"})
+
+
+def prepare_fetch(root: Path) -> None:
+    put_vm_image(root, Path(str(vm_places(root).images).replace("/var/", "/other/")))
 
 
 def run_fetch(root: Path, mark: Mark) -> None:
@@ -500,23 +504,27 @@ def check_vm_lost(root: Path, marks: Marks) -> None:
 
 
 def prepare_vm_move(root: Path) -> None:
-    """The disks of host b move to this one, which has some of an earlier generation."""
+    """The disks of host b move to this one, which has some of an earlier generation, and the image."""
     prepare_vm(root)
+    put_vm_image(root, Path(vm_places(root).images))
     other = Path(str(vm_places(root).disks).replace("/var/", "/other/"))
     put_disks(other, b"new ")
     Elsewhere(root).write(str(vm_places(root).holder), to_json(Holder("b", 4)), mode=0o600)
 
 
 def run_vm_move(root: Path, mark: Mark) -> None:
-    vm_migrate.deliver_vm = lambda *_, **__: None  # type: ignore[attr-defined, assignment]
-    plan = vm_migrate.MovePlan("b", "a", False, False, False, 0, 0)
-    cluster = cluster_in(root)
-    vm_migrate._transfer_disks(cluster, Elsewhere(root), HERE, Silent(), plan, Holder("a", 5))
+    plan = vm_migrate.MovePlan("b", "a", False, False, False, 0, 0, image="key")
+    vm_migrate._transfer_disks(signed_cluster(root), Elsewhere(root), HERE, Silent(), plan, Holder("a", 5))
     mark("moved")
 
 
 def check_vm_move(root: Path, marks: Marks) -> None:
-    """The host with the newest record has all of the newest disks; the older ones are kept."""
+    """The host with the newest record has all of the newest disks; the older ones are kept.
+
+    The next start uses the image that was delivered, if the migration came to its end.
+    """
+    current = Path(vm_places(root).current)
+    assert str(current.readlink()) == "key" if current.is_symlink() else not marks
     places = {name: Path(str(vm_places(root).disks).replace("/var/", f"/{name}/")) for name in ("var", "other")}
     holders = {name: read_holder((folder / "holder.json").read_bytes()) for name, folder in places.items()}
     newest = max(holders, key=lambda name: holders[name].generation)  # type: ignore[union-attr]

@@ -68,8 +68,12 @@ def record(name: str, folder: Path, library: Path) -> list[Record]:
     return read_records(folder / "log")
 
 
-def run_full(name: str, folder: Path, library: Path) -> list[Refused]:
-    """Run a workload on a full or failing disk, once for each change that may fail, in each of the ways of child.py."""
-    lines = run_recorded(name, folder, library, "full").splitlines()
+def run_full(name: str, folder: Path, library: Path, samples: int = 0) -> list[Refused]:
+    """Run a workload on a full or failing disk, once for each change that may fail, in each of the ways of child.py.
+
+    Args:
+        samples: how many of these runs; 0 for all.
+    """
+    lines = run_recorded(name, folder, library, "full", *([str(samples)] if samples else [])).splitlines()
     found = [Refused(**json.loads(line.removeprefix(RESULT))) for line in lines if line.startswith(RESULT)]
     return [one._replace(marks=tuple(one.marks)) for one in found]

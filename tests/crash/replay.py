@@ -6,11 +6,12 @@ of a file by fsync(2) of the file, a name by fsync(2) of its folder, everything 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+T = TypeVar("T")
 BEGIN = "begin"
 """The mark after which failures are simulated; everything before it is on the disk."""
 
@@ -249,6 +250,12 @@ def write_state(state: State, root: str, copy: Path) -> None:
         else:
             where.write_bytes(content)
             where.chmod(0o600)
+
+
+def sample(every: Sequence[T], samples: int) -> list[T]:
+    """Return so many of them, evenly spread, the last one included; all if there are fewer."""
+    count = min(samples, len(every))
+    return [every[(place + 1) * len(every) // count - 1] for place in range(count)]
 
 
 def failures(root: str, records: list[Record], *, memory: bool = False) -> Iterator[tuple[State, tuple[str, ...]]]:

@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests.crash.recording import compile_recorder, record, run_full
-from tests.crash.replay import Disk, failures, read_state, write_state
+from tests.crash.replay import Disk, failures, read_state, sample, write_state
 from tests.crash.workloads import WORKLOADS, WRONG
 
 pytestmark = pytest.mark.slow
-SAMPLE = ("move mark", "store", "inventory", "signing key", "seed of an overlay")
-"""What each run of the tests has, of each kind one; the others are in the full one."""
+STATES, RUNS = 20, 5
+"""Samples of a workload: states after a power failure, and runs on a full disk; the full run of the tests has all."""
 REPORTED = {"OSError", "Problem", "SmsError", "CommandError", "Refused", "HttpProblem"}
 """What a full disk may raise: errors that are shown to the user."""
-NAMES = [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.full) for name in WORKLOADS]
+CASES = [
+    *(pytest.param(name, True, id=f"{name}, sampled") for name in WORKLOADS),
+    *(pytest.param(name, False, id=name, marks=pytest.mark.full) for name in WORKLOADS),
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +37,8 @@ def memory() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_whatever_a_power_failure_leaves_is_recovered(name: str, library: Path, memory: Path) -> None:
+@pytest.mark.parametrize(("name", "sampled"), CASES)
+def test_whatever_a_power_failure_leaves_is_recovered(name: str, sampled: bool, library: Path, memory: Path) -> None:
     records = record(name, memory / "run", library)
     root = str((memory / "run" / "root").resolve())
     disk = Disk(root)
@@ -44,8 +47,9 @@ def test_whatever_a_power_failure_leaves_is_recovered(name: str, library: Path, 
     seen = {path: data for path, data in disk.state().items() if not path.endswith("-shm")}
     there = {path: data for path, data in read_state(Path(root)).items() if not path.endswith("-shm")}
     assert seen == there, "the recorder has missed a change"
-    number = 0
-    for number, (state, marks) in enumerate(failures(root, records, memory=WORKLOADS[name].memory), 1):
+    states = list(enumerate(failures(root, records, memory=WORKLOADS[name].memory), 1))
+    assert len(states) > 2
+    for number, (state, marks) in sample(states, STATES if sampled else len(states)):
         copy = memory / "state"
         write_state(state, root, copy)
         try:
@@ -54,8 +58,7 @@ def test_whatever_a_power_failure_leaves_is_recovered(name: str, library: Path, 
             shutil.rmtree(memory / "run")
             raise AssertionError(f"state {number}, after {marks}: {sorted(state)}") from error
         shutil.rmtree(copy)
-    print(f"{name}: {len(records)} records, {number} states")
-    assert number > 2
+    print(f"{name}: {len(records)} records, {len(states)} states")
 
 
 @pytest.mark.parametrize("name", ["not flushed", "folder not flushed"])
@@ -82,10 +85,10 @@ def test_an_ignored_short_write_is_found(library: Path, memory: Path) -> None:
     assert found
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_disk_that_is_full_at_any_point_loses_nothing(name: str, library: Path, memory: Path) -> None:
-    runs = run_full(name, memory, library)
-    assert sum(bool(run.error) for run in runs) > 2
+@pytest.mark.parametrize(("name", "sampled"), CASES)
+def test_a_disk_that_is_full_at_any_point_loses_nothing(name: str, sampled: bool, library: Path, memory: Path) -> None:
+    runs = run_full(name, memory, library, RUNS if sampled else 0)
+    assert sum(bool(run.error) for run in runs) > (0 if sampled else 2)
     for run in runs:
         assert run.error in REPORTED | {""}, run
         assert run.hint or not run.error, run
