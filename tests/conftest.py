@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import causes
+from tests.record import OUTCOME
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,8 +86,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: order.get(find_group(item.nodeid), len(order)))
 
 
+def write_outcome(path: Path, stats: Mapping[str, list[Any]]) -> None:
+    """Write what came of the tests, for `tests/record.py`."""
+    skipped = {
+        one.nodeid: one.longrepr[2] if isinstance(one.longrepr, tuple) else "" for one in stats.get("skipped", [])
+    }
+    failed = sorted({one.nodeid for kind in ("failed", "error") for one in stats.get(kind, [])})
+    path.write_text(json.dumps({"passed": len(stats.get("passed", [])), "failed": failed, "skipped": skipped}))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where time went: files by seconds of set-up, tests and teardown, the slowest first."""
+    """Where time went: files by seconds of set-up, tests and teardown, the slowest first; and the outcome in a file."""
+    if path := os.environ.get(OUTCOME):
+        write_outcome(Path(path), terminalreporter.stats)
     spent: dict[str, dict[str, float]] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:

@@ -4,13 +4,12 @@ Unit tests run at low priority while the images of the real ones are built, and 
 the time; each worker is on a machine of its own (`tests/machine`). Then come, one after the other, those that measure
 or inspect the whole machine. Real tests of the engines are among the others once these are built; before that they
 come last, and the build runs in the background meanwhile. `--core` leaves the engines out, `--engines` the others.
-`--full` runs every case; a part that has passed at this commit is not run again.
+`--full` runs every case and records it (`tests/record.py`); a part that has passed at this content is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -25,8 +24,19 @@ from typing import Literal
 
 from appliance.lab.engines.programs import PROGRAMS, find_missing
 from tests.conftest import FIRST, find_group
+from tests.places import ROOT
+from tests.record import (
+    OUTCOME,
+    RECORD,
+    Part,
+    find_content,
+    git,
+    read_outcome,
+    read_record,
+    summarize,
+    write_record,
+)
 
-ROOT = Path(__file__).parents[1]
 MACHINE = ROOT / "tests" / "machine"
 STATE = Path(os.environ.get("SMS_TESTS", "/var/lib/sms-tests"))
 RUN = "SMS_TESTS_RUN"
@@ -76,13 +86,6 @@ class Stage:
         if quiet:
             print(done.stdout + (done.stderr if self.status else ""), end="", flush=True)
         return self.status
-
-
-def git(*words: str) -> str:
-    """What git says; an error of it ends the run with its words."""
-    return subprocess.run(
-        ["git", "-c", f"safe.directory={ROOT}", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.strip()
 
 
 @contextmanager
@@ -149,29 +152,41 @@ def find_tasks() -> list[list[str]]:
     return [*groups.values(), *([part] for part in UNITS)]
 
 
-def run_full(more: list[str]) -> list[Stage]:
-    """Every case: those that are alone, then the others, a file each; what has passed at this commit is left out.
+def find_parts() -> list[str]:
+    """Names of all parts of the full run."""
+    return ["alone", *(part for task in find_tasks() for part in task), ENGINES]
 
-    A part of the cases, or a tree that is not the commit's, counts for nothing.
+
+def run_full(more: list[str]) -> list[Stage]:
+    """Every case: those that are alone, then the others, a file each; what has passed at this content is left out.
+
+    A part of the cases, or a tree that is not the commit's, is not recorded.
     """
-    commit = "" if more or git("status", "--porcelain") else git("rev-parse", "HEAD")
-    record = STATE / "full" / f"{commit}.json"
-    record.parent.mkdir(parents=True, exist_ok=True)
-    passed: dict[str, float] = json.loads(record.read_text()) if commit and record.exists() else {}
+    content = "" if more else find_content()
+    commit = git("rev-parse", "HEAD")
+    known = find_parts()
+    record = {name: part for name, part in read_record().items() if name in known}
     stages = [Stage("images", [*IMAGES, "--engines"])]
     recording = threading.Lock()
+    outcomes = STATE / "full"
+    outcomes.mkdir(parents=True, exist_ok=True)
 
     def run_part(part: str, *words: str) -> None:
-        if part in passed:
-            print(f"{part}: passed before, {passed[part]:.0f} s", flush=True)
+        before = record.get(part)
+        if before and before.good and before.content == content:
+            print(f"{part}: passed before, {before.seconds} s", flush=True)
             return
-        stage = Stage(part, pytest_argv(*words, *more))
+        outcome = outcomes / f"{part.replace('/', '-')}.json"
+        outcome.unlink(missing_ok=True)
+        stage = Stage(part, pytest_argv(*words, *more), {OUTCOME: str(outcome)})
         stages.append(stage)
-        if stage.run(quiet=True) == 0 and commit and not stage.empty:
-            with recording:
-                passed[part] = stage.seconds
-                record.with_suffix(".new").write_text(json.dumps(passed, indent=1))
-                record.with_suffix(".new").rename(record)
+        status = stage.run(quiet=True)
+        if not content:
+            return
+        with recording:
+            date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            record[part] = Part(part, commit, content, date, round(stage.seconds), status, read_outcome(outcome))
+            write_record(record.values())
 
     def run_task(parts: list[str]) -> None:
         for part in parts:
@@ -185,6 +200,8 @@ def run_full(more: list[str]) -> list[Stage]:
             stages.append(built := Stage("engines built", BUILD))
             if built.run() == 0:
                 run_task([ENGINES])
+    if content:
+        print(f"commit {RECORD} by itself", flush=True)
     return stages
 
 
@@ -210,6 +227,8 @@ def main() -> int:
         how = {0: "passed", None: "not run"}.get(stage.status, f"failed, status {stage.status}")
         how = "nothing was selected" if stage.empty else how
         print(f"{stage.name}: {how}, {stage.seconds:.0f} s")
+    for line in summarize(read_record(), find_parts(), time.time()):
+        print(line)
     return int(any(stage.status != 0 for stage in stages))
 
 
