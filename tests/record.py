@@ -1,4 +1,4 @@
-"""The record of `make test-full`: the last run of each part, as JSON in the tree, committed by itself.
+"""The record of `make test-full`: the last run of each part, as JSON in the tree, in commits of its own.
 
 A part that has passed is not run again at the same content: that of the commit without the record.
 """

@@ -201,7 +201,7 @@ def run_full(more: list[str]) -> list[Stage]:
             if built.run() == 0:
                 run_task([ENGINES])
     if content:
-        print(f"commit {RECORD} by itself", flush=True)
+        print(f"{RECORD} is to be committed, in a commit of its own", flush=True)
     return stages
 
 
