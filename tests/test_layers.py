@@ -66,7 +66,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
     "plan": {
         "migration": {"move", "plan", "state"},
         "overlay": {"seed"},
-        "services": {"apply", "confinement", "controllers", "network", "nodes", "supervisor"},
+        "services": {"apply", "confinement", "controllers", "network", "nodes", "supervisor", "runs"},
         "snapshots": {"retention"},
     },
     "cli": {},

@@ -1,7 +1,7 @@
 """Jobs of Nomad for a deployment: services once, on the client that has their state; munge and slurmd on each node.
 
-Every task of a service runs a program of the signed image with ``apptainer exec`` (raw_exec), after its signature was
-verified. One task of each group assembles /etc; ``sms-run`` then waits for what each service needs, at every start.
+Every task of a service runs a program of the signed image with Apptainer (raw_exec), after its signature was verified.
+One task of each group assembles /etc; ``sms-run`` then waits for what each service needs, at every start.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from appliance.catalog import Service
+from appliance.catalog.model import Capability
 from appliance.config.model import Site
 from appliance.engines.config import Network, placed_files, unit_argv
 from appliance.engines.hcl import Block, Raw, Value
@@ -23,8 +24,10 @@ from appliance.errors import ConfigError
 from appliance.plan.machine import Places
 from appliance.plan.overlay.seed import secrets_of
 from appliance.plan.render import Templates
-from appliance.plan.services.confinement import capabilities_for, privilege_options
+from appliance.plan.services.confinement import capabilities_for, number_of, privilege_options
 from appliance.plan.services.jobsync import stop_limits, task_json
+from appliance.plan.services.runs import HOST, run_text
+from appliance.share import share
 from appliance.units import read_duration
 
 PRIORITY = 95
@@ -36,10 +39,14 @@ LOOPBACK = "127.0.0.1"
 HOLDER = "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}"
 """In the environment of ``sms-run``: who has a lease."""
 ALLOC, TASK, SECRETS = "${NOMAD_ALLOC_DIR}/data", "${NOMAD_TASK_DIR}", "${NOMAD_SECRETS_DIR}"
+CONFINED = "/mnt/confined.sh"
+"""Where ``definitions/scripts/confined`` is in the container of a task."""
+CHECK = ("/bin/sh", "-eu", CONFINED)
+"""First words of a task's program; then come the three arguments of that script."""
 LAST_PORT = 65535
 NODE_JOB, SLURMD_PORT = "slurm-cn", 6818
 """Job of document 000 on compute nodes, and its port (SlurmdPort of slurm.conf)."""
-VERIFIED = """\
+VERIFIED = f"""\
 # STATE IMAGE FOLDER... -- ARGUMENT...: run a program of the image, if one of the keys has signed it.
 state=$1 image=$2
 shift 2
@@ -51,7 +58,7 @@ done
 shift
 for key in "$NOMAD_TASK_DIR"/keys/*.pub; do
   if apptainer verify --all --key "$key" "$image" >/dev/null 2>&1; then
-    exec apptainer exec "$@"
+    exec {run_text('"$NOMAD_TASK_DIR/run-image.sh"')} "$@"
   fi
 done
 echo "$image is not signed with a key of the site: it is not started" >&2
@@ -343,16 +350,31 @@ def _exec(
     state: str,
     folders: Sequence[str],
     binds: Sequence[tuple[str, str]],
-    capabilities: Sequence[str],
+    capabilities: Sequence[Capability],
     argv: Sequence[str],
 ) -> Block:
     """Return the ``config`` of a task that runs a program of the verified image with these binds."""
     made = [source for source, _ in binds if source.startswith(ALLOC)]
-    confined = ["--no-home", "--contain", "--cleanenv", "--env", HOLDER]
+    confined = ["--no-home", "--contain", "--cleanenv", "--env", HOLDER, "--pid", "--no-init", "--ipc"]
     confined += ["--no-mount", "sys", "--dns", ",".join(options.dns)]
-    confined += privilege_options(capabilities)
+    confined += [*privilege_options(capabilities), "--security", f"seccomp:{TASK}/seccomp.json"]
+    binds = [*binds, (f"{TASK}/confined.sh", f"{CONFINED}:ro")]
     words = [*confined, *(word for source, target in binds for word in ("--bind", f"{source}:{target}"))]
-    args = ["-eu", "local/verified.sh", state, options.image, *folders, *made, "--", *words, options.image, *argv]
+    # The network is the client's: nodes reach the services at its address.
+    check = [*CHECK, str(number_of(capabilities)), "ipc mnt pid", HOST]
+    args = [
+        "-eu",
+        "local/verified.sh",
+        state,
+        options.image,
+        *folders,
+        *made,
+        "--",
+        *words,
+        options.image,
+        *check,
+        *argv,
+    ]
     return Block("config", (), {"command": "/bin/sh", "args": [_with_references(word) for word in args]})
 
 
@@ -369,8 +391,10 @@ def inside_script(args: Sequence[str], argv: Sequence[str]) -> str:
     image, options = args[3], args.index("--")
     if image not in args[options:]:
         return ""
-    end = args.index(image, options)
-    quoted = " ".join(_shell_word(word) for word in ("/bin/sh", *args[: end + 1], *argv))
+    end = args.index(image, options) + 1
+    if tuple(args[end : end + len(CHECK)]) == CHECK:  # jobs of an earlier version have none
+        end += len(CHECK) + 3
+    quoted = " ".join(_shell_word(word) for word in ("/bin/sh", *args[:end], *argv))
     return f'cd "$NOMAD_TASK_DIR/.." && exec {quoted}'
 
 
@@ -390,8 +414,12 @@ def _with_references(word: str) -> str:
 
 
 def _verified(options: Options) -> Iterator[Block]:
-    """Yield the files that a task needs to verify the image."""
+    """Yield the files that a task needs to verify the image, and to be confined."""
     yield _template("local/verified.sh", VERIFIED)
+    for name in ("run-image", "confined"):
+        yield _template(f"local/{name}.sh", share("definitions", "scripts", name).read_text())
+    profile = json.loads(share("definitions", "seccomp.json").read_text())
+    yield _template("local/seccomp.json", json.dumps(profile, separators=(",", ":")) + "\n")
     for number, key in enumerate(options.keys):
         yield _template(f"local/keys/{number}.pub", key)
 

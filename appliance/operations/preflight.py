@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from appliance.errors import Busy, Refused, SmsError
@@ -17,13 +17,17 @@ from appliance.plan.services.confinement import (
     READ_ONLY,
     Confinement,
     capabilities_for,
+    find_age,
     find_gaps,
+    find_instance_gaps,
     is_unconfined,
 )
+from appliance.plan.services.runs import NOT_CONFINED
 from appliance.share import share
 from appliance.shared.locks import ports_lock
 from appliance.tools import apptainer, bridge
 from appliance.tools.programs import find_missing
+from appliance.tools.scripts import script_argv
 
 PROGRAMS = ("apptainer", "arping", "debugfs", "e2fsck", "flock", "losetup", "python3")
 LOCKED = 75
@@ -34,6 +38,11 @@ UNCONFINED = (
     "an earlier version of sms started the services container, so it is not confined: "
     "`sms stop`, then `sms start`, confines it"
 )
+OLDER = (
+    "the services container runs with an older confinement ({}): "
+    "`sms stop`, then `sms start`, or a migration, confines it"
+)
+SECCOMP = "is its Apptainer built with libseccomp? `apptainer buildcfg` and `ldd` of its starter show that"
 
 
 def check_programs(host: Host) -> None:
@@ -71,6 +80,15 @@ def find_second(cluster: Cluster, host: Host) -> str:
 def is_confined(host: Host, running: apptainer.Instance) -> bool:
     """Return whether the instance is confined: one that an earlier version of sms has started is not."""
     return not is_unconfined((host.read(f"/proc/{running.pid}/status") or b"").decode(errors="replace"))
+
+
+def query_age(cluster: Cluster, host: Host, running: apptainer.Instance) -> str:
+    """Return what a running instance lacks of today's confinement: an earlier version of sms has started it."""
+    result = host.run(*script_argv("inspect-confinement", str(running.pid)), ok=None, timeout=60)
+    if result.status:
+        return ""  # it has just ended
+    gaps = find_age(result.stdout.decode(errors="replace"), query_confinement(cluster, host))
+    return OLDER.format("; ".join(gaps[:3])) if gaps else ""
 
 
 def check_networks(cluster: Cluster, host: Host) -> None:
@@ -137,13 +155,32 @@ def try_confinement(cluster: Cluster, host: Host, image: str) -> Confinement:
         Refused: it does not.
     """
     confinement = prepare_confinement(cluster, host)
-    trial = apptainer.run_container(host, *trial_argv(cluster.site, confinement, image), timeout=60).text
-    if gaps := find_gaps(trial, confinement):
-        raise Refused(
-            f"{host.name} does not confine the services container: {'; '.join(gaps)}",
-            hint="is its Apptainer built with libseccomp? `apptainer --debug exec` of the image prints what it applies",
-        )
+    try:
+        trial = apptainer.run_container(host, *trial_argv(cluster.site, confinement, image), timeout=60).text
+        gaps = find_gaps(trial, confinement)
+    except CommandError as error:
+        if error.result.status != NOT_CONFINED:
+            raise
+        gaps = [error.result.stderr.decode(errors="replace").strip().rpartition("\n")[2]]
+    if gaps:
+        raise Refused(f"{host.name} does not confine the services container: {'; '.join(gaps)}", hint=SECCOMP)
     return confinement
+
+
+def check_instance(cluster: Cluster, host: Host, pid: int, join: Sequence[str], confinement: Confinement) -> None:
+    """Check how an instance that has just started is confined, and a program that joins it.
+
+    Args:
+        pid: of its first process.
+        join: first words of a command in the instance.
+
+    Raises:
+        SmsError: less than it should be; the caller stops it.
+    """
+    argv = script_argv("inspect-confinement", str(pid), *join)
+    shown = host.run(*argv, timeout=60).stdout.decode(errors="replace")
+    if gaps := find_instance_gaps(shown, confinement):
+        raise SmsError(f"{host.name} does not confine the instance: {'; '.join(gaps)}", hint=SECCOMP)
 
 
 def _cannot(host: Host, problems: list[str]) -> Refused:

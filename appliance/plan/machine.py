@@ -7,8 +7,10 @@ from pathlib import PurePosixPath
 
 from appliance.catalog import Service
 from appliance.config.model import Site
-from appliance.plan.services.confinement import Confinement, capabilities_for, privilege_options
+from appliance.plan.overlay.seed import seed_program
+from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.network import network_options
+from appliance.plan.services.runs import ROOT, Once, join_run, once_run, start_run
 from appliance.shared.migration import Second
 
 PROBE = "/opt/sms/bin/sms-probe"
@@ -67,34 +69,13 @@ def instance_name(site: Site) -> str:
     return f"sms-{site.cluster}"
 
 
-def container_options(site: Site, confinement: Confinement) -> list[str]:
-    """Return the options of every run of the image: only the kernel and the time zone are the host's."""
-    options = ["--no-home", "--contain", "--cleanenv", "--no-mount", "/etc/hosts", *confinement.options()]
-    # Pid files and sockets of the last run must not outlive it.
-    options += ["--scratch", "/run"]
-    # The container may not be able to reach the host's resolver; an address that refuses at once
-    # is better than one that never answers.
-    dns = ",".join(str(server) for server in site.networks.dns) or "127.0.0.1"
-    return [*options, "--dns", dns]
-
-
 def start_argv(
     site: Site, confinement: Confinement, image: str, *, isolated: bool = False, second: Second | None = None
 ) -> tuple[str, ...]:
     """Return the command that starts the instance, or a second one; ``isolated``: on ``network.isolated_bridges``."""
-    return (
-        "apptainer",
-        "instance",
-        "start",
-        *container_options(site, confinement),
-        *network_options(site, isolated=isolated),
-        "--hostname",
-        site.hostname,
-        "--overlay",
-        second.overlay if second else str(Places(site).overlay),
-        image,
-        second.instance if second else instance_name(site),
-    )
+    overlay = second.overlay if second else str(Places(site).overlay)
+    options = (*network_options(site, isolated=isolated), "--hostname", site.hostname, "--overlay", overlay)
+    return start_run(site, confinement, image, second.instance if second else instance_name(site), options)
 
 
 def seed_argv(site: Site, confinement: Confinement, image: str, overlay: str, mark: str) -> tuple[str, ...]:
@@ -102,29 +83,8 @@ def seed_argv(site: Site, confinement: Confinement, image: str, overlay: str, ma
 
     ``mark`` is written last; it identifies what the overlay was seeded with.
     """
-    options = container_options(site, confinement)
-    return ("apptainer", "exec", *options, "--overlay", overlay, image, "/opt/sms/bin/sms-seed", mark)
-
-
-def state_argv(
-    site: Site,
-    confinement: Confinement,
-    image: str,
-    argv: Sequence[str],
-    *,
-    overlay: str = "",
-    bind: str = "",
-) -> tuple[str, ...]:
-    """Return the command that runs ``argv`` in the image, not in the instance.
-
-    Args:
-        overlay: to use, and ``:ro`` behind it where nothing may change it; it is not in use.
-        bind: SOURCE:TARGET of a folder of the host.
-    """
-    options = container_options(site, confinement)
-    options += ["--overlay", overlay] if overlay else []
-    options += ["--bind", bind] if bind else []
-    return ("apptainer", "exec", *options, image, *argv)
+    once = Once("seed", seed_program(ROOT, mark), overlay=overlay, writable=True)
+    return once_run(site, confinement, image, once)
 
 
 def trial_argv(site: Site, confinement: Confinement, image: str) -> tuple[str, ...]:
@@ -132,15 +92,7 @@ def trial_argv(site: Site, confinement: Confinement, image: str) -> tuple[str, .
 
     It runs without an overlay, so that nobody but the signed image answers.
     """
-    return (
-        "apptainer",
-        "exec",
-        *container_options(site, confinement),
-        image,
-        "cat",
-        "/proc/self/status",
-        "/proc/self/mountinfo",
-    )
+    return once_run(site, confinement, image, Once("trial", ("cat", "/proc/self/status", "/proc/self/mountinfo")))
 
 
 def stop_timeout(services: Sequence[Service]) -> int:
@@ -166,24 +118,19 @@ def inside_argv(site: Site, services: Sequence[Service], *argv: str) -> tuple[st
     Apptainer would give it all capabilities, and its programs are those of the overlay: anyone who is root in the
     container can replace them.
     """
-    return _join_argv(instance_name(site), privilege_options(capabilities_for(services)), argv)
+    return join_run(instance_name(site), services, argv)
 
 
 def inside_second(second: Second, services: Sequence[Service], *argv: str) -> tuple[str, ...]:
     """Return the command that runs ``argv`` as ``inside_argv``, but inside the second instance."""
-    return _join_argv(second.instance, privilege_options(capabilities_for(services)), argv)
+    return join_run(second.instance, services, argv)
 
 
 def probe_argv(site: Site, services: Sequence[Service], *argv: str, confined: bool) -> tuple[str, ...]:
     """Return the command that probes services of the running instance.
 
     Args:
-        confined: whether the instance is. One that an earlier version of sms started is not, and has its probes,
+        confined: whether the instance is. One that an early version of sms started is not, and has its probes,
             which need all capabilities.
     """
-    privileges = privilege_options(capabilities_for(services)) if confined else ()
-    return _join_argv(instance_name(site), privileges, (PROBE, *argv))
-
-
-def _join_argv(instance: str, privileges: Sequence[str], argv: Sequence[str]) -> tuple[str, ...]:
-    return ("apptainer", "exec", "--cleanenv", "--pwd", "/", *privileges, f"instance://{instance}", *argv)
+    return join_run(instance_name(site), services if confined else None, (PROBE, *argv))

@@ -243,11 +243,6 @@ def labels(host: Host, image: str) -> dict[str, str]:
     return found
 
 
-def read_inside(host: Host, image: str, path: str) -> bytes:
-    """Return the content of a file in an image."""
-    return host.run("apptainer", "exec", "--no-home", "--contain", "--cleanenv", image, "cat", path).stdout
-
-
 def find_instance(host: Host, name: str) -> Instance | None:
     """Return the running instance of this name, or None."""
     # Compare the name: `list` treats it as a glob.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from appliance.host.local import Local
 from appliance.operations.overlay.overlay import archive_for
-from appliance.plan.overlay.seed import seed_digest
+from appliance.plan.overlay.seed import seed_digest, seed_program
 from bench.rig.bed import Bed
 from bench.rig.measure import CACHE
 
@@ -18,7 +18,8 @@ mount --bind "$1" "$1"
 cd "$1"
 mount -t proc proc proc
 pivot_root . mnt
-exec /opt/sms/bin/sms-seed bench
+shift
+exec "$@"
 """
 
 
@@ -36,7 +37,8 @@ def unpack(bed: Bed) -> Path:
     local.run("apptainer", "build", "--sandbox", str(beside), bed.built.image, timeout=300)
     # The same as Apptainer's --dns in the container.
     (beside / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
-    seed = ("unshare", "-m", "--propagation", "private", "sh", "-c", SEED, "seed", str(beside))
+    shell = ("unshare", "-m", "--propagation", "private", "sh", "-c", SEED, "seed", str(beside))
+    seed = (*shell, *seed_program("", "bench"))
     local.run(*seed, input=archive)
     beside.rename(root)
     return root

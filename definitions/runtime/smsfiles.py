@@ -1,5 +1,6 @@
 """Files of the site in the container and on nodes: replaced whole, accounts merged. Python 3.6 and later."""
 
+import errno
 import fcntl
 import json
 import os
@@ -16,8 +17,34 @@ ACCOUNTS = {"/etc/passwd": 2, "/etc/group": 2, "/etc/shadow": None}
 
 
 def at(path):
-    """Where a path of the container is."""
-    return ROOT + path
+    """Where a path of the container is. Below a root, a link of its folders leads to where it would in the container."""
+    if not ROOT:
+        return path
+    folder, name = os.path.split(path)
+    return os.path.join(_in_root(folder), name)
+
+
+def _in_root(path):
+    """A folder below the root, without links: nobody else changes what is there."""
+    place, left, links = ROOT, path.split("/")[::-1], 0
+    while left:
+        name = left.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            place = place if place == ROOT else os.path.dirname(place)
+            continue
+        there = os.path.join(place, name)
+        if not os.path.islink(there):
+            place = there
+            continue
+        links += 1
+        if links > 40:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        target = os.readlink(there)
+        place = ROOT if target.startswith("/") else place
+        left += target.split("/")[::-1]
+    return place
 
 
 def read(path):

@@ -37,7 +37,7 @@ class NodePaths:
             return False
         # A link on the way leads elsewhere.
         root = os.path.realpath(smsfiles.ROOT or "/")
-        real = os.path.realpath(os.path.dirname(smsfiles.at(path)))
+        real = os.path.realpath(smsfiles.ROOT + os.path.dirname(path))
         inside = real if root == "/" else real[len(root) :] if (real + "/").startswith(root + "/") else "/proc"
         whole = os.path.join(inside or "/", os.path.basename(path))
         return not any(one == each or one.startswith(each + "/") for each in FORBIDDEN for one in (path, whole))

@@ -61,7 +61,7 @@ def _read_member(member, data, record):
     try:
         ids = pwd.getpwnam(member.uname).pw_uid, grp.getgrnam(member.gname).gr_gid
     except KeyError:
-        sys.exit("sms-seed: %s is for %s:%s, whom the image does not know" % (path, member.uname, member.gname))
+        sys.exit("seed of the overlay: %s is for %s:%s, whom the image does not know" % (path, member.uname, member.gname))
     found = File(path, data, current, member.mode, ids)
     if current is not None and record.get(path) == found.digest:
         return None
@@ -100,7 +100,7 @@ def read_record():
     try:
         return smsfiles.read_record(RECORD)
     except ValueError as error:
-        sys.exit("sms-seed: %s" % error)
+        sys.exit("seed of the overlay: %s" % error)
 
 
 def make_munge_key(report):

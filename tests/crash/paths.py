@@ -183,7 +183,6 @@ SHARED = {
     "definitions/runtime/sms-filesync": RUN,
     "definitions/runtime/sms-place": ETC,
     "definitions/runtime/sms-apply": "changed files of a running container",
-    "definitions/runtime/sms-seed": "seed of an overlay",
     "definitions/runtime/sms-slurm-ids": "job ids",
     "definitions/runtime/smsenroll.py": "certificate of a node",
     "definitions/runtime/smskept.py": "files of the site",

@@ -25,6 +25,7 @@ from appliance.plan.machine import Places, inside_argv, seed_argv, start_argv, s
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_files
 from appliance.plan.services.confinement import Confinement, capabilities_for
 from appliance.plan.services.network import conflists
+from appliance.plan.services.runs import shown
 from appliance.plan.services.unit import guard_unit_name, guard_unit_text, unit_name, unit_text
 from appliance.plan.vm.vm import firewall, listen_files, network_units
 from appliance.share import share
@@ -97,7 +98,7 @@ def rendered(site: Site, base: Base, services: tuple[Service, ...]) -> dict[str,
     texts = {
         "services.def": plan.definition,
         "manifest.json": plan.manifest,
-        "commands": "".join(f"{shlex.join(argv)}\n" for argv in commands),
+        "commands": "".join(f"{shlex.join(shown(argv))}\n" for argv in commands),
         unit_name(site.cluster): unit_text(
             site.cluster,
             sms="/usr/bin/sms",

@@ -39,7 +39,8 @@ def read_state(inspected: Inspected, place: str, step: Step) -> None:
     """Copy the state as it is now into the prepared overlay; ``place``: of it in the container."""
     plan = inspected.plan
     reader = Command(inspected.old, script_argv("read", f"{place}={plan.state}"))
-    writer = inspected.owner.inside(script_argv("write", f"{place}={place}"), copy=True, input=True)
+    argv = script_argv("write", f"{place}={inspected.owner.place(place, copy=True)}")
+    writer = inspected.owner.inside(argv, copy=True, input=True)
     transfer(reader, writer, lambda done: step.moved(done, max(done, plan.state_bytes)))
 
 
@@ -75,7 +76,7 @@ def apply_changes(
         inside: first words of a command in the instance that runs on the target; empty before there is one.
         then: command that runs after it, in the same place: another one would take as long to begin.
     """
-    argv = script_argv("change", f"{place}={place}")
+    argv = script_argv("change", f"{place}={place if inside else inspected.owner.place(place, copy=True)}")
     if then:
         argv = ("sh", "-euc", '"$@" && shift $# && ' + shlex.join(then), "change", *argv)
     if inside:
@@ -108,7 +109,7 @@ def copy_database(inspected: Inspected, setup: str, step: Step) -> None:
     slurm = inspected.survey.slurm
     assert slurm
     reader = Command(inspected.old, shell_argv("accounting-database", "dump", accounting_conf(slurm.file)))
-    writer = inspected.owner.inside(shell_argv("database-load", setup), copy=True, input=True)
+    writer = inspected.owner.load_database(setup)
     try:
         transfer(reader, writer, lambda done: step.moved(done, 0))  # its files say little about the size of a dump
     except SmsError as error:

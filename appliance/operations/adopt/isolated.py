@@ -10,7 +10,7 @@ from appliance.operations.engines.container_owner import ContainerOwner
 from appliance.operations.migration.agents import LONG_S
 from appliance.operations.migration.start import launch, probe_isolated
 from appliance.operations.migration.state import Migration
-from appliance.plan.adopt.adoption import hold_argv, waits_for
+from appliance.plan.adopt.adoption import HOLD, hold_argv, waits_for
 
 
 def find_controller(cluster: Cluster) -> Service:
@@ -30,7 +30,7 @@ def start_held(cluster: Cluster, owner: ContainerOwner, migration: Migration) ->
     """
     began, controller, target = time.monotonic(), find_controller(cluster), migration.target
     with migration.progress.step(f"start isolated on {target.name}, without {controller.name}") as step:
-        command = owner.inside(hold_argv(controller), copy=True)
+        command = owner.inside(hold_argv(controller, owner.place(HOLD)), copy=True)
         command.host.run(*command.argv, timeout=60)
         target.send("place")
         target.receive("placed", patience_s=LONG_S)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from appliance.errors import Refused
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
-from appliance.operations.engines.owners import CONTROL_S, Command, Owner
+from appliance.operations.engines.owners import CONTROL_S, Command, Owner, script_argv
 from appliance.operations.image.deliver import Image, deliver, trust
 from appliance.operations.overlay.mirrored import opened
 from appliance.operations.overlay.overlay import ready_overlay
@@ -20,11 +20,13 @@ from appliance.operations.preflight import (
 )
 from appliance.operations.services.start import StartOptions, start
 from appliance.operations.services.stop import stop, stop_gateway
-from appliance.plan.machine import inside_argv, state_argv
+from appliance.plan.machine import inside_argv
 from appliance.plan.migration.state import Tree
 from appliance.plan.services.controllers import CONTAINER
+from appliance.plan.services.runs import ROOT, Once, once_run
 from appliance.progress import Progress
 from appliance.tools import ext3, files
+from appliance.tools.scripts import script_argv as shell_argv
 from appliance.tools.space import query_space
 
 COPY_S = 3600
@@ -96,18 +98,29 @@ class ContainerOwner(Owner):
         if opened_already:
             return super().survey()
         if self.runs():
-            argv = inside_argv(self.cluster.site, self.cluster.services, *self.tree_argv("brief"))
+            tree = script_argv("brief", *(f"{path}={path}" for path in self.paths))
+            argv = inside_argv(self.cluster.site, self.cluster.services, *tree)
             return self._query("brief", Command(self.host, argv))
         with opened(self.cluster, self.host, self.progress):
             return self.brief()
 
     def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False, input: bool = False) -> Command:
+        overlay = (self.moving if copy else self.overlay) if state else ""
+        once = Once("write" if copy else "read" if state else "query", tuple(argv), overlay, writable=copy)
+        return self.run_once(once)
+
+    def load_database(self, setup: str) -> Command:
+        """Return the command that loads a dump, its standard input, into the copy; ``setup``: of mariadb."""
+        argv = shell_argv("database-load", ROOT, setup)
+        return self.run_once(Once("database", argv, self.moving, writable=True, scratch=("/var/log",)))
+
+    def run_once(self, once: Once) -> Command:
+        """Return the command of a one-shot run of the image."""
         confinement = prepare_confinement(self.cluster, self.host)
-        overlay = "" if not state else self.moving if copy else f"{self.overlay}:ro"
-        return Command(self.host, state_argv(self.cluster.site, confinement, self.image.path, argv, overlay=overlay))
+        return Command(self.host, once_run(self.cluster.site, confinement, self.image.path, once))
 
     def place(self, path: str, *, copy: bool = False) -> str:
-        return path
+        return f"{ROOT}/.{path}"
 
     def stop(self) -> None:
         stop(self.cluster, self.host, self.progress, keep_lease=True)

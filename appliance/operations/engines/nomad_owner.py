@@ -11,15 +11,12 @@ from appliance.operations.context import Cluster
 from appliance.operations.engines.nomad import find_on_nomad
 from appliance.operations.engines.owners import Command, EngineOwner
 from appliance.operations.preflight import prepare_confinement
-from appliance.plan.machine import state_argv
 from appliance.plan.services.controllers import CONTAINER, NOMAD
+from appliance.plan.services.runs import ROOT, Once, once_run
 from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.ports import probe_argv
 from appliance.tools.space import query_space
-
-ROOT = "/mnt"
-"""Where the folder is for a command."""
 
 
 class NomadOwner(EngineOwner):
@@ -99,9 +96,8 @@ class NomadOwner(EngineOwner):
 
     def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False, input: bool = False) -> Command:
         confinement = prepare_confinement(self.cluster, self.client)
-        bind = f"{self.options.state}:{ROOT}" if state else ""
-        image = self.bundle.image
-        return Command(self.client, state_argv(self.cluster.site, confinement, image, argv, bind=bind))
+        once = Once("write" if state else "query", tuple(argv), bind=self.options.state if state else "")
+        return Command(self.client, once_run(self.cluster.site, confinement, self.bundle.image, once))
 
     def close(self) -> None:
         pass  # each of them is a container of its own

@@ -14,7 +14,7 @@ from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import find_refusal, verify
-from appliance.operations.preflight import try_confinement
+from appliance.operations.preflight import find_instance, query_age, try_confinement
 from appliance.operations.site.config import check_files, named_files
 from appliance.plan.hosts.apptainer import PINS
 from appliance.plan.hosts.doctor import (
@@ -105,7 +105,11 @@ def _image(cluster: Cluster, host: Host) -> Iterator[Finding]:
         yield Finding(what, "missing", refusal) if refusal else Finding(what, "ok", signer)
         what = "confinement"
         try_confinement(cluster, host, path)
-        yield Finding(what, "ok", "capabilities, system calls and mounts are limited")
+        older = query_age(cluster, host, running) if (running := find_instance(cluster, host)) else ""
+        if older:
+            yield Finding(what, "warning", older)
+        else:
+            yield Finding(what, "ok", "namespaces, capabilities, system calls and mounts are limited")
     except SmsError as error:
         yield Finding(what, "missing", ": ".join(filter(None, [error.message, error.hint])))
 

@@ -18,7 +18,7 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root, runtime_files
 from appliance.operations.image.deliver import check_signature
 from appliance.operations.image.sources import Sources, credentials_folder, find_sources
-from appliance.operations.preflight import only_one
+from appliance.operations.preflight import only_one, prepare_confinement
 from appliance.plan.image.definition import (
     BuildInputs,
     BuildPlan,
@@ -28,6 +28,7 @@ from appliance.plan.image.definition import (
 )
 from appliance.plan.image.repositories import MOUNTS, hide, own_sources
 from appliance.plan.image.sbom import read_packages, sbom
+from appliance.plan.services.runs import Once, once_run
 from appliance.progress import Progress, Step
 from appliance.share import share
 from appliance.shared.files import replace_file, sync_folder
@@ -243,7 +244,10 @@ def _build_image(cluster: Cluster, made: BuildPlan, sources: Sources, image: Pat
             except SmsError as error:
                 raise SmsError(error.message, hint=f"the full output is in {log}") from error
             step.detail(f"{part.stat().st_size >> 20} MiB")
-        packages = apptainer.read_inside(host, str(part), "/opt/sms/packages.tsv").decode()
+        listed = once_run(
+            cluster.site, prepare_confinement(cluster, host), str(part), Once("query", ("cat", "/opt/sms/packages.tsv"))
+        )
+        packages = apptainer.run_container(host, *listed, timeout=60).stdout.decode()
         installed = {package.name: package.version for package in read_packages(packages)}
         check_versions(json.loads(made.manifest)["versions"], installed)
         text = sbom(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError
 from appliance.operations.migration.agents import QUICK_S
 from appliance.operations.migration.state import Migration
-from appliance.plan.machine import PROBE, inside_argv, start_argv
+from appliance.operations.preflight import check_instance
+from appliance.plan.machine import PROBE, inside_argv, inside_second, start_argv
 from appliance.plan.migration.here import GATE, gate_rules
 from appliance.plan.migration.move import missing_jobs, needs_outside, stream_ports
 from appliance.plan.services.jobs import JOBS, read_jobs
@@ -70,20 +72,34 @@ def launch(migration: Migration) -> None:
     second = inspected.here.second if inspected.here else None
     argv = start_argv(migration.cluster.site, inspected.on_target, migration.image.path, isolated=True, second=second)
     target.send("start", argv=list(argv))
-    target.receive("started", patience_s=START_S)
-    migration.started = True
+    reply, _ = target.receive("started", patience_s=START_S)
+    migration.started, migration.unchecked = True, int(reply.get("pid", 0))
 
 
 def probe_isolated(migration: Migration, names: Sequence[str]) -> None:
     """Probe those of some services that can answer without a network.
 
     Raises:
-        SmsError: one does not answer.
+        SmsError: one does not answer, or the instance is not confined.
     """
     external, here = needs_outside(migration.cluster.services), migration.inspected.here
     inside = [name for name in names if name not in external]
-    if failures := _probe(migration, inside, here.wait_s if here else WAIT_S):
+    with ThreadPoolExecutor(1) as pool:
+        confined = pool.submit(_check_confined, migration)
+        failures = _probe(migration, inside, here.wait_s if here else WAIT_S)
+        confined.result()
+    if failures:
         raise SmsError(failures)
+
+
+def _check_confined(migration: Migration) -> None:
+    """Check how the instance on the target is confined, unless that was done."""
+    inspected, cluster = migration.inspected, migration.cluster
+    pid, migration.unchecked = migration.unchecked, 0
+    if pid:
+        here = inspected.here
+        join = inside_second(here.second, cluster.services) if here else inside_argv(cluster.site, cluster.services)
+        check_instance(cluster, inspected.target, pid, join, inspected.on_target)
 
 
 def compare_jobs(migration: Migration, jobs: dict[str, str]) -> None:

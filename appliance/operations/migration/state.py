@@ -97,6 +97,7 @@ class Migration:
         stopped_at: when the source began to stop services, on the monotonic clock.
         complete: the target has everything that the source wrote.
         started: the target has started an instance.
+        unchecked: its first process, until it has been checked how it is confined.
         ordered: the target was ordered to take over the addresses; it may have.
         serves: the target has confirmed that it has taken them over. It goes on serving without this process.
         gated: services with state cannot be reached on the target: a rollback loses nothing.
@@ -115,6 +116,7 @@ class Migration:
     stopped_at: float = 0.0
     complete: bool = False
     started: bool = False
+    unchecked: int = 0
     ordered: bool = False
     serves: bool = False
     gated: bool = False

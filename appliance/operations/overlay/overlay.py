@@ -17,6 +17,7 @@ from appliance.operations.overlay.mirrored import ADOPT, find_mirror, is_linked,
 from appliance.operations.preflight import find_instance, lock_host, prepare_confinement, query_confinement
 from appliance.plan.machine import inside_argv, seed_argv
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_archive, seed_digest, seed_files, slurm_sources
+from appliance.plan.services.runs import shown
 from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.lease import Lease
@@ -148,7 +149,7 @@ def overlay_commands(cluster: Cluster, host: Host, image: Image, mark: str, exis
     overlay = str(cluster.places.overlay)
     create = f"apptainer overlay create --size {cluster.site.overlay.size_mb} --sparse {overlay}"
     confinement = query_confinement(cluster, host)
-    seed = shlex.join(seed_argv(cluster.site, confinement, image.path, overlay, mark))
+    seed = shlex.join(shown(seed_argv(cluster.site, confinement, image.path, overlay, mark)))
     return [*([] if exists else [create]), f"{seed} <the site's files>"]
 
 

@@ -41,11 +41,13 @@ from appliance.operations.overlay.overlay import (
 from appliance.operations.preflight import (
     UNCONFINED,
     check_confinement,
+    check_instance,
     check_networks,
     check_programs,
     find_instance,
     is_confined,
     lock_host,
+    query_age,
     refuse_taken,
     try_confinement,
 )
@@ -72,6 +74,7 @@ from appliance.plan.migration.lease import (
 )
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.probes import read_probe
+from appliance.plan.services.runs import shown
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer, files
@@ -253,7 +256,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(cluster), trusted)
     argv = start_argv(cluster.site, confinement, trusted.path)
-    return [*overlay_commands(cluster, host, trusted, mark, exists), shlex.join(argv)]
+    return [*overlay_commands(cluster, host, trusted, mark, exists), shlex.join(shown(argv))]
 
 
 def _refuse_other_image(cluster: Cluster, host: Host, running: apptainer.Instance, wanted: Path | None) -> None:
@@ -295,8 +298,8 @@ def _check_running(
         progress.report(f"warning: {error.message}; {error.hint}")
     recorded = read_note(cluster, host)
     confined, path = is_confined(host, running), running.image
-    if not confined:
-        progress.report(f"warning: {UNCONFINED}")
+    if older := query_age(cluster, host, running) if confined else UNCONFINED:
+        progress.report(f"warning: {older}")
     services = _wait_for_services(cluster, host, progress, min(wait_s, SETTLE_S), True, confined=confined)
     if recorded and recorded.image == path:
         image = Image(path, recorded.key, recorded.sha256, recorded.signer)
@@ -484,7 +487,10 @@ def _start_instance(cluster: Cluster, host: Host, progress: Progress, image: Ima
     with progress.step("start the instance"):
         apptainer.run_container(host, *start_argv(cluster.site, confinement, image.path), timeout=60)
         # Apptainer only warns about a read-only overlay; the services would fail one by one.
-        apptainer.prove_writable(host, inside_argv(cluster.site, cluster.services))
+        inside = inside_argv(cluster.site, cluster.services)
+        apptainer.prove_writable(host, inside)
+        if running := find_instance(cluster, host):  # else its end is reported by what waits for the services
+            check_instance(cluster, host, running.pid, inside, confinement)
 
 
 def _wait_for_services(

@@ -13,7 +13,7 @@ from appliance.operations.hosts.guarded import is_guarded, is_outdated
 from appliance.operations.image.deliver import find_refusal
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
-from appliance.operations.preflight import UNCONFINED, find_instance, is_confined, running_gateway
+from appliance.operations.preflight import UNCONFINED, find_instance, is_confined, query_age, running_gateway
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
 from appliance.operations.services.unfinished import moved_path, read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status, vm_snapshot_status
@@ -155,6 +155,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
         certificate = pool.submit(container_problems, cluster, host)
         vm = pool.submit(probe_vm, cluster, host)
         refusal = pool.submit(find_refusal, host, current)
+        older = pool.submit(query_age, cluster, host, running)
         note_query = pool.submit(read_note, cluster, host)
         guard = pool.submit(is_guarded, cluster, host) if len(cluster.site.admin_hosts) > 1 else None
         reach = inspect_reach(cluster, host, running.pid, links.result(), inside.result())
@@ -162,7 +163,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
     space, uptime = inside.result().space, inside.result().uptime_s()
     faults = _faults(cluster, host, lease, space, guarded) + reach.problems + certificate.result()
     # The refusal says all that is to be done about an instance that is not confined, too.
-    faults += filter(None, [refusal.result() or ("" if confined else UNCONFINED)])
+    faults += filter(None, [refusal.result() or (older.result() if confined else UNCONFINED)])
     image = {"path": running.image}
     if note and note.image == running.image:
         image |= {"key": note.key, "sha256": note.sha256, "signer": note.signer}

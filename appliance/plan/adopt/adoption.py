@@ -176,9 +176,13 @@ HOLD = "/etc/sms/hold"
 """Folder of the overlay with a file for each service that must not start yet (definitions/runtime/sms-run)."""
 
 
-def hold_argv(service: Service) -> tuple[str, ...]:
-    """Return the command that keeps a service from starting, in an overlay that is not in use."""
-    return ("sh", "-euc", 'mkdir -p "${1%/*}" && : >"$1"', "hold", f"{HOLD}/{service.name}")
+def hold_argv(service: Service, folder: str) -> tuple[str, ...]:
+    """Return the command that keeps a service from starting, in an overlay that is not in use.
+
+    Args:
+        folder: where ``HOLD`` of the overlay is for the command.
+    """
+    return ("sh", "-euc", 'mkdir -p "${1%/*}" && : >"$1"', "hold", f"{folder}/{service.name}")
 
 
 def free_argv(service: Service) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from appliance.config.slurm_files import FOLDER
 from appliance.plan.render import Templates
 from appliance.plan.services.controllers import CONTAINER, other_controllers
 from appliance.plan.services.supervisor import services_json, supervisor_conf
+from appliance.share import share
 
 SECRET_PLACES = {
     "munge_key": ("/etc/munge/munge.key", "munge", 0o600),
@@ -50,6 +51,13 @@ class Seed:
 
     def __repr__(self) -> str:
         return f"Seed({self.path}, {len(self.data)} bytes, {self.owner}:{self.group} {self.mode:o})"
+
+
+def seed_program(root: str, mark: str) -> tuple[str, ...]:
+    """Return the command that seeds an overlay with an archive, in the image; ``root``: where its files are there."""
+    modules = {name: share("definitions", "runtime", f"{name}.py").read_text() for name in ("smsfiles", "smsseed")}
+    text = share("definitions", "scripts", "seed-overlay").read_text()
+    return ("python3", "-I", "-c", text, root, mark, json.dumps(modules))
 
 
 def seed_files(

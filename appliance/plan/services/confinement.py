@@ -26,7 +26,7 @@ NUMBERS: dict[Capability, int] = {
 """Their bits (linux/capability.h)."""
 
 SUPERVISOR: dict[Capability, str] = {
-    "CHOWN": "sms-seed, sms-filesync and the preparation of services give files to their owners",
+    "CHOWN": "sms-apply, sms-filesync and the preparation of services give files to their owners",
     "DAC_OVERRIDE": "the same write to folders of other users, such as the mark in slurmctld's",
     "FOWNER": "the same set the mode of files of other users",
     "KILL": "sms-supervise stops daemons of other users",
@@ -36,6 +36,9 @@ SUPERVISOR: dict[Capability, str] = {
     "SETUID": "sms-run changes to the user of a service",
 }
 """Capabilities of the programs that every container has, besides those of its services, and what needs each."""
+
+NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
+"""Those that a process of the image does not share with the host (names of /proc/PID/ns)."""
 
 HIDDEN_FOLDERS = ("/proc/acpi", "/proc/asound", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/scsi", "/proc/sys/fs")
 HIDDEN_FILES = ("/proc/kcore", "/proc/keys", "/proc/sched_debug", "/proc/sysrq-trigger", "/proc/timer_list")
@@ -83,7 +86,13 @@ def capabilities_for(services: Sequence[Service]) -> tuple[Capability, ...]:
 
 def privilege_options(capabilities: Sequence[str]) -> list[str]:
     """Return the options by which a process has these capabilities and can gain no others (no_new_privs)."""
-    return ["--no-privs", "--add-caps", ",".join(f"CAP_{name}" for name in capabilities)]
+    added = ",".join(f"CAP_{name}" for name in capabilities)
+    return ["--no-privs", *(("--add-caps", added) if added else ())]
+
+
+def number_of(capabilities: Sequence[Capability]) -> int:
+    """Return capabilities as the kernel shows them: a bit each."""
+    return sum(1 << NUMBERS[name] for name in capabilities)
 
 
 def is_unconfined(status: str) -> bool:
@@ -97,13 +106,7 @@ def find_gaps(trial: str, confinement: Confinement) -> list[str]:
     Args:
         trial: its ``/proc/PID/status``, then its ``/proc/PID/mountinfo``.
     """
-    found = dict(re.findall(r"^(\w+):\s*(\w+)$", trial, re.MULTILINE))
-    allowed = sum(1 << NUMBERS[name] for name in confinement.capabilities)
-    gaps = [f"{name} is {found.get(name)}" for name in ("CapBnd", "CapPrm", "CapInh") if _bits(found, name) & ~allowed]
-    if found.get("Seccomp") != "2":
-        gaps.append("system calls are not filtered (seccomp)")
-    if found.get("NoNewPrivs") != "1":
-        gaps.append("programs can gain privileges (no_new_privs)")
+    gaps = _find_process_gaps(trial, confinement)
     # Mount point and options; a later one covers an earlier one.
     mounts = dict(re.findall(r"^\d+ \d+ \d+:\d+ \S+ (\S+) (\S+) ", trial, re.MULTILINE))
     if not mounts:
@@ -118,6 +121,53 @@ def find_gaps(trial: str, confinement: Confinement) -> list[str]:
         if "ro" not in mounts.get(path, "").split(",")
     ]
     return gaps
+
+
+def _find_process_gaps(status: str, confinement: Confinement) -> list[str]:
+    """Return what a process may do more than it should, by its ``/proc/PID/status``."""
+    found = dict(re.findall(r"^(\w+):\s*(\w+)$", status, re.MULTILINE))
+    allowed = number_of(confinement.capabilities)
+    gaps = [f"{name} is {found.get(name)}" for name in ("CapBnd", "CapPrm", "CapInh") if _bits(found, name) & ~allowed]
+    if found.get("Seccomp") != "2":
+        gaps.append("system calls are not filtered (seccomp)")
+    if found.get("NoNewPrivs") != "1":
+        gaps.append("programs can gain privileges (no_new_privs)")
+    return gaps
+
+
+JOINED = "joined\n"
+
+
+def find_instance_gaps(shown: str, confinement: Confinement) -> list[str]:
+    """Return how a running instance, or a program that joins it, is less confined than it should be.
+
+    Args:
+        shown: output of ``definitions/scripts/inspect-confinement``, with a joined program.
+    """
+    first, _, joined = shown.partition(JOINED)
+    gaps = [*find_gaps(first, confinement), *_find_reachable(first)]
+    own = _find_process_gaps(joined, confinement) if joined else ["it is not known"]
+    return [*gaps, *(f"a program that joins it: {gap}" for gap in own)]
+
+
+def find_age(shown: str, confinement: Confinement) -> list[str]:
+    """Return as ``find_instance_gaps``, without a joined program: what an instance of an earlier version lacks."""
+    return [*find_gaps(shown, confinement), *_find_reachable(shown)]
+
+
+def _find_reachable(shown: str) -> list[str]:
+    """Return what of the host an instance shares or can reach, by the lines of ``inspect-confinement``."""
+    namespaces = {name: own != host for name, own, host in re.findall(r"^namespace (\w+) (\d+) (\d+)$", shown, re.M)}
+    gaps = [f"it is in the host's namespace: {name}" for name in NAMESPACES if not namespaces.get(name)]
+    if not re.search(r"^executable read-only$", shown, re.M):
+        gaps.append("it can change Apptainer's programs on the host")
+    for number, system, kind in re.findall(r"^descriptor (\d+) (\S+) (\w+)$", shown, re.M):
+        if (system, kind) != ("tmpfs", "file"):
+            gaps.append(f"its first process has a {kind} of the host open (descriptor {number}, {system})")
+    devices = re.findall(r"^\d+ \d+ \d+:\d+ \S+ (/dev/\S+) (\S+) .*- devtmpfs ", shown, re.M)
+    return gaps + [
+        f"{path} is the host's, and can be changed" for path, options in devices if "ro" not in options.split(",")
+    ]
 
 
 def _bits(found: dict[str, str], name: str) -> int:

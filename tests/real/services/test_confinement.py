@@ -72,6 +72,12 @@ ATTEMPTS = {
     "the host's time zone": "echo x >>/etc/localtime",
     "the clock": "date -s '2030-01-01'",
     "the host name": "hostname elsewhere",
+    "Apptainer's program, by the first process": "chmod 4777 /proc/1/exe",
+    "the same by its content": "exec 3<>/proc/1/exe",
+    "its log on the host's disk, without a bound": "head -c 200M /dev/zero >/proc/1/fd/1",
+    "the host's null device": "chmod 0600 /dev/null",
+    "the host's terminal device": "chown 65534 /dev/tty",
+    "what its first process has open": "ls /proc/1/fd/*/.",
 }
 
 
@@ -96,6 +102,68 @@ def test_a_user_of_the_container_sends_mail_without_setgid(running: Playground) 
     argv = ("exec", "--", "setpriv", "--reuid=slurm", "--regid=slurm", "--groups=354", "sh", "-c", script)
     assert running.sms(*argv).text.splitlines()[-1] == "sent"
     demo.wait_idle(running.host("node1"), NODES)
+
+
+WATCH = """
+link=/root/starter i=0
+while [ $i -lt 3000 ]; do
+    i=$((i + 1))
+    for process in /proc/[0-9]*; do
+        case $(readlink "$process/exe") in */starter) chmod 4777 "$process/exe" && touch /root/changed ;; esac
+    done
+done 2>/dev/null
+"""
+"""A race with Apptainer's own program, which runs for a moment in each process that joins the container."""
+
+
+def test_a_program_that_joins_is_no_way_to_apptainers_programs(running: Playground) -> None:
+    host = running.host("host-a")
+    running.sms("exec", "--", "sh", "-c", f"({WATCH}) >/dev/null 2>&1 & echo $! >/root/watch")
+    for _ in range(5):
+        running.sms("exec", "--", "true")
+    script = "kill $(cat /root/watch); rm /root/watch; test ! -e /root/changed"
+    assert running.sms("exec", "--", "sh", "-c", script, ok=None).status == 0
+    starter = host.run("sh", "-c", "stat -c %a /usr/lib/*/apptainer/bin/starter").text
+    assert starter == "755"
+
+
+SPY = """
+import os
+try:
+    with open("/var/spool/spy", "a") as stream:
+        stream.write("%s %s\\n" % (os.readlink("/proc/self/ns/pid"), os.readlink("/proc/self/ns/net")))
+except OSError:
+    pass
+"""
+"""A library of the overlay that each start of Python runs."""
+LIBRARY = "$(python3 -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))')/sitecustomize.py"
+
+
+def test_programs_of_the_overlay_run_in_the_instance_only(running: Playground) -> None:
+    """Root in the container spoils the mark, so the next start seeds the overlay: by programs of the image."""
+    host = running.host("host-a")
+    spoil = f": >/var/spool/spy; chmod 666 /var/spool/spy; echo spoiled >/etc/sms/seed.mark; cat >{LIBRARY}"
+    host.run("sms", "exec", "--", "sh", "-c", spoil, input=SPY.encode(), timeout=60)
+    try:
+        running.sms("stop")
+        running.sms("-q", "start")
+        script = "cat /var/spool/spy; echo; readlink /proc/self/ns/pid /proc/self/ns/net; cat /etc/sms/seed.mark"
+        spied, _, rest = running.sms("exec", "--", "sh", "-c", script).text.partition("\n\n")
+        seen = {tuple(line.split()) for line in spied.splitlines()}
+        words = rest.split()
+        own, mark = tuple(words[:2]), " ".join(words[2:])
+        outside = host.run("readlink", "/proc/self/ns/pid", "/proc/self/ns/net").text.split()
+        assert mark != "spoiled", "it was not seeded"
+        assert own in seen and not {word for line in seen for word in line} & set(outside)
+        assert len(seen) <= 2, "it ran elsewhere than in the instance before and the one after"
+    finally:
+        running.sms("exec", "--", "sh", "-c", f": >{LIBRARY}")
+
+
+def test_an_instance_is_checked_after_its_start(running: Playground) -> None:
+    """What a start checks is what the kernel shows of it now; an instance with less is reported."""
+    shown = running.status()
+    assert not [fault for fault in shown["warnings"] if "confine" in fault], shown["warnings"]
 
 
 def test_a_host_whose_apptainer_does_not_confine_is_refused(running: Playground) -> None:

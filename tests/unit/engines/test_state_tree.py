@@ -194,6 +194,27 @@ def test_a_link_is_not_the_state(state: Path, tmp_path: Path) -> None:
     )
 
 
+def test_links_of_an_overlay_lead_to_where_they_do_in_a_container(tmp_path: Path) -> None:
+    """Root in the container makes them; what runs outside has another root."""
+    root, outside = tmp_path / "overlay", tmp_path / "secret"
+    (root / "var/spool/mail").mkdir(parents=True)
+    (root / "var/spool/mail/box").write_text("mail")
+    outside.mkdir()
+    (outside / "box").write_text("secret")
+    for name, target in {
+        "absolute": "/var/spool/mail",
+        "relative": "spool/mail",
+        "above": "../../../var/spool/mail",
+    }.items():
+        (root / "var" / name).symlink_to(target)
+        found = json.loads(run("list", f"/state={root}/./var/{name}"))
+        assert found["entries"]["/state/box"][4] == 4
+    (root / "var/out").symlink_to(outside)
+    assert json.loads(run("brief", f"/state={root}/./var/out"))["files"] == 0
+    (root / "var/loop").symlink_to("loop")
+    assert b"too many links" in run("brief", f"/state={root}/./var/loop", ok=False)
+
+
 @pytest.mark.parametrize(("depth", "refused"), [(128, False), (129, True), (1200, True)])
 def test_folders_that_are_nested_deeply(tmp_path: Path, depth: int, refused: bool) -> None:
     """Where the source is checked, before anything is stopped, as where its copy is written; both can be removed."""

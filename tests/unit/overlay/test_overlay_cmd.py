@@ -125,7 +125,7 @@ def test_snapshots_that_are_refused(state: dict[str, Any], words: str, hint: str
 def test_a_database_is_dumped_before() -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"}, more={INSIDE: (0, "")})
     snapshot(cluster(), fake, Silent(), SnapshotOptions())
-    order = [argv for argv in fake.asked if argv[0] in ("apptainer", "python3") and argv[1] != "instance"]
+    order = [argv for argv in fake.asked if argv[0] in ("unshare", "python3")]
     assert order[0][: len(INSIDE) + 1] == (*INSIDE, "grep")
     assert order[1][: len(INSIDE) + 4] == (*INSIDE, "timeout", "--kill-after=10", "300", "sh")
     assert "mariadb-dump" in order[1][len(INSIDE) + 5] and order[2][3] == "take"

@@ -10,16 +10,19 @@ import pytest
 from appliance.catalog import read_catalog, select
 from appliance.catalog.model import Capability
 from appliance.operations.site.find import open_site
-from appliance.plan.machine import PROBE, inside_argv, probe_argv, seed_argv, start_argv, trial_argv
+from appliance.plan.machine import PROBE, inside_argv, probe_argv, start_argv, trial_argv
 from appliance.plan.services.confinement import (
     NUMBERS,
     SUPERVISOR,
     Confinement,
     capabilities_for,
+    find_age,
     find_gaps,
+    find_instance_gaps,
     is_unconfined,
 )
 from appliance.share import share
+from tests.confined import confined_output, status_of
 from tests.places import DEBIAN_SITE
 
 SITE = open_site(DEBIAN_SITE).site
@@ -53,12 +56,11 @@ def test_every_capability_has_a_number_and_a_reason() -> None:
     "argv",
     [
         start_argv(SITE, CONFINED, "x.sif"),
-        seed_argv(SITE, CONFINED, "x.sif", "o.img", "mark"),
         trial_argv(SITE, CONFINED, "x.sif"),
         inside_argv(SITE, SERVICES, "true"),
         probe_argv(SITE, SERVICES, "nat", confined=True),
     ],
-    ids=["start", "seed", "trial", "inside", "probe"],
+    ids=["start", "trial", "inside", "probe"],
 )
 def test_no_process_gets_more_than_the_instance(argv: tuple[str, ...]) -> None:
     """Also not one that the host starts there: its program may be one that an intruder has replaced."""
@@ -149,3 +151,48 @@ def test_no_namespace_can_be_made(call: str, more: int) -> None:
     (only,) = rule["args"]
     news = more | 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
     assert (only["index"], only["value"], only["valueTwo"], only["op"]) == (0, news, 0, "SCMP_CMP_MASKED_EQ")
+
+
+LITTLE = Confinement(("CHOWN", "KILL"), "", "", PRESENT)
+
+
+def test_an_instance_that_is_confined_has_no_gaps() -> None:
+    assert find_instance_gaps(confined_output(LITTLE), LITTLE) == []
+    assert find_age(confined_output(LITTLE, joined=False), LITTLE) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "gap"),
+    [
+        ("namespace ipc 10 1", "namespace ipc 1 1", "it is in the host's namespace: ipc"),
+        ("namespace pid 13 1\n", "", "it is in the host's namespace: pid"),
+        ("executable read-only", "executable writable", "it can change Apptainer's programs on the host"),
+        ("executable read-only\n", "", "it can change Apptainer's programs on the host"),
+        ("1 tmpfs file", "1 ext2/ext3 file", "its first process has a file of the host open (descriptor 1, ext2/ext3)"),
+        ("1 tmpfs file", "1 tmpfs folder", "its first process has a folder of the host open (descriptor 1, tmpfs)"),
+        ("/dev/null ro -", "/dev/null rw,nosuid -", "/dev/null is the host's, and can be changed"),
+        ("/proc/keys ro,", "/proc/keys rw,", "/proc/keys is not hidden"),
+        ("Seccomp:\t2", "Seccomp:\t0", "system calls are not filtered (seccomp)"),
+    ],
+)
+def test_what_an_instance_could_reach_is_a_gap(old: str, new: str, gap: str) -> None:
+    shown = confined_output(LITTLE)
+    first, _, joined = shown.partition("joined\n")
+    assert old in first
+    assert find_instance_gaps(f"{first.replace(old, new)}joined\n{joined}", LITTLE) == [gap]
+    assert find_age(first.replace(old, new), LITTLE) == [gap]
+
+
+@pytest.mark.parametrize(
+    ("joined", "gap"),
+    [
+        ("", "it is not known"),
+        (status_of(0x21, seccomp=0), "system calls are not filtered (seccomp)"),
+        (status_of(0x21, privileges=0), "programs can gain privileges (no_new_privs)"),
+        (status_of(0x1021), "CapBnd is 0000000000001021"),
+    ],
+)
+def test_what_joins_an_instance_is_checked_too(joined: str, gap: str) -> None:
+    first = confined_output(LITTLE, joined=False)
+    gaps = find_instance_gaps(f"{first}joined\n{joined}", LITTLE)
+    assert gaps[0] == f"a program that joins it: {gap}"

@@ -163,7 +163,7 @@ def test_doctor_tries_to_confine_the_current_image(
 ) -> None:
     monkeypatch.setattr(doctor, "verify", lambda *_: "signer")
     monkeypatch.setattr(doctor, "try_confinement", trial)
-    found = list(doctor._image(cluster, host(labels, readlink=(0, "/i.sif"))))
+    found = list(doctor._image(cluster, host(labels, readlink=(0, "/i.sif"), apptainer=(0, "{}"))))
     assert {finding.what: finding.state for finding in found} == states
     if trial is no_seccomp:
         assert "seccomp" in found[-1].detail
@@ -183,7 +183,7 @@ def test_doctor_runs_nothing_of_an_image_without_a_valid_signature(
 
 def test_a_trial_changes_nothing_but_the_state_folder(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel module is loaded by what only checks."""
-    here = host({}, find=(0, "/proc/sys"), mkdir=(0, ""), env=(0, ""), apptainer=(0, ""))
+    here = host({}, find=(0, "/proc/sys"), mkdir=(0, ""), env=(0, ""), unshare=(0, ""))
     monkeypatch.setattr(preflight, "find_gaps", lambda *_: [])
     preflight.try_confinement(cluster, here, "/i.sif")
     assert list(here.files) == [str(cluster.places.seccomp)]

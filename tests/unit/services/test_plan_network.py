@@ -132,7 +132,8 @@ def test_no_name_servers() -> None:
 
 
 def test_seed_needs_no_network() -> None:
-    assert "--net" not in seed_argv(SITE, CONFINED, "x.sif", "o.img", "mark")
+    argv = seed_argv(SITE, CONFINED, "x.sif", "o.img", "mark")
+    assert argv[argv.index("--network") + 1] == "none" and "--network-args" not in argv
 
 
 def test_stop_is_clean() -> None:

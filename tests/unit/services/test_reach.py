@@ -63,18 +63,18 @@ def test_a_broken_node_of_many_is_a_notice(cluster: Cluster) -> None:
 
 
 def test_names_are_resolved_in_the_container(cluster: Cluster) -> None:
-    host = Fake({("nsenter",): (0, "1 0 \n"), ("apptainer",): (0, "1 0 \n")}, name="host-a")
+    host = Fake({("nsenter",): (0, "1 0 \n"), ("unshare",): (0, "1 0 \n")}, name="host-a")
     one = inspect_reach(cluster, host, 7, BROKEN, inside(replace(GONE, silent=False, state="idle")))
     two = inspect_reach(cluster, host, 7, BROKEN, inside(replace(GONE, address="n1.example.org")))
     assert one.probes[0].ok and two.probes[0].ok
-    assert [argv[0] for argv in host.asked] == ["nsenter", "apptainer"]
+    assert [argv[0] for argv in host.asked] == ["nsenter", "unshare"]
     assert host.asked[0][:2] == ("nsenter", "--net=/proc/7/ns/net") and host.asked[0][-2:] == ("10.0.0.9", "6818")
     assert one.problems == [BROKEN[1]] and one.networks == ()
 
 
 def test_a_site_without_a_controller(cluster: Cluster) -> None:
     services = tuple(service for service in cluster.services if service.role != "controller")
-    host = Fake({("apptainer",): (0, "space 4 1\n")}, name="host-a")
+    host = Fake({("unshare",): (0, "space 4 1\n")}, name="host-a")
     without = replace(cluster, services=services)
     assert inspect_inside(without, host).space == {"size": 4, "used": 1} and "sinfo" not in host.asked[0]
     found = inspect_reach(without, host, 7, BROKEN, inside(state="T"))
@@ -84,9 +84,9 @@ def test_a_site_without_a_controller(cluster: Cluster) -> None:
 
 def test_an_overlay_that_refuses_changes_is_a_problem(cluster: Cluster) -> None:
     found = inspect_inside(
-        cluster, Fake({("apptainer",): (0, "unwritable\nspace 4 1\nnode unwritable\n")}, name="host-a")
+        cluster, Fake({("unshare",): (0, "unwritable\nspace 4 1\nnode unwritable\n")}, name="host-a")
     )
-    forged = inspect_inside(cluster, Fake({("apptainer",): (0, "space 4 1\nnode unwritable\n")}, name="host-a"))
+    forged = inspect_inside(cluster, Fake({("unshare",): (0, "space 4 1\nnode unwritable\n")}, name="host-a"))
     assert (found.unwritable, forged.unwritable) == (True, False)
     problems = inspect_reach(cluster, Fake({}, name="host-a"), 7, BROKEN, replace(inside(), unwritable=True)).problems
     assert any("cannot be written" in problem for problem in problems)

@@ -49,7 +49,7 @@ def test_runs_on_the_oldest_python_of_a_base(path: Path) -> None:
 
 
 def test_all_programs_are_checked() -> None:
-    assert {path.name for path in PROGRAMS} >= {"sms-seed", "sms-filesync", "sms-run", "sms-probe"}
+    assert {path.name for path in PROGRAMS} >= {"sms-place", "sms-filesync", "sms-run", "sms-probe"}
     assert all(path.stat().st_mode & stat.S_IXUSR for path in PROGRAMS)
 
 

@@ -1,14 +1,17 @@
-"""What sms-seed writes at a start, and what sms-apply changes later, in a temporary root."""
+"""What seed-overlay writes at a start, and what sms-apply changes later, in a temporary root."""
 
 from __future__ import annotations
 
 import io
 import json
 import stat
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
+from appliance.plan.overlay.seed import seed_program
 from tests.unit.services.conftest import (
     ALICE,
     OWN_PASSWD,
@@ -27,8 +30,13 @@ def archive(*files: tuple[str, bytes, str, int]) -> bytes:
     return buffer.getvalue()
 
 
+def run_seed(root: Path, mark: str, *, input: bytes) -> subprocess.CompletedProcess[bytes]:
+    argv = (sys.executable, *seed_program(str(root), mark)[1:])
+    return subprocess.run(argv, input=input, capture_output=True, timeout=20)
+
+
 def seed(root: Path, *files: tuple[str, bytes, str, int]) -> dict[str, list[str]]:
-    done = run_program("sms-seed", root, "mark", input=archive(*files))
+    done = run_seed(root, "mark", input=archive(*files))
     assert not done.returncode, done.stderr.decode()
     report: dict[str, list[str]] = json.loads(done.stdout)
     report["changed"] = [path for path in report["changed"] if path != "/etc/munge/munge.key"]
@@ -82,10 +90,10 @@ def test_seed_does_not_take_a_damaged_record_for_an_empty_one(root: Path) -> Non
     seed(root, ("etc/sms/it.conf", b"one", "root", 0o644))
     path.write_bytes(b"changed by hand")
     (root / "etc/sms/seeded.json").write_bytes(b'{"/etc/sms/it.conf": "12')
-    done = run_program("sms-seed", root, "mark", input=archive(("etc/sms/it.conf", b"two", "root", 0o644)))
+    done = run_seed(root, "mark", input=archive(("etc/sms/it.conf", b"two", "root", 0o644)))
     assert done.returncode == 1
     assert done.stderr.decode() == (
-        "sms-seed: /etc/sms/seeded.json cannot be read: restore it from a snapshot, or remove it\n"
+        "seed of the overlay: /etc/sms/seeded.json cannot be read: restore it from a snapshot, or remove it\n"
     )
     assert path.read_bytes() == b"changed by hand"
 
@@ -100,9 +108,12 @@ def test_seed_merges_accounts(root: Path) -> None:
 
 @needs_root
 def test_seed_reports_an_unknown_owner(root: Path) -> None:
-    done = run_program("sms-seed", root, "mark", input=archive(("etc/x", b"", "no-such-user", 0o600)))
+    done = run_seed(root, "mark", input=archive(("etc/x", b"", "no-such-user", 0o600)))
     assert done.returncode
-    assert done.stderr.decode().strip() == "sms-seed: /etc/x is for no-such-user:root, whom the image does not know"
+    assert (
+        done.stderr.decode().strip()
+        == "seed of the overlay: /etc/x is for no-such-user:root, whom the image does not know"
+    )
     assert not (root / "etc/x").exists()
 
 
@@ -126,7 +137,7 @@ SECRET = ("etc/sms/key", b"secret\n", "root", 0o600)
 
 @needs_root
 def test_apply_compares_and_shows_no_secret(root: Path) -> None:
-    run_program("sms-seed", root, "1", input=archive(ONE, SECRET))
+    run_seed(root, "1", input=archive(ONE, SECRET))
     before = tree(root)
     found = run_apply(root, "compare", input=archive(TWO, (*SECRET[:1], b"other\n", *SECRET[2:])))
     assert found == {
@@ -145,7 +156,7 @@ def test_apply_compares_and_shows_no_secret(root: Path) -> None:
 @needs_root
 def test_apply_can_be_undone_until_it_is_finished(root: Path) -> None:
     """Also after two runs that were killed: what was there before the first is back."""
-    run_program("sms-seed", root, "1", input=archive(ONE))
+    run_seed(root, "1", input=archive(ONE))
     before = tree(root)
     run_apply(root, "write", "2", '{"postfix": "reload"}', input=archive(TWO, SECRET))
     run_apply(root, "write", "3", '{"chrony": "restart"}', input=archive((*ONE[:1], b"three\n", *ONE[2:]), SECRET))
@@ -167,3 +178,18 @@ def test_apply_can_be_undone_until_it_is_finished(root: Path) -> None:
     run_apply(root, "finish")
     assert not list((root / "run/sms").glob("apply*"))
     assert run_apply(root, "undo", "{}") == {"pending": {}}
+
+
+@needs_root
+def test_links_of_the_overlay_lead_to_where_they_do_in_the_container(root: Path, tmp_path: Path) -> None:
+    """Root in the container makes them: no file is written anywhere else by a run whose own root is another one."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (root / "srv").mkdir()
+    for name, target in {"absolute": str(outside), "above": "../../../../../../../.." + str(outside)}.items():
+        (root / "srv" / name).symlink_to(target)
+        seed(root, (f"srv/{name}/file", b"x", "root", 0o600))
+    assert not list(outside.iterdir())
+    assert (root / str(outside).lstrip("/") / "file").read_bytes() == b"x"
+    (root / "srv/loop").symlink_to("loop")
+    assert run_seed(root, "mark", input=archive(("srv/loop/file", b"x", "root", 0o600))).returncode

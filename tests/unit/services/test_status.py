@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from appliance.cli.services.status import view
-from appliance.host.fake import Fake
+from appliance.host.fake import Answer, Fake
 from appliance.operations import preflight
 from appliance.operations.context import open_cluster
 from appliance.operations.overlay.mirrored import MirrorState
@@ -22,6 +22,7 @@ from appliance.operations.services.reach import Reach
 from appliance.operations.snapshots.status import SnapshotStatus
 from appliance.operations.start_note import StartNote
 from appliance.operations.vm.deferred import Deferred
+from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.links import Links, NetworkState
 from appliance.plan.services.nodes import Inside, NetworkProbe, NodesView, Process, SilentNode
 from appliance.plan.snapshots.runs import Run
@@ -29,11 +30,19 @@ from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer
 from appliance.tools.apptainer import Instance
+from tests.confined import INSPECT, confined_output
 from tests.places import DEBIAN_SITE, ROOT
 
 FULL = "the overlay is {}% full; `sms overlay grow +1G` makes it larger"
 OUTDATED = "the guard on host-a is of another version of sms; `sms start` replaces it"
 UNGUARDED = "no guard runs on host-a: nothing stops it here if another host takes over; sms guard"
+
+
+CONFINED: dict[tuple[str, ...], Answer] = {
+    ("find",): (0, ""),
+    INSPECT: (0, confined_output(Confinement((), "", "", ()), joined=False)),
+}
+"""Of a host without any of the paths that are hidden."""
 
 
 def simulate_running(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +82,7 @@ def test_what_an_earlier_version_built_or_started_is_a_fault(
 
     monkeypatch.setattr(status, "query_services", query_services)
     inspected = json.dumps({"data": {"attributes": {"labels": labels}}})
-    host = Fake({("test", "-e"): (0, ""), ("apptainer", "inspect"): (0, inspected)}, name="host-a")
+    host = Fake({**CONFINED, ("test", "-e"): (0, ""), ("apptainer", "inspect"): (0, inspected)}, name="host-a")
     host.files["/proc/7/status"] = f"NoNewPrivs:\t{int(seccomp > 0)}\nSeccomp:\t{seccomp}\n".encode()
     found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")
     assert found.healthy is not bool(warning) and len(found.warnings) == bool(warning)
@@ -110,7 +119,7 @@ def test_what_is_unhealthy_although_services_answer(
     site = cluster.site
     cluster = replace(cluster, site=site.model_copy(update={"admin_hosts": site.admin_hosts * 2}))
     inside = Inside({"size": 100 << 20, "used": percent << 20})
-    host = Fake({("test", "-e"): (1, "")}, name="host-a")
+    host = Fake({**CONFINED, ("test", "-e"): (1, "")}, name="host-a")
     simulate_running(monkeypatch)
     monkeypatch.setattr(status, "inspect_inside", lambda *_: inside)
     monkeypatch.setattr(status, "inspect_reach", lambda *_: Reach(problems=problems))

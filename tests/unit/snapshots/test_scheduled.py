@@ -208,7 +208,7 @@ class Here(Local):
     def run(self, *argv: str, **options: Any) -> Result:
         if argv[0] == "logger":
             self.log.append(f"{argv[4]} {argv[-1]}")
-        elif argv[0] == "apptainer":
+        elif argv[0] == "unshare":
             if not self.mail_status:
                 self.mails.append((options.get("input") or b"").decode())
             return Result(self.name, argv, self.mail_status, b"", b"")

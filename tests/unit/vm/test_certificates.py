@@ -117,7 +117,7 @@ class FakeHost(Fake):
     """An admin host, with its site file; the container's files if it runs there."""
 
     def __init__(self, sites: Sites, name: str) -> None:
-        super().__init__({("apptainer", "exec"): self.inside, ("logger",): (0, "")}, name=name)
+        super().__init__({("unshare",): self.inside, ("logger",): (0, "")}, name=name)
         self.sites = sites
         self.files["/etc/sms/sms.yaml"] = b"cluster: lab\n"
 

@@ -84,6 +84,9 @@ job "login" {
           "--cleanenv",
           "--env",
           "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
+          "--pid",
+          "--no-init",
+          "--ipc",
           "--no-mount",
           "sys",
           "--dns",
@@ -91,6 +94,8 @@ job "login" {
           "--no-privs",
           "--add-caps",
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
+          "--security",
+          "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
           "--bind",
           "${NOMAD_TASK_DIR}/config:/sms/config",
           "--bind",
@@ -99,7 +104,15 @@ job "login" {
           "${NOMAD_ALLOC_DIR}/data/run:/run",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/log:/var/log",
+          "--bind",
+          "${NOMAD_TASK_DIR}/confined.sh:/mnt/confined.sh:ro",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "/bin/sh",
+          "-eu",
+          "/mnt/confined.sh",
+          "8683",
+          "ipc mnt pid",
+          "@HOST@",
           "/opt/sms/bin/sms-place",
           "/sms/config/files.json",
           "/sms/etc",
@@ -398,12 +411,144 @@ done
 shift
 for key in "$NOMAD_TASK_DIR"/keys/*.pub; do
   if apptainer verify --all --key "$key" "$image" >/dev/null 2>&1; then
-    exec apptainer exec "$@"
+    exec unshare --mount --propagation slave /bin/sh -eu "$NOMAD_TASK_DIR/run-image.sh" once '' '' '' apptainer exec "$@"
   fi
 done
 echo "$image is not signed with a key of the site: it is not started" >&2
 exit 1
 END
+      }
+
+      template {
+        destination = "local/run-image.sh"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+#!/bin/sh
+# run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
+# KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
+# container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+#
+# A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
+# container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
+kind=$1 overlay=$2 mode=$3 image=$4
+shift 4
+fail() { echo "$1" >&2; exit 1; }
+# Where packages and builds have the starter.
+found=
+bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
+for folder in /usr/lib/*-linux-gnu*/apptainer "$${bin%/bin/*}/libexec/apptainer" /usr/lib/apptainer /usr/libexec/apptainer; do
+    [ ! -e "$folder/bin/starter" ] || found="$found $(readlink -f "$folder")"
+done
+[ -n "$found" ] || found=$(apptainer buildcfg LIBEXECDIR)/apptainer
+for folder in $found; do
+    mount -o bind,ro "$folder" "$folder"
+done
+mountpoint -q /dev || mount --rbind /dev /dev
+mount -o remount,bind,ro /dev
+if [ "$kind" = start ]; then
+    # The output of the container's first process: bounded, and not on a disk of the host.
+    logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
+    mkdir -p "$logs"
+    mount -t tmpfs -o size=1m,nr_inodes=64,mode=700,nosuid,nodev,noexec sms-output "$logs"
+fi
+if [ -n "$overlay" ]; then
+    place=/run/sms/overlay
+    (umask 077; mkdir -p $place)
+    mount -t tmpfs -o size=64k,mode=700,nosuid,nodev,noexec sms-overlay $place
+    mkdir $place/image $place/data $place/files
+    from=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*\)-[0-9]* *|FS (Squashfs\/\*System.*/\1/p')
+    case $from in '' | *[!0-9]*) fail "$image has not one squashfs file system" ;; esac
+    mount -t squashfs -o "loop,ro,nosuid,nodev,offset=$from" "$image" $place/image
+    if [ "$mode" = ro ]; then
+        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        layers=lowerdir=$place/data/upper:$place/image
+    else
+        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
+    fi
+    mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
+fi
+# Of a process that stays: the kernel gives the number of a namespace that has ended to a new one.
+stays=$PPID
+[ -e "/proc/$stays/ns/mnt" ] || stays=1
+host=
+for word in $(cd "/proc/$stays/ns" && stat -Lc %n=%i ipc mnt net pid uts); do
+    host="$host $word"
+done
+count=$#
+while [ "$count" -gt 0 ]; do
+    word=$1
+    shift
+    case $word in
+        @HOST@) word=$host ;;
+        @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+    esac
+    set -- "$@" "$word"
+    count=$((count - 1))
+done
+[ -n "$overlay" ] || exec "$@"
+device=$(findmnt -no SOURCE "$place/data")
+behind=$(losetup -nO BACK-FILE "$device")
+status=0
+"$@" || status=$?
+umount "$place/files" "$place/data" "$place/image"
+# The kernel ends the last mount a moment after the last process; until then nobody else may use the overlay.
+tries=0
+while [ "$tries" -lt 500 ] && [ "$(losetup -nO BACK-FILE "$device" 2>/dev/null)" = "$behind" ]; do
+    sleep 0.02
+    tries=$((tries + 1))
+done
+[ "$tries" -lt 500 ] || fail "the overlay is still in use: $overlay"
+exit "$status"
+END
+      }
+
+      template {
+        destination = "local/confined.sh"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+#!/bin/sh
+# confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
+# (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
+# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
+allowed=$1 names=$2 host=$3
+shift 3
+# shellcheck disable=SC2086 # a list of names
+own=$(cd /proc/self/ns && stat -Lc %n=%i $names) || fail "its namespaces are not known"
+for word in $own; do
+    case " $host " in
+        *" $word "*) fail "it is in the host's namespace: $${word%=*}" ;;
+        *" $${word%=*}="[1-9]*) ;;
+        *) fail "the namespaces of the host are not known" ;;
+    esac
+done
+privileges='' filter='' bounds=''
+while read -r key value; do
+    case $key in
+        CapInh: | CapPrm: | CapEff: | CapBnd: | CapAmb:)
+            [ "$((0x$value & ~allowed))" = 0 ] || fail "$key $value"
+            bounds=$bounds$key
+            ;;
+        NoNewPrivs:) privileges=$value ;;
+        Seccomp:) filter=$value ;;
+    esac
+done </proc/self/status
+case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
+[ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
+[ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+exec "$@"
+END
+      }
+
+      template {
+        destination = "local/seccomp.json"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "{\"comment\":\"What is not listed is answered with ENOSYS, because nobody traces: programs fall back to other calls.\",\"defaultAction\":\"SCMP_ACT_TRACE\",\"architectures\":[],\"syscalls\":[{\"names\":[\"accept\",\"accept4\",\"access\",\"adjtimex\",\"alarm\",\"arch_prctl\",\"bind\",\"brk\",\"cachestat\",\"capget\",\"capset\",\"chdir\",\"chmod\",\"chown\",\"chroot\",\"clock_adjtime\",\"clock_getres\",\"clock_gettime\",\"clock_nanosleep\",\"close\",\"close_range\",\"connect\",\"copy_file_range\",\"creat\",\"dup\",\"dup2\",\"dup3\",\"epoll_create\",\"epoll_create1\",\"epoll_ctl\",\"epoll_pwait\",\"epoll_pwait2\",\"epoll_wait\",\"eventfd\",\"eventfd2\",\"execve\",\"execveat\",\"exit\",\"exit_group\",\"faccessat\",\"faccessat2\",\"fadvise64\",\"fallocate\",\"fchdir\",\"fchmod\",\"fchmodat\",\"fchmodat2\",\"fchown\",\"fchownat\",\"fcntl\",\"fdatasync\",\"fgetxattr\",\"flistxattr\",\"flock\",\"fork\",\"fremovexattr\",\"fsetxattr\",\"fstat\",\"fstatfs\",\"fsync\",\"ftruncate\",\"futex\",\"futex_requeue\",\"futex_wait\",\"futex_waitv\",\"futex_wake\",\"futimesat\",\"get_mempolicy\",\"get_robust_list\",\"get_thread_area\",\"getcpu\",\"getcwd\",\"getdents\",\"getdents64\",\"getegid\",\"geteuid\",\"getgid\",\"getgroups\",\"getitimer\",\"getpeername\",\"getpgid\",\"getpgrp\",\"getpid\",\"getppid\",\"getpriority\",\"getrandom\",\"getresgid\",\"getresuid\",\"getrlimit\",\"getrusage\",\"getsid\",\"getsockname\",\"getsockopt\",\"gettid\",\"gettimeofday\",\"getuid\",\"getxattr\",\"getxattrat\",\"inotify_add_watch\",\"inotify_init\",\"inotify_init1\",\"inotify_rm_watch\",\"io_cancel\",\"io_destroy\",\"io_getevents\",\"io_pgetevents\",\"io_setup\",\"io_submit\",\"ioctl\",\"ioprio_get\",\"ioprio_set\",\"kill\",\"landlock_add_rule\",\"landlock_create_ruleset\",\"landlock_restrict_self\",\"lchown\",\"lgetxattr\",\"link\",\"linkat\",\"listen\",\"listmount\",\"listxattr\",\"listxattrat\",\"llistxattr\",\"lremovexattr\",\"lseek\",\"lsetxattr\",\"lsm_get_self_attr\",\"lsm_list_modules\",\"lsm_set_self_attr\",\"lstat\",\"madvise\",\"map_shadow_stack\",\"membarrier\",\"memfd_create\",\"memfd_secret\",\"mincore\",\"mkdir\",\"mkdirat\",\"mknod\",\"mknodat\",\"mlock\",\"mlock2\",\"mlockall\",\"mmap\",\"mprotect\",\"mq_getsetattr\",\"mq_notify\",\"mq_open\",\"mq_timedreceive\",\"mq_timedsend\",\"mq_unlink\",\"mremap\",\"mseal\",\"msgctl\",\"msgget\",\"msgrcv\",\"msgsnd\",\"msync\",\"munlock\",\"munlockall\",\"munmap\",\"name_to_handle_at\",\"nanosleep\",\"newfstatat\",\"open\",\"openat\",\"openat2\",\"pause\",\"pidfd_open\",\"pidfd_send_signal\",\"pipe\",\"pipe2\",\"pkey_alloc\",\"pkey_free\",\"pkey_mprotect\",\"poll\",\"ppoll\",\"prctl\",\"pread64\",\"preadv\",\"preadv2\",\"prlimit64\",\"process_mrelease\",\"pselect6\",\"pwrite64\",\"pwritev\",\"pwritev2\",\"read\",\"readahead\",\"readlink\",\"readlinkat\",\"readv\",\"recvfrom\",\"recvmmsg\",\"recvmsg\",\"removexattr\",\"removexattrat\",\"rename\",\"renameat\",\"renameat2\",\"restart_syscall\",\"rmdir\",\"rseq\",\"rt_sigaction\",\"rt_sigpending\",\"rt_sigprocmask\",\"rt_sigqueueinfo\",\"rt_sigreturn\",\"rt_sigsuspend\",\"rt_sigtimedwait\",\"rt_tgsigqueueinfo\",\"sched_get_priority_max\",\"sched_get_priority_min\",\"sched_getaffinity\",\"sched_getattr\",\"sched_getparam\",\"sched_getscheduler\",\"sched_rr_get_interval\",\"sched_setaffinity\",\"sched_setattr\",\"sched_setparam\",\"sched_setscheduler\",\"sched_yield\",\"seccomp\",\"select\",\"semctl\",\"semget\",\"semop\",\"semtimedop\",\"sendfile\",\"sendmmsg\",\"sendmsg\",\"sendto\",\"set_robust_list\",\"set_thread_area\",\"set_tid_address\",\"setfsgid\",\"setfsuid\",\"setgid\",\"setgroups\",\"setitimer\",\"setpgid\",\"setpriority\",\"setregid\",\"setresgid\",\"setresuid\",\"setreuid\",\"setrlimit\",\"setsid\",\"setsockopt\",\"setuid\",\"setxattr\",\"setxattrat\",\"shmat\",\"shmctl\",\"shmdt\",\"shmget\",\"shutdown\",\"sigaltstack\",\"signalfd\",\"signalfd4\",\"socketpair\",\"splice\",\"stat\",\"statfs\",\"statmount\",\"statx\",\"symlink\",\"symlinkat\",\"sync\",\"sync_file_range\",\"sync_file_range2\",\"syncfs\",\"sysinfo\",\"tee\",\"tgkill\",\"time\",\"timer_create\",\"timer_delete\",\"timer_getoverrun\",\"timer_gettime\",\"timer_settime\",\"timerfd_create\",\"timerfd_gettime\",\"timerfd_settime\",\"times\",\"tkill\",\"truncate\",\"umask\",\"uname\",\"unlink\",\"unlinkat\",\"utime\",\"utimensat\",\"utimes\",\"vfork\",\"vmsplice\",\"wait4\",\"waitid\",\"write\",\"writev\"],\"action\":\"SCMP_ACT_ALLOW\"},{\"comment\":\"processes and threads, without CLONE_NEW*\",\"names\":[\"clone\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2114060288,\"valueTwo\":0,\"op\":\"SCMP_CMP_MASKED_EQ\"}]},{\"comment\":\"the same: slurmrestd leaves shared semaphores\",\"names\":[\"unshare\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2114060416,\"valueTwo\":0,\"op\":\"SCMP_CMP_MASKED_EQ\"}]},{\"comment\":\"AF_UNIX\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":1,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_INET\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_INET6\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":10,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_NETLINK\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":16,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_PACKET\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":17,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"Linux\",\"names\":[\"personality\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":0,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"query\",\"names\":[\"personality\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":4294967295,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"file systems are mounted by the host only\",\"names\":[\"fsconfig\",\"fsmount\",\"fsopen\",\"fspick\",\"mount\",\"mount_setattr\",\"move_mount\",\"open_tree\",\"open_tree_attr\",\"pivot_root\",\"umount2\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"no other namespaces; clone3 is not listed: no filter can read its flags, and programs fall back to clone\",\"names\":[\"setns\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"the kernel and its configuration\",\"names\":[\"_sysctl\",\"acct\",\"bpf\",\"clock_settime\",\"create_module\",\"delete_module\",\"finit_module\",\"get_kernel_syms\",\"init_module\",\"ioperm\",\"iopl\",\"kexec_file_load\",\"kexec_load\",\"lookup_dcookie\",\"modify_ldt\",\"nfsservctl\",\"perf_event_open\",\"query_module\",\"quotactl\",\"quotactl_fd\",\"reboot\",\"setdomainname\",\"sethostname\",\"settimeofday\",\"swapoff\",\"swapon\",\"sysfs\",\"syslog\",\"uselib\",\"ustat\",\"vhangup\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"other processes: a tracer could also let calls pass that this filter answers\",\"names\":[\"kcmp\",\"pidfd_getfd\",\"process_madvise\",\"process_vm_readv\",\"process_vm_writev\",\"ptrace\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"kernel keys have no namespace\",\"names\":[\"add_key\",\"keyctl\",\"request_key\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"files by handle: past every folder of the host's file system\",\"names\":[\"open_by_handle_at\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"often the way into the kernel, and no daemon here needs them\",\"names\":[\"fanotify_init\",\"fanotify_mark\",\"io_uring_enter\",\"io_uring_register\",\"io_uring_setup\",\"remap_file_pages\",\"userfaultfd\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"placement of memory on the host's nodes\",\"names\":[\"mbind\",\"migrate_pages\",\"move_pages\",\"set_mempolicy\",\"set_mempolicy_home_node\"],\"action\":\"SCMP_ACT_ERRNO\"}]}\n"
       }
 
       template {
@@ -448,6 +593,9 @@ END
           "--cleanenv",
           "--env",
           "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
+          "--pid",
+          "--no-init",
+          "--ipc",
           "--no-mount",
           "sys",
           "--dns",
@@ -455,6 +603,8 @@ END
           "--no-privs",
           "--add-caps",
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
+          "--security",
+          "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -469,7 +619,15 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
           "--bind",
           "${NOMAD_SECRETS_DIR}/munge.key:/etc/munge/munge.key",
+          "--bind",
+          "${NOMAD_TASK_DIR}/confined.sh:/mnt/confined.sh:ro",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "/bin/sh",
+          "-eu",
+          "/mnt/confined.sh",
+          "8683",
+          "ipc mnt pid",
+          "@HOST@",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "munge",
@@ -501,12 +659,144 @@ done
 shift
 for key in "$NOMAD_TASK_DIR"/keys/*.pub; do
   if apptainer verify --all --key "$key" "$image" >/dev/null 2>&1; then
-    exec apptainer exec "$@"
+    exec unshare --mount --propagation slave /bin/sh -eu "$NOMAD_TASK_DIR/run-image.sh" once '' '' '' apptainer exec "$@"
   fi
 done
 echo "$image is not signed with a key of the site: it is not started" >&2
 exit 1
 END
+      }
+
+      template {
+        destination = "local/run-image.sh"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+#!/bin/sh
+# run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
+# KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
+# container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+#
+# A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
+# container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
+kind=$1 overlay=$2 mode=$3 image=$4
+shift 4
+fail() { echo "$1" >&2; exit 1; }
+# Where packages and builds have the starter.
+found=
+bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
+for folder in /usr/lib/*-linux-gnu*/apptainer "$${bin%/bin/*}/libexec/apptainer" /usr/lib/apptainer /usr/libexec/apptainer; do
+    [ ! -e "$folder/bin/starter" ] || found="$found $(readlink -f "$folder")"
+done
+[ -n "$found" ] || found=$(apptainer buildcfg LIBEXECDIR)/apptainer
+for folder in $found; do
+    mount -o bind,ro "$folder" "$folder"
+done
+mountpoint -q /dev || mount --rbind /dev /dev
+mount -o remount,bind,ro /dev
+if [ "$kind" = start ]; then
+    # The output of the container's first process: bounded, and not on a disk of the host.
+    logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
+    mkdir -p "$logs"
+    mount -t tmpfs -o size=1m,nr_inodes=64,mode=700,nosuid,nodev,noexec sms-output "$logs"
+fi
+if [ -n "$overlay" ]; then
+    place=/run/sms/overlay
+    (umask 077; mkdir -p $place)
+    mount -t tmpfs -o size=64k,mode=700,nosuid,nodev,noexec sms-overlay $place
+    mkdir $place/image $place/data $place/files
+    from=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*\)-[0-9]* *|FS (Squashfs\/\*System.*/\1/p')
+    case $from in '' | *[!0-9]*) fail "$image has not one squashfs file system" ;; esac
+    mount -t squashfs -o "loop,ro,nosuid,nodev,offset=$from" "$image" $place/image
+    if [ "$mode" = ro ]; then
+        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        layers=lowerdir=$place/data/upper:$place/image
+    else
+        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
+    fi
+    mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
+fi
+# Of a process that stays: the kernel gives the number of a namespace that has ended to a new one.
+stays=$PPID
+[ -e "/proc/$stays/ns/mnt" ] || stays=1
+host=
+for word in $(cd "/proc/$stays/ns" && stat -Lc %n=%i ipc mnt net pid uts); do
+    host="$host $word"
+done
+count=$#
+while [ "$count" -gt 0 ]; do
+    word=$1
+    shift
+    case $word in
+        @HOST@) word=$host ;;
+        @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+    esac
+    set -- "$@" "$word"
+    count=$((count - 1))
+done
+[ -n "$overlay" ] || exec "$@"
+device=$(findmnt -no SOURCE "$place/data")
+behind=$(losetup -nO BACK-FILE "$device")
+status=0
+"$@" || status=$?
+umount "$place/files" "$place/data" "$place/image"
+# The kernel ends the last mount a moment after the last process; until then nobody else may use the overlay.
+tries=0
+while [ "$tries" -lt 500 ] && [ "$(losetup -nO BACK-FILE "$device" 2>/dev/null)" = "$behind" ]; do
+    sleep 0.02
+    tries=$((tries + 1))
+done
+[ "$tries" -lt 500 ] || fail "the overlay is still in use: $overlay"
+exit "$status"
+END
+      }
+
+      template {
+        destination = "local/confined.sh"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+#!/bin/sh
+# confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
+# (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
+# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
+allowed=$1 names=$2 host=$3
+shift 3
+# shellcheck disable=SC2086 # a list of names
+own=$(cd /proc/self/ns && stat -Lc %n=%i $names) || fail "its namespaces are not known"
+for word in $own; do
+    case " $host " in
+        *" $word "*) fail "it is in the host's namespace: $${word%=*}" ;;
+        *" $${word%=*}="[1-9]*) ;;
+        *) fail "the namespaces of the host are not known" ;;
+    esac
+done
+privileges='' filter='' bounds=''
+while read -r key value; do
+    case $key in
+        CapInh: | CapPrm: | CapEff: | CapBnd: | CapAmb:)
+            [ "$((0x$value & ~allowed))" = 0 ] || fail "$key $value"
+            bounds=$bounds$key
+            ;;
+        NoNewPrivs:) privileges=$value ;;
+        Seccomp:) filter=$value ;;
+    esac
+done </proc/self/status
+case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
+[ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
+[ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+exec "$@"
+END
+      }
+
+      template {
+        destination = "local/seccomp.json"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "{\"comment\":\"What is not listed is answered with ENOSYS, because nobody traces: programs fall back to other calls.\",\"defaultAction\":\"SCMP_ACT_TRACE\",\"architectures\":[],\"syscalls\":[{\"names\":[\"accept\",\"accept4\",\"access\",\"adjtimex\",\"alarm\",\"arch_prctl\",\"bind\",\"brk\",\"cachestat\",\"capget\",\"capset\",\"chdir\",\"chmod\",\"chown\",\"chroot\",\"clock_adjtime\",\"clock_getres\",\"clock_gettime\",\"clock_nanosleep\",\"close\",\"close_range\",\"connect\",\"copy_file_range\",\"creat\",\"dup\",\"dup2\",\"dup3\",\"epoll_create\",\"epoll_create1\",\"epoll_ctl\",\"epoll_pwait\",\"epoll_pwait2\",\"epoll_wait\",\"eventfd\",\"eventfd2\",\"execve\",\"execveat\",\"exit\",\"exit_group\",\"faccessat\",\"faccessat2\",\"fadvise64\",\"fallocate\",\"fchdir\",\"fchmod\",\"fchmodat\",\"fchmodat2\",\"fchown\",\"fchownat\",\"fcntl\",\"fdatasync\",\"fgetxattr\",\"flistxattr\",\"flock\",\"fork\",\"fremovexattr\",\"fsetxattr\",\"fstat\",\"fstatfs\",\"fsync\",\"ftruncate\",\"futex\",\"futex_requeue\",\"futex_wait\",\"futex_waitv\",\"futex_wake\",\"futimesat\",\"get_mempolicy\",\"get_robust_list\",\"get_thread_area\",\"getcpu\",\"getcwd\",\"getdents\",\"getdents64\",\"getegid\",\"geteuid\",\"getgid\",\"getgroups\",\"getitimer\",\"getpeername\",\"getpgid\",\"getpgrp\",\"getpid\",\"getppid\",\"getpriority\",\"getrandom\",\"getresgid\",\"getresuid\",\"getrlimit\",\"getrusage\",\"getsid\",\"getsockname\",\"getsockopt\",\"gettid\",\"gettimeofday\",\"getuid\",\"getxattr\",\"getxattrat\",\"inotify_add_watch\",\"inotify_init\",\"inotify_init1\",\"inotify_rm_watch\",\"io_cancel\",\"io_destroy\",\"io_getevents\",\"io_pgetevents\",\"io_setup\",\"io_submit\",\"ioctl\",\"ioprio_get\",\"ioprio_set\",\"kill\",\"landlock_add_rule\",\"landlock_create_ruleset\",\"landlock_restrict_self\",\"lchown\",\"lgetxattr\",\"link\",\"linkat\",\"listen\",\"listmount\",\"listxattr\",\"listxattrat\",\"llistxattr\",\"lremovexattr\",\"lseek\",\"lsetxattr\",\"lsm_get_self_attr\",\"lsm_list_modules\",\"lsm_set_self_attr\",\"lstat\",\"madvise\",\"map_shadow_stack\",\"membarrier\",\"memfd_create\",\"memfd_secret\",\"mincore\",\"mkdir\",\"mkdirat\",\"mknod\",\"mknodat\",\"mlock\",\"mlock2\",\"mlockall\",\"mmap\",\"mprotect\",\"mq_getsetattr\",\"mq_notify\",\"mq_open\",\"mq_timedreceive\",\"mq_timedsend\",\"mq_unlink\",\"mremap\",\"mseal\",\"msgctl\",\"msgget\",\"msgrcv\",\"msgsnd\",\"msync\",\"munlock\",\"munlockall\",\"munmap\",\"name_to_handle_at\",\"nanosleep\",\"newfstatat\",\"open\",\"openat\",\"openat2\",\"pause\",\"pidfd_open\",\"pidfd_send_signal\",\"pipe\",\"pipe2\",\"pkey_alloc\",\"pkey_free\",\"pkey_mprotect\",\"poll\",\"ppoll\",\"prctl\",\"pread64\",\"preadv\",\"preadv2\",\"prlimit64\",\"process_mrelease\",\"pselect6\",\"pwrite64\",\"pwritev\",\"pwritev2\",\"read\",\"readahead\",\"readlink\",\"readlinkat\",\"readv\",\"recvfrom\",\"recvmmsg\",\"recvmsg\",\"removexattr\",\"removexattrat\",\"rename\",\"renameat\",\"renameat2\",\"restart_syscall\",\"rmdir\",\"rseq\",\"rt_sigaction\",\"rt_sigpending\",\"rt_sigprocmask\",\"rt_sigqueueinfo\",\"rt_sigreturn\",\"rt_sigsuspend\",\"rt_sigtimedwait\",\"rt_tgsigqueueinfo\",\"sched_get_priority_max\",\"sched_get_priority_min\",\"sched_getaffinity\",\"sched_getattr\",\"sched_getparam\",\"sched_getscheduler\",\"sched_rr_get_interval\",\"sched_setaffinity\",\"sched_setattr\",\"sched_setparam\",\"sched_setscheduler\",\"sched_yield\",\"seccomp\",\"select\",\"semctl\",\"semget\",\"semop\",\"semtimedop\",\"sendfile\",\"sendmmsg\",\"sendmsg\",\"sendto\",\"set_robust_list\",\"set_thread_area\",\"set_tid_address\",\"setfsgid\",\"setfsuid\",\"setgid\",\"setgroups\",\"setitimer\",\"setpgid\",\"setpriority\",\"setregid\",\"setresgid\",\"setresuid\",\"setreuid\",\"setrlimit\",\"setsid\",\"setsockopt\",\"setuid\",\"setxattr\",\"setxattrat\",\"shmat\",\"shmctl\",\"shmdt\",\"shmget\",\"shutdown\",\"sigaltstack\",\"signalfd\",\"signalfd4\",\"socketpair\",\"splice\",\"stat\",\"statfs\",\"statmount\",\"statx\",\"symlink\",\"symlinkat\",\"sync\",\"sync_file_range\",\"sync_file_range2\",\"syncfs\",\"sysinfo\",\"tee\",\"tgkill\",\"time\",\"timer_create\",\"timer_delete\",\"timer_getoverrun\",\"timer_gettime\",\"timer_settime\",\"timerfd_create\",\"timerfd_gettime\",\"timerfd_settime\",\"times\",\"tkill\",\"truncate\",\"umask\",\"uname\",\"unlink\",\"unlinkat\",\"utime\",\"utimensat\",\"utimes\",\"vfork\",\"vmsplice\",\"wait4\",\"waitid\",\"write\",\"writev\"],\"action\":\"SCMP_ACT_ALLOW\"},{\"comment\":\"processes and threads, without CLONE_NEW*\",\"names\":[\"clone\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2114060288,\"valueTwo\":0,\"op\":\"SCMP_CMP_MASKED_EQ\"}]},{\"comment\":\"the same: slurmrestd leaves shared semaphores\",\"names\":[\"unshare\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2114060416,\"valueTwo\":0,\"op\":\"SCMP_CMP_MASKED_EQ\"}]},{\"comment\":\"AF_UNIX\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":1,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_INET\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_INET6\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":10,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_NETLINK\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":16,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_PACKET\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":17,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"Linux\",\"names\":[\"personality\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":0,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"query\",\"names\":[\"personality\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":4294967295,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"file systems are mounted by the host only\",\"names\":[\"fsconfig\",\"fsmount\",\"fsopen\",\"fspick\",\"mount\",\"mount_setattr\",\"move_mount\",\"open_tree\",\"open_tree_attr\",\"pivot_root\",\"umount2\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"no other namespaces; clone3 is not listed: no filter can read its flags, and programs fall back to clone\",\"names\":[\"setns\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"the kernel and its configuration\",\"names\":[\"_sysctl\",\"acct\",\"bpf\",\"clock_settime\",\"create_module\",\"delete_module\",\"finit_module\",\"get_kernel_syms\",\"init_module\",\"ioperm\",\"iopl\",\"kexec_file_load\",\"kexec_load\",\"lookup_dcookie\",\"modify_ldt\",\"nfsservctl\",\"perf_event_open\",\"query_module\",\"quotactl\",\"quotactl_fd\",\"reboot\",\"setdomainname\",\"sethostname\",\"settimeofday\",\"swapoff\",\"swapon\",\"sysfs\",\"syslog\",\"uselib\",\"ustat\",\"vhangup\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"other processes: a tracer could also let calls pass that this filter answers\",\"names\":[\"kcmp\",\"pidfd_getfd\",\"process_madvise\",\"process_vm_readv\",\"process_vm_writev\",\"ptrace\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"kernel keys have no namespace\",\"names\":[\"add_key\",\"keyctl\",\"request_key\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"files by handle: past every folder of the host's file system\",\"names\":[\"open_by_handle_at\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"often the way into the kernel, and no daemon here needs them\",\"names\":[\"fanotify_init\",\"fanotify_mark\",\"io_uring_enter\",\"io_uring_register\",\"io_uring_setup\",\"remap_file_pages\",\"userfaultfd\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"placement of memory on the host's nodes\",\"names\":[\"mbind\",\"migrate_pages\",\"move_pages\",\"set_mempolicy\",\"set_mempolicy_home_node\"],\"action\":\"SCMP_ACT_ERRNO\"}]}\n"
       }
 
       template {
@@ -581,6 +871,9 @@ END
           "--cleanenv",
           "--env",
           "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
+          "--pid",
+          "--no-init",
+          "--ipc",
           "--no-mount",
           "sys",
           "--dns",
@@ -588,6 +881,8 @@ END
           "--no-privs",
           "--add-caps",
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
+          "--security",
+          "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -602,7 +897,15 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
           "--bind",
           "${NOMAD_SECRETS_DIR}/sssd.conf:/etc/sssd/sssd.conf",
+          "--bind",
+          "${NOMAD_TASK_DIR}/confined.sh:/mnt/confined.sh:ro",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "/bin/sh",
+          "-eu",
+          "/mnt/confined.sh",
+          "8683",
+          "ipc mnt pid",
+          "@HOST@",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "sssd",
@@ -634,12 +937,144 @@ done
 shift
 for key in "$NOMAD_TASK_DIR"/keys/*.pub; do
   if apptainer verify --all --key "$key" "$image" >/dev/null 2>&1; then
-    exec apptainer exec "$@"
+    exec unshare --mount --propagation slave /bin/sh -eu "$NOMAD_TASK_DIR/run-image.sh" once '' '' '' apptainer exec "$@"
   fi
 done
 echo "$image is not signed with a key of the site: it is not started" >&2
 exit 1
 END
+      }
+
+      template {
+        destination = "local/run-image.sh"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+#!/bin/sh
+# run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
+# KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
+# container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+#
+# A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
+# container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
+kind=$1 overlay=$2 mode=$3 image=$4
+shift 4
+fail() { echo "$1" >&2; exit 1; }
+# Where packages and builds have the starter.
+found=
+bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
+for folder in /usr/lib/*-linux-gnu*/apptainer "$${bin%/bin/*}/libexec/apptainer" /usr/lib/apptainer /usr/libexec/apptainer; do
+    [ ! -e "$folder/bin/starter" ] || found="$found $(readlink -f "$folder")"
+done
+[ -n "$found" ] || found=$(apptainer buildcfg LIBEXECDIR)/apptainer
+for folder in $found; do
+    mount -o bind,ro "$folder" "$folder"
+done
+mountpoint -q /dev || mount --rbind /dev /dev
+mount -o remount,bind,ro /dev
+if [ "$kind" = start ]; then
+    # The output of the container's first process: bounded, and not on a disk of the host.
+    logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
+    mkdir -p "$logs"
+    mount -t tmpfs -o size=1m,nr_inodes=64,mode=700,nosuid,nodev,noexec sms-output "$logs"
+fi
+if [ -n "$overlay" ]; then
+    place=/run/sms/overlay
+    (umask 077; mkdir -p $place)
+    mount -t tmpfs -o size=64k,mode=700,nosuid,nodev,noexec sms-overlay $place
+    mkdir $place/image $place/data $place/files
+    from=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*\)-[0-9]* *|FS (Squashfs\/\*System.*/\1/p')
+    case $from in '' | *[!0-9]*) fail "$image has not one squashfs file system" ;; esac
+    mount -t squashfs -o "loop,ro,nosuid,nodev,offset=$from" "$image" $place/image
+    if [ "$mode" = ro ]; then
+        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        layers=lowerdir=$place/data/upper:$place/image
+    else
+        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
+    fi
+    mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
+fi
+# Of a process that stays: the kernel gives the number of a namespace that has ended to a new one.
+stays=$PPID
+[ -e "/proc/$stays/ns/mnt" ] || stays=1
+host=
+for word in $(cd "/proc/$stays/ns" && stat -Lc %n=%i ipc mnt net pid uts); do
+    host="$host $word"
+done
+count=$#
+while [ "$count" -gt 0 ]; do
+    word=$1
+    shift
+    case $word in
+        @HOST@) word=$host ;;
+        @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+    esac
+    set -- "$@" "$word"
+    count=$((count - 1))
+done
+[ -n "$overlay" ] || exec "$@"
+device=$(findmnt -no SOURCE "$place/data")
+behind=$(losetup -nO BACK-FILE "$device")
+status=0
+"$@" || status=$?
+umount "$place/files" "$place/data" "$place/image"
+# The kernel ends the last mount a moment after the last process; until then nobody else may use the overlay.
+tries=0
+while [ "$tries" -lt 500 ] && [ "$(losetup -nO BACK-FILE "$device" 2>/dev/null)" = "$behind" ]; do
+    sleep 0.02
+    tries=$((tries + 1))
+done
+[ "$tries" -lt 500 ] || fail "the overlay is still in use: $overlay"
+exit "$status"
+END
+      }
+
+      template {
+        destination = "local/confined.sh"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+#!/bin/sh
+# confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
+# (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
+# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
+allowed=$1 names=$2 host=$3
+shift 3
+# shellcheck disable=SC2086 # a list of names
+own=$(cd /proc/self/ns && stat -Lc %n=%i $names) || fail "its namespaces are not known"
+for word in $own; do
+    case " $host " in
+        *" $word "*) fail "it is in the host's namespace: $${word%=*}" ;;
+        *" $${word%=*}="[1-9]*) ;;
+        *) fail "the namespaces of the host are not known" ;;
+    esac
+done
+privileges='' filter='' bounds=''
+while read -r key value; do
+    case $key in
+        CapInh: | CapPrm: | CapEff: | CapBnd: | CapAmb:)
+            [ "$((0x$value & ~allowed))" = 0 ] || fail "$key $value"
+            bounds=$bounds$key
+            ;;
+        NoNewPrivs:) privileges=$value ;;
+        Seccomp:) filter=$value ;;
+    esac
+done </proc/self/status
+case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
+[ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
+[ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+exec "$@"
+END
+      }
+
+      template {
+        destination = "local/seccomp.json"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "{\"comment\":\"What is not listed is answered with ENOSYS, because nobody traces: programs fall back to other calls.\",\"defaultAction\":\"SCMP_ACT_TRACE\",\"architectures\":[],\"syscalls\":[{\"names\":[\"accept\",\"accept4\",\"access\",\"adjtimex\",\"alarm\",\"arch_prctl\",\"bind\",\"brk\",\"cachestat\",\"capget\",\"capset\",\"chdir\",\"chmod\",\"chown\",\"chroot\",\"clock_adjtime\",\"clock_getres\",\"clock_gettime\",\"clock_nanosleep\",\"close\",\"close_range\",\"connect\",\"copy_file_range\",\"creat\",\"dup\",\"dup2\",\"dup3\",\"epoll_create\",\"epoll_create1\",\"epoll_ctl\",\"epoll_pwait\",\"epoll_pwait2\",\"epoll_wait\",\"eventfd\",\"eventfd2\",\"execve\",\"execveat\",\"exit\",\"exit_group\",\"faccessat\",\"faccessat2\",\"fadvise64\",\"fallocate\",\"fchdir\",\"fchmod\",\"fchmodat\",\"fchmodat2\",\"fchown\",\"fchownat\",\"fcntl\",\"fdatasync\",\"fgetxattr\",\"flistxattr\",\"flock\",\"fork\",\"fremovexattr\",\"fsetxattr\",\"fstat\",\"fstatfs\",\"fsync\",\"ftruncate\",\"futex\",\"futex_requeue\",\"futex_wait\",\"futex_waitv\",\"futex_wake\",\"futimesat\",\"get_mempolicy\",\"get_robust_list\",\"get_thread_area\",\"getcpu\",\"getcwd\",\"getdents\",\"getdents64\",\"getegid\",\"geteuid\",\"getgid\",\"getgroups\",\"getitimer\",\"getpeername\",\"getpgid\",\"getpgrp\",\"getpid\",\"getppid\",\"getpriority\",\"getrandom\",\"getresgid\",\"getresuid\",\"getrlimit\",\"getrusage\",\"getsid\",\"getsockname\",\"getsockopt\",\"gettid\",\"gettimeofday\",\"getuid\",\"getxattr\",\"getxattrat\",\"inotify_add_watch\",\"inotify_init\",\"inotify_init1\",\"inotify_rm_watch\",\"io_cancel\",\"io_destroy\",\"io_getevents\",\"io_pgetevents\",\"io_setup\",\"io_submit\",\"ioctl\",\"ioprio_get\",\"ioprio_set\",\"kill\",\"landlock_add_rule\",\"landlock_create_ruleset\",\"landlock_restrict_self\",\"lchown\",\"lgetxattr\",\"link\",\"linkat\",\"listen\",\"listmount\",\"listxattr\",\"listxattrat\",\"llistxattr\",\"lremovexattr\",\"lseek\",\"lsetxattr\",\"lsm_get_self_attr\",\"lsm_list_modules\",\"lsm_set_self_attr\",\"lstat\",\"madvise\",\"map_shadow_stack\",\"membarrier\",\"memfd_create\",\"memfd_secret\",\"mincore\",\"mkdir\",\"mkdirat\",\"mknod\",\"mknodat\",\"mlock\",\"mlock2\",\"mlockall\",\"mmap\",\"mprotect\",\"mq_getsetattr\",\"mq_notify\",\"mq_open\",\"mq_timedreceive\",\"mq_timedsend\",\"mq_unlink\",\"mremap\",\"mseal\",\"msgctl\",\"msgget\",\"msgrcv\",\"msgsnd\",\"msync\",\"munlock\",\"munlockall\",\"munmap\",\"name_to_handle_at\",\"nanosleep\",\"newfstatat\",\"open\",\"openat\",\"openat2\",\"pause\",\"pidfd_open\",\"pidfd_send_signal\",\"pipe\",\"pipe2\",\"pkey_alloc\",\"pkey_free\",\"pkey_mprotect\",\"poll\",\"ppoll\",\"prctl\",\"pread64\",\"preadv\",\"preadv2\",\"prlimit64\",\"process_mrelease\",\"pselect6\",\"pwrite64\",\"pwritev\",\"pwritev2\",\"read\",\"readahead\",\"readlink\",\"readlinkat\",\"readv\",\"recvfrom\",\"recvmmsg\",\"recvmsg\",\"removexattr\",\"removexattrat\",\"rename\",\"renameat\",\"renameat2\",\"restart_syscall\",\"rmdir\",\"rseq\",\"rt_sigaction\",\"rt_sigpending\",\"rt_sigprocmask\",\"rt_sigqueueinfo\",\"rt_sigreturn\",\"rt_sigsuspend\",\"rt_sigtimedwait\",\"rt_tgsigqueueinfo\",\"sched_get_priority_max\",\"sched_get_priority_min\",\"sched_getaffinity\",\"sched_getattr\",\"sched_getparam\",\"sched_getscheduler\",\"sched_rr_get_interval\",\"sched_setaffinity\",\"sched_setattr\",\"sched_setparam\",\"sched_setscheduler\",\"sched_yield\",\"seccomp\",\"select\",\"semctl\",\"semget\",\"semop\",\"semtimedop\",\"sendfile\",\"sendmmsg\",\"sendmsg\",\"sendto\",\"set_robust_list\",\"set_thread_area\",\"set_tid_address\",\"setfsgid\",\"setfsuid\",\"setgid\",\"setgroups\",\"setitimer\",\"setpgid\",\"setpriority\",\"setregid\",\"setresgid\",\"setresuid\",\"setreuid\",\"setrlimit\",\"setsid\",\"setsockopt\",\"setuid\",\"setxattr\",\"setxattrat\",\"shmat\",\"shmctl\",\"shmdt\",\"shmget\",\"shutdown\",\"sigaltstack\",\"signalfd\",\"signalfd4\",\"socketpair\",\"splice\",\"stat\",\"statfs\",\"statmount\",\"statx\",\"symlink\",\"symlinkat\",\"sync\",\"sync_file_range\",\"sync_file_range2\",\"syncfs\",\"sysinfo\",\"tee\",\"tgkill\",\"time\",\"timer_create\",\"timer_delete\",\"timer_getoverrun\",\"timer_gettime\",\"timer_settime\",\"timerfd_create\",\"timerfd_gettime\",\"timerfd_settime\",\"times\",\"tkill\",\"truncate\",\"umask\",\"uname\",\"unlink\",\"unlinkat\",\"utime\",\"utimensat\",\"utimes\",\"vfork\",\"vmsplice\",\"wait4\",\"waitid\",\"write\",\"writev\"],\"action\":\"SCMP_ACT_ALLOW\"},{\"comment\":\"processes and threads, without CLONE_NEW*\",\"names\":[\"clone\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2114060288,\"valueTwo\":0,\"op\":\"SCMP_CMP_MASKED_EQ\"}]},{\"comment\":\"the same: slurmrestd leaves shared semaphores\",\"names\":[\"unshare\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2114060416,\"valueTwo\":0,\"op\":\"SCMP_CMP_MASKED_EQ\"}]},{\"comment\":\"AF_UNIX\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":1,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_INET\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_INET6\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":10,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_NETLINK\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":16,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_PACKET\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":17,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"Linux\",\"names\":[\"personality\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":0,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"query\",\"names\":[\"personality\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":4294967295,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"file systems are mounted by the host only\",\"names\":[\"fsconfig\",\"fsmount\",\"fsopen\",\"fspick\",\"mount\",\"mount_setattr\",\"move_mount\",\"open_tree\",\"open_tree_attr\",\"pivot_root\",\"umount2\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"no other namespaces; clone3 is not listed: no filter can read its flags, and programs fall back to clone\",\"names\":[\"setns\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"the kernel and its configuration\",\"names\":[\"_sysctl\",\"acct\",\"bpf\",\"clock_settime\",\"create_module\",\"delete_module\",\"finit_module\",\"get_kernel_syms\",\"init_module\",\"ioperm\",\"iopl\",\"kexec_file_load\",\"kexec_load\",\"lookup_dcookie\",\"modify_ldt\",\"nfsservctl\",\"perf_event_open\",\"query_module\",\"quotactl\",\"quotactl_fd\",\"reboot\",\"setdomainname\",\"sethostname\",\"settimeofday\",\"swapoff\",\"swapon\",\"sysfs\",\"syslog\",\"uselib\",\"ustat\",\"vhangup\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"other processes: a tracer could also let calls pass that this filter answers\",\"names\":[\"kcmp\",\"pidfd_getfd\",\"process_madvise\",\"process_vm_readv\",\"process_vm_writev\",\"ptrace\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"kernel keys have no namespace\",\"names\":[\"add_key\",\"keyctl\",\"request_key\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"files by handle: past every folder of the host's file system\",\"names\":[\"open_by_handle_at\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"often the way into the kernel, and no daemon here needs them\",\"names\":[\"fanotify_init\",\"fanotify_mark\",\"io_uring_enter\",\"io_uring_register\",\"io_uring_setup\",\"remap_file_pages\",\"userfaultfd\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"placement of memory on the host's nodes\",\"names\":[\"mbind\",\"migrate_pages\",\"move_pages\",\"set_mempolicy\",\"set_mempolicy_home_node\"],\"action\":\"SCMP_ACT_ERRNO\"}]}\n"
       }
 
       template {
@@ -715,6 +1150,9 @@ END
           "--cleanenv",
           "--env",
           "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
+          "--pid",
+          "--no-init",
+          "--ipc",
           "--no-mount",
           "sys",
           "--dns",
@@ -722,6 +1160,8 @@ END
           "--no-privs",
           "--add-caps",
           "CAP_AUDIT_WRITE,CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID,CAP_SYS_CHROOT",
+          "--security",
+          "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -736,7 +1176,15 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
           "--bind",
           "${NOMAD_SECRETS_DIR}/ssh_host_ed25519_key:/etc/ssh/ssh_host_ed25519_key",
+          "--bind",
+          "${NOMAD_TASK_DIR}/confined.sh:/mnt/confined.sh:ro",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "/bin/sh",
+          "-eu",
+          "/mnt/confined.sh",
+          "537141739",
+          "ipc mnt pid",
+          "@HOST@",
           "/opt/sms/bin/sms-run",
           "--jobsync",
           "login",
@@ -768,12 +1216,144 @@ done
 shift
 for key in "$NOMAD_TASK_DIR"/keys/*.pub; do
   if apptainer verify --all --key "$key" "$image" >/dev/null 2>&1; then
-    exec apptainer exec "$@"
+    exec unshare --mount --propagation slave /bin/sh -eu "$NOMAD_TASK_DIR/run-image.sh" once '' '' '' apptainer exec "$@"
   fi
 done
 echo "$image is not signed with a key of the site: it is not started" >&2
 exit 1
 END
+      }
+
+      template {
+        destination = "local/run-image.sh"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+#!/bin/sh
+# run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
+# KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
+# container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+#
+# A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
+# container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
+kind=$1 overlay=$2 mode=$3 image=$4
+shift 4
+fail() { echo "$1" >&2; exit 1; }
+# Where packages and builds have the starter.
+found=
+bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
+for folder in /usr/lib/*-linux-gnu*/apptainer "$${bin%/bin/*}/libexec/apptainer" /usr/lib/apptainer /usr/libexec/apptainer; do
+    [ ! -e "$folder/bin/starter" ] || found="$found $(readlink -f "$folder")"
+done
+[ -n "$found" ] || found=$(apptainer buildcfg LIBEXECDIR)/apptainer
+for folder in $found; do
+    mount -o bind,ro "$folder" "$folder"
+done
+mountpoint -q /dev || mount --rbind /dev /dev
+mount -o remount,bind,ro /dev
+if [ "$kind" = start ]; then
+    # The output of the container's first process: bounded, and not on a disk of the host.
+    logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
+    mkdir -p "$logs"
+    mount -t tmpfs -o size=1m,nr_inodes=64,mode=700,nosuid,nodev,noexec sms-output "$logs"
+fi
+if [ -n "$overlay" ]; then
+    place=/run/sms/overlay
+    (umask 077; mkdir -p $place)
+    mount -t tmpfs -o size=64k,mode=700,nosuid,nodev,noexec sms-overlay $place
+    mkdir $place/image $place/data $place/files
+    from=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*\)-[0-9]* *|FS (Squashfs\/\*System.*/\1/p')
+    case $from in '' | *[!0-9]*) fail "$image has not one squashfs file system" ;; esac
+    mount -t squashfs -o "loop,ro,nosuid,nodev,offset=$from" "$image" $place/image
+    if [ "$mode" = ro ]; then
+        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        layers=lowerdir=$place/data/upper:$place/image
+    else
+        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
+    fi
+    mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
+fi
+# Of a process that stays: the kernel gives the number of a namespace that has ended to a new one.
+stays=$PPID
+[ -e "/proc/$stays/ns/mnt" ] || stays=1
+host=
+for word in $(cd "/proc/$stays/ns" && stat -Lc %n=%i ipc mnt net pid uts); do
+    host="$host $word"
+done
+count=$#
+while [ "$count" -gt 0 ]; do
+    word=$1
+    shift
+    case $word in
+        @HOST@) word=$host ;;
+        @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+    esac
+    set -- "$@" "$word"
+    count=$((count - 1))
+done
+[ -n "$overlay" ] || exec "$@"
+device=$(findmnt -no SOURCE "$place/data")
+behind=$(losetup -nO BACK-FILE "$device")
+status=0
+"$@" || status=$?
+umount "$place/files" "$place/data" "$place/image"
+# The kernel ends the last mount a moment after the last process; until then nobody else may use the overlay.
+tries=0
+while [ "$tries" -lt 500 ] && [ "$(losetup -nO BACK-FILE "$device" 2>/dev/null)" = "$behind" ]; do
+    sleep 0.02
+    tries=$((tries + 1))
+done
+[ "$tries" -lt 500 ] || fail "the overlay is still in use: $overlay"
+exit "$status"
+END
+      }
+
+      template {
+        destination = "local/confined.sh"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+#!/bin/sh
+# confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
+# (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
+# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
+allowed=$1 names=$2 host=$3
+shift 3
+# shellcheck disable=SC2086 # a list of names
+own=$(cd /proc/self/ns && stat -Lc %n=%i $names) || fail "its namespaces are not known"
+for word in $own; do
+    case " $host " in
+        *" $word "*) fail "it is in the host's namespace: $${word%=*}" ;;
+        *" $${word%=*}="[1-9]*) ;;
+        *) fail "the namespaces of the host are not known" ;;
+    esac
+done
+privileges='' filter='' bounds=''
+while read -r key value; do
+    case $key in
+        CapInh: | CapPrm: | CapEff: | CapBnd: | CapAmb:)
+            [ "$((0x$value & ~allowed))" = 0 ] || fail "$key $value"
+            bounds=$bounds$key
+            ;;
+        NoNewPrivs:) privileges=$value ;;
+        Seccomp:) filter=$value ;;
+    esac
+done </proc/self/status
+case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
+[ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
+[ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+exec "$@"
+END
+      }
+
+      template {
+        destination = "local/seccomp.json"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "{\"comment\":\"What is not listed is answered with ENOSYS, because nobody traces: programs fall back to other calls.\",\"defaultAction\":\"SCMP_ACT_TRACE\",\"architectures\":[],\"syscalls\":[{\"names\":[\"accept\",\"accept4\",\"access\",\"adjtimex\",\"alarm\",\"arch_prctl\",\"bind\",\"brk\",\"cachestat\",\"capget\",\"capset\",\"chdir\",\"chmod\",\"chown\",\"chroot\",\"clock_adjtime\",\"clock_getres\",\"clock_gettime\",\"clock_nanosleep\",\"close\",\"close_range\",\"connect\",\"copy_file_range\",\"creat\",\"dup\",\"dup2\",\"dup3\",\"epoll_create\",\"epoll_create1\",\"epoll_ctl\",\"epoll_pwait\",\"epoll_pwait2\",\"epoll_wait\",\"eventfd\",\"eventfd2\",\"execve\",\"execveat\",\"exit\",\"exit_group\",\"faccessat\",\"faccessat2\",\"fadvise64\",\"fallocate\",\"fchdir\",\"fchmod\",\"fchmodat\",\"fchmodat2\",\"fchown\",\"fchownat\",\"fcntl\",\"fdatasync\",\"fgetxattr\",\"flistxattr\",\"flock\",\"fork\",\"fremovexattr\",\"fsetxattr\",\"fstat\",\"fstatfs\",\"fsync\",\"ftruncate\",\"futex\",\"futex_requeue\",\"futex_wait\",\"futex_waitv\",\"futex_wake\",\"futimesat\",\"get_mempolicy\",\"get_robust_list\",\"get_thread_area\",\"getcpu\",\"getcwd\",\"getdents\",\"getdents64\",\"getegid\",\"geteuid\",\"getgid\",\"getgroups\",\"getitimer\",\"getpeername\",\"getpgid\",\"getpgrp\",\"getpid\",\"getppid\",\"getpriority\",\"getrandom\",\"getresgid\",\"getresuid\",\"getrlimit\",\"getrusage\",\"getsid\",\"getsockname\",\"getsockopt\",\"gettid\",\"gettimeofday\",\"getuid\",\"getxattr\",\"getxattrat\",\"inotify_add_watch\",\"inotify_init\",\"inotify_init1\",\"inotify_rm_watch\",\"io_cancel\",\"io_destroy\",\"io_getevents\",\"io_pgetevents\",\"io_setup\",\"io_submit\",\"ioctl\",\"ioprio_get\",\"ioprio_set\",\"kill\",\"landlock_add_rule\",\"landlock_create_ruleset\",\"landlock_restrict_self\",\"lchown\",\"lgetxattr\",\"link\",\"linkat\",\"listen\",\"listmount\",\"listxattr\",\"listxattrat\",\"llistxattr\",\"lremovexattr\",\"lseek\",\"lsetxattr\",\"lsm_get_self_attr\",\"lsm_list_modules\",\"lsm_set_self_attr\",\"lstat\",\"madvise\",\"map_shadow_stack\",\"membarrier\",\"memfd_create\",\"memfd_secret\",\"mincore\",\"mkdir\",\"mkdirat\",\"mknod\",\"mknodat\",\"mlock\",\"mlock2\",\"mlockall\",\"mmap\",\"mprotect\",\"mq_getsetattr\",\"mq_notify\",\"mq_open\",\"mq_timedreceive\",\"mq_timedsend\",\"mq_unlink\",\"mremap\",\"mseal\",\"msgctl\",\"msgget\",\"msgrcv\",\"msgsnd\",\"msync\",\"munlock\",\"munlockall\",\"munmap\",\"name_to_handle_at\",\"nanosleep\",\"newfstatat\",\"open\",\"openat\",\"openat2\",\"pause\",\"pidfd_open\",\"pidfd_send_signal\",\"pipe\",\"pipe2\",\"pkey_alloc\",\"pkey_free\",\"pkey_mprotect\",\"poll\",\"ppoll\",\"prctl\",\"pread64\",\"preadv\",\"preadv2\",\"prlimit64\",\"process_mrelease\",\"pselect6\",\"pwrite64\",\"pwritev\",\"pwritev2\",\"read\",\"readahead\",\"readlink\",\"readlinkat\",\"readv\",\"recvfrom\",\"recvmmsg\",\"recvmsg\",\"removexattr\",\"removexattrat\",\"rename\",\"renameat\",\"renameat2\",\"restart_syscall\",\"rmdir\",\"rseq\",\"rt_sigaction\",\"rt_sigpending\",\"rt_sigprocmask\",\"rt_sigqueueinfo\",\"rt_sigreturn\",\"rt_sigsuspend\",\"rt_sigtimedwait\",\"rt_tgsigqueueinfo\",\"sched_get_priority_max\",\"sched_get_priority_min\",\"sched_getaffinity\",\"sched_getattr\",\"sched_getparam\",\"sched_getscheduler\",\"sched_rr_get_interval\",\"sched_setaffinity\",\"sched_setattr\",\"sched_setparam\",\"sched_setscheduler\",\"sched_yield\",\"seccomp\",\"select\",\"semctl\",\"semget\",\"semop\",\"semtimedop\",\"sendfile\",\"sendmmsg\",\"sendmsg\",\"sendto\",\"set_robust_list\",\"set_thread_area\",\"set_tid_address\",\"setfsgid\",\"setfsuid\",\"setgid\",\"setgroups\",\"setitimer\",\"setpgid\",\"setpriority\",\"setregid\",\"setresgid\",\"setresuid\",\"setreuid\",\"setrlimit\",\"setsid\",\"setsockopt\",\"setuid\",\"setxattr\",\"setxattrat\",\"shmat\",\"shmctl\",\"shmdt\",\"shmget\",\"shutdown\",\"sigaltstack\",\"signalfd\",\"signalfd4\",\"socketpair\",\"splice\",\"stat\",\"statfs\",\"statmount\",\"statx\",\"symlink\",\"symlinkat\",\"sync\",\"sync_file_range\",\"sync_file_range2\",\"syncfs\",\"sysinfo\",\"tee\",\"tgkill\",\"time\",\"timer_create\",\"timer_delete\",\"timer_getoverrun\",\"timer_gettime\",\"timer_settime\",\"timerfd_create\",\"timerfd_gettime\",\"timerfd_settime\",\"times\",\"tkill\",\"truncate\",\"umask\",\"uname\",\"unlink\",\"unlinkat\",\"utime\",\"utimensat\",\"utimes\",\"vfork\",\"vmsplice\",\"wait4\",\"waitid\",\"write\",\"writev\"],\"action\":\"SCMP_ACT_ALLOW\"},{\"comment\":\"processes and threads, without CLONE_NEW*\",\"names\":[\"clone\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2114060288,\"valueTwo\":0,\"op\":\"SCMP_CMP_MASKED_EQ\"}]},{\"comment\":\"the same: slurmrestd leaves shared semaphores\",\"names\":[\"unshare\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2114060416,\"valueTwo\":0,\"op\":\"SCMP_CMP_MASKED_EQ\"}]},{\"comment\":\"AF_UNIX\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":1,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_INET\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_INET6\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":10,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_NETLINK\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":16,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_PACKET\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":17,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"Linux\",\"names\":[\"personality\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":0,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"query\",\"names\":[\"personality\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":4294967295,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"file systems are mounted by the host only\",\"names\":[\"fsconfig\",\"fsmount\",\"fsopen\",\"fspick\",\"mount\",\"mount_setattr\",\"move_mount\",\"open_tree\",\"open_tree_attr\",\"pivot_root\",\"umount2\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"no other namespaces; clone3 is not listed: no filter can read its flags, and programs fall back to clone\",\"names\":[\"setns\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"the kernel and its configuration\",\"names\":[\"_sysctl\",\"acct\",\"bpf\",\"clock_settime\",\"create_module\",\"delete_module\",\"finit_module\",\"get_kernel_syms\",\"init_module\",\"ioperm\",\"iopl\",\"kexec_file_load\",\"kexec_load\",\"lookup_dcookie\",\"modify_ldt\",\"nfsservctl\",\"perf_event_open\",\"query_module\",\"quotactl\",\"quotactl_fd\",\"reboot\",\"setdomainname\",\"sethostname\",\"settimeofday\",\"swapoff\",\"swapon\",\"sysfs\",\"syslog\",\"uselib\",\"ustat\",\"vhangup\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"other processes: a tracer could also let calls pass that this filter answers\",\"names\":[\"kcmp\",\"pidfd_getfd\",\"process_madvise\",\"process_vm_readv\",\"process_vm_writev\",\"ptrace\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"kernel keys have no namespace\",\"names\":[\"add_key\",\"keyctl\",\"request_key\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"files by handle: past every folder of the host's file system\",\"names\":[\"open_by_handle_at\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"often the way into the kernel, and no daemon here needs them\",\"names\":[\"fanotify_init\",\"fanotify_mark\",\"io_uring_enter\",\"io_uring_register\",\"io_uring_setup\",\"remap_file_pages\",\"userfaultfd\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"placement of memory on the host's nodes\",\"names\":[\"mbind\",\"migrate_pages\",\"move_pages\",\"set_mempolicy\",\"set_mempolicy_home_node\"],\"action\":\"SCMP_ACT_ERRNO\"}]}\n"
       }
 
       template {
@@ -852,6 +1432,9 @@ END
           "--cleanenv",
           "--env",
           "SMS_HOLDER=${NOMAD_ALLOC_ID} on ${node.unique.name}",
+          "--pid",
+          "--no-init",
+          "--ipc",
           "--no-mount",
           "sys",
           "--dns",
@@ -859,6 +1442,8 @@ END
           "--no-privs",
           "--add-caps",
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
+          "--security",
+          "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -871,7 +1456,15 @@ END
           "${NOMAD_ALLOC_DIR}/data/var/lib/munge:/var/lib/munge",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/var/lib/sss:/var/lib/sss",
+          "--bind",
+          "${NOMAD_TASK_DIR}/confined.sh:/mnt/confined.sh:ro",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "/bin/sh",
+          "-eu",
+          "/mnt/confined.sh",
+          "8683",
+          "ipc mnt pid",
+          "@HOST@",
           "/opt/sms/bin/sms-probe",
           "--serve",
           "127.0.0.1:${NOMAD_PORT_probe}",
@@ -894,12 +1487,144 @@ done
 shift
 for key in "$NOMAD_TASK_DIR"/keys/*.pub; do
   if apptainer verify --all --key "$key" "$image" >/dev/null 2>&1; then
-    exec apptainer exec "$@"
+    exec unshare --mount --propagation slave /bin/sh -eu "$NOMAD_TASK_DIR/run-image.sh" once '' '' '' apptainer exec "$@"
   fi
 done
 echo "$image is not signed with a key of the site: it is not started" >&2
 exit 1
 END
+      }
+
+      template {
+        destination = "local/run-image.sh"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+#!/bin/sh
+# run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
+# KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
+# container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+#
+# A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
+# container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
+kind=$1 overlay=$2 mode=$3 image=$4
+shift 4
+fail() { echo "$1" >&2; exit 1; }
+# Where packages and builds have the starter.
+found=
+bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
+for folder in /usr/lib/*-linux-gnu*/apptainer "$${bin%/bin/*}/libexec/apptainer" /usr/lib/apptainer /usr/libexec/apptainer; do
+    [ ! -e "$folder/bin/starter" ] || found="$found $(readlink -f "$folder")"
+done
+[ -n "$found" ] || found=$(apptainer buildcfg LIBEXECDIR)/apptainer
+for folder in $found; do
+    mount -o bind,ro "$folder" "$folder"
+done
+mountpoint -q /dev || mount --rbind /dev /dev
+mount -o remount,bind,ro /dev
+if [ "$kind" = start ]; then
+    # The output of the container's first process: bounded, and not on a disk of the host.
+    logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
+    mkdir -p "$logs"
+    mount -t tmpfs -o size=1m,nr_inodes=64,mode=700,nosuid,nodev,noexec sms-output "$logs"
+fi
+if [ -n "$overlay" ]; then
+    place=/run/sms/overlay
+    (umask 077; mkdir -p $place)
+    mount -t tmpfs -o size=64k,mode=700,nosuid,nodev,noexec sms-overlay $place
+    mkdir $place/image $place/data $place/files
+    from=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*\)-[0-9]* *|FS (Squashfs\/\*System.*/\1/p')
+    case $from in '' | *[!0-9]*) fail "$image has not one squashfs file system" ;; esac
+    mount -t squashfs -o "loop,ro,nosuid,nodev,offset=$from" "$image" $place/image
+    if [ "$mode" = ro ]; then
+        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        layers=lowerdir=$place/data/upper:$place/image
+    else
+        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
+    fi
+    mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
+fi
+# Of a process that stays: the kernel gives the number of a namespace that has ended to a new one.
+stays=$PPID
+[ -e "/proc/$stays/ns/mnt" ] || stays=1
+host=
+for word in $(cd "/proc/$stays/ns" && stat -Lc %n=%i ipc mnt net pid uts); do
+    host="$host $word"
+done
+count=$#
+while [ "$count" -gt 0 ]; do
+    word=$1
+    shift
+    case $word in
+        @HOST@) word=$host ;;
+        @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+    esac
+    set -- "$@" "$word"
+    count=$((count - 1))
+done
+[ -n "$overlay" ] || exec "$@"
+device=$(findmnt -no SOURCE "$place/data")
+behind=$(losetup -nO BACK-FILE "$device")
+status=0
+"$@" || status=$?
+umount "$place/files" "$place/data" "$place/image"
+# The kernel ends the last mount a moment after the last process; until then nobody else may use the overlay.
+tries=0
+while [ "$tries" -lt 500 ] && [ "$(losetup -nO BACK-FILE "$device" 2>/dev/null)" = "$behind" ]; do
+    sleep 0.02
+    tries=$((tries + 1))
+done
+[ "$tries" -lt 500 ] || fail "the overlay is still in use: $overlay"
+exit "$status"
+END
+      }
+
+      template {
+        destination = "local/confined.sh"
+        perms       = "0444"
+        change_mode = "noop"
+        data = <<END
+#!/bin/sh
+# confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
+# (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
+# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
+allowed=$1 names=$2 host=$3
+shift 3
+# shellcheck disable=SC2086 # a list of names
+own=$(cd /proc/self/ns && stat -Lc %n=%i $names) || fail "its namespaces are not known"
+for word in $own; do
+    case " $host " in
+        *" $word "*) fail "it is in the host's namespace: $${word%=*}" ;;
+        *" $${word%=*}="[1-9]*) ;;
+        *) fail "the namespaces of the host are not known" ;;
+    esac
+done
+privileges='' filter='' bounds=''
+while read -r key value; do
+    case $key in
+        CapInh: | CapPrm: | CapEff: | CapBnd: | CapAmb:)
+            [ "$((0x$value & ~allowed))" = 0 ] || fail "$key $value"
+            bounds=$bounds$key
+            ;;
+        NoNewPrivs:) privileges=$value ;;
+        Seccomp:) filter=$value ;;
+    esac
+done </proc/self/status
+case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
+[ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
+[ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+exec "$@"
+END
+      }
+
+      template {
+        destination = "local/seccomp.json"
+        perms       = "0444"
+        change_mode = "noop"
+        data        = "{\"comment\":\"What is not listed is answered with ENOSYS, because nobody traces: programs fall back to other calls.\",\"defaultAction\":\"SCMP_ACT_TRACE\",\"architectures\":[],\"syscalls\":[{\"names\":[\"accept\",\"accept4\",\"access\",\"adjtimex\",\"alarm\",\"arch_prctl\",\"bind\",\"brk\",\"cachestat\",\"capget\",\"capset\",\"chdir\",\"chmod\",\"chown\",\"chroot\",\"clock_adjtime\",\"clock_getres\",\"clock_gettime\",\"clock_nanosleep\",\"close\",\"close_range\",\"connect\",\"copy_file_range\",\"creat\",\"dup\",\"dup2\",\"dup3\",\"epoll_create\",\"epoll_create1\",\"epoll_ctl\",\"epoll_pwait\",\"epoll_pwait2\",\"epoll_wait\",\"eventfd\",\"eventfd2\",\"execve\",\"execveat\",\"exit\",\"exit_group\",\"faccessat\",\"faccessat2\",\"fadvise64\",\"fallocate\",\"fchdir\",\"fchmod\",\"fchmodat\",\"fchmodat2\",\"fchown\",\"fchownat\",\"fcntl\",\"fdatasync\",\"fgetxattr\",\"flistxattr\",\"flock\",\"fork\",\"fremovexattr\",\"fsetxattr\",\"fstat\",\"fstatfs\",\"fsync\",\"ftruncate\",\"futex\",\"futex_requeue\",\"futex_wait\",\"futex_waitv\",\"futex_wake\",\"futimesat\",\"get_mempolicy\",\"get_robust_list\",\"get_thread_area\",\"getcpu\",\"getcwd\",\"getdents\",\"getdents64\",\"getegid\",\"geteuid\",\"getgid\",\"getgroups\",\"getitimer\",\"getpeername\",\"getpgid\",\"getpgrp\",\"getpid\",\"getppid\",\"getpriority\",\"getrandom\",\"getresgid\",\"getresuid\",\"getrlimit\",\"getrusage\",\"getsid\",\"getsockname\",\"getsockopt\",\"gettid\",\"gettimeofday\",\"getuid\",\"getxattr\",\"getxattrat\",\"inotify_add_watch\",\"inotify_init\",\"inotify_init1\",\"inotify_rm_watch\",\"io_cancel\",\"io_destroy\",\"io_getevents\",\"io_pgetevents\",\"io_setup\",\"io_submit\",\"ioctl\",\"ioprio_get\",\"ioprio_set\",\"kill\",\"landlock_add_rule\",\"landlock_create_ruleset\",\"landlock_restrict_self\",\"lchown\",\"lgetxattr\",\"link\",\"linkat\",\"listen\",\"listmount\",\"listxattr\",\"listxattrat\",\"llistxattr\",\"lremovexattr\",\"lseek\",\"lsetxattr\",\"lsm_get_self_attr\",\"lsm_list_modules\",\"lsm_set_self_attr\",\"lstat\",\"madvise\",\"map_shadow_stack\",\"membarrier\",\"memfd_create\",\"memfd_secret\",\"mincore\",\"mkdir\",\"mkdirat\",\"mknod\",\"mknodat\",\"mlock\",\"mlock2\",\"mlockall\",\"mmap\",\"mprotect\",\"mq_getsetattr\",\"mq_notify\",\"mq_open\",\"mq_timedreceive\",\"mq_timedsend\",\"mq_unlink\",\"mremap\",\"mseal\",\"msgctl\",\"msgget\",\"msgrcv\",\"msgsnd\",\"msync\",\"munlock\",\"munlockall\",\"munmap\",\"name_to_handle_at\",\"nanosleep\",\"newfstatat\",\"open\",\"openat\",\"openat2\",\"pause\",\"pidfd_open\",\"pidfd_send_signal\",\"pipe\",\"pipe2\",\"pkey_alloc\",\"pkey_free\",\"pkey_mprotect\",\"poll\",\"ppoll\",\"prctl\",\"pread64\",\"preadv\",\"preadv2\",\"prlimit64\",\"process_mrelease\",\"pselect6\",\"pwrite64\",\"pwritev\",\"pwritev2\",\"read\",\"readahead\",\"readlink\",\"readlinkat\",\"readv\",\"recvfrom\",\"recvmmsg\",\"recvmsg\",\"removexattr\",\"removexattrat\",\"rename\",\"renameat\",\"renameat2\",\"restart_syscall\",\"rmdir\",\"rseq\",\"rt_sigaction\",\"rt_sigpending\",\"rt_sigprocmask\",\"rt_sigqueueinfo\",\"rt_sigreturn\",\"rt_sigsuspend\",\"rt_sigtimedwait\",\"rt_tgsigqueueinfo\",\"sched_get_priority_max\",\"sched_get_priority_min\",\"sched_getaffinity\",\"sched_getattr\",\"sched_getparam\",\"sched_getscheduler\",\"sched_rr_get_interval\",\"sched_setaffinity\",\"sched_setattr\",\"sched_setparam\",\"sched_setscheduler\",\"sched_yield\",\"seccomp\",\"select\",\"semctl\",\"semget\",\"semop\",\"semtimedop\",\"sendfile\",\"sendmmsg\",\"sendmsg\",\"sendto\",\"set_robust_list\",\"set_thread_area\",\"set_tid_address\",\"setfsgid\",\"setfsuid\",\"setgid\",\"setgroups\",\"setitimer\",\"setpgid\",\"setpriority\",\"setregid\",\"setresgid\",\"setresuid\",\"setreuid\",\"setrlimit\",\"setsid\",\"setsockopt\",\"setuid\",\"setxattr\",\"setxattrat\",\"shmat\",\"shmctl\",\"shmdt\",\"shmget\",\"shutdown\",\"sigaltstack\",\"signalfd\",\"signalfd4\",\"socketpair\",\"splice\",\"stat\",\"statfs\",\"statmount\",\"statx\",\"symlink\",\"symlinkat\",\"sync\",\"sync_file_range\",\"sync_file_range2\",\"syncfs\",\"sysinfo\",\"tee\",\"tgkill\",\"time\",\"timer_create\",\"timer_delete\",\"timer_getoverrun\",\"timer_gettime\",\"timer_settime\",\"timerfd_create\",\"timerfd_gettime\",\"timerfd_settime\",\"times\",\"tkill\",\"truncate\",\"umask\",\"uname\",\"unlink\",\"unlinkat\",\"utime\",\"utimensat\",\"utimes\",\"vfork\",\"vmsplice\",\"wait4\",\"waitid\",\"write\",\"writev\"],\"action\":\"SCMP_ACT_ALLOW\"},{\"comment\":\"processes and threads, without CLONE_NEW*\",\"names\":[\"clone\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2114060288,\"valueTwo\":0,\"op\":\"SCMP_CMP_MASKED_EQ\"}]},{\"comment\":\"the same: slurmrestd leaves shared semaphores\",\"names\":[\"unshare\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2114060416,\"valueTwo\":0,\"op\":\"SCMP_CMP_MASKED_EQ\"}]},{\"comment\":\"AF_UNIX\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":1,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_INET\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":2,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_INET6\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":10,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_NETLINK\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":16,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"AF_PACKET\",\"names\":[\"socket\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":17,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"Linux\",\"names\":[\"personality\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":0,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"query\",\"names\":[\"personality\"],\"action\":\"SCMP_ACT_ALLOW\",\"args\":[{\"index\":0,\"value\":4294967295,\"op\":\"SCMP_CMP_EQ\"}]},{\"comment\":\"file systems are mounted by the host only\",\"names\":[\"fsconfig\",\"fsmount\",\"fsopen\",\"fspick\",\"mount\",\"mount_setattr\",\"move_mount\",\"open_tree\",\"open_tree_attr\",\"pivot_root\",\"umount2\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"no other namespaces; clone3 is not listed: no filter can read its flags, and programs fall back to clone\",\"names\":[\"setns\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"the kernel and its configuration\",\"names\":[\"_sysctl\",\"acct\",\"bpf\",\"clock_settime\",\"create_module\",\"delete_module\",\"finit_module\",\"get_kernel_syms\",\"init_module\",\"ioperm\",\"iopl\",\"kexec_file_load\",\"kexec_load\",\"lookup_dcookie\",\"modify_ldt\",\"nfsservctl\",\"perf_event_open\",\"query_module\",\"quotactl\",\"quotactl_fd\",\"reboot\",\"setdomainname\",\"sethostname\",\"settimeofday\",\"swapoff\",\"swapon\",\"sysfs\",\"syslog\",\"uselib\",\"ustat\",\"vhangup\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"other processes: a tracer could also let calls pass that this filter answers\",\"names\":[\"kcmp\",\"pidfd_getfd\",\"process_madvise\",\"process_vm_readv\",\"process_vm_writev\",\"ptrace\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"kernel keys have no namespace\",\"names\":[\"add_key\",\"keyctl\",\"request_key\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"files by handle: past every folder of the host's file system\",\"names\":[\"open_by_handle_at\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"often the way into the kernel, and no daemon here needs them\",\"names\":[\"fanotify_init\",\"fanotify_mark\",\"io_uring_enter\",\"io_uring_register\",\"io_uring_setup\",\"remap_file_pages\",\"userfaultfd\"],\"action\":\"SCMP_ACT_ERRNO\"},{\"comment\":\"placement of memory on the host's nodes\",\"names\":[\"mbind\",\"migrate_pages\",\"move_pages\",\"set_mempolicy\",\"set_mempolicy_home_node\"],\"action\":\"SCMP_ACT_ERRNO\"}]}\n"
       }
 
       template {
