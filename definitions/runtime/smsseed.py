@@ -61,7 +61,9 @@ def _read_member(member, data, record):
     try:
         ids = pwd.getpwnam(member.uname).pw_uid, grp.getgrnam(member.gname).gr_gid
     except KeyError:
-        sys.exit("seed of the overlay: %s is for %s:%s, whom the image does not know" % (path, member.uname, member.gname))
+        sys.exit(
+            "seed of the overlay: %s is for %s:%s, whom the image does not know" % (path, member.uname, member.gname)
+        )
     found = File(path, data, current, member.mode, ids)
     if current is not None and record.get(path) == found.digest:
         return None
