@@ -401,6 +401,16 @@ class Signing(Section):
     pgp_keyring: File | None = Field(None, description="Folder of Apptainer's PGP keyring.")
 
 
+class Build(Section):
+    """Where images are built and signed."""
+
+    host: HostName | None = Field(
+        None,
+        description="The machine that builds and signs, as `hostname` prints its name: an admin host or another one "
+        "(default: any machine that has the signing key).",
+    )
+
+
 class Overlay(Section):
     """The writable layer of the container: an ext3 image file."""
 
@@ -493,6 +503,7 @@ class Site(Section):
     )
     accounts: Accounts = Field(Accounts(), description="Users that the scheduler must know.")
     secrets: Secrets = Field(Secrets(), description="Secret files, never stored in an image.")
+    build: Build = Field(Build(), description="Where images are built and signed.")
     signing: Signing = Field(Signing(), description="Keys that sign and verify images.")
     overlay: Overlay = Field(Overlay(), description="The writable layer of the container.")
     snapshots: Snapshots = Field(Snapshots(), description="How snapshots are taken, and where they are pushed.")

@@ -185,6 +185,22 @@ def need_root() -> None:
         raise Refused("this needs root", hint="run it with sudo")
 
 
+def need_build_host(site: Site) -> None:
+    """Refuse to sign on a machine that is not the build host; without `build.host` every machine with the key is one.
+
+    A machine is recognized by its host name, as an admin host is.
+
+    Raises:
+        Refused: it is another machine.
+    """
+    here = socket.gethostname()
+    if site.build.host not in (None, here):
+        raise Refused(
+            f"this machine ({here}) does not sign images: build.host in the site file is {site.build.host}",
+            hint=f"run it on {site.build.host}, or correct build.host, if this machine is meant",
+        )
+
+
 def read_given(names: Sequence[tuple[str, Path | None]]) -> dict[str, bytes]:
     """Return the contents of files that the site names, by setting. May be secrets: keep them in memory only."""
     given: dict[str, bytes] = {}

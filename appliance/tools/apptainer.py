@@ -136,16 +136,28 @@ def _with_keyring(keyring: str | None) -> tuple[str, ...]:
     return ("env", f"APPTAINER_KEYSDIR={keyring}") if keyring else ()
 
 
+def has_private_pgp(host: Host, keyring: str | None, fingerprint: str) -> bool:
+    """Return whether the keyring has the private key with ``fingerprint``."""
+    return _find_pgp(host, keyring, fingerprint) is not None
+
+
 def _pgp_index(host: Host, keyring: str | None, fingerprint: str) -> int:
+    found = _find_pgp(host, keyring, fingerprint)
+    if found is not None:
+        return found
+    raise SmsError(
+        f"no private PGP key with fingerprint {fingerprint} in the keyring",
+        hint="`apptainer key list --secret` lists the keys; `apptainer key newpair` creates one",
+    )
+
+
+def _find_pgp(host: Host, keyring: str | None, fingerprint: str) -> int | None:
     listed = host.run(*_with_keyring(keyring), "apptainer", "key", "list", "--secret", ok=None).text
     keys = re.findall(r"^(\d+)\).*?(?:F|Fingerprint): *([0-9A-Fa-f ]{40,})", listed, re.MULTILINE | re.DOTALL)
     for number, found in keys:
         if found.replace(" ", "").strip().upper()[:40] == fingerprint.upper():
             return int(number)
-    raise SmsError(
-        f"no private PGP key with fingerprint {fingerprint} in the keyring",
-        hint="`apptainer key list --secret` lists the keys; `apptainer key newpair` creates one",
-    )
+    return None
 
 
 def verify_pem(host: Host, image: str, public_keys: Sequence[str]) -> str:

@@ -64,11 +64,11 @@ def run_create(arguments: argparse.Namespace) -> int:
     """Create the pair."""
     from appliance.cli.screen import out
     from appliance.operations.site.find import open_site
-    from appliance.operations.site.keys import create_pair
+    from appliance.operations.site.keys import create_site_pair
     from appliance.operations.site.locate import find_site
 
-    signing = open_site(find_site(arguments.site), arguments.state).site.signing
-    found = create_pair(signing.private_key, signing.public_keys[0])
+    site = open_site(find_site(arguments.site), arguments.state).site
+    found, signing = create_site_pair(site), site.signing
     out.print(f"{signing.private_key} (keep it secret)", markup=False)
     out.print(f"{signing.public_keys[0]} sha256:{found}", markup=False)
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from appliance.engines.oci import INDEX_TYPE, LAYER_TYPE, LAYOUT, Blob, OciImage, describe, image_name
 from appliance.errors import Refused
 from appliance.host.local import Local
-from appliance.operations.context import Cluster
+from appliance.operations.context import Cluster, need_build_host
 from appliance.operations.image.deliver import trust
 from appliance.operations.preflight import only_one
 from appliance.progress import Progress
@@ -45,8 +45,9 @@ def make_oci(cluster: Cluster, image: Path, folder: Path, progress: Progress) ->
     The same SIF gives the same digest. A folder that has the image already is verified and left as it is.
 
     Raises:
-        Refused: the image is not trusted, or the folder has something else.
+        Refused: the image is not trusted, the folder has something else, or this machine is not the build host.
     """
+    need_build_host(cluster.site)
     host, folder = Local(), folder.absolute()
     with progress.step("verify the image") as step:
         trusted = trust(cluster, host, str(image.resolve()))

@@ -13,6 +13,7 @@ from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
+from appliance.operations.hosts.signing import examine_signing
 from appliance.operations.image.deliver import find_refusal, verify
 from appliance.operations.preflight import find_instance, query_age, try_confinement
 from appliance.operations.site.config import check_files, named_files
@@ -63,8 +64,9 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
     findings += examine_users(facts, {name: (uid, gid) for gid, name, uid in accounts if uid is not None})
     if admin and cluster.site.provisioning:
         findings += examine_vm_schedule(facts)
-    if admin and facts.values.get("uid") == "0":
-        findings += _image(cluster, host)
+    if facts.values.get("uid") == "0":
+        findings += _image(cluster, host) if admin else ()
+        findings += examine_signing(cluster, host)
     if isinstance(host, Local):
         findings += _files(cluster.site)
         findings += _known_hosts(cluster.site, host, facts)
@@ -119,6 +121,8 @@ def _files(site: Site) -> Iterator[Finding]:
     sections = ("secrets", "accounts", "admin_hosts", *(() if site.signing.pgp_fingerprint else ("signing",)))
     named = sorted(named_files(site), key=lambda each: each[0][0] != "signing")
     files = {place: path for place, path, _ in named if place[0] in sections}
+    if site.build.host not in (None, socket.gethostname()):
+        files.pop(("signing", "private_key"), None)  # it must not be here: examine_signing
     # A document that contains all of them, so that defaults are checked, too.
     problems = {found.path: found for found in check_files(site, Document("", None, dict.fromkeys(files, 0)))}
     for place, path in files.items():

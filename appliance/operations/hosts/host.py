@@ -12,6 +12,7 @@ from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
 from appliance.host.ssh import Ssh
 from appliance.operations.context import Cluster, need_root
+from appliance.operations.hosts.signing import refuse_signing_keys
 from appliance.operations.lease import query_lease
 from appliance.operations.preflight import find_instance
 from appliance.progress import Progress
@@ -47,12 +48,14 @@ def prepare(cluster: Cluster, name: str, progress: Progress, *, dry_run: bool = 
 
     Raises:
         Unreachable: it does not answer, or its host key is not the known one.
+        Refused: it has a private signing key, and another machine is the build host.
     """
     host = cluster.host(name)
     if isinstance(host, Local):
         need_root()
     with progress.step(f"connect to {name}"):
         target = _target(host)
+    refuse_signing_keys(cluster, host)
     with progress.step(f"{'check' if dry_run else 'prepare'} {name}") as step:
         play = run_playbook(
             share("playbooks", "prepare-host.yml"),

@@ -15,7 +15,7 @@ from appliance.catalog import Base
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import OnLine
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, need_root, runtime_files
+from appliance.operations.context import Cluster, need_build_host, need_root, runtime_files
 from appliance.operations.image.deliver import check_signature
 from appliance.operations.image.sources import Sources, credentials_folder, find_sources
 from appliance.operations.preflight import only_one, prepare_confinement
@@ -174,7 +174,7 @@ def build(
         current: make it the current image.
 
     Raises:
-        Refused: the versions differ from the lock file, or a key is missing.
+        Refused: the versions differ from the lock file, a key is missing, or this machine is not the build host.
         SmsError: the build failed; the current image is unchanged.
     """
     need_root()
@@ -208,6 +208,7 @@ def build(
 
 
 def _check_keys(cluster: Cluster) -> None:
+    need_build_host(cluster.site)
     signing = cluster.site.signing
     if signing.pgp_fingerprint:
         return

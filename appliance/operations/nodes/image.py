@@ -14,7 +14,7 @@ from appliance.catalog.node import read_node_profile
 from appliance.config.provisioning import Profile
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, need_root, runtime_files
+from appliance.operations.context import Cluster, need_build_host, need_root, runtime_files
 from appliance.operations.image.build import logging, remove_left, resolve, work_folder
 from appliance.operations.image.sources import find_mirrors
 from appliance.operations.preflight import only_one
@@ -135,10 +135,11 @@ def build_node(cluster: Cluster, name: str, progress: Progress, *, force: bool =
     """Build and seal the image of a profile unless nothing changed, and make it the current one.
 
     Raises:
-        Refused: there is no such profile, or a program or a key is missing.
+        Refused: there is no such profile, a program or a key is missing, or this machine is not the build host.
         SmsError: the build failed; the current image is unchanged.
     """
     need_root()
+    need_build_host(cluster.site)
     host = Local()
     mmdebstrap.require_programs(host)
     plan = plan_image(cluster, name, progress)

@@ -7,8 +7,20 @@ import os
 import secrets
 from pathlib import Path
 
+from appliance.config.model import Site
 from appliance.errors import ConfigError, Refused
+from appliance.operations.context import need_build_host
 from appliance.shared.files import make_folder, sync_folder
+
+
+def create_site_pair(site: Site) -> str:
+    """Create the pair that the site file names; return the public key's fingerprint.
+
+    Raises:
+        Refused: one of the files already exists, or this machine is not the build host.
+    """
+    need_build_host(site)
+    return create_pair(site.signing.private_key, site.signing.public_keys[0])
 
 
 def create_pair(private: Path, public: Path) -> str:

@@ -18,7 +18,7 @@ import yaml
 from appliance.catalog import Base, read_bases
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, need_root
+from appliance.operations.context import Cluster, need_build_host, need_root
 from appliance.operations.image.build import check_versions, logging, make_current, resolve, work_folder
 from appliance.operations.preflight import only_one
 from appliance.operations.vm.image import DISK
@@ -98,11 +98,12 @@ def build_vm(cluster: Cluster, progress: Progress, *, force: bool = False) -> Bu
         force: build even if the same image exists.
 
     Raises:
-        Refused: a program or a key is missing.
+        Refused: a program or a key is missing, or this machine is not the build host.
         SmsError: the build failed; the current image is unchanged.
     """
     need_root()
     need_vm(cluster.site)
+    need_build_host(cluster.site)
     _check_machine(cluster)
     plan = plan_vm(cluster, progress)
     images = Path(VmPlaces(cluster.site).images)

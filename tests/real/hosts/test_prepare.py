@@ -208,6 +208,39 @@ def test_a_host_with_another_key_is_refused(cluster: lab.Lab) -> None:
         assert words in result.stderr.decode()
 
 
+def test_only_the_build_host_has_the_signing_key_and_signs(cluster: lab.Lab) -> None:
+    text = (cluster.etc / "new.yaml").read_text().replace("keys/sign.pem", "/root/own/sign.pem")
+    text = text.replace("keys/sign.pub", "keys/own.pub") + "build: {host: admin}\n"
+    (cluster.etc / "own.yaml").write_text(text)
+    for verb in (("key", "create"), ("build",), ("vm", "build"), ("image", "build", "compute")):
+        refused = sms(cluster, "own.yaml", *verb, on="host-a")
+        if b"provisioning" not in refused.stderr:  # this site has no VM
+            assert refused.status == 3 and b"run it on admin" in refused.stderr, (verb, refused)
+    assert sms(cluster, "own.yaml", "key", "create").status == 0
+    signing = "private signing key"
+
+    def examine(*words: str, on: str = "admin") -> tuple[str, str]:
+        checks = json.loads(sms(cluster, "own.yaml", "doctor", *words, "--json", on=on).stdout)["checks"]
+        (found,) = [check for check in checks if check["what"] == signing]
+        return found["state"], found["detail"] + found["mend"]
+
+    assert examine()[0] == examine("--host", "host-a")[0] == examine(on="host-a")[0] == "ok"
+    copy = "/var/lib/sms/images/left.pem"
+    key = cluster.host("admin").read("/root/own/sign.pem") or b""
+    cluster.host("host-a").run("mkdir", "-p", "/var/lib/sms/images")
+    cluster.host("host-a").write(copy, key, mode=0o600)
+    state, words = examine("--host", "host-a")
+    assert state == "missing" and f"shred -u {copy}" in words
+    before = sms(cluster, "own.yaml", "host", "prepare", "host-a", "--dry-run")
+    assert (
+        before.status == 3 and f"has a private signing key, and build.host is admin: {copy}" in before.stderr.decode()
+    )
+    cluster.host("host-a").run("rm", copy)
+    assert examine("--host", "host-a")[0] == "ok"
+    (cluster.etc / "own.yaml").write_text(text.replace("build: {host: admin}\n", ""))
+    assert examine()[0] == "warning", "every machine with the key signs"
+
+
 INTERRUPTED = """
 "$1" --site /etc/sms/new.yaml host prepare host-a & pid=$!
 until pgrep -f "[s]sh .*sms-ansible[-]" >/dev/null || ! kill -0 $pid; do sleep 0.1; done
