@@ -35,6 +35,7 @@ from appliance.lab.layout import (
     Plan,
     mac,
 )
+from appliance.plan.hosts.authorized import authorized_line, peer_addresses
 from appliance.share import share
 
 DOMAIN = "example.test"
@@ -299,7 +300,7 @@ def host_files(
         words = f'export NOMAD_ADDR="${{NOMAD_ADDR:-{members.api(layout)}}}"\n'
         files["usr/local/bin/nomad"] = File(f'#!/bin/sh\n{words}exec {programs["nomad"]} "$@"\n'.encode(), 0o755)
     files |= {path: File(text.encode()) for path, text in members.texts(layout, host).items()}
-    return files | _secret_files(host, keys)
+    return files | _secret_files(layout, host, keys)
 
 
 def _resolvers(layout: Layout, host: LabHost) -> str:
@@ -315,17 +316,24 @@ def _bmc_settings(layout: Layout) -> str:
     return json.dumps({"own": BMC_ADDRESS, "machines": machines}, indent=2)
 
 
-def _secret_files(host: LabHost, keys: Keys) -> dict[str, File]:
+def _secret_files(layout: Layout, host: LabHost, keys: Keys) -> dict[str, File]:
     files = {}
     if host.name in keys.host:
         files["lab/ssh_host_key"] = File(keys.host[host.name], 0o600)
-        files["lab/authorized_keys"] = File(keys.authorized, 0o600)
+        files["lab/authorized_keys"] = File(_authorized(layout, keys.authorized), 0o600)
     if host.kind in ("node", LEGACY):
         files["etc/munge/munge.key"] = File(keys.munge, 0o400)
     if host.kind == "bmc":
         files |= {f"lab/{name}": File(data, 0o600) for name, data in keys.bmc.items()}
     files |= {path: File(data, 0o600) for path, data in keys.engines.get(host.name, {}).items()}
     return files
+
+
+def _authorized(layout: Layout, public: bytes) -> bytes:
+    """Return the line that accepts the lab's key as `sms host prepare` writes those of admin hosts."""
+    key, comment = public.decode().strip().rsplit(" ", 1)
+    addresses = peer_addresses(address for host in layout.hosts for address in host.addresses.values())
+    return f"{authorized_line(key, addresses, comment)}\n".encode()
 
 
 def init_script(layout: Layout, host: LabHost, *, lower: str, binds: list[Bind]) -> str:

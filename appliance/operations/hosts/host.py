@@ -12,6 +12,7 @@ from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
 from appliance.host.ssh import Ssh
 from appliance.operations.context import Cluster, need_root
+from appliance.operations.hosts.admin_keys import key_variables
 from appliance.operations.hosts.signing import refuse_signing_keys
 from appliance.operations.lease import query_lease
 from appliance.operations.preflight import find_instance
@@ -56,11 +57,13 @@ def prepare(cluster: Cluster, name: str, progress: Progress, *, dry_run: bool = 
     with progress.step(f"connect to {name}"):
         target = _target(host)
     refuse_signing_keys(cluster, host)
+    with progress.step("read the keys of the other admin hosts"):
+        keys = key_variables(cluster, name, progress)
     with progress.step(f"{'check' if dry_run else 'prepare'} {name}") as step:
         play = run_playbook(
             share("playbooks", "prepare-host.yml"),
             target,
-            _variables(cluster, name),
+            _variables(cluster, name) | keys,
             on_task=step.detail,
             dry_run=dry_run,
         )

@@ -208,6 +208,53 @@ def test_a_host_with_another_key_is_refused(cluster: lab.Lab) -> None:
         assert words in result.stderr.decode()
 
 
+KEY = "/root/.ssh/id_between"
+FOREIGN = ["# by hand", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHBYvQv0Fg0mJ3PL6vHqM0m5m4p4l5sVn3nXy0mZ0m0m operator"]
+
+
+def over_ssh(cluster: lab.Lab, on: str, *argv: str) -> Result:
+    """Run ssh to host-a with the key between admin hosts only."""
+    options = ["BatchMode=yes", "IdentitiesOnly=yes", f"IdentityFile={KEY}", "UserKnownHostsFile=/etc/sms/known_hosts"]
+    words = [word for option in options for word in ("-o", option)]
+    # Without the lab's ssh_config, which names its own key.
+    return cluster.host(on).run("ssh", "-F", "none", *words, *argv, ok=None)
+
+
+def test_the_key_of_another_admin_host_works_only_from_there_and_forwards_nothing(cluster: lab.Lab) -> None:
+    """The line that `sms` wrote before is replaced, that of a former admin host removed, all others stay."""
+    near, far, admin = (cluster.host(name) for name in ("host-a", "host-b", "admin"))
+    far.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "root@host-b", "-f", KEY)
+    admin.run("cp", "-p", "/etc/sms/keys/id_ed25519", KEY)
+    text = (cluster.etc / "new.yaml").read_text().replace("key: keys/id_ed25519", f"key: {KEY}")
+    (cluster.etc / "between.yaml").write_text(text)
+    name = next(line.split()[1] for line in text.splitlines() if line.startswith("cluster: "))
+    stale = [
+        f'restrict,from="192.0.2.9" {FOREIGN[1].rsplit(" ", 1)[0]} sms:{name}:{host}' for host in ("host-b", "gone")
+    ]
+    path = "/root/.ssh/authorized_keys"
+    before = (near.read(path) or b"").decode().splitlines()
+    before = [line for line in before if f" sms:{name}:" not in line]  # of the other tests
+    public = " ".join((far.read(f"{KEY}.pub") or b"").decode().split()[:2])
+    by_hand = f"{public} by hand"
+    near.write(path, "\n".join([*before, *FOREIGN, *stale, by_hand, ""]).encode(), mode=0o600)
+    result = sms(cluster, "between.yaml", "host", "prepare", "host-a", "--json")
+    assert result.status == 0, result.stderr.decode()
+    line = f'restrict,pty,from="10.78.0.12" {public} sms:{name}:host-b'
+    assert (near.read(path) or b"").decode().splitlines() == [*before, *FOREIGN, line, by_hand]
+    assert any("accept the key of host-b from everywhere" in note for note in json.loads(result.stdout)["notes"])
+    near.write(path, "\n".join([*before, *FOREIGN, line, ""]).encode(), mode=0o600)
+
+    assert over_ssh(cluster, "host-b", "-tt", "root@10.78.0.11", "tty").text.startswith("/dev/pts/")
+    listed = json.loads(sms(cluster, "between.yaml", "host", "list", "--json", on="host-b").stdout)
+    assert [each["reachable"] for each in listed] == [True, True]
+    forwarded = over_ssh(cluster, "host-b", "-W", "127.0.0.1:22", "root@10.78.0.11")
+    assert forwarded.status and b"SSH-2.0" not in forwarded.stdout, forwarded
+    admin.write(KEY, far.read(KEY) or b"", mode=0o600)
+    stolen = over_ssh(cluster, "admin", "root@10.78.0.11", "true")
+    assert stolen.status == 255 and b"Permission denied" in stolen.stderr
+    admin.run("cp", "-p", "/etc/sms/keys/id_ed25519", KEY)
+
+
 def test_only_the_build_host_has_the_signing_key_and_signs(cluster: lab.Lab) -> None:
     text = (cluster.etc / "new.yaml").read_text().replace("keys/sign.pem", "/root/own/sign.pem")
     text = text.replace("keys/sign.pub", "keys/own.pub") + "build: {host: admin}\n"

@@ -17,6 +17,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
 from appliance.operations.hosts.host import failure
+from appliance.plan.hosts.authorized import authorized_line, mark_of, peer_addresses, read_public
 from appliance.share import share
 from appliance.tools.ansible import Failure, Play, Target, _connection, _note
 from tests.places import GOLDEN
@@ -233,3 +234,43 @@ def test_what_each_network_manager_is_given(
         "ansible_check_mode": False,
     }
     golden(GOLDEN / "hosts" / kind / manager, written(yaml.safe_load(MANAGERS[manager].read_text()), variables))
+
+
+BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIHBYvQv0Fg0mJ3PL6vHqM0m5m4p4l5sVn3nXy0mZ0m0m"
+
+
+@pytest.mark.parametrize(
+    ("printed", "key"),
+    [
+        (f"ssh-ed25519 {BLOB} root@host-b", f"ssh-ed25519 {BLOB}"),
+        (f"ssh-ed25519 {BLOB}", f"ssh-ed25519 {BLOB}"),
+        (f"ecdsa-sha2-nistp256 {BLOB}= root", f"ecdsa-sha2-nistp256 {BLOB}="),
+        (f"sk-ssh-ed25519@openssh.com {BLOB} x", f"sk-ssh-ed25519@openssh.com {BLOB}"),
+        # Another machine prints it: it may not add options, nor a second line.
+        (f'command="x" ssh-ed25519 {BLOB}', None),
+        (f"ssh-ed25519 {BLOB} a\nssh-ed25519 {BLOB}", None),
+        (f"ssh-ed25519 {BLOB},{BLOB}", None),
+        ("ssh-ed25519", None),
+        ("", None),
+    ],
+)
+def test_the_key_that_another_host_prints(printed: str, key: str | None) -> None:
+    assert read_public(printed) == key
+
+
+def test_the_addresses_that_another_host_prints() -> None:
+    printed = [
+        "10.0.0.2",
+        "fd00::2",
+        "10.0.0.2",
+        "127.0.1.1",
+        "0.0.0.0",
+        "::1",
+        "*",
+        "10.0.0.0/8",
+        "host-b",
+        "fe80::1%eth0",
+    ]
+    assert peer_addresses(printed) == ["10.0.0.2", "fd00::2"]
+    line = authorized_line(f"ssh-ed25519 {BLOB}", peer_addresses(printed), mark_of("hpc", "host-b"))
+    assert line == f'restrict,pty,from="10.0.0.2,fd00::2" ssh-ed25519 {BLOB} sms:hpc:host-b'

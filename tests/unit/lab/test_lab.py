@@ -102,7 +102,7 @@ def test_nodes_of_a_routed_lab_are_behind_the_router_only() -> None:
     node, router = (render.host_batch(hosts[name], ROUTED.plan).splitlines() for name in ("node1", "router"))
     assert node[-2:] == ["addr add 10.100.0.101/17 dev eth0", "route add default via 10.100.0.1"]
     assert router[-1] == "route add default via 10.77.0.1"
-    keys = render.Keys(b"", b"", dict.fromkeys(render.ssh_hosts(ROUTED), b"key"))
+    keys = render.Keys(b"", KEYS.authorized, dict.fromkeys(render.ssh_hosts(ROUTED), b"key"))
     reported = render.host_files(ROUTED, hosts["router"], keys, sms="/venv/bin/sms")
     assert b"ip_forward" in reported["lab/setup.sh"].data and b"[program:" not in reported["lab/supervisord.conf"].data
     assert not [path for path in reported if "munge" in path or "postfix" in path]
@@ -144,7 +144,7 @@ def test_machines_without_a_disk_have_addresses_cables_and_controllers_of_their_
     assert render.host_batch(bmc).splitlines()[-3:] == [
         *(f"addr add {address}/24 dev eth0" for address in ("10.77.0.90", first.bmc, second.bmc)),
     ]
-    keys = render.Keys(b"", b"", dict.fromkeys(render.ssh_hosts(METAL), b"key"), {"bmc.key": b"secret"})
+    keys = render.Keys(b"", KEYS.authorized, dict.fromkeys(render.ssh_hosts(METAL), b"key"), {"bmc.key": b"secret"})
     reported = render.host_files(METAL, bmc, keys, sms="/venv/bin/sms")
     assert reported["lab/bmc.key"].mode == 0o600
     assert [one["mac"] for one in json.loads(reported["lab/bmc.json"].data)["machines"]] == [first.mac, second.mac]

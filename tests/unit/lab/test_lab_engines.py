@@ -84,7 +84,7 @@ def test_secrets_are_readable_by_root_only(tmp_path: Path, monkeypatch: pytest.M
     keys = make_keys(LAYOUT)
     assert {name for name, own in keys.items() if KUBECONFIG in own} == {"control", "host-a", "host-b", "admin"}
     for host in LAYOUT.hosts:
-        made = files(host, render.Keys(b"", b"", KEYS.host, engines=keys))
+        made = files(host, render.Keys(b"", KEYS.authorized, KEYS.host, engines=keys))
         assert {path for path, file in made.items() if path in keys.get(host.name, {}) and file.mode != 0o600} == set()
         assert not [path for path, file in made.items() if b"PRIVATE KEY" in file.data and file.mode != 0o600]
     assert make_keys(Layout("x", 1, engines=("nomad",))) == {}
