@@ -331,7 +331,7 @@ def _secret_files(layout: Layout, host: LabHost, keys: Keys) -> dict[str, File]:
 
 def _authorized(layout: Layout, public: bytes) -> bytes:
     """Return the line that accepts the lab's key as `sms host prepare` writes those of admin hosts."""
-    key, comment = public.decode().strip().rsplit(" ", 1)
+    key, _, comment = public.decode().strip().rpartition(" ")
     addresses = peer_addresses(address for host in layout.hosts for address in host.addresses.values())
     return f"{authorized_line(key, addresses, comment)}\n".encode()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from appliance.config.document import Document, dotted
@@ -28,7 +28,8 @@ from appliance.plan.hosts.doctor import (
     install_fix,
     worst,
 )
-from appliance.plan.hosts.facts import Facts, parse_values, read_bridges, read_masters
+from appliance.plan.hosts.facts import Facts, parse_values, read_bridges, read_masters, read_veths
+from appliance.plan.hosts.integrity import examine_integrity
 from appliance.plan.image.definition import fixed_accounts
 from appliance.share import share
 from appliance.tools.programs import has_program
@@ -49,19 +50,21 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
     here = socket.gethostname()
     admin = {host.name: host for host in cluster.site.admin_hosts}.get(name or here)
     host = cluster.host(name) if name else Local(here)
-    try:
-        facts = collect_facts(cluster, host)
-    except Unreachable as error:
-        return [Finding("SSH", "missing", "; ".join(filter(None, [error.message, error.hint])))]
-    findings = [] if isinstance(host, Local) else [Finding("SSH", "ok", f"reaches {host.name}")]
     networks = cluster.site.networks
     # A build host needs no bridge.
     both = (networks.provisioning, networks.public) if admin else ()
     bridges = {net.bridge: net.port_on(host.name) for net in both if net.attach == "bridge"}
     parents = [net.uplink(host.name) for net in both if net.attach == "macvlan"]
+    interfaces = (*bridges, *parents)
+    try:
+        facts = collect_facts(cluster, host, interfaces)
+    except Unreachable as error:
+        return [Finding("SSH", "missing", "; ".join(filter(None, [error.message, error.hint])))]
+    findings = [] if isinstance(host, Local) else [Finding("SSH", "ok", f"reaches {host.name}")]
     findings += examine(facts, bridges=bridges, parents=parents, overlay_bytes=cluster.site.overlay.size_mb << 20)
     accounts = fixed_accounts(cluster.base, cluster.services, cluster.site.system_users)
     findings += examine_users(facts, {name: (uid, gid) for gid, name, uid in accounts if uid is not None})
+    findings += examine_integrity(facts, interfaces)
     if admin and cluster.site.provisioning:
         findings += examine_vm_schedule(facts)
     if facts.values.get("uid") == "0":
@@ -74,12 +77,16 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
     return findings
 
 
-def collect_facts(cluster: Cluster, host: Host) -> Facts:
-    """Collect facts about a machine; read-only."""
+def collect_facts(cluster: Cluster, host: Host, interfaces: Sequence[str]) -> Facts:
+    """Collect facts about a machine; read-only.
+
+    Args:
+        interfaces: the site's bridges there, and interfaces that carry the container.
+    """
     places = cluster.places
     names = (*PROGRAMS, "tc", "singularity", "cron", "crond")
     where = (str(cluster.site.state), str(places.overlay.parent), str(places.overlay), " ".join(FILE_SYSTEMS.values()))
-    output = host.run(*script_argv("collect-facts", *where, *names)).text
+    output = host.run(*script_argv("collect-facts", *where, " ".join(interfaces), *names)).text
     shown = host.run("ip", "-json", "-details", "link", "show", ok=None) if " ip " in output else None
     links = json.loads(shown.stdout or b"[]") if shown else []
     kinds = (host.read("/proc/filesystems") or b"").decode().split()
@@ -91,6 +98,7 @@ def collect_facts(cluster: Cluster, host: Host) -> Facts:
         dict(read_bridges(links)),
         share(*PINS).read_text(),
         dict(read_masters(links)),
+        dict(read_veths(links)),
     )
 
 

@@ -52,9 +52,7 @@ def examine_signing(cluster: Cluster, host: Host) -> Iterator[Finding]:
         detail = f"{', '.join(found)}: only {signs} may have it (build.host); {WALK}, says what follows"
         yield Finding(what, "missing", detail, _removal(found))
     elif found:
-        detail = (
-            f"{', '.join(found)}: whoever is root here signs for all; name the one machine that does: `build: {{host:"
-        )
+        detail = f"{', '.join(found)}: root here signs for all hosts; name the one machine that does: `build: {{host:"
         yield Finding(what, "warning", f"{detail} {host.name}}}` in the site file")
     elif unknown:
         yield Finding(what, "warning", unknown)

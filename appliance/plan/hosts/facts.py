@@ -34,6 +34,8 @@ class Facts:
     pins: str = ""
     masters: Mapping[str, str] = field(default_factory=dict)
     """By interface that is up: the bridge or bond that it is a port of, or empty."""
+    veths: Mapping[str, str] = field(default_factory=dict)
+    """By interface: the other end of its virtual cable, if that is on this host, too."""
 
     @property
     def family(self) -> str:
@@ -84,6 +86,14 @@ def read_masters(links: list[dict[str, object]]) -> Iterator[tuple[str, str]]:
     for link in links:
         if "UP" in _flags(link):
             yield str(link["ifname"]), str(link.get("master", ""))
+
+
+def read_veths(links: list[dict[str, object]]) -> Iterator[tuple[str, str]]:
+    """Yield the two ends of virtual cables within the host, in the output of ``ip -json -details link show``."""
+    for link in links:
+        info = link.get("linkinfo")
+        if isinstance(info, dict) and info.get("info_kind") == "veth" and "link" in link and "link_netnsid" not in link:
+            yield str(link["ifname"]), str(link["link"])
 
 
 def _flags(link: Mapping[str, object]) -> list[object]:

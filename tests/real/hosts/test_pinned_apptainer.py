@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from appliance.plan.hosts.facts import Facts, parse_values
+from appliance.plan.hosts.integrity import examine_integrity
 from appliance.share import share
 from tests.waiting import wait_until
 
@@ -206,6 +208,46 @@ def test_only_pinned_packages_are_installed(machine: Machine) -> None:
     machine.run("rm", "-r", "/usr/lib/apptainer-private")
     kept.unlink()
     assert machine.install(second) == (3, "")
+
+
+FACTS = share("definitions", "scripts", "collect-facts")
+DPKG = """
+mkdir -p "$1/dpkg/up" "$1/dpkg/work"
+mount -t overlay -o "lowerdir=/var/lib/dpkg,upperdir=$1/dpkg/up,workdir=$1/dpkg/work" overlay /var/lib/dpkg
+rm -r /usr/lib/apptainer-private /usr/bin/apptainer*
+dpkg -i --force-depends "$2"
+"""
+
+
+def test_doctor_compares_what_was_installed(machine: Machine) -> None:
+    """With the digests that the script recorded; with dpkg's, once Debian packages it; with modes alone, by hand."""
+
+    def examine() -> tuple[str, str]:
+        done = machine.run("sh", str(FACTS), "/nowhere", "/nowhere", "/nowhere/overlay", "overlay", "")
+        (found,) = examine_integrity(Facts("a", "ID=debian\n", frozenset(), parse_values(done.stdout)), ())
+        return found.state, found.detail
+
+    first = machine.pins("1.4.5-2")
+    assert machine.install(first) == (0, "changed\n")
+    starter = "/usr/lib/x86_64-linux-gnu/apptainer/bin/starter"
+    assert examine() == ("ok", "as `sms host prepare` installed it")
+    machine.run("sh", "-c", f"echo >>{starter}; rm /usr/lib/apptainer-private/libc.so.6")
+    state, words = examine()
+    assert state == "missing" and f"{starter} differs" in words and "libc.so.6 is missing" in words
+    machine.run("rm", "/usr/lib/apptainer-private/digests")
+    assert examine()[0] == "warning" and "recorded no digests" in examine()[1]
+
+    made = machine.run("sh", "-c", DPKG, "sh", str(machine.folder / "disk"), f"{machine.mirror}/{first.split()[5]}")
+    assert made.returncode == 0, made.stderr
+    assert examine() == ("ok", "as in its package")
+    machine.run("chmod", "4777", "/usr/bin/apptainer")
+    assert examine()[0] == "missing" and "/usr/bin/apptainer has mode 4777" in examine()[1]
+    machine.run("chmod", "755", "/usr/bin/apptainer")
+    machine.run("sh", "-c", f"echo >>{starter}; echo >>/etc/apptainer/apptainer.conf")
+    assert examine()[0] == "missing" and f"{starter} differs from its package" in examine()[1]
+    machine.run("sh", "-c", "cp /bin/sleep /usr/local/bin/apptainer")
+    state, words = examine()
+    assert state == "warning" and "/usr/local/bin/apptainer belongs to no package" in words
 
 
 def test_a_dry_run_and_a_failed_replacement_leave_what_is_installed(machine: Machine) -> None:

@@ -208,6 +208,50 @@ def test_a_host_with_another_key_is_refused(cluster: lab.Lab) -> None:
         assert words in result.stderr.decode()
 
 
+RULES = """
+table bridge strange {
+    chain frames { type filter hook forward priority 0; policy accept; udp dport 53 drop; }
+}
+table ip others {
+    chain own { type nat hook postrouting priority 100; oifname "eth9" masquerade; }
+}
+"""
+
+
+def test_doctor_names_what_sms_did_not_make(cluster: lab.Lab) -> None:
+    """The starter that `chmod 4777` changed, a rule for the site's bridges, a bridge that is joined to one."""
+    host = cluster.host("host-a")
+
+    def found() -> dict[str, tuple[str, str]]:
+        checks = json.loads(sms(cluster, "sms.yaml", "doctor", "--host", "host-a", "--json").stdout)["checks"]
+        names = ("Apptainer's files", "rules for the site's interfaces", "other bridges")
+        return {each["what"]: (each["state"], each["detail"]) for each in checks if each["what"] in names}
+
+    before = found()
+    assert before["rules for the site's interfaces"] == ("ok", "none")
+    assert before["Apptainer's files"][0] in ("ok", "warning"), before
+    starter = f"{host.run('apptainer', 'buildcfg', 'LIBEXECDIR').text}/apptainer/bin/starter"
+    host.run("nft", "-f", "-", input=RULES.encode())
+    host.run("chmod", "4777", starter)
+    for words in ("add br-strange type bridge", "set br-strange up", "add out0 type veth peer name out1"):
+        host.run("ip", "link", *words.split())
+    for end, bridge in (("out0", "br-strange"), ("out1", "br-prov")):
+        host.run("ip", "link", "set", end, "master", bridge, "up")
+    try:
+        after = found()
+    finally:
+        host.run("nft", "flush", "ruleset")
+        host.run("chmod", "755", starter)
+        host.run("ip", "link", "del", "out0")
+        host.run("ip", "link", "del", "br-strange")
+    assert {state for what, (state, _) in after.items() if what != "Apptainer's files"} == {"warning"}
+    assert after["Apptainer's files"][0] == "missing" and f"{starter} has mode 4777" in after["Apptainer's files"][1]
+    rules = after["rules for the site's interfaces"][1]
+    assert "bridge strange frames: udp dport 53 drop" in rules and "eth9" not in rules
+    assert "br-prov and br-strange (out1, out0)" in after["other bridges"][1]
+    assert found() == before
+
+
 KEY = "/root/.ssh/id_between"
 FOREIGN = ["# by hand", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHBYvQv0Fg0mJ3PL6vHqM0m5m4p4l5sVn3nXy0mZ0m0m operator"]
 

@@ -408,7 +408,7 @@ def test_a_host_is_queried_once_and_nothing_is_changed(cluster: Cluster) -> None
     output = "".join(f"{name}={value}\n" for name, value in FINE.items())
     host = Fake({("sh", "-c"): (0, output), ("ip", "-json"): (0, json.dumps(LINKS))}, name="host-a")
     host.files = {"/proc/filesystems": b"nodev\toverlay\n\text3\n\tsquashfs\n", "/etc/os-release": DEBIAN.encode()}
-    found = collect_facts(cluster, host)
+    found = collect_facts(cluster, host, ())
     assert found.values == FINE
     assert found.bridges == {"br-prov": Bridge(("eth0",), stp=True)}
     assert found.family == "debian"

@@ -19,6 +19,7 @@ from appliance.operations.nodes.image import build_node
 from appliance.operations.site.keys import create_pair, create_site_pair
 from appliance.progress import Silent
 from appliance.share import share
+from appliance.tools.sealed import check_seal, seal
 
 HERE = socket.gethostname()
 
@@ -119,3 +120,22 @@ def test_only_the_build_host_signs(folder: Path) -> None:
         assert f"this machine ({HERE}) does not sign images: build.host" in refused.value.message
         assert "run it on elsewhere" in refused.value.hint
     assert not list((folder / "own").iterdir())
+
+
+def test_another_signing_key(folder: Path) -> None:
+    """As docs/security.md describes it: until the old public key is removed, images of both keys are accepted."""
+    cluster = site(folder)
+    old = cluster.site.signing
+    made = folder / "image"
+    made.mkdir()
+    (made / "disk").write_text("x")
+    seal(made, old.private_key)
+    private, public = folder / "own" / "two.pem", folder / "own" / "two.pub"
+    signing = old.model_copy(update={"private_key": private, "public_keys": (public, *old.public_keys)})
+    create_site_pair(cluster.site.model_copy(update={"signing": signing}))
+    assert check_seal(made, signing.public_keys).signer == old.public_keys[0]
+    seal(made, signing.private_key)
+    assert check_seal(made, signing.public_keys[:1]).signer == signing.public_keys[0]
+    seal(made, old.private_key)
+    with pytest.raises(Refused, match="is not signed with any of"):
+        check_seal(made, signing.public_keys[:1])
