@@ -206,6 +206,16 @@ OTHER_IMAGE = (
     "sed -i 's/arguments: mitigations=off/& sms.patience=301/' /etc/sms/sms.yaml"
     "; sms -q image build compute; sms -q image push compute"
 )
+SECOND_KEY = """python3 - <<'END'
+import yaml
+site = yaml.safe_load(open("/etc/sms/sms.yaml"))
+site["signing"] = {"private_key": "keys/sign-2.pem", "public_keys": ["keys/sign-2.pub", "keys/sign.pub"]}
+open("/etc/sms/sms.yaml", "w").write(yaml.safe_dump(site))
+END"""
+"""As the page says above its commands."""
+OWN_FOLDERS = """cd /var/lib/sms/vm/images
+for one in [0-9a-f]*/; do cp -a $one own && rm -r $one && mv own $one; done"""
+"""A machine of the tests shows the images of others, whose folders cannot be renamed there."""
 MACHINES = {
     "lab.md": Page(
         MACHINE,
@@ -234,6 +244,13 @@ MACHINES = {
         names={**METAL, "sms files push  ": "sms files push --wait 10m  "},
     ),
     "provision-api.md": Page("host-a"),
+    # The site has another signing key and another authority from here on.
+    "security.md": Page(
+        "admin",
+        (("admin", SECOND_KEY),),
+        hooks={"sms vm build --force": (("admin", OWN_FOLDERS),)},
+        names={"(vm start --host) admin-1": r"\1 host-a --wait 20m", **ADMINS},
+    ),
     "vm.md": Page(
         "admin",
         hooks={

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -67,3 +69,22 @@ def test_another_users_eyes_find_the_state_folder_closed(running: Playground) ->
     host = running.host("host-a")
     assert host.works("setpriv", "--reuid=65534", "--clear-groups", "ls", "/")
     assert not host.works("setpriv", "--reuid=65534", "--clear-groups", "ls", "/var/lib/sms/overlays")
+
+
+def test_another_munge_key_with_sms_apply(running: Playground) -> None:
+    """As docs/security.md describes it: the container answers with the new key; what the old one made is refused."""
+    path, inside = running.lab.etc / "keys" / "munge.key", "/etc/munge/munge.key"
+    old, new = path.read_bytes(), os.urandom(1024)
+    credential = running.sms("exec", "--", "munge", "--no-input").text
+    unmunge = ("exec", "--", "sh", "-c", 'echo "$1" | unmunge', "unmunge")
+    running.sms(*unmunge, credential)
+    try:
+        path.write_bytes(new)
+        running.sms("apply")
+        digest = running.sms("exec", "--", "sha256sum", inside).text.split()[0]
+        assert digest == hashlib.sha256(new).hexdigest()
+        assert b"Invalid credential" in running.sms(*unmunge, credential, ok=None).stderr
+        running.sms("exec", "--", "sh", "-c", "munge --no-input | unmunge")
+    finally:
+        path.write_bytes(old)
+        running.sms("apply")

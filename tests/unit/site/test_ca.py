@@ -127,6 +127,20 @@ def serial(path: Path) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip().removeprefix("serial=")
 
 
+def test_another_authority(tmp_path: Path, need: Callable[[str], str]) -> None:
+    """As docs/security.md describes it: the folder is moved away, and the VM gets certificates of the new one."""
+    need("openssl")
+    folder, old = tmp_path / "tls", tmp_path / "tls.old"
+    make_ca(folder)
+    before = vm_pairs(folder, hostname="sms-vm", addresses=["10.0.0.2"])
+    folder.rename(old)
+    make_ca(folder)
+    after = vm_pairs(folder, hostname="sms-vm", addresses=["10.0.0.2"])
+    for root, other, pairs in ((folder, old, after), (old, folder, before)):
+        assert verified(root / "ca.pem", pairs[0].certificate, "sslserver", tmp_path)
+        assert not verified(other / "ca.pem", pairs[0].certificate, "sslserver", tmp_path)
+
+
 def test_every_certificate_is_logged(tmp_path: Path, need: Callable[[str], str]) -> None:
     need("openssl")
     make_ca(tmp_path)
