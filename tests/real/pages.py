@@ -214,7 +214,7 @@ open("/etc/sms/sms.yaml", "w").write(yaml.safe_dump(site))
 END"""
 """As the page says above its commands."""
 OWN_FOLDERS = """cd /var/lib/sms/vm/images
-for one in [0-9a-f]*/; do cp -a $one own && rm -r $one && mv own $one; done"""
+for one in $(find . -mindepth 1 -maxdepth 1 -type d); do cp -a $one own && rm -r $one && mv own $one; done"""
 """A machine of the tests shows the images of others, whose folders cannot be renamed there."""
 MACHINES = {
     "lab.md": Page(
