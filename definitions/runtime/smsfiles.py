@@ -17,7 +17,7 @@ ACCOUNTS = {"/etc/passwd": 2, "/etc/group": 2, "/etc/shadow": None}
 
 
 def at(path):
-    """Where a path of the container is. Below a root, a link of its folders leads to where it would in the container."""
+    """Where a path of the container is. Below a root, links of its folders lead to where they do in the container."""
     if not ROOT:
         return path
     folder, name = os.path.split(path)
