@@ -5,11 +5,16 @@ from __future__ import annotations
 from appliance.share import share
 
 
+def read_script(name: str) -> str:
+    """Return the text of a script."""
+    return share("definitions", "scripts", name).read_text()
+
+
 def script_argv(name: str, *values: str) -> tuple[str, ...]:
     """Return the command that runs a shell script with ``values`` as its arguments."""
-    return ("sh", "-c", share("definitions", "scripts", name).read_text(), name, *values)
+    return ("sh", "-c", read_script(name), name, *values)
 
 
 def python_argv(name: str, *values: str) -> tuple[str, ...]:
     """Return the command that runs a Python script with ``values`` as its arguments."""
-    return ("python3", "-I", "-c", share("definitions", "scripts", name).read_text(), *values)
+    return ("python3", "-I", "-c", read_script(name), *values)

@@ -11,8 +11,10 @@ from appliance.operations.adopt.inspection import Inspected
 from appliance.operations.engines.owners import Command, script_argv
 from appliance.operations.engines.transfer import transfer
 from appliance.operations.migration.agents import LONG_S
+from appliance.plan.adopt.dump import DumpFilter
 from appliance.progress import Step
 from appliance.tools.move import Endpoint
+from appliance.tools.scripts import read_script
 from appliance.tools.scripts import script_argv as shell_argv
 
 ROUNDS = 6
@@ -111,7 +113,8 @@ def copy_database(inspected: Inspected, setup: str, step: Step) -> None:
     reader = Command(inspected.old, shell_argv("accounting-database", "dump", accounting_conf(slurm.file)))
     writer = inspected.owner.load_database(setup)
     try:
-        transfer(reader, writer, lambda done: step.moved(done, 0))  # its files say little about the size of a dump
+        # Its files say little about the size of a dump.
+        transfer(reader, writer, lambda done: step.moved(done, 0), DumpFilter(inspected.old.name))
     except SmsError as error:
         raise SmsError(f"the accounting database cannot be copied: {error.message}", hint=error.hint) from error
 

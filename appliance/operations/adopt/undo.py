@@ -27,6 +27,7 @@ from appliance.operations.preflight import find_instance, query_confinement
 from appliance.operations.services.stop import stop
 from appliance.operations.services.unfinished import recover_migration
 from appliance.plan.adopt.adoption import ADOPTED, BEGUN, FINISHED, ROLES, UNDONE, Adoption, find_database
+from appliance.plan.adopt.dump import DumpFilter
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.lease import find_holder
 from appliance.plan.migration.move import missing_jobs
@@ -35,6 +36,7 @@ from appliance.plan.services.jobs import JOBS, read_jobs
 from appliance.progress import Progress
 from appliance.shared.adopt import ReturnRequest
 from appliance.tools.move import Endpoint, open_endpoint
+from appliance.tools.scripts import read_script
 from appliance.tools.scripts import script_argv as shell_argv
 from appliance.units import format_time
 
@@ -49,7 +51,7 @@ CONFIGURATION = (
 OLD_REPLIES = ("ready", "armed", "up", "serves", "committed")
 DUMP = (
     *("mariadb-dump", "--no-defaults", "--socket=/run/mysqld/mysqld.sock", "--single-transaction", "--quick"),
-    *("--skip-dump-date", "slurm_acct_db"),
+    *("--skip-dump-date", "--skip-triggers", "--default-character-set=utf8mb4", "slurm_acct_db"),
 )
 
 
@@ -227,8 +229,10 @@ def _steps(current: _Undo) -> None:
             _halt(current, accounting.name)
             conf, number = accounting_conf(record.slurm_conf), str(int(record.at))
             reader = Command(current.host, inside_argv(cluster.site, cluster.services, *DUMP))
-            writer = Command(current.old, shell_argv("accounting-database", "load", conf, number))
-            transfer(reader, writer, lambda done: step.moved(done, done))
+            load = shell_argv("accounting-database", "load", conf, number, read_script("load-dump"))
+            writer = Command(current.old, load)
+            through = DumpFilter(f"the services container on {current.host.name}")
+            transfer(reader, writer, lambda done: step.moved(done, done), through)
     jobs = read_jobs(current.host.run(*inside_argv(cluster.site, cluster.services, *JOBS), ok=None, timeout=60).text)
     with progress.step("stop slurmctld; copy the last changes to the old node") as step:
         copy_changes(source, write)

@@ -26,6 +26,7 @@ from appliance.plan.services.controllers import CONTAINER
 from appliance.plan.services.runs import ROOT, Once, once_run
 from appliance.progress import Progress
 from appliance.tools import ext3, files
+from appliance.tools.scripts import read_script
 from appliance.tools.scripts import script_argv as shell_argv
 from appliance.tools.space import query_space
 
@@ -111,7 +112,7 @@ class ContainerOwner(Owner):
 
     def load_database(self, setup: str) -> Command:
         """Return the command that loads a dump, its standard input, into the copy; ``setup``: of mariadb."""
-        argv = shell_argv("database-load", ROOT, setup)
+        argv = shell_argv("database-load", ROOT, setup, read_script("load-dump"))
         return self.run_once(Once("database", argv, self.moving, writable=True, scratch=("/var/log",)))
 
     def run_once(self, once: Once) -> Command:

@@ -43,7 +43,7 @@ PURPOSES: dict[Purpose, tuple[Capability, ...] | None] = {
     "read": ("DAC_OVERRIDE",),
     "write": ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID"),
     "seed": ("CHOWN", "DAC_OVERRIDE", "FOWNER"),
-    "database": ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"),
+    "database": ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID"),
     "trial": None,
 }
 """What a one-shot run is for, and the capabilities that it has; None: those of the instance, which it stands for.

@@ -111,7 +111,7 @@ def test_texts_are_found(text: str, found: bool) -> None:
 def test_every_purpose_is_declared() -> None:
     assert set(PURPOSES) == set(get_args(Purpose))
     for name, capabilities in PURPOSES.items():
-        assert not {"NET_ADMIN", "NET_RAW", "KILL"} & set(capabilities or ()), name
+        assert not {"NET_ADMIN", "NET_RAW", "SYS_CHROOT"} & set(capabilities or ()), name
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)
