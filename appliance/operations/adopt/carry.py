@@ -11,6 +11,7 @@ from appliance.operations.adopt.inspection import Inspected
 from appliance.operations.engines.owners import Command, script_argv
 from appliance.operations.engines.transfer import transfer
 from appliance.operations.migration.agents import LONG_S
+from appliance.plan.adopt.accounting import accounting_conf
 from appliance.plan.adopt.dump import DumpFilter
 from appliance.progress import Step
 from appliance.tools.move import Endpoint
@@ -117,8 +118,3 @@ def copy_database(inspected: Inspected, setup: str, step: Step) -> None:
         transfer(reader, writer, lambda done: step.moved(done, 0), DumpFilter(inspected.old.name))
     except SmsError as error:
         raise SmsError(f"the accounting database cannot be copied: {error.message}", hint=error.hint) from error
-
-
-def accounting_conf(slurm_conf: str) -> str:
-    """Return the path of slurmdbd.conf, which is beside slurm.conf."""
-    return f"{slurm_conf.rpartition('/')[0]}/slurmdbd.conf"

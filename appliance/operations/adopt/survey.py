@@ -20,9 +20,11 @@ from appliance.host.local import Local
 from appliance.operations.adopt.capture import capture_services
 from appliance.operations.classify.classify import ClassifyOptions, render
 from appliance.operations.site.find import open_site
+from appliance.plan.adopt.accounting import accounting_conf
 from appliance.plan.adopt.draft import Draft
-from appliance.plan.adopt.frames import read_frames
+from appliance.plan.adopt.frames import Frames, Section, read_frames
 from appliance.plan.adopt.model import Finding, Survey
+from appliance.plan.adopt.read_slurm import find_conf
 from appliance.plan.adopt.report import compare, report_text, schema_text, survey_json
 from appliance.plan.adopt.survey import Request, examine
 from appliance.plan.adopt.traffic import no_ssh, ssh_ports
@@ -30,6 +32,7 @@ from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.files import make_folder, replace_file
 from appliance.text import one_line, printable
+from appliance.tools.scripts import script_argv
 
 if TYPE_CHECKING:
     from analysis.model import Classification
@@ -39,6 +42,7 @@ __all__ = ["SurveyOptions", "Written", "schema_text", "survey", "survey_json", "
 SECONDS = 60
 """After which the script begins no further section; each takes five seconds at most."""
 KILLED_S = 120
+QUERY_S = 60
 MOST_BYTES = 64 << 20
 KEY = "/etc/munge/munge.key"
 KEY_BYTES = range(32, 1025)
@@ -93,10 +97,11 @@ def survey(options: SurveyOptions, progress: Progress) -> tuple[Survey, Draft]:
     host = open_host(options.target)
     services = read_catalog(share("definitions", "services"))
     with progress.step(f"read {host.name}"):
-        output = collect(host, options.folder)
+        frames = read_frames(collect(host, options.folder))
+        query_accounting(host, frames, options.folder)
         key = fetch_key(host) if options.munge_key else b""
     request = Request(options.target or host.name, socket.gethostname(), options.folder, bool(key))
-    found, draft = examine(read_frames(output), services, request)
+    found, draft = examine(frames, services, request)
     if key:
         draft.files["secrets/munge.key"] = key
     if options.live_s:
@@ -175,6 +180,18 @@ def collect(host: Host, folder: str, *, root: str = "") -> bytes:
         if len(output) < MOST_BYTES:
             stream.result(ok=None)
     return bytes(output)
+
+
+def query_accounting(host: Host, frames: Frames, folder: str) -> None:
+    """Add what the accounting database there says, if the node has slurmdbd.conf. It is only read."""
+    conf = accounting_conf(find_conf(frames, folder))
+    if conf not in frames.files:
+        return
+    try:
+        result = host.run(*script_argv("accounting-database", "check", conf), timeout=QUERY_S).stdout
+    except CommandError as error:
+        result = f"error {one_line(error.result.stderr.decode(errors='replace'), 300)}\n".encode()
+    frames.runs["accounting"] = Section("accounting", "read", result)
 
 
 def not_permitted(host: Host, text: str) -> Refused:

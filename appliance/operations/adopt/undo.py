@@ -10,7 +10,7 @@ from typing import NoReturn
 from appliance.errors import Refused, RolledBack, SmsError, Unverified
 from appliance.host.base import Host
 from appliance.operations import history
-from appliance.operations.adopt.carry import CHANGE_S, accounting_conf, copy_changes, copy_round
+from appliance.operations.adopt.carry import CHANGE_S, copy_changes, copy_round
 from appliance.operations.adopt.inspection import VERB, resume_old
 from appliance.operations.adopt.record import find_record, save_record
 from appliance.operations.adopt.survey import open_host
@@ -26,6 +26,7 @@ from appliance.operations.migration.state import Inspected as MigrationFacts
 from appliance.operations.preflight import find_instance, query_confinement
 from appliance.operations.services.stop import stop
 from appliance.operations.services.unfinished import recover_migration
+from appliance.plan.adopt.accounting import accounting_conf
 from appliance.plan.adopt.adoption import ADOPTED, BEGUN, FINISHED, ROLES, UNDONE, Adoption, find_database
 from appliance.plan.adopt.dump import DumpFilter
 from appliance.plan.machine import inside_argv

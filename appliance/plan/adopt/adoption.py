@@ -14,6 +14,7 @@ from appliance.catalog.model import Role
 from appliance.config.hostlist import expand, fold
 from appliance.config.model import Network, Site
 from appliance.errors import Refused
+from appliance.plan.adopt.accounting import find_lacking
 from appliance.plan.adopt.model import Link, Survey
 from appliance.plan.adopt.read_network import addresses_of
 from appliance.plan.migration.move import MUNGE_LIMIT_S, SKEW_LIMIT_S, ServiceOutage, predict_outages, predict_parts
@@ -263,6 +264,7 @@ def judge(
     return [
         *_judge_access(survey, old, interfaces),
         *_judge_slurm(site, services, survey, old, target),
+        *_judge_accounting(services, survey, old),
         *_judge_target(survey, old, target),
         *_judge_addresses(site, old, target, interfaces),
     ]
@@ -352,6 +354,14 @@ def _judge_slurm(
             )
         )
     return doubts
+
+
+def _judge_accounting(services: Sequence[Service], survey: Survey, old: OldFacts) -> list[Doubt]:
+    """Return what keeps the accounting database from being copied, or given back by an undo."""
+    slurm, accounting = survey.slurm, find_role(services, "accounting")
+    if not slurm or not slurm.database or accounting is None or unit_of(accounting) not in old.units:
+        return []
+    return [Doubt("refused", what, todo) for what, todo in find_lacking(slurm.accounting)]
 
 
 def _judge_target(survey: Survey, old: OldFacts, target: TargetFacts) -> list[Doubt]:

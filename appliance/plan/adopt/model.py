@@ -60,6 +60,19 @@ class Entry(Part):
     settings: dict[str, str]
 
 
+class Accounting(Part):
+    """The accounting database, as the client on the node finds it."""
+
+    client: str = Field("", description="As its --version prints it.")
+    dump: str = Field("", description="Path of mariadb-dump or mysqldump.")
+    server: str = Field("", description="Version.")
+    user: str = Field("", description="Who loads the database when it is given back.")
+    options: tuple[str, ...] = Field((), description="Options by which the client runs no commands.")
+    rights: tuple[str, ...] = Field((), description="What that user may grant, of what is needed.")
+    objects: tuple[str, ...] = Field((), description="What it has besides tables of InnoDB: it is not copied.")
+    error: str = Field("", description="Why it could not be queried.")
+
+
 class Slurm(Part):
     """Slurm's controller. ``state_versions``: the protocol version that wrote each file of the state."""
 
@@ -81,6 +94,7 @@ class Slurm(Part):
     database: bool = Field(False, description="Whether slurmdbd is configured on this node.")
     database_host: str = ""
     database_kb: int | None = None
+    accounting: Accounting | None = Field(None, description="Only where slurmdbd is configured on this node.")
 
 
 class Node(Part):

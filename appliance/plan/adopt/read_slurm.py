@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from appliance.config.model import line_settings
+from appliance.plan.adopt.accounting import read_accounting
 from appliance.plan.adopt.frames import Frames, Section
 from appliance.plan.adopt.model import Entry, Slurm
 from appliance.text import printable
@@ -98,6 +99,7 @@ def read_slurm(frames: Frames, folder: str = "") -> Slurm | None:
         database=daemon is not None,
         database_host=single.get("accountingstoragehost", ""),
         database_kb=_kilobytes(frames, "database-size"),
+        accounting=read_accounting(frames.runs.get("accounting")),
     )
 
 

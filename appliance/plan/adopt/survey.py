@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.catalog import Service
+from appliance.plan.adopt.accounting import accounting_conf, find_lacking, has_commands
 from appliance.plan.adopt.draft import Context, Draft, make_draft
 from appliance.plan.adopt.frames import Frames, Section
 from appliance.plan.adopt.model import Finding, Slurm, Survey, System
@@ -137,6 +138,12 @@ def _left(survey: Survey, services: Mapping[str, Service], unread: Sequence[str]
         yield left("system", "it was not read as root", "run it as root or with sudo: much of it is missing")
     if survey.slurm is None:
         yield left("Slurm", "no slurm.conf", "name its folder with --slurm-folder, if the node runs slurmctld")
+    if survey.slurm and survey.slurm.accounting:
+        for what, todo in find_lacking(survey.slurm.accounting):
+            yield left("Slurm", what, f"{todo}; `sms adopt` is refused", accounting_conf(survey.slurm.file))
+        if has_commands(survey.slurm.accounting):
+            todo = "upgrade it, if you can: only the filter of sms is between a dump of the container and this node"
+            yield left("Slurm", f"{survey.slurm.accounting.client} has no mode without commands", todo)
     for name in survey.services:
         if not services[name].container:
             used = ", ".join(sorted({one.port for one in survey.listeners if one.service == name}))

@@ -14,6 +14,7 @@ from appliance.catalog import Service, read_catalog, select
 from appliance.config.model import Site
 from appliance.config.read import read_site
 from appliance.errors import Refused
+from appliance.plan.adopt.accounting import RIGHTS
 from appliance.plan.adopt.adoption import (
     AdoptPlan,
     OldFacts,
@@ -23,7 +24,7 @@ from appliance.plan.adopt.adoption import (
     refuse_doubtful,
     spare_mac,
 )
-from appliance.plan.adopt.model import Link, Listener, Slurm, Survey, Translation
+from appliance.plan.adopt.model import Accounting, Link, Listener, Slurm, Survey, Translation
 from appliance.plan.migration.state import oldest_read, release_of, state_version
 from appliance.plan.services.nodes import NodesView, SilentNode
 from appliance.share import share
@@ -52,6 +53,18 @@ def link(name: str, address: str, mac: str, *more: str) -> Link:
     return Link(name=name, mac=mac, mtu=1500, up=True, addresses=(address, *more))
 
 
+def accounting(**changes: Any) -> Accounting:
+    values: dict[str, Any] = {
+        "client": "mariadb  Ver 15.1 Distrib 10.11.19-MariaDB",
+        "dump": "/usr/bin/mariadb-dump",
+        "server": "10.11.19-MariaDB-0+deb12u1",
+        "user": "root@localhost",
+        "options": ("sandbox", "binary-mode"),
+        "rights": RIGHTS,
+    }
+    return Accounting(**{**values, **changes})
+
+
 def slurm(**changes: Any) -> Slurm:
     values: dict[str, Any] = {
         "file": "/etc/slurm/slurm.conf",
@@ -64,6 +77,7 @@ def slurm(**changes: Any) -> Slurm:
         "state_versions": {"job_state": 9728},
         "database": True,
         "database_kb": 2048,
+        "accounting": accounting(),
     }
     return Slurm(**{**values, **changes})
 
@@ -114,6 +128,34 @@ def test_a_node_without_doubts_is_adopted(case: Case) -> None:
     assert plan.stops == ("slurmctld.service", "slurmdbd.service")
     assert plan.stays == ("nfs (tcp/2049)", "ssh (tcp/22)")
     assert {one.name for one in plan.outages} >= {"slurmctld", "slurmdbd", "nat"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        (
+            {"rights": ("SELECT", "INSERT")},
+            "root@localhost of the database may not grant CREATE, DROP, ALTER, CREATE USER",
+        ),
+        ({"server": "", "error": "ERROR 1045 (28000): Access denied"}, "cannot be queried: ERROR 1045"),
+        ({"server": ""}, "cannot be queried: it does not answer"),
+        ({"server": "5.1.73"}, "the database server is 5.1.73"),
+        ({"objects": ("trigger t", "view v")}, "the accounting database has trigger t, view v: only tables of InnoDB"),
+    ],
+)
+def test_what_keeps_the_accounting_from_coming_back_is_refused_first(
+    case: Case, changes: dict[str, Any], what: str
+) -> None:
+    """Only where slurmdbd runs there."""
+    case.survey = case.survey.model_copy(update={"slurm": slurm(accounting=accounting(**changes))})
+    assert [one.what for one in case.plan().refused if what in one.what]
+    case.old = replace(case.old, units=frozenset({"slurmctld.service"}))
+    assert case.plan().doubts == ()
+
+
+def test_an_accounting_that_was_not_queried_is_refused(case: Case) -> None:
+    case.survey = case.survey.model_copy(update={"slurm": slurm(accounting=None)})
+    assert ["was not queried" in one.what for one in case.plan().refused] == [True]
 
 
 SILENT = SilentNode("node3", "idle+not_responding", "Not responding", acknowledged=False)

@@ -19,7 +19,7 @@ from appliance.host.local import Local
 from appliance.operations.adopt.survey import check_draft, collect, write_site
 from appliance.operations.site.find import open_site
 from appliance.plan.adopt.draft import Draft
-from appliance.plan.adopt.frames import read_frames
+from appliance.plan.adopt.frames import Section, read_frames
 from appliance.plan.adopt.model import Survey
 from appliance.plan.adopt.report import compare, report_text, schema_text, survey_json
 from appliance.plan.adopt.survey import Request, examine
@@ -247,3 +247,31 @@ def test_a_classification_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_it_is_sent_by_standard_input() -> None:
     assert b"@done" in collect(Local("here"), "")
+
+
+ACCOUNTING = b"""\
+client /usr/bin/mariadb  Ver 15.1 Distrib 5.5.68-MariaDB, for Linux (x86_64)
+dump /usr/bin/mysqldump
+server 5.5.68-MariaDB
+user slurm@localhost
+right SELECT
+right \x1b]0;x\x07
+object trigger t\x1b[2J
+"""
+
+
+def test_what_an_undo_needs_of_the_database_is_a_finding(tmp_path: Path) -> None:
+    """Rights, what is not copied, a client that runs commands. The host's text controls no terminal."""
+    frames = read_frames(run_script(debian().build(tmp_path)))
+    frames.runs["accounting"] = Section("accounting", "read", ACCOUNTING)
+    found, _ = examine(frames, SERVICES, Request("sms-old", "host-a"))
+    assert found.slurm and found.slurm.accounting and found.slurm.accounting.rights == ("SELECT",)
+    whats = [one.what for one in found.findings if one.carried == "left"]
+    for what in (
+        "slurm@localhost of the database may not grant INSERT, CREATE, DROP, ALTER, CREATE USER",
+        "the accounting database has trigger t",
+        "5.5.68-MariaDB, for Linux (x86_64) has no mode without commands",
+    ):
+        assert [one for one in whats if what in one], what
+    assert "\x1b" not in survey_json(found) + report_text(found, ())
+    jsonschema.validate(json.loads(survey_json(found)), json.loads(schema_text()))
