@@ -8,13 +8,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from appliance.host.netns import Netns
 from appliance.operations.image.build import Built
 from appliance.operations.lab.demo import OVERLAY, as_alice, wait_idle
 from appliance.tools import ext3
+from appliance.tools.scripts import read_script, script_argv
 from tests.real.adopt.kills import NODES, OLD, TARGET, Cell, job_of, run_adoption, run_undo
 from tests.real.conftest import Playground
 from tests.real.labs import build_image, fresh_lab, wrong_munge_key
@@ -52,6 +55,80 @@ def built(legacy: Playground) -> Built:
 def ready(legacy: Playground, built: Built) -> Playground:
     """sms-old serves; the image is on the admin host from which it is adopted."""
     return legacy
+
+
+SPOILED = r"""#!/bin/sh
+/usr/bin/mariadb-dump "$@" |
+    sed -e '/enable the sandbox mode/d' -e '/^-- Server version/a \\\\! touch /tmp/ran; sleep 76543 \&'
+"""
+"""A dump with a command of the client in it, and without the line by which it would refuse commands."""
+WRAPPER = "/usr/local/bin/mariadb-dump"
+CONF = "/etc/slurm/slurmdbd.conf"
+
+
+def spoiled_line(*argv: str, host: Netns) -> int:
+    """The number of that line in a spoiled dump."""
+    return int(
+        host.run(*argv, "sh", "-c", f"{WRAPPER} slurm_acct_db | grep -n 'touch /tmp/ran'").text.partition(":")[0]
+    )
+
+
+def runs_spoiled() -> bool:
+    """Whether the command runs anywhere."""
+    return any(b"\x0076543\0" in read_command(one) for one in Path("/proc").glob("[0-9]*/cmdline"))
+
+
+def read_command(path: Path) -> bytes:
+    """The command line of a process; empty if it has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_command_in_the_dump_of_the_old_node_does_not_run(ready: Playground) -> None:
+    """It ends the rehearsal with the number of its line. (Short: it ends at the first part that is copied.)"""
+    old = ready.host(OLD)
+    old.write(WRAPPER, SPOILED.encode(), mode=0o755)
+    try:
+        line = spoiled_line(host=old)
+        found = ready.sms("adopt", OLD, "--to", TARGET, "--dry-run", on="admin", ok=(3,)).stderr.decode()
+    finally:
+        old.remove(WRAPPER)
+    assert f"line {line} of the dump of {OLD} is of no form that is used: \\! touch /tmp/ran" in found
+    assert not runs_spoiled() and not old.works("test", "-e", "/tmp/ran")
+    assert not ready.host(TARGET).works("test", "-e", OVERLAY)
+
+
+FORBIDDEN = {
+    "\\! touch /tmp/ran": "Unknown command",
+    "\\. /etc/passwd": "Unknown command",
+    "SELECT 1 INTO OUTFILE '/tmp/ran';": "denied",
+    "LOAD DATA LOCAL INFILE '/etc/passwd' INTO TABLE `t`;": "disabled",
+    "CREATE TABLE mysql.t (a int);": "denied",
+    "CREATE TABLE slurm_acct_db.t (a int);": "denied",
+    "CREATE TRIGGER t BEFORE INSERT ON t FOR EACH ROW SET NEW.a = 1;": "denied",
+    "CREATE PROCEDURE p() SELECT 1;": "denied",
+    "GRANT ALL ON *.* TO sms_load@localhost;": "denied",
+    "SELECT * FROM t;": "denied",
+}
+
+
+def test_who_loads_a_dump_on_the_old_node_can_do_nothing_else(ready: Playground) -> None:
+    """Real MariaDB: what the filter would have stopped, without it; the user is one of a killed run at first."""
+    old, sql = ready.host(OLD), ("mariadb", "--batch", "--skip-column-names", "--execute")
+    before = old.run("sh", "-c", "mariadb-dump --skip-dump-date slurm_acct_db | sha256sum").text
+    old.run(*sql, "CREATE USER sms_load@localhost IDENTIFIED BY 'x'; GRANT ALL ON *.* TO sms_load@localhost")
+    load = script_argv("accounting-database", "load", CONF, "7", read_script("load-dump"))
+    for statement, why in FORBIDDEN.items():
+        text = f"CREATE TABLE t (a int);\n{statement}\nCREATE TABLE sms_complete (a int);\n"
+        done = old.run(*load, input=text.encode(), ok=(1,))
+        assert why in done.stderr.decode(), statement
+    assert old.run(*load, input=b"CREATE TABLE t (a int);\n", ok=(1,)).stderr  # it does not end
+    assert not old.works("test", "-e", "/tmp/ran")
+    assert old.run(*sql, "SELECT user FROM mysql.user WHERE user = 'sms_load'").text == ""
+    assert old.run("sh", "-c", "mariadb-dump --skip-dump-date slurm_acct_db | sha256sum").text == before
+    old.run(*sql, "DROP DATABASE slurm_acct_db_sms_new; DROP DATABASE slurm_acct_db_sms_stale")
 
 
 @FULL
@@ -281,6 +358,24 @@ def test_the_old_node_stays_away_once_adopted(legacy: Playground) -> None:
 def test_a_second_adoption_is_refused(legacy: Playground) -> None:
     found = legacy.sms("adopt", OLD, "--to", TARGET, on="admin", ok=(3,))
     assert b"has the services" in found.stderr
+
+
+def test_a_command_in_the_dump_of_the_container_does_not_run(legacy: Playground) -> None:
+    """It ends the undo with the number of its line: the container serves as before, the old node has its database."""
+    old, inside = legacy.host(OLD), ("sms", "exec", "--")
+    tables = ("mariadb", "--execute", "SHOW TABLES FROM slurm_acct_db; SELECT user FROM mysql.user")
+    before, target = old.run(*tables).text, legacy.host(TARGET)
+    target.run(*inside, "sh", "-c", 'printf %s "$1" >"$0" && chmod 755 "$0"', WRAPPER, SPOILED)
+    try:
+        line = spoiled_line(*inside, host=target)
+        found = legacy.sms("adopt", "--undo", on="admin", ok=(5,), timeout=300).stderr.decode()
+    finally:
+        target.run(*inside, "rm", WRAPPER)
+    assert f"line {line} of the dump of the services container on {TARGET} is of no form that is used" in found
+    assert not runs_spoiled() and not old.works("test", "-e", "/tmp/ran")
+    assert old.run(*tables).text == before
+    assert legacy.host("node1").works("scontrol", "ping")
+    assert legacy.instances(TARGET) == ["sms-lab"]
 
 
 def test_finish_forgets(legacy: Playground) -> None:
