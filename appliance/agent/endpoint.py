@@ -379,16 +379,22 @@ def without_timeout(line: str) -> str:
     return LEFT.sub("", line)
 
 
+CONNECTION = re.compile(
+    r"-A(?: (?:-[a-z]|--[sd]port|--(?:orig|reply)-[a-z-]+|--icmp-[a-z]+|--(?:src|dst)key|--state)"
+    r" [A-Za-z0-9.:,_\[\]]+)+\s*"
+)
+"""A line of ``conntrack -o save``. Another one could be any command of conntrack(8), such as to forget all."""
+
+
 def load_connections(instance: Instance, lines: Strings) -> str:
     """Add connections to an instance; existing ones stay. Return the error message, empty when all were added."""
-    if not lines:
-        return ""
-    text = "".join(line + "\n" for line in lines).encode()
+    known = [line for line in lines if CONNECTION.fullmatch(line)]
     try:
-        run(*instance.network("conntrack", "-R", "-"), stdin=text)
-        return ""
+        if known:
+            run(*instance.network("conntrack", "-R", "-"), stdin="".join(line + "\n" for line in known).encode())
     except Problem as problem:
         return problem.message
+    return "" if len(known) == len(lines) else "%d are of no form that is known" % (len(lines) - len(known))
 
 
 NEIGHBOUR = re.compile(r"^[0-9a-fA-F.:]+ eth[0-9]+ [0-9a-f:]+\Z")

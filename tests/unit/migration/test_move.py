@@ -17,7 +17,7 @@ from appliance.agent import channel
 from appliance.agent.changes import Changes
 from appliance.agent.channel import Channel, Disconnected
 from appliance.agent.chunk_frames import HEAD, FrameEncoder, chunk_digest, decode_frames
-from appliance.agent.endpoint import NEIGHBOUR, parse_translated, without_timeout
+from appliance.agent.endpoint import CONNECTION, NEIGHBOUR, parse_translated, without_timeout
 from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK, ZERO, digest_of
 from appliance.agent.transfer import COMPRESSED, PLAIN
@@ -429,3 +429,28 @@ def test_a_receiver_that_is_gone(wire: Wire) -> None:
     wire.hang_up()
     with pytest.raises(Disconnected):
         wire.channel.send("parcels", b"data")
+
+
+ENDS = "-s 10.1.0.2 -d 10.9.0.1 -r 10.9.0.1 -n 10.9.0.7:4001"
+
+
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        (f"-A -t 299 -u SEEN_REPLY,ASSURED {ENDS} -p tcp --sport 1 --dport 80 --reply-port-dst 1 --state CLOSE ", True),
+        (f"-A -t 29 -u UNSET -w 3 {ENDS} -p udp --sport 4 --dport 53 --reply-port-src 53 --reply-port-dst 4", True),
+        (f"-A -t 29 {ENDS} -p icmp --icmp-type 8 --icmp-code 0 --icmp-id 7", True),
+        (f"-A -t 29 {ENDS} -p gre --srckey 1 --dstkey 2 --reply-key-src 2 --reply-key-dst 1", True),
+        (f"-A -t 29 {ENDS} -p sctp --sport 1 --dport 2 --state ESTABLISHED --orig-vtag 1 --reply-vtag 2", True),
+        ("-F", False),
+        ("-D", False),
+        (f"-D {ENDS}", False),
+        (f"-A {ENDS} -F", False),
+        (f"-A {ENDS} --load-file /etc/shadow", False),
+        (f"-A {ENDS} -o /etc/shadow", False),
+        ("", False),
+    ],
+)
+def test_only_connections_of_another_host_are_added(line: str, known: bool) -> None:
+    """`conntrack -R` runs any command that is in its input, such as to forget all connections."""
+    assert bool(CONNECTION.fullmatch(line)) == known
