@@ -25,7 +25,7 @@ def read_links(frames: Frames) -> tuple[Link, ...]:
     """Return the interfaces with their addresses, in the order of the kernel."""
     addresses: dict[str, list[str]] = {}
     for line in frames.output("addresses"):
-        if found := re.match(r"[0-9]+: (\S+?)(?:@\S+)?\s+(inet6?) (\S+)(.*)", line):
+        if found := re.match(r"[0-9]+: ([^\s@]+)(?:@\S+)?\s+(inet6?) (\S+)(.*)", line):
             if "scope link" in found[4] and found[2] == "inet6":
                 continue
             known = addresses.setdefault(found[1], [])

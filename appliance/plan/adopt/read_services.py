@@ -33,7 +33,7 @@ def read_peers(frames: Frames) -> Peers:
     clocks = [words[1] for words in map(str.split, time) if words[0] in ("server", "pool", "peer") and len(words) > 1]
     root = re.search(r"^root:\s*(\S+)", frames.text("/etc/aliases"), re.MULTILINE)
     exports = lines_of(frames, ("/etc/exports",), ("/etc/exports.d",))
-    paths = re.findall(r'^\s*Path\s*=\s*"?([^";\s]+)', frames.text(GANESHA), re.MULTILINE | re.IGNORECASE)
+    paths = re.findall(r'^[ \t]*Path\s*=\s*"?([^";\s]+)', frames.text(GANESHA), re.MULTILINE | re.IGNORECASE)
     exports += [f"{path} (NFS-Ganesha)" for path in paths]
     names = [words[1] for words in map(str.split, lines_of(frames, ("/etc/resolv.conf",))) if len(words) > 1]
     relay = mail.get("relayhost", "") or next(
@@ -58,7 +58,7 @@ def _clean(values: Iterable[str]) -> tuple[str, ...]:
 
 def _receives(lines: list[str]) -> Iterable[str]:
     for line in lines:
-        if found := re.search(r'input\(\s*type="im(udp|p?tcp|relp)".*?port="([0-9]{1,5})"', line):
+        if found := re.search(r'input\(\s*type="im(udp|p?tcp|relp)".{0,1000}?port="([0-9]{1,5})"', line):
             yield f"{found[1].replace('ptcp', 'tcp')}/{found[2]}"
         elif found := re.match(r"\$(UDP|InputTCP|InputRELP)ServerRun\s+([0-9]{1,5})", line):
             yield f"{found[1].removeprefix('Input').lower()}/{found[2]}"
@@ -67,7 +67,7 @@ def _receives(lines: list[str]) -> Iterable[str]:
 def _forwards(lines: list[str]) -> Iterable[str]:
     text = "\n".join(lines)
     yield from re.findall(r"^\S+\s+(@@?[A-Za-z0-9.\[\]:-]{1,253})", text, re.MULTILINE)
-    for action in re.findall(r'action\(([^()]*type="omfwd"[^()]*)\)', text):
+    for action in re.findall(r'action\(([^()]{0,1000}?type="omfwd"[^()]{0,1000})\)', text):
         values: dict[str, str] = {key.lower(): value for key, value in re.findall(r'(\w+)="([^"]*)"', action)}
         mark = "@@" if values.get("protocol", "udp").lower() == "tcp" else "@"
         target = values.get("target", "")

@@ -135,7 +135,7 @@ def _included(frames: Frames, file: str) -> set[str]:
     while todo:
         path = todo.pop()
         section = frames.files.get(path)
-        for one in re.findall(r"^\s*include\s+(\S+)", section.text, re.IGNORECASE | re.M) if section else ():
+        for one in re.findall(r"^[ \t]*include[ \t]+(\S+)", section.text, re.IGNORECASE | re.M) if section else ():
             other = one if one.startswith("/") else f"{path.rpartition('/')[0]}/{one}"
             if other not in found:
                 found.add(other)
@@ -145,7 +145,7 @@ def _included(frames: Frames, file: str) -> set[str]:
 
 def find_ids(frames: Frames, name: str, run: str = "") -> tuple[int | None, int | None]:
     """Return the user and group id of an account; None if the host does not know it."""
-    if found := re.search(r"uid=([0-9]{1,10})\(.*?gid=([0-9]{1,10})", " ".join(frames.output(run))):
+    if found := re.search(r"uid=([0-9]{1,10})\(.*?gid=([0-9]{1,10})", " ".join(frames.output(run))[:1000]):
         return int(found[1]), int(found[2])
     for line in (*frames.output("passwd"), *frames.text("/etc/passwd").split("\n")):
         words = line.split(":")

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +16,12 @@ import yaml
 
 from appliance.catalog import read_catalog
 from appliance.cli import main
+from appliance.errors import ConfigError
 from appliance.host.local import Local
-from appliance.operations.adopt.survey import check_draft, collect, write_site
+from appliance.operations.adopt.survey import check_draft, collect, open_host, write_site
 from appliance.operations.site.find import open_site
 from appliance.plan.adopt.draft import Draft
-from appliance.plan.adopt.frames import Section, read_frames
+from appliance.plan.adopt.frames import Frames, Section, read_frames
 from appliance.plan.adopt.model import Survey
 from appliance.plan.adopt.report import compare, report_text, schema_text, survey_json
 from appliance.plan.adopt.survey import Request, examine
@@ -275,3 +277,42 @@ def test_what_an_undo_needs_of_the_database_is_a_finding(tmp_path: Path) -> None
         assert [one for one in whats if what in one], what
     assert "\x1b" not in survey_json(found) + report_text(found, ())
     jsonschema.validate(json.loads(survey_json(found)), json.loads(schema_text()))
+
+
+MANY = 20_000
+SLOW = {
+    "lines of newlines": ("/etc/slurm/slurm.conf", "ClusterName=x\n" + "\n" * MANY),
+    "paths of newlines": ("/etc/ganesha/ganesha.conf", "\n" * MANY),
+    "inputs without a port": ("/etc/rsyslog.conf", 'input(type="imudp" ' * MANY),
+    "actions without an end": ("/etc/rsyslog.conf", "action(" + 'type="omfwd" ' * MANY),
+    "merged aliases": (
+        "/etc/warewulf/nodes.conf",
+        "nodes:\n  a0: &a0 {x: 1}\n"
+        + "".join(f"  a{n + 1}: &a{n + 1} {{<<: [{','.join([f'*a{n}'] * 9)}]}}\n" for n in range(8)),
+    ),
+    "ids without a group": ("", "uid=1(" * MANY),
+    "an interface of at signs": (" ", "1: " + "@" * MANY),
+}
+"""File and content, or the output of a program, at which a pattern would search for minutes."""
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_no_text_of_the_host_keeps_the_reader_busy(name: str) -> None:
+    path, text = SLOW[name]
+    frames = Frames(files={"/etc/slurm/slurm.conf": Section("/etc/slurm/slurm.conf", "read", b"ClusterName=x\n")})
+    if path.strip():
+        frames.files[path] = Section(path, "read", text.encode())
+    else:
+        run = "addresses" if path else "slurm-user"
+        frames.runs[run] = Section(run, "read", text.encode())
+    began = time.process_time()
+    examine(frames, SERVICES, Request("sms-old", "host-a"))
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "target", ["-oProxyCommand=x", "-l@host", "a b", "host;id", "root@-x", "$(id)", "host:0", "../x", "a@b@c"]
+)
+def test_what_is_no_host_is_given_to_no_ssh(target: str) -> None:
+    with pytest.raises(ConfigError, match="is not a host"):
+        open_host(target)
