@@ -237,6 +237,22 @@ def test_there_is_an_end_to_the_number_of_files(state: Path, tmp_path: Path, mon
     assert b"more than 5 files" in run("write", pair(tmp_path / "copy"), input=data, ok=False)
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+@pytest.mark.parametrize("command", ["write", "change"])
+def test_the_head_of_an_entry_has_a_limit(tmp_path: Path, command: str, kind: bytes) -> None:
+    """It could fill the memory of who reads it: that ends before it is read."""
+    head = tarfile.TarInfo("x")
+    head.type, head.size = kind, 1 << 32
+    assert b"a head of 4294967296 bytes" in run(command, pair(tmp_path / "copy"), input=head.tobuf(), ok=False)
+
+
+def test_a_list_of_what_is_removed_has_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    head = tarfile.TarInfo(".sms-removed")
+    head.size = 1 << 32
+    assert b"the archive removes too much" in run("change", pair(tmp_path / "copy"), input=head.tobuf(), ok=False)
+
+
 def test_a_state_in_use_is_read(tmp_path: Path) -> None:
     """Files are written, shortened, renamed and removed meanwhile: of each, the tar has something or nothing."""
     folder, ended = tmp_path / "state", threading.Event()
