@@ -15,7 +15,6 @@ from appliance.plan.adopt.accounting import accounting_conf
 from appliance.plan.adopt.dump import DumpFilter
 from appliance.progress import Step
 from appliance.tools.move import Endpoint
-from appliance.tools.scripts import read_script
 from appliance.tools.scripts import script_argv as shell_argv
 
 ROUNDS = 6

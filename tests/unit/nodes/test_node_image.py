@@ -426,3 +426,21 @@ def test_system_users_of_the_site(tmp_path: Path) -> None:
         "slurm:*:202:203::/nonexistent:/usr/sbin/nologin",
     ]
     assert (tmp_path / "etc/group").read_text() == "munge:x:201:\nslurm:x:203:\n"
+
+
+def test_no_reply_of_a_dhcp_server_runs_anything(tmp_path: Path) -> None:
+    """Its shell reads what udhcpc wrote: of each value only letters, digits and some signs are left."""
+    lease, mark = tmp_path / "lease", tmp_path / "ran"
+    trick = f"a'; touch {mark}; '$(touch {mark})`touch {mark}`\ntouch {mark}\n\""
+    given = {
+        "ip": "10.0.0.7",
+        "interface": "eth0",
+        **dict.fromkeys(("hostname", "dns", "ntpsrv", "router", "opt7"), trick),
+    }
+    script = (NODES / "udhcpc").read_text().replace("/run/lease", str(lease))
+    read = f'ip() {{ :; }}\n{script}\n. {lease}; printf %s "$hostname"'
+    done = subprocess.run(
+        [*shell(), "-c", read, "udhcpc", "bound"], env={**os.environ, **given}, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0 and not mark.exists(), done.stderr
+    assert done.stdout.startswith(b"a touch ") and b"'" not in done.stdout
