@@ -6,11 +6,13 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from appliance.errors import SmsError, disk_hint
+from appliance.host.secret import redact
 from appliance.shared.files import ALWAYS
+from appliance.text import printable_text
 
 if TYPE_CHECKING:
     from appliance.host.stream import Stream
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 18
 """Block size of ``send`` and ``fetch``, in bytes."""
+
+MAX_SHOWN, MAX_SHOWN_LINE = 8000, 1000
+"""The last bytes of an output that an error shows lines of, and how many letters of each."""
+
+MAX_OUTPUT = 16 << 20
+"""Maximum size of each output of a command, in bytes: it is kept in memory, and what prints it may be hostile."""
 
 SIZE_MISMATCH = 77
 """Exit status of ``WRITE_ATOMIC`` when the input has another size than announced."""
@@ -41,6 +49,10 @@ id because two runs may write one file. It is ``replace_file`` of
 """
 
 
+STATE = '[ -f "$1" ] && [ "$(stat -c "%a %s" "$1")" = "$2" ] && echo "$2" && exec cat -- "$1"'
+"""Shell script: print mode and size of file $1, and its content, if they are $2."""
+
+
 def write_argv(path: str, mode: int, size: int) -> tuple[str, ...]:
     """Return the command that writes ``size`` bytes of its standard input to ``path``, atomically."""
     return ("sh", "-c", WRITE_ATOMIC, "write", path, f"{mode:o}", str(size))
@@ -53,13 +65,26 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a command: exit status, standard output and standard error."""
+    """Result of a command: exit status, standard output and standard error.
+
+    ``secrets`` are those of its input. Standard error, which is for messages, never has them.
+    """
 
     host: str
     argv: tuple[str, ...]
     status: int
     stdout: bytes
     stderr: bytes
+    secrets: tuple[bytes, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        if self.secrets:
+            object.__setattr__(self, "stderr", redact(self.stderr, self.secrets))
+
+    @property
+    def shown(self) -> bytes:
+        """Standard output for a message: without the secrets."""
+        return redact(self.stdout, self.secrets)
 
     @property
     def text(self) -> str:
@@ -82,7 +107,8 @@ class CommandError(SmsError):
 
     def __init__(self, result: Result, *, hint: str = "") -> None:
         self.result = result
-        output = (result.stderr or result.stdout).decode(errors="replace").strip().splitlines()[-8:]
+        end = (result.stderr or result.shown)[-MAX_SHOWN:].decode(errors="replace")
+        output = [printable_text(line)[:MAX_SHOWN_LINE] for line in end.strip().splitlines()[-8:]]
         command = shlex.join("..." if "\n" in word else word for word in result.argv)  # without the text of scripts
         if len(command) > 300:
             command = command[:300] + " ..."
@@ -92,6 +118,18 @@ class CommandError(SmsError):
 
 class CommandTimeout(CommandError):
     """A command exceeded its time limit and was terminated with its process group."""
+
+
+class TooMuchOutput(CommandError):
+    """A command printed more than its caller accepts, and was terminated with its process group."""
+
+    def __init__(self, result: Result, limit: int) -> None:
+        super().__init__(result, hint="run it there by hand to see what it prints; is that machine what it should be?")
+        command, *rest = self.message.split("\n", 1)
+        command = command.rpartition(" ended with status ")[0]
+        size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
+        self.message = "\n".join([f"{command} printed more than {size} and was terminated", *rest])
+        self.args = (self.message,)
 
 
 class NoProgram(SmsError):
@@ -132,18 +170,21 @@ class Host(ABC):
         ok: Container[int] | None = (0,),
         timeout: float | None = 60,
         on_line: OnLine | None = None,
+        limit: int = MAX_OUTPUT,
     ) -> Result:
         """Run ``argv`` and wait for it to end.
 
         Args:
-            input: bytes for its standard input; empty by default.
+            input: bytes for its standard input; empty by default. The secrets of a ``SecretInput`` are in no error.
             ok: accepted exit statuses; ``None`` accepts any.
             timeout: seconds until the command's process group is terminated; ``None`` for no limit.
             on_line: called with each line of standard output as it arrives.
+            limit: maximum size of each output, in bytes.
 
         Raises:
             CommandError: the status is not in ``ok``.
             CommandTimeout: the time limit was exceeded.
+            TooMuchOutput: an output is larger than ``limit``.
             Unreachable: the host did not respond.
         """
 
@@ -191,14 +232,17 @@ class Host(ABC):
         return self.run(*argv, ok=None).status == 0
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a small file, or None if it does not exist."""
+        """Return the content of a small file, of ``MAX_OUTPUT`` at most, or None if it does not exist."""
         result = self.run("sh", "-c", '[ -e "$1" ] || exit 44; exec cat -- "$1"', "read", path, ok=(0, 44))
         return None if result.status == 44 else result.stdout
 
     def write(self, path: str, data: bytes, *, mode: int = 0o644) -> bool:
         """Write ``data`` to ``path`` with ``mode``, atomically; return whether anything changed."""
-        state = self.run("sh", "-c", '[ -f "$1" ] && stat -c %a "$1" && exec cat -- "$1"', "state", path, ok=None)
-        if state.status == 0 and state.stdout == f"{mode:o}\n".encode() + data:
+        as_wanted = f"{mode:o} {len(data)}\n"
+        state = self.run(
+            *("sh", "-c", STATE, "state", path, as_wanted.strip()), ok=None, limit=max(MAX_OUTPUT, 2 * len(data))
+        )
+        if state.status == 0 and state.stdout == as_wanted.encode() + data:
             return False
         result = self.run(*write_argv(path, mode, len(data)), input=data, ok=None)
         check_written(self.name, path, result.status, result.stderr)

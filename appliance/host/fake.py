@@ -8,10 +8,13 @@ from typing import Any
 
 from appliance.host.base import (
     BLOCK,
+    MAX_OUTPUT,
     Host,
     OnLine,
     Result,
+    TooMuchOutput,
 )
+from appliance.host.secret import secrets_of
 from appliance.host.stream import LineReader, Stream
 from appliance.shared.files import ALWAYS
 from appliance.shared.history import AppendLine
@@ -82,8 +85,11 @@ class Fake(Host):
         ok: Container[int] | None = (0,),
         timeout: float | None = 60,
         on_line: OnLine | None = None,
+        limit: int = MAX_OUTPUT,
     ) -> Result:
         result = self._answer(argv, input)
+        if max(len(result.stdout), len(result.stderr)) > limit:
+            raise TooMuchOutput(result, limit)
         if on_line:
             for line in (result.stdout or result.stderr).decode().splitlines():
                 on_line(line)
@@ -96,7 +102,8 @@ class Fake(Host):
             raise AssertionError(f"no answer for {argv}")
         answer = self.answers[max(matches, key=len)]
         status, text = answer if isinstance(answer, tuple) else answer(argv, given)
-        return Result(self.name, argv, status, text.encode() if not status else b"", text.encode() if status else b"")
+        out, errors = (b"", text.encode()) if status else (text.encode(), b"")
+        return Result(self.name, argv, status, out, errors, secrets_of(given))
 
     def read(self, path: str) -> bytes | None:
         return self.files.get(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import selectors
 import signal
 import subprocess
 import tempfile
@@ -18,13 +19,16 @@ from typing import Any, BinaryIO
 
 from appliance.host.base import (
     BLOCK,
+    MAX_OUTPUT,
     CommandError,
     CommandTimeout,
     Host,
     NoProgram,
     OnLine,
     Result,
+    TooMuchOutput,
 )
+from appliance.host.secret import secrets_of
 from appliance.host.stream import LATE_S, LineReader, Stream
 from appliance.shared.files import ALWAYS
 from appliance.shared.requests import Request
@@ -35,6 +39,8 @@ ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr
 CONTAINER_TOOLS = ("APPTAINER_", "SINGULARITY_")
 PIPE_BYTES = 1 << 20
 """Pipe capacity of a stream: large enough that both sides work at the same time."""
+READ_BYTES = 1 << 16
+"""What one read of a pipe returns at most: its usual capacity."""
 KEPT = {tool + suffix for tool in CONTAINER_TOOLS for suffix in ("TMPDIR", "CACHEDIR")}
 
 
@@ -64,7 +70,7 @@ class Running:
         """Wait for the command to end. ``stdout`` is empty: it has been read."""
         status = self.process.wait()
         self.stderr.seek(0)
-        return Result(self.host, self.argv, status, b"", self.stderr.read())
+        return Result(self.host, self.argv, status, b"", self.stderr.read(MAX_OUTPUT))
 
 
 class LocalStream(Stream):
@@ -172,38 +178,46 @@ class Local(Host):
         ok: Container[int] | None = (0,),
         timeout: float | None = 60,
         on_line: OnLine | None = None,
+        limit: int = MAX_OUTPUT,
     ) -> Result:
         process = self._spawn(argv, subprocess.PIPE if input is not None else subprocess.DEVNULL)
+        outputs = Outputs(process, limit, on_line)
         try:
-            if on_line is None:
-                stdout, stderr = process.communicate(input, timeout)
-            else:
-                stdout, stderr = _communicate_lines(process, input, timeout, on_line)
-        except subprocess.TimeoutExpired:
-            stderr = _end_group(process)
-            result = Result(self.name, argv, -signal.SIGKILL, b"", stderr)
+            outputs.exchange(input, timeout)
+        except (subprocess.TimeoutExpired, Overflow) as error:
+            _end_group(process)
+            result = Result(self.name, argv, -signal.SIGKILL, b"", outputs.of_stderr, secrets_of(input))
+            if isinstance(error, Overflow):
+                raise TooMuchOutput(result, limit) from None
             raise CommandTimeout(
                 result, hint=f"the command did not end within {timeout:g} s and was terminated"
             ) from None
         except BaseException:
             _end_group(process)
             raise
-        return Result(self.name, argv, process.returncode, stdout, stderr).expect(ok)
+        finally:
+            outputs.close()
+        result = Result(self.name, argv, process.returncode, outputs.of_stdout, outputs.of_stderr, secrets_of(input))
+        return result.expect(ok)
 
     @contextmanager
     def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
         process = self._spawn(argv, subprocess.PIPE)
-        assert process.stdout and process.stdin
+        assert process.stdin
+        outputs = Outputs(process, MAX_OUTPUT)
         try:
-            with _killed_after(timeout, process) as expired:
-                line = process.stdout.readline()
-                stderr = b"" if line else process.communicate()[1]
-            if not line and expired.is_set():
-                result = Result(self.name, argv, -signal.SIGKILL, b"", stderr)
-                raise CommandTimeout(result, hint=f"the command was not ready within {timeout:g} s and was terminated")
-            if not line:
-                raise CommandError(Result(self.name, argv, process.returncode, b"", stderr))
-            yield line.decode(errors="replace").rstrip("\n")
+            try:
+                outputs.exchange(None, timeout, first_line=True)
+            except (subprocess.TimeoutExpired, Overflow) as error:
+                _end_group(process)
+                result = Result(self.name, argv, -signal.SIGKILL, b"", outputs.of_stderr)
+                if isinstance(error, Overflow):
+                    raise TooMuchOutput(result, MAX_OUTPUT) from None
+                hint = f"the command was not ready within {timeout:g} s and was terminated"
+                raise CommandTimeout(result, hint=hint) from None
+            if not outputs.of_stdout:
+                raise CommandError(Result(self.name, argv, process.returncode, b"", outputs.of_stderr))
+            yield outputs.of_stdout.partition(b"\n")[0].decode(errors="replace")
         finally:
             with contextlib.suppress(OSError):
                 process.stdin.close()
@@ -211,9 +225,7 @@ class Local(Host):
                 process.wait(5)
             except subprocess.TimeoutExpired:
                 _end_group(process)
-            process.stdout.close()
-            assert process.stderr
-            process.stderr.close()
+            outputs.close()
 
     @contextmanager
     def running(self, *argv: str) -> Iterator[Running]:
@@ -250,72 +262,118 @@ class Local(Host):
         return subprocess.run([*self.prefix, *argv], check=False, env=inherited()).returncode
 
 
-def _communicate_lines(
-    process: subprocess.Popen[bytes], input: bytes | None, timeout: float | None, on_line: OnLine
-) -> tuple[bytes, bytes]:
-    """Like ``communicate``, but call ``on_line`` with each line of standard output as it arrives."""
-    errors: list[bytes] = []
-    lines: list[bytes] = []
-
-    def drain() -> None:
-        assert process.stderr
-        errors.append(process.stderr.read())
-
-    def feed() -> None:
-        assert process.stdin
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(input or b"")
-            process.stdin.close()
-
-    threads = [threading.Thread(target=drain, daemon=True)]
-    if input is not None:
-        threads.append(threading.Thread(target=feed, daemon=True))
-    for thread in threads:
-        thread.start()
-    with _killed_after(timeout, process) as expired:
-        assert process.stdout
-        for line in process.stdout:
-            lines.append(line)
-            on_line(line.decode(errors="replace").rstrip("\n"))
-        process.wait()
-        for thread in threads:
-            thread.join()
-    if expired.is_set():
-        raise subprocess.TimeoutExpired(process.args, timeout or 0)
-    return b"".join(lines), b"".join(errors)
+class Overflow(Exception):
+    """An output is larger than its limit."""
 
 
-@contextmanager
-def _killed_after(timeout: float | None, process: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
-    """Kill the process group if the context lasts longer; then the event is set."""
-    expired = threading.Event()
+class Outputs:
+    """Both outputs of a child process, each of at most ``limit`` bytes, and its input."""
 
-    def expire() -> None:
-        expired.set()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+    def __init__(self, process: subprocess.Popen[bytes], limit: int, on_line: OnLine | None = None) -> None:
+        self.process = process
+        self.limit = limit
+        self.on_line = on_line
+        self._stdout, self._stderr, self._line = bytearray(), bytearray(), 0
 
-    watchdog = threading.Timer(timeout or 0, expire)
-    if timeout:
-        watchdog.start()
-    try:
-        yield expired
-    finally:
-        watchdog.cancel()
+    @property
+    def of_stdout(self) -> bytes:
+        """What was read of standard output."""
+        return bytes(self._stdout)
+
+    @property
+    def of_stderr(self) -> bytes:
+        """What was read of standard error."""
+        return bytes(self._stderr)
+
+    def exchange(self, input: bytes | None, timeout: float | None, *, first_line: bool = False) -> None:
+        """Write the input, if any, read both outputs to their ends, and wait for the process.
+
+        Args:
+            first_line: return with the first line of standard output.
+
+        Raises:
+            Overflow: an output is too large.
+            subprocess.TimeoutExpired: it takes longer than ``timeout``, whoever holds the outputs open.
+        """
+        process, end = self.process, time.monotonic() + timeout if timeout is not None else None
+        assert process.stdout and process.stderr
+        rest = memoryview(input or b"")
+        with selectors.PollSelector() as selector:
+            for stream, kept in ((process.stdout, self._stdout), (process.stderr, self._stderr)):
+                selector.register(stream, selectors.EVENT_READ, kept)
+            if input is not None and not self._closes_input(rest):
+                assert process.stdin
+                os.set_blocking(process.stdin.fileno(), False)
+                selector.register(process.stdin, selectors.EVENT_WRITE)
+            while selector.get_map():
+                if first_line and b"\n" in self._stdout:
+                    return
+                for key, _ in selector.select(self._left(end, timeout)):
+                    if key.data is None:
+                        rest = self._write(rest)
+                        if self._closes_input(rest):
+                            selector.unregister(key.fileobj)
+                    elif not self._read(key.fd, key.data):
+                        selector.unregister(key.fileobj)
+        if self.on_line and self._line < len(self._stdout):
+            self.on_line(self._stdout[self._line :].decode(errors="replace"))
+        process.wait(self._left(end, timeout))
+
+    def _left(self, end: float | None, timeout: float | None) -> float | None:
+        if end is None:
+            return None
+        left = end - time.monotonic()
+        if left <= 0:
+            raise subprocess.TimeoutExpired(self.process.args, timeout or 0)
+        return left
+
+    def _closes_input(self, rest: memoryview) -> bool:
+        """Close the input at its end; return whether it is closed."""
+        assert self.process.stdin
+        if not len(rest):
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        return self.process.stdin.closed
+
+    def _write(self, rest: memoryview) -> memoryview:
+        """Write some of the input; return the rest, none where the process reads no more."""
+        assert self.process.stdin
+        try:
+            return rest[os.write(self.process.stdin.fileno(), rest[:BLOCK]) :]
+        except BlockingIOError:
+            return rest
+        except BrokenPipeError:
+            return rest[:0]
+
+    def _read(self, descriptor: int, kept: bytearray) -> bool:
+        """Read some of an output; return whether there may be more."""
+        block = os.read(descriptor, READ_BYTES)
+        if len(kept) + len(block) > self.limit:
+            kept += block[: self.limit - len(kept)]
+            raise Overflow
+        kept += block
+        if self.on_line and kept is self._stdout:
+            while (end := kept.find(b"\n", max(self._line, len(kept) - len(block)))) >= 0:
+                line, self._line = kept[self._line : end], end + 1
+                self.on_line(line.decode(errors="replace"))
+        return bool(block)
+
+    def close(self) -> None:
+        """Close the pipes."""
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream:
+                with contextlib.suppress(OSError):
+                    stream.close()
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> bytes:
-    """Terminate the process group, wait until no member runs, and return the process's standard error."""
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Terminate the process group and wait until no member runs."""
     for signum, grace in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signum)
         deadline = time.monotonic() + grace
         while time.monotonic() < deadline and (process.poll() is None or _group_runs(process.pid)):
             time.sleep(0.02)
-    try:
-        return process.communicate(timeout=1)[1] or b""
-    except (subprocess.TimeoutExpired, ValueError, OSError):
-        return b""
 
 
 def _group_runs(group: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import shlex
 import signal
@@ -15,26 +14,25 @@ import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
 from appliance.errors import SmsError
 from appliance.host.base import (
     BLOCK,
+    MAX_OUTPUT,
     CommandError,
     CommandTimeout,
     Host,
     OnLine,
     Result,
     Stuck,
+    TooMuchOutput,
     Unreachable,
 )
+from appliance.host.secret import secrets_of
 from appliance.host.stream import KILL_S, LATE_S, TERM_S, LineReader, Stream
-
-# Without a handler paramiko's threads write tracebacks to standard error.
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
+from appliance.host.transport import make_transport
 
 TIMED_OUT = 124
 """Exit status of timeout(1) when it ended the command."""
@@ -70,60 +68,10 @@ for name in TERM KILL; do
 done
 """
 """Shell script: SIGTERM to the group of process $1, $2 tenths of a second later SIGKILL, then wait $3 tenths."""
-INPUT_MESSAGES = (MSG_CHANNEL_DATA, MSG_CHANNEL_EOF)
+START_S = 30
+"""Seconds until a server that does not start a command is given up."""
 CONNECTION_ERRORS = (OSError, EOFError, paramiko.SSHException)
 RETRY_HINT = "run the command again"
-
-
-class Transport(paramiko.Transport):
-    """Paramiko's transport without two races that end a whole connection.
-
-    It drops input, and the end of input, for channels already closed. Paramiko's reader thread answers a channel close
-    while another thread may still send input; sshd then closes the connection with `ieof packet referred to
-    nonexistent channel`.
-
-    It defers what the reader thread sends during a key exchange, which follows each 512 MiB. If a command ended then,
-    the reader thread, which performs the exchange, waited for it to answer the close: `Key-exchange timed out`
-    (paramiko issue 822).
-    """
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._deferred: list[paramiko.Message] = []
-        super().__init__(*arguments, **options)
-
-    def _send_user_message(self, data: paramiko.Message) -> None:
-        if threading.current_thread() is not self:
-            super()._send_user_message(data)  # type: ignore[misc]
-            return
-        with self.clear_to_send_lock:
-            if self.clear_to_send.is_set():
-                self._send_message(data)
-            else:
-                self._deferred.append(data)
-
-    def _parse_newkeys(self, message: paramiko.Message) -> None:
-        super()._parse_newkeys(message)  # type: ignore[misc]
-        deferred, self._deferred = self._deferred, []
-        for data in deferred:
-            self._send_user_message(data)
-
-    def _send_message(self, data: paramiko.Message) -> None:
-        # Calls are serialized, and a channel is marked closed before its close message is sent.
-        raw = data.asbytes()
-        if raw[0] in INPUT_MESSAGES:
-            number = int.from_bytes(raw[1:5], "big")
-            channels = self._channels.values()  # type: ignore[attr-defined]
-            if not any(one.remote_chanid == number and not one.closed for one in channels):
-                return
-        super()._send_message(data)  # type: ignore[misc]
-
-
-def _make_transport(sock: Any, /, **options: Any) -> paramiko.Transport:
-    """Return a transport that prefers AES-GCM, if available: twice the throughput of paramiko's default."""
-    transport = Transport(sock, **options)
-    choice = transport.get_security_options()
-    choice.ciphers = tuple(sorted(choice.ciphers, key=lambda name: "gcm" not in name))
-    return transport
 
 
 class SshStream(Stream):
@@ -239,6 +187,85 @@ class SshStream(Stream):
             self.host.run("sh", "-c", END_GROUP, "end", self.pid, *tenths, ok=None, timeout=30)
 
 
+class SshOutputs:
+    """Both outputs of a command, each of at most ``limit`` bytes, and its input."""
+
+    def __init__(self, channel: paramiko.Channel, limit: int, on_line: OnLine | None) -> None:
+        self.channel = channel
+        self.limit = limit
+        self.overflow = False
+        self._on_line = on_line
+        self._stdout, self._stderr, self._line = bytearray(), bytearray(), 0
+
+    def result(self, host: str, argv: tuple[str, ...], status: int, input: bytes | None) -> Result:
+        """Return the result with a status; ``input``: that of the command."""
+        return Result(host, argv, status, bytes(self._stdout), bytes(self._stderr), secrets_of(input))
+
+    def exchange(self, input: bytes | None) -> None:
+        """Write the input, and read both outputs to their ends; all end early once the channel is closed.
+
+        At once: reading one output after the other blocks once the other's window is full.
+        """
+
+        def read_errors() -> None:
+            with contextlib.suppress(*CONNECTION_ERRORS):
+                while self._keep(self._stderr, self.channel.recv_stderr(BLOCK)):
+                    pass
+
+        def feed() -> None:
+            with contextlib.suppress(*CONNECTION_ERRORS):
+                if input:
+                    self.channel.sendall(input)
+                self.channel.shutdown_write()
+
+        reader, feeder = (threading.Thread(target=work, daemon=True) for work in (read_errors, feed))
+        reader.start()
+        feeder.start()
+        while self._keep(self._stdout, self.channel.recv(BLOCK)):
+            self._pass_lines()
+        if self._on_line and not self.overflow and self._line < len(self._stdout):
+            self._on_line(self._stdout[self._line :].decode(errors="replace"))
+        reader.join()
+        while feeder.is_alive() and not self.channel.closed:
+            feeder.join(0.1)
+
+    def _pass_lines(self) -> None:
+        while self._on_line and (end := self._stdout.find(b"\n", self._line)) >= 0:
+            line, self._line = self._stdout[self._line : end], end + 1
+            self._on_line(line.decode(errors="replace"))
+
+    def _keep(self, kept: bytearray, block: bytes) -> bool:
+        """Add a block; return whether there may be more. What is too large closes the channel."""
+        if len(kept) + len(block) > self.limit:
+            self.overflow = True
+            self.channel.close()
+            return False
+        kept += block
+        return bool(block) and not self.overflow
+
+
+@contextmanager
+def _closed_after(seconds: float | None, channel: paramiko.Channel) -> Iterator[threading.Event]:
+    """Close the channel if the context lasts longer, whatever arrives meanwhile; then the event is set."""
+    expired = threading.Event()
+    if seconds is None:
+        yield expired
+        return
+
+    def expire() -> None:
+        expired.set()
+        with contextlib.suppress(*CONNECTION_ERRORS):
+            channel.close()
+
+    watchdog = threading.Timer(seconds, expire)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield expired
+    finally:
+        watchdog.cancel()
+
+
 class Ssh(Host):
     """Commands run over one SSH connection, each in its own channel."""
 
@@ -342,7 +369,7 @@ class Ssh(Host):
                 timeout=CONNECT_S,
                 banner_timeout=10,
                 auth_timeout=10,
-                transport_factory=_make_transport,
+                transport_factory=make_transport,
             )
         except paramiko.BadHostKeyException as error:
             raise Unreachable(
@@ -385,7 +412,8 @@ class Ssh(Host):
             raise self._broken(error) from error
         try:
             try:
-                channel.exec_command(shlex.join([*sudo, "env", "LC_ALL=C.UTF-8", *argv]))
+                with _closed_after(START_S, channel):
+                    channel.exec_command(shlex.join([*sudo, "env", "LC_ALL=C.UTF-8", *argv]))
             except CONNECTION_ERRORS as error:
                 raise self._broken(error) from error
             yield channel
@@ -404,23 +432,35 @@ class Ssh(Host):
 
     def _silent(self, channel: paramiko.Channel, argv: tuple[str, ...], waited: float) -> SmsError:
         """Return the error to raise when nothing arrived in time: the command hangs, or the host does not respond."""
+        try:
+            self._check_answers(channel)
+        except Unreachable as error:
+            return error
+        hint = f"no output within {waited:g} s"
+        return CommandTimeout(Result(self.name, argv, TIMED_OUT, b"", b""), hint=hint)
+
+    def _check_answers(self, channel: paramiko.Channel) -> None:
+        """Raise Unreachable if the host does not respond."""
         transport = channel.get_transport()
         try:
             transport.open_session(timeout=5).close()
         except paramiko.ChannelException:
             pass  # even a refusal is a response
-        except CONNECTION_ERRORS:
+        except CONNECTION_ERRORS as error:
             transport.close()
-            return Unreachable(
+            raise Unreachable(
                 f"{self.name} does not answer", hint="check that the host is up, then run the command again"
-            )
-        hint = f"no output within {waited:g} s"
-        return CommandTimeout(Result(self.name, argv, TIMED_OUT, b"", b""), hint=hint)
+            ) from error
 
     def _blocks(
         self, channel: paramiko.Channel, argv: tuple[str, ...], recv: Callable[[int], bytes]
     ) -> Iterator[bytes]:
-        """Yield blocks from one output of the command until it ends."""
+        """Yield blocks from one output of the command until it ends.
+
+        Raises:
+            TooMuchOutput: it is larger than ``MAX_OUTPUT``.
+        """
+        size = 0
         while True:
             try:
                 block = recv(BLOCK)
@@ -430,6 +470,9 @@ class Ssh(Host):
                 raise self._broken(error) from error
             if not block:
                 return
+            size += len(block)
+            if size > MAX_OUTPUT:
+                raise TooMuchOutput(Result(self.name, argv, SIGNALLED, b"", b""), MAX_OUTPUT)
             yield block
 
     def run(
@@ -439,52 +482,31 @@ class Ssh(Host):
         ok: Container[int] | None = (0,),
         timeout: float | None = 60,
         on_line: OnLine | None = None,
+        limit: int = MAX_OUTPUT,
     ) -> Result:
-        # Closing a channel does not end its command: the remote side enforces the time limit.
+        # Closing a channel does not end its command: the remote side enforces the limit, and this side a later one.
         timed = ("timeout", f"--kill-after={KILL_AFTER_S}", f"{timeout:g}", *argv) if timeout else argv
+        total = timeout + KILL_AFTER_S + GRACE_S if timeout else None
         start = time.monotonic()
-        with self._start(timed) as channel:
-            channel.settimeout(timeout + KILL_AFTER_S + GRACE_S if timeout else None)
-            stdout, stderr = self._read(channel, argv, input, on_line)
-            status = self._status(channel, argv)
-        result = Result(self.name, argv, status, stdout, stderr)
+        with self._start(timed) as channel, _closed_after(total, channel) as expired:
+            outputs, status = SshOutputs(channel, limit, on_line), SIGNALLED
+            try:
+                outputs.exchange(input)
+                if not outputs.overflow:
+                    status = self._status(channel, argv)
+            except (*CONNECTION_ERRORS, Unreachable) as error:
+                if not expired.is_set():
+                    raise error if isinstance(error, Unreachable) else self._broken(error) from error
+            if expired.is_set():
+                self._check_answers(channel)
+                late = f"neither the command ended within {total:g} s, nor did the host end it"
+                raise CommandTimeout(outputs.result(self.name, argv, status, input), hint=late)
+            if outputs.overflow:
+                raise TooMuchOutput(outputs.result(self.name, argv, status, input), limit)
+        result = outputs.result(self.name, argv, status, input)
         if timeout and status in KILLED and time.monotonic() - start >= timeout:
             raise CommandTimeout(result, hint=f"the command did not end within {timeout:g} s and was terminated")
         return result.expect(ok)
-
-    def _read(
-        self, channel: paramiko.Channel, argv: tuple[str, ...], input: bytes | None, on_line: OnLine | None
-    ) -> tuple[bytes, bytes]:
-        """Read both outputs concurrently: reading one after the other blocks once the other's window is full."""
-        outputs: list[bytes] = []
-        errors: list[bytes] = []
-
-        def read_errors() -> None:
-            with contextlib.suppress(*CONNECTION_ERRORS):
-                while block := channel.recv_stderr(BLOCK):
-                    errors.append(block)
-
-        def feed() -> None:
-            with contextlib.suppress(*CONNECTION_ERRORS):
-                if input:
-                    channel.sendall(input)
-                channel.shutdown_write()
-
-        threads = [threading.Thread(target=work, daemon=True) for work in (read_errors, feed)]
-        for thread in threads:
-            thread.start()
-        rest = b""
-        for block in self._blocks(channel, argv, channel.recv):
-            outputs.append(block)
-            if on_line:
-                *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    on_line(line.decode(errors="replace"))
-        if on_line and rest:
-            on_line(rest.decode(errors="replace"))
-        for thread in threads:
-            thread.join()
-        return b"".join(outputs), b"".join(errors)
 
     def _status(self, channel: paramiko.Channel, argv: tuple[str, ...]) -> int:
         """Return the exit status of the command, or ``SIGNALLED``.
@@ -508,17 +530,20 @@ class Ssh(Host):
     def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
         with self._start(argv) as channel:
             channel.settimeout(timeout)
-            output = b""
-            for block in self._blocks(channel, argv, channel.recv):
-                output += block
-                if b"\n" in output:
-                    break
-            if not output:
-                stderr = b"".join(self._blocks(channel, argv, channel.recv_stderr))
-                raise CommandError(Result(self.name, argv, self._status(channel, argv), b"", stderr))
+            output = bytearray()
+            with _closed_after(2 * timeout, channel) as expired:
+                for block in self._blocks(channel, argv, channel.recv):
+                    output += block
+                    if b"\n" in block:
+                        break
+                if not output and not expired.is_set():
+                    stderr = b"".join(self._blocks(channel, argv, channel.recv_stderr))
+                    raise CommandError(Result(self.name, argv, self._status(channel, argv), b"", stderr))
+                if expired.is_set():
+                    raise self._silent(channel, argv, timeout)
             channel.settimeout(None)
             try:
-                yield output.partition(b"\n")[0].decode(errors="replace")
+                yield bytes(output).partition(b"\n")[0].decode(errors="replace")
             finally:
                 with contextlib.suppress(*CONNECTION_ERRORS):
                     channel.shutdown_write()

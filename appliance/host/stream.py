@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Container
 
-from appliance.host.base import BLOCK, CommandError, OnLine, Result
+from appliance.host.base import BLOCK, MAX_OUTPUT, CommandError, OnLine, Result
 
-KEPT_LINES = 100
-"""Number of trailing lines of standard error that a result contains."""
+KEPT_LINES, KEPT_LETTERS = 100, 10_000
+"""Number of trailing lines of standard error that a result contains, and how much of each."""
 TERM_S, KILL_S = 5.0, 5.0
 """Seconds to wait after SIGTERM, and after SIGKILL."""
 LATE_S = 5.0
@@ -82,22 +82,32 @@ class Stream(ABC):
 
 
 class LineReader:
-    """Splits a byte stream into lines, passes them on and keeps the last ones."""
+    """Splits a byte stream into lines, passes them on and keeps the last ones.
+
+    A line of more than ``MAX_OUTPUT`` bytes is passed on in parts.
+    """
 
     def __init__(self, on_line: OnLine | None) -> None:
         self.on_line = on_line
         self.last: deque[str] = deque(maxlen=KEPT_LINES)
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, block: bytes) -> None:
         """Add the next block; an empty one marks the end."""
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        if not block and self._rest:
-            lines, self._rest = [self._rest], b""
+        first, *lines = block.split(b"\n")
+        self._rest += first
         for line in lines:
-            self.last.append(line.decode(errors="replace"))
-            if self.on_line:
-                self.on_line(self.last[-1])
+            self._pass_on()
+            self._rest += line
+        if self._rest and (not block or len(self._rest) > MAX_OUTPUT):
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        text = self._rest.decode(errors="replace")
+        self._rest.clear()
+        self.last.append(text[:KEPT_LETTERS])
+        if self.on_line:
+            self.on_line(text)
 
     @property
     def tail(self) -> bytes:

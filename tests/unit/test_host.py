@@ -9,16 +9,33 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import paramiko
 import pytest
 
 from appliance.errors import SmsError
-from appliance.host.base import WRITE_ATOMIC, CommandError, CommandTimeout, Host, Result, check_written, write_argv
+from appliance.host.base import (
+    MAX_OUTPUT,
+    WRITE_ATOMIC,
+    CommandError,
+    CommandTimeout,
+    Host,
+    Result,
+    TooMuchOutput,
+    Unreachable,
+    check_written,
+    write_argv,
+)
 from appliance.host.local import Local, LocalStream, _group_runs
 from appliance.host.ssh import GONE_MS, Ssh
+from appliance.host.transport import make_transport
 from tests.waiting import alive, soon
 
 BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
@@ -103,6 +120,90 @@ def test_a_process_group_runs_until_its_last_member_has_ended() -> None:
     with subprocess.Popen(["true"], start_new_session=True) as unreaped:
         soon(lambda: not alive(unreaped.pid))
         assert not _group_runs(unreaped.pid), "it only waits to be reaped"
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Fail if more is kept than both outputs, and a copy of them."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 5 * MAX_OUTPUT
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("on_line", [False, True], ids=["whole", "by line"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exec head -c 4G /dev/zero",
+        "exec head -c 4G /dev/zero >&2",
+        f"trap '' TERM PIPE; yes {'y' * 200} & yes {'y' * 200} >&2; wait",
+    ],
+    ids=["stdout", "stderr", "both"],
+)
+def test_endless_output_is_an_error_and_is_not_kept(host: Host, on_line: bool, script: str) -> None:
+    seen = [0]
+
+    def count(line: str) -> None:
+        seen[0] += len(line)
+
+    with bounded_memory(), pytest.raises(TooMuchOutput) as caught:
+        host.run("sh", "-c", script, ok=None, on_line=count if on_line else None)
+    assert f"{host.name}: `sh -c" in caught.value.message and "more than 16 MiB" in caught.value.message
+    assert caught.value.hint and len(caught.value.message) < 5000 and seen[0] <= MAX_OUTPUT
+    assert host.run("echo", "on").text == "on", "the host serves on"
+
+
+def test_what_is_read_of_an_endless_file_is_bounded(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "file").symlink_to("/dev/zero")
+    with bounded_memory(), pytest.raises(TooMuchOutput):
+        host.read(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_a_caller_sets_the_limit_of_each_output(host: Host, stream: str) -> None:
+    argv = ("sh", "-c", f"head -c $1 /dev/zero >&{stream}", "print")
+    result = host.run(*argv, "1000", limit=1000)
+    assert len(result.stdout or result.stderr) == 1000
+    with pytest.raises(TooMuchOutput, match="more than 1000 bytes"):
+        host.run(*argv, "1001", limit=1000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script",
+    ["trap '' TERM; while :; do echo x; sleep 0.1; done", "setsid sleep 8 & :", "setsid sleep 8 >/dev/null & :"],
+    ids=["ignores TERM", "its child keeps stdout", "its child keeps stderr"],
+)
+def test_no_output_lasts_longer_than_the_time_limit(host: Host, script: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(CommandTimeout):
+        host.run("sh", "-c", script, timeout=1)
+    assert time.monotonic() - began < 7
+
+
+def test_hold_does_not_keep_what_never_is_a_line(host: Host) -> None:
+    with (
+        bounded_memory(),
+        pytest.raises(TooMuchOutput),
+        host.hold("head", "-c", "4G", "/dev/zero", timeout=60),
+    ):
+        pass
+
+
+def test_what_a_stream_prints_besides_is_not_kept(host: Host) -> None:
+    """Of an endless line parts are passed on."""
+    longest = [0]
+
+    def note(line: str) -> None:
+        longest[0] = max(longest[0], len(line))
+
+    with bounded_memory(), host.stream("sh", "-c", "head -c 50000000 /dev/zero >&2; exec cat", on_line=note) as stream:
+        stream.end()
+        result = stream.result()
+    assert longest[0] < 2 * MAX_OUTPUT and len(result.stderr) < MAX_OUTPUT
 
 
 @pytest.mark.slow
@@ -268,6 +369,76 @@ def test_a_stream_that_another_thread_has_closed() -> None:
             stream.write(b"y")
         with pytest.raises(CommandError):
             stream.read()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"SSH-2.0-other\r\n\xff\xff\xff\xf0" + bytes(4), b"x"],
+    ids=["a packet of 4 GiB", "no version"],
+)
+def test_a_server_that_sends_without_end_before_it_is_known(sent: bytes) -> None:
+    ended = threading.Event()
+
+    def serve() -> None:
+        with sshd.accept()[0] as link, suppress(OSError):
+            link.sendall(sent)
+            while not ended.is_set():
+                link.sendall(sent[-1:] * 100_000)
+
+    with socket.create_server(("127.0.0.1", 0)) as sshd:
+        (thread := threading.Thread(target=serve)).start()
+        began = time.monotonic()
+        try:
+            with bounded_memory(), pytest.raises(Unreachable):
+                Ssh("far", "127.0.0.1", port=sshd.getsockname()[1]).run("true")
+            assert time.monotonic() - began < 8
+        finally:
+            ended.set()
+            thread.join(30)
+
+
+class Flooding(paramiko.ServerInterface):
+    """Accepts anybody, and prints without end whatever the client's window permits."""
+
+    def check_auth_none(self, username: str) -> int:
+        return paramiko.common.AUTH_SUCCESSFUL
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "none"
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return paramiko.common.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        def flood() -> None:
+            with suppress(OSError, EOFError):
+                while True:
+                    channel.out_window_size = 1 << 30
+                    channel.sendall(bytes(1 << 15))
+
+        threading.Thread(target=flood, daemon=True).start()
+        return True
+
+
+def test_a_server_that_sends_more_than_the_window_permits() -> None:
+    """It is not read: what a stream's caller has not taken yet stays bounded."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        far = listening.accept()[0]
+    server, client = paramiko.Transport(far), make_transport(near)
+    try:
+        server.add_server_key(paramiko.ECDSAKey.generate())
+        server.start_server(threading.Event(), Flooding())
+        client.start_client(timeout=30)
+        client.auth_none("root")
+        with bounded_memory():
+            channel = client.open_session(timeout=30)
+            channel.exec_command("true")
+            soon(lambda: not client.is_active())
+        assert "window" in str(client.get_exception())
+    finally:
+        client.close()
+        server.close()
 
 
 def test_a_machine_that_accepts_connections_and_does_not_respond_is_on() -> None:

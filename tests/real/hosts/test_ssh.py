@@ -17,7 +17,7 @@ import pytest
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
 from appliance.host import ssh
-from appliance.host.base import CommandError, CommandTimeout, Host, Unreachable
+from appliance.host.base import CommandError, CommandTimeout, Host, TooMuchOutput, Unreachable
 from appliance.host.local import Local
 from appliance.host.ssh import Ssh
 from appliance.operations.image.copy import HostFile, copy_file
@@ -30,15 +30,21 @@ from tests.real.sshd import Server, run_sshd
 from tests.unit import test_host
 from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
     names,
+    test_a_caller_sets_the_limit_of_each_output,
     test_a_command_gives_both_its_outputs,
     test_a_lock_is_held_by_one,
     test_a_status_is_fine_or_an_error,
+    test_endless_output_is_an_error_and_is_not_kept,
     test_half_a_file_never_gets_its_name,
+    test_hold_does_not_keep_what_never_is_a_line,
     test_hold_does_not_wait_for_ever,
     test_hold_gives_the_first_line_and_ends_with_its_input,
     test_hold_lasts_longer_than_its_timeout,
     test_hold_tells_an_early_end,
     test_lines_come_while_the_command_runs,
+    test_no_output_lasts_longer_than_the_time_limit,
+    test_what_a_stream_prints_besides_is_not_kept,
+    test_what_is_read_of_an_endless_file_is_bounded,
     test_write_returns_whether_anything_changed,
 )
 from tests.waiting import alive, soon
@@ -50,6 +56,7 @@ pytestmark = pytest.mark.real
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that does not listen to TERM is killed soon; one on a busy machine has time to begin."""
     monkeypatch.setattr(ssh, "KILL_AFTER_S", 1)
+    monkeypatch.setattr(ssh, "GRACE_S", 1)
     monkeypatch.setattr(ssh, "TERM_S", 2.0)
     monkeypatch.setattr(test_host, "FIRST_LINE_S", 3.0)
 
@@ -119,7 +126,7 @@ def test_a_name_that_is_not_known() -> None:
 
 
 def test_very_much_comes_on_both_outputs(host: Host) -> None:
-    result = host.run("sh", "-c", "head -c 5000000 /dev/zero >&2 & head -c 20000000 /dev/zero; wait")
+    result = host.run("sh", "-c", "head -c 5000000 /dev/zero >&2 & head -c 20000000 /dev/zero; wait", limit=20_000_000)
     assert (len(result.stdout), len(result.stderr)) == (20_000_000, 5_000_000)
 
 
@@ -160,6 +167,21 @@ def test_a_timeout_ends_the_command_there(host: Host, tmp_path: Path, trap: str)
     assert time.monotonic() - began < 120
     soon(lambda: not any(alive(int((tmp_path / name).read_text())) for name in ("parent", "child")))
     assert host.run("sh", "-c", "exit 124", ok=None, timeout=30).status == 124, "a status of its own is not a timeout"
+
+
+@pytest.mark.parametrize("forced", ["while :; do printf x; sleep 0.1; done", "exec yes"], ids=["trickles", "floods"])
+def test_a_hostile_host_that_runs_another_program(tmp_path: Path, forced: str) -> None:
+    """Its own time limit does not count: it runs what it likes, for ever."""
+    error = TooMuchOutput if "yes" in forced else CommandTimeout
+    for server in run_sshd(tmp_path, "127.0.0.1", config=f"ForceCommand {forced}\n"):
+        far, began = server.host(), time.monotonic()
+        with pytest.raises(error, match="far: `true`"):
+            far.run("true", timeout=1)
+        if error is CommandTimeout:
+            with pytest.raises(error), far.hold("true", timeout=1):
+                pass
+        assert time.monotonic() - began < 20
+        far.close()
 
 
 def test_a_broken_connection_is_reported_and_reopened(host: Host, server: Server) -> None:
