@@ -20,6 +20,8 @@ CACHED_CHUNKS = 512
 """Chunks of metadata cached in memory."""
 STATE_BYTES = 256 << 20
 """Bytes of state files that are read at most; a larger database has a dump as well."""
+MAX_LOG = 1 << 20
+"""Bytes of a log that are kept, from its end: that of e2fsck may have a line for each of millions of blocks."""
 OPERATIONAL = 8 | 16 | 32 | 128
 """Bits of e2fsck's exit status for operational errors, which say nothing about the image (e2fsck(8))."""
 CLOCK = "[options]\nbroken_system_clock = true\n"
@@ -115,11 +117,19 @@ def write_chunks(reader: Reader, descriptor: int, numbers: Iterable[int], *, pre
 def run_merged(
     argv: Sequence[Union[str, bytes]], *, env: Optional[Mapping[str, str]] = None, pass_fds: Sequence[int] = ()
 ) -> Tuple[int, str]:
-    """Run a program, and kill it if this process is interrupted; return its exit status and its whole output."""
-    done = subprocess.run(
+    """Run a program, and kill it if this process is interrupted; return its exit status and the end of its output."""
+    output = b""
+    with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, pass_fds=pass_fds
-    )
-    return done.returncode, done.stdout.decode(errors="replace").strip()
+    ) as process:
+        assert process.stdout
+        try:
+            while block := process.stdout.read1(MAX_LOG):  # type: ignore[attr-defined]
+                output = (output + block)[-MAX_LOG:]
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, output.decode(errors="replace").strip()
 
 
 def run_e2fsck(path: str, mode: str, folder: str) -> Tuple[int, str]:

@@ -22,6 +22,7 @@ from appliance.shared.history import AppendLine, make_event
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, parse_lease, peek, read_file
 from appliance.shared.locks import PORTS_WAIT_S, Locked, hold_lock, ports_lock
 from appliance.shared.migration import MacvlanRequest, MigrationRequest, MoveMark
+from appliance.shared.outputs import Outputs, Overflow, TooLate, end_group
 from appliance.shared.ports import (
     change_commands,
     enter,
@@ -39,21 +40,36 @@ SUPERVISOR_ERRORS = (OSError, http.client.HTTPException, xmlrpc.client.Error)
 """A supervisor does not answer, or refuses."""
 
 
+MAX_ANSWER = 64 << 20
+"""Maximum size of a program's output in bytes: that of squeue for a million jobs."""
+
+
 def run(*argv: str, stdin: bytes = b"", ok: Sequence[int] = (0,), timeout: float = 60) -> bytes:
     """Run a program; return its standard output.
 
     Raises:
-        Problem: it ended with a status not in ``ok``, or not within ``timeout`` seconds.
+        Problem: it ended with a status not in ``ok``, or not within ``timeout`` seconds, or printed too much.
     """
+    pipe = subprocess.PIPE
+    # A session of its own: signals to our process group must not reach it.
+    process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    outputs = Outputs(process, MAX_ANSWER)
     try:
-        # A session of its own: signals to our process group must not reach it.
-        done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout, start_new_session=True)
-    except subprocess.TimeoutExpired:
-        raise Problem("`%s` did not end within %g s" % (shown(argv), timeout))
-    if done.returncode not in ok:
-        lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-4:]
-        raise Problem("`%s` ended with status %d: %s" % (shown(argv), done.returncode, " / ".join(lines)))
-    return done.stdout
+        outputs.exchange(stdin, timeout)
+    except BaseException as error:
+        end_group(process)
+        if isinstance(error, TooLate):
+            raise Problem("`%s` did not end within %g s" % (shown(argv), timeout))
+        if isinstance(error, Overflow):
+            raise Problem("`%s` printed more than %d MiB and was ended" % (shown(argv), MAX_ANSWER >> 20))
+        raise
+    finally:
+        outputs.close()
+    if process.returncode not in ok:
+        end = (outputs.of_stderr or outputs.of_stdout)[-4000:].decode(errors="replace")
+        lines = end.strip().splitlines()[-4:]
+        raise Problem("`%s` ended with status %d: %s" % (shown(argv), process.returncode, " / ".join(lines)))
+    return outputs.of_stdout
 
 
 def shown(argv: Strings) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from appliance.errors import SmsError, disk_hint
 from appliance.host.secret import redact
 from appliance.shared.files import ALWAYS
+from appliance.shared.outputs import MAX_OUTPUT
 from appliance.text import printable_text
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ BLOCK = 1 << 18
 
 MAX_SHOWN, MAX_SHOWN_LINE = 8000, 1000
 """The last bytes of an output that an error shows lines of, and how many letters of each."""
-
-MAX_OUTPUT = 16 << 20
-"""Maximum size of each output of a command, in bytes: it is kept in memory, and what prints it may be hostile."""
 
 SIZE_MISMATCH = 77
 """Exit status of ``WRITE_ATOMIC`` when the input has another size than announced."""

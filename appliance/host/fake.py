@@ -8,7 +8,6 @@ from typing import Any
 
 from appliance.host.base import (
     BLOCK,
-    MAX_OUTPUT,
     Host,
     OnLine,
     Result,
@@ -19,6 +18,7 @@ from appliance.host.stream import LineReader, Stream
 from appliance.shared.files import ALWAYS
 from appliance.shared.history import AppendLine
 from appliance.shared.lease import WRITTEN, SwapLease
+from appliance.shared.outputs import MAX_OUTPUT
 from appliance.shared.overlay import MarkOverlay, OverlayMark
 from appliance.shared.records import to_json
 from appliance.shared.requests import Request

@@ -5,21 +5,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import selectors
 import signal
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from appliance.host.base import (
     BLOCK,
-    MAX_OUTPUT,
     CommandError,
     CommandTimeout,
     Host,
@@ -31,6 +27,7 @@ from appliance.host.base import (
 from appliance.host.secret import secrets_of
 from appliance.host.stream import LATE_S, LineReader, Stream
 from appliance.shared.files import ALWAYS
+from appliance.shared.outputs import MAX_OUTPUT, Outputs, Overflow, TooLate, end_group
 from appliance.shared.requests import Request
 
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -39,8 +36,6 @@ ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr
 CONTAINER_TOOLS = ("APPTAINER_", "SINGULARITY_")
 PIPE_BYTES = 1 << 20
 """Pipe capacity of a stream: large enough that both sides work at the same time."""
-READ_BYTES = 1 << 16
-"""What one read of a pipe returns at most: its usual capacity."""
 KEPT = {tool + suffix for tool in CONTAINER_TOOLS for suffix in ("TMPDIR", "CACHEDIR")}
 
 
@@ -140,7 +135,7 @@ class LocalStream(Stream):
     def close(self) -> None:
         """Terminate the command if it still runs, unless it was left, and close its pipes."""
         if self.process.poll() is None and not self.left:
-            _end_group(self.process)
+            end_group(self.process)
         self.end()
         assert self.process.stdout
         self.process.stdout.close()
@@ -184,8 +179,8 @@ class Local(Host):
         outputs = Outputs(process, limit, on_line)
         try:
             outputs.exchange(input, timeout)
-        except (subprocess.TimeoutExpired, Overflow) as error:
-            _end_group(process)
+        except (TooLate, Overflow) as error:
+            end_group(process)
             result = Result(self.name, argv, -signal.SIGKILL, b"", outputs.of_stderr, secrets_of(input))
             if isinstance(error, Overflow):
                 raise TooMuchOutput(result, limit) from None
@@ -193,7 +188,7 @@ class Local(Host):
                 result, hint=f"the command did not end within {timeout:g} s and was terminated"
             ) from None
         except BaseException:
-            _end_group(process)
+            end_group(process)
             raise
         finally:
             outputs.close()
@@ -208,8 +203,8 @@ class Local(Host):
         try:
             try:
                 outputs.exchange(None, timeout, first_line=True)
-            except (subprocess.TimeoutExpired, Overflow) as error:
-                _end_group(process)
+            except (TooLate, Overflow) as error:
+                end_group(process)
                 result = Result(self.name, argv, -signal.SIGKILL, b"", outputs.of_stderr)
                 if isinstance(error, Overflow):
                     raise TooMuchOutput(result, MAX_OUTPUT) from None
@@ -224,7 +219,7 @@ class Local(Host):
             try:
                 process.wait(5)
             except subprocess.TimeoutExpired:
-                _end_group(process)
+                end_group(process)
             outputs.close()
 
     @contextmanager
@@ -238,7 +233,7 @@ class Local(Host):
                     yield Running(process, process.stdout.fileno(), stderr, self.name, argv)
                 finally:
                     if process.poll() is None:
-                        _end_group(process)
+                        end_group(process)
 
     @contextmanager
     def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
@@ -260,133 +255,3 @@ class Local(Host):
 
     def interact(self, *argv: str) -> int:
         return subprocess.run([*self.prefix, *argv], check=False, env=inherited()).returncode
-
-
-class Overflow(Exception):
-    """An output is larger than its limit."""
-
-
-class Outputs:
-    """Both outputs of a child process, each of at most ``limit`` bytes, and its input."""
-
-    def __init__(self, process: subprocess.Popen[bytes], limit: int, on_line: OnLine | None = None) -> None:
-        self.process = process
-        self.limit = limit
-        self.on_line = on_line
-        self._stdout, self._stderr, self._line = bytearray(), bytearray(), 0
-
-    @property
-    def of_stdout(self) -> bytes:
-        """What was read of standard output."""
-        return bytes(self._stdout)
-
-    @property
-    def of_stderr(self) -> bytes:
-        """What was read of standard error."""
-        return bytes(self._stderr)
-
-    def exchange(self, input: bytes | None, timeout: float | None, *, first_line: bool = False) -> None:
-        """Write the input, if any, read both outputs to their ends, and wait for the process.
-
-        Args:
-            first_line: return with the first line of standard output.
-
-        Raises:
-            Overflow: an output is too large.
-            subprocess.TimeoutExpired: it takes longer than ``timeout``, whoever holds the outputs open.
-        """
-        process, end = self.process, time.monotonic() + timeout if timeout is not None else None
-        assert process.stdout and process.stderr
-        rest = memoryview(input or b"")
-        with selectors.PollSelector() as selector:
-            for stream, kept in ((process.stdout, self._stdout), (process.stderr, self._stderr)):
-                selector.register(stream, selectors.EVENT_READ, kept)
-            if input is not None and not self._closes_input(rest):
-                assert process.stdin
-                os.set_blocking(process.stdin.fileno(), False)
-                selector.register(process.stdin, selectors.EVENT_WRITE)
-            while selector.get_map():
-                if first_line and b"\n" in self._stdout:
-                    return
-                for key, _ in selector.select(self._left(end, timeout)):
-                    if key.data is None:
-                        rest = self._write(rest)
-                        if self._closes_input(rest):
-                            selector.unregister(key.fileobj)
-                    elif not self._read(key.fd, key.data):
-                        selector.unregister(key.fileobj)
-        if self.on_line and self._line < len(self._stdout):
-            self.on_line(self._stdout[self._line :].decode(errors="replace"))
-        process.wait(self._left(end, timeout))
-
-    def _left(self, end: float | None, timeout: float | None) -> float | None:
-        if end is None:
-            return None
-        left = end - time.monotonic()
-        if left <= 0:
-            raise subprocess.TimeoutExpired(self.process.args, timeout or 0)
-        return left
-
-    def _closes_input(self, rest: memoryview) -> bool:
-        """Close the input at its end; return whether it is closed."""
-        assert self.process.stdin
-        if not len(rest):
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()
-        return self.process.stdin.closed
-
-    def _write(self, rest: memoryview) -> memoryview:
-        """Write some of the input; return the rest, none where the process reads no more."""
-        assert self.process.stdin
-        try:
-            return rest[os.write(self.process.stdin.fileno(), rest[:BLOCK]) :]
-        except BlockingIOError:
-            return rest
-        except BrokenPipeError:
-            return rest[:0]
-
-    def _read(self, descriptor: int, kept: bytearray) -> bool:
-        """Read some of an output; return whether there may be more."""
-        block = os.read(descriptor, READ_BYTES)
-        if len(kept) + len(block) > self.limit:
-            kept += block[: self.limit - len(kept)]
-            raise Overflow
-        kept += block
-        if self.on_line and kept is self._stdout:
-            while (end := kept.find(b"\n", max(self._line, len(kept) - len(block)))) >= 0:
-                line, self._line = kept[self._line : end], end + 1
-                self.on_line(line.decode(errors="replace"))
-        return bool(block)
-
-    def close(self) -> None:
-        """Close the pipes."""
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream:
-                with contextlib.suppress(OSError):
-                    stream.close()
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Terminate the process group and wait until no member runs."""
-    for signum, grace in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signum)
-        deadline = time.monotonic() + grace
-        while time.monotonic() < deadline and (process.poll() is None or _group_runs(process.pid)):
-            time.sleep(0.02)
-
-
-def _group_runs(group: int) -> bool:
-    """Return whether a member of the process group runs; a member that waits to be reaped does not."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            state, _, member_of = stat.read_bytes().rpartition(b")")[2].split()[:3]
-            if int(member_of) == group and state not in b"ZX":
-                return True
-    return False

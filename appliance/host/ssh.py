@@ -20,7 +20,6 @@ import paramiko
 from appliance.errors import SmsError
 from appliance.host.base import (
     BLOCK,
-    MAX_OUTPUT,
     CommandError,
     CommandTimeout,
     Host,
@@ -33,6 +32,7 @@ from appliance.host.base import (
 from appliance.host.secret import secrets_of
 from appliance.host.stream import KILL_S, LATE_S, TERM_S, LineReader, Stream
 from appliance.host.transport import make_transport
+from appliance.shared.outputs import MAX_OUTPUT
 
 TIMED_OUT = 124
 """Exit status of timeout(1) when it ended the command."""

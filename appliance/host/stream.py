@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Container
 
-from appliance.host.base import BLOCK, MAX_OUTPUT, CommandError, OnLine, Result
+from appliance.host.base import BLOCK, CommandError, OnLine, Result
+from appliance.shared.outputs import MAX_OUTPUT
 
 KEPT_LINES, KEPT_LETTERS = 100, 10_000
 """Number of trailing lines of standard error that a result contains, and how much of each."""

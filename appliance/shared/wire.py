@@ -13,8 +13,8 @@ from typing import Any
 LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 1 << 20
 """Without the bytes that follow the message."""
-MAX_BODY_BYTES = 1 << 34
-"""Of the bytes that follow a message."""
+MAX_BODY_BYTES = 1 << 30
+"""Of the bytes that follow a message, which are kept in memory: the digests of an overlay of 2 TiB."""
 
 Message = dict[str, Any]
 

@@ -25,6 +25,8 @@ ROLLBACK_S = 30.0
 """Maximum duration of an endpoint's automatic rollback in seconds."""
 QUEUE_SIZE = 16
 """Messages read ahead."""
+LARGE = 64 << 20
+"""What has more bytes than this is not read ahead."""
 
 
 class Lost(Unreachable):
@@ -85,6 +87,8 @@ class Endpoint:
             while True:
                 message = read_message(self.session.read_exactly, "kind")
                 size = count_bytes(message)
+                while size > LARGE and not self._received.empty() and not self.closed.wait(0.05):
+                    pass
                 self._put((message, self.session.read_exactly(size) if size else b""))
         except SmsError as error:
             self._put(error)

@@ -22,7 +22,6 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.host.base import (
-    MAX_OUTPUT,
     WRITE_ATOMIC,
     CommandError,
     CommandTimeout,
@@ -33,9 +32,10 @@ from appliance.host.base import (
     check_written,
     write_argv,
 )
-from appliance.host.local import Local, LocalStream, _group_runs
+from appliance.host.local import Local, LocalStream
 from appliance.host.ssh import GONE_MS, Ssh
 from appliance.host.transport import make_transport
+from appliance.shared.outputs import MAX_OUTPUT, group_runs
 from tests.waiting import alive, soon
 
 BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
@@ -107,19 +107,19 @@ def test_a_timeout_ends_all_that_was_started(host: Host, tmp_path: Path, on_line
     assert not any(alive(int((tmp_path / name).read_text())) for name in ("child", "grandchild"))
 
 
-def test_a_process_group_runs_until_its_last_member_has_ended() -> None:
+def test_a_processgroup_runs_until_its_last_member_has_ended() -> None:
     with subprocess.Popen(
         ["sh", "-c", "sleep 60 & echo $!"], stdout=subprocess.PIPE, start_new_session=True, text=True
     ) as leader:
         assert leader.stdout
         member = int(leader.stdout.readline())
         leader.wait()
-        assert _group_runs(leader.pid), "its leader has ended, a member has not"
+        assert group_runs(leader.pid), "its leader has ended, a member has not"
         os.kill(member, signal.SIGKILL)
-        soon(lambda: not _group_runs(leader.pid))
+        soon(lambda: not group_runs(leader.pid))
     with subprocess.Popen(["true"], start_new_session=True) as unreaped:
         soon(lambda: not alive(unreaped.pid))
-        assert not _group_runs(unreaped.pid), "it only waits to be reaped"
+        assert not group_runs(unreaped.pid), "it only waits to be reaped"
 
 
 @contextmanager
