@@ -59,7 +59,7 @@ from appliance.plan.adopt.adoption import (
 )
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.move import reset_ports, stream_ports
-from appliance.plan.services.jobs import JOBS, read_jobs
+from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.progress import Progress
 from appliance.shared.adopt import AdoptRequest
 from appliance.tools.move import open_endpoint
@@ -350,7 +350,7 @@ def _steps(
     migration.neighbours = neighbours_of(inspected)
     result.parts["isolated"] = round(start_held(cluster, inspected.owner, migration), 3)
     copy_changes(source, partial(write, inside=inside_argv(cluster.site, cluster.services)))
-    jobs = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60).text)
+    jobs = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60, limit=JOBS_BYTES).text)
     _hand_over_controller(cluster, inspected, migration, place, result)
     compare_jobs(migration, jobs)
     switch_addresses(migration)

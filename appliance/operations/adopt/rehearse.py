@@ -21,7 +21,7 @@ from appliance.plan.adopt.adoption import AdoptPlan, find_database, free_argv, p
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.move import ENDED
 from appliance.plan.migration.plan import Plan
-from appliance.plan.services.jobs import JOBS, read_jobs
+from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.progress import Progress, Silent
 from appliance.text import printable
 from appliance.tools.move import open_endpoint
@@ -62,7 +62,7 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
     overlay = str(cluster.places.overlay)
     new = not target.works("test", "-e", overlay)
     try:
-        jobs = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60).text)
+        jobs = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60, limit=JOBS_BYTES).text)
         with progress.step("rehearse: copy the live state") as step:
             inspected.old.run(*script_argv("wait-until-saved", inspected.plan.state, str(SAVED_S)), timeout=60)
             owner.prepare()

@@ -33,7 +33,7 @@ from appliance.plan.machine import inside_argv
 from appliance.plan.migration.lease import find_holder
 from appliance.plan.migration.move import missing_jobs
 from appliance.plan.migration.plan import Plan
-from appliance.plan.services.jobs import JOBS, read_jobs
+from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.progress import Progress
 from appliance.shared.adopt import ReturnRequest
 from appliance.tools.move import Endpoint, open_endpoint
@@ -234,7 +234,11 @@ def _steps(current: _Undo) -> None:
             writer = Command(current.old, load)
             through = DumpFilter(f"the services container on {current.host.name}")
             transfer(reader, writer, lambda done: step.moved(done, done), through)
-    jobs = read_jobs(current.host.run(*inside_argv(cluster.site, cluster.services, *JOBS), ok=None, timeout=60).text)
+    jobs = read_jobs(
+        current.host.run(
+            *inside_argv(cluster.site, cluster.services, *JOBS), ok=None, timeout=60, limit=JOBS_BYTES
+        ).text
+    )
     with progress.step("stop slurmctld; copy the last changes to the old node") as step:
         copy_changes(source, write)
         stopped = time.monotonic()
@@ -268,7 +272,7 @@ def _steps(current: _Undo) -> None:
         for one in (accounting, find_database(cluster.services)):
             if one:
                 result.outage[one.name] = round(now - since, 3)
-    shown = read_jobs(current.old.run(*JOBS, ok=None, timeout=60).text)
+    shown = read_jobs(current.old.run(*JOBS, ok=None, timeout=60, limit=JOBS_BYTES).text)
     result.jobs = len(shown)
     if lost := missing_jobs(jobs, shown):
         result.notes.append(f"job {', '.join(lost[:10])} was lost or requeued; see `scontrol show job`")

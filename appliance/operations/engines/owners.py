@@ -26,8 +26,8 @@ from appliance.tools.scripts import python_argv
 
 LEASE = "/opt/sms/bin/sms-lease"
 CONTROL_S = 30
-LIST_S = 3600
-"""Seconds that reading all of the state may take."""
+LIST_S, LIST_BYTES = 3600, 256 << 20
+"""Seconds that reading all of the state may take, and bytes of the list: about a million files."""
 
 
 def script_argv(*words: str) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class Owner(ABC):
         return self._query("list", self.inside(self.tree_argv("list", copy=copy), copy=copy))
 
     def _query(self, what: str, command: Command) -> Tree:
-        result = command.host.run(*command.argv, timeout=LIST_S)
+        result = command.host.run(*command.argv, timeout=LIST_S, limit=LIST_BYTES)
         try:
             return read_tree(json.loads(result.stdout.splitlines()[-1]))
         except (ValueError, IndexError, RecursionError):

@@ -33,6 +33,8 @@ FOLDER = PurePosixPath("/root/demo")
 MEMBERS = ("oci-layout", "index.json", "blobs")
 """Of that form, what engines read."""
 LIMIT_S = 600
+IMAGE_BYTES = 4 << 30
+"""Maximum size of the archive of an image."""
 USABLE = ("idle", "allocated", "mixed", "completing")
 END = "/home/alice/end"
 """The first job ends when this file is there."""
@@ -129,7 +131,10 @@ def load_image(lab: Lab) -> str:
         admin.run("rm", "-r", folder)
         done = admin.run("sms", "-q", "image", "oci", "-o", folder, "--json", timeout=LIMIT_S)
     made = json.loads(done.expect((0,)).stdout)
-    archive, workers = admin.run("tar", "-C", folder, "-c", *MEMBERS).stdout, lab.layout.hosts_of(WORKER)
+    archive, workers = (
+        admin.run("tar", "-C", folder, "-c", *MEMBERS, limit=IMAGE_BYTES).stdout,
+        lab.layout.hosts_of(WORKER),
+    )
     for worker in workers:
         lab.host(worker.name).run(*IMPORT, input=archive, timeout=LIMIT_S)
     return f"{made['name']}, {made['digest'][:19]}, on {', '.join(worker.name for worker in workers)}"

@@ -14,7 +14,7 @@ from appliance.operations.preflight import check_instance
 from appliance.plan.machine import PROBE, inside_argv, inside_second, start_argv
 from appliance.plan.migration.here import GATE, gate_rules
 from appliance.plan.migration.move import missing_jobs, needs_outside, stream_ports
-from appliance.plan.services.jobs import JOBS, read_jobs
+from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.plan.services.probes import read_probe
 
 WAIT_S = 60.0
@@ -35,7 +35,9 @@ def list_jobs(migration: Migration) -> dict[str, str]:
     if not cluster.find_role("controller"):
         return {}
     try:
-        return read_jobs(migration.source.host.run(*inside_argv(cluster.site, cluster.services, *JOBS)).text)
+        return read_jobs(
+            migration.source.host.run(*inside_argv(cluster.site, cluster.services, *JOBS), limit=JOBS_BYTES).text
+        )
     except CommandError as error:
         # It may be the reason for this migration, as it is for one back.
         migration.result.notes.append(f"jobs are not compared: {error.message.splitlines()[-1].strip()}")

@@ -9,7 +9,7 @@ from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.upgrade.state import UpgradeOptions
 from appliance.plan.machine import inside_argv
-from appliance.plan.services.jobs import JOBS, read_jobs
+from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.plan.upgrade.upgrade import Upgrade, active_jobs, count_jobs, lost_jobs, read_ended
 from appliance.progress import Progress
 
@@ -25,7 +25,7 @@ def query_jobs(cluster: Cluster, host: Host) -> dict[str, str]:
     """
     if not cluster.find_role("controller"):
         return {}
-    return read_jobs(host.run(*inside_argv(cluster.site, cluster.services, *JOBS)).text)
+    return read_jobs(host.run(*inside_argv(cluster.site, cluster.services, *JOBS), limit=JOBS_BYTES).text)
 
 
 def list_before(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions) -> dict[str, str]:

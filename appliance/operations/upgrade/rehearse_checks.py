@@ -20,6 +20,7 @@ from appliance.operations.lab import demo
 from appliance.operations.preflight import find_instance
 from appliance.operations.upgrade.rehearse_plan import CARRIER, OUTSIDE
 from appliance.plan.machine import inside_argv
+from appliance.plan.services.jobs import JOBS_BYTES
 from appliance.progress import Progress
 from appliance.tools.ports import Link, list_links
 from appliance.tools.scripts import script_argv
@@ -158,9 +159,8 @@ class Inside:
 
     def run(self, *argv: str, ok: tuple[int, ...] | None = (0,), input: bytes | None = None) -> Result:
         """Run a command in the container."""
-        return self.host.run(
-            *inside_argv(self.cluster.site, self.cluster.services, *argv), ok=ok, input=input, timeout=90
-        )
+        words = inside_argv(self.cluster.site, self.cluster.services, *argv)
+        return self.host.run(*words, ok=ok, input=input, timeout=90, limit=JOBS_BYTES)
 
 
 def check_jobs(inside: Inside, expected: list[int], known: set[int]) -> str:
@@ -200,7 +200,9 @@ def query_production(cluster: Cluster, host: Host, taken: float) -> frozenset[in
     Raises:
         SmsError: its controller does not answer.
     """
-    return read_queue(host.run(*inside_argv(cluster.site, cluster.services, *QUEUE), timeout=90).text, taken)
+    return read_queue(
+        host.run(*inside_argv(cluster.site, cluster.services, *QUEUE), timeout=90, limit=JOBS_BYTES).text, taken
+    )
 
 
 def read_queue(output: str, taken: float) -> frozenset[int]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 JOBS = ("squeue", "--all", "--array", "--states=all", "--noheader", "--format=%i %T")
 """Lists every job: also in hidden partitions, finished ones, and each task of an array."""
 
+JOBS_BYTES = 64 << 20
+"""Maximum size of that list: about two million tasks."""
+
 ASK_NODES = ("sh", "-c", "sinfo --noheader --dead --format=%n | grep -q . && exec timeout 15 scontrol reconfigure")
 """Makes the controller query its nodes at once if some count as not responding.
 
