@@ -32,6 +32,7 @@ from appliance.shared.ports import (
     split_macvlan,
 )
 from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.secret import redact, secrets_of
 
 Strings = Sequence[str]
 CHANGED = "another run has migrated, started or stopped the services container meanwhile"
@@ -45,7 +46,7 @@ MAX_ANSWER = 64 << 20
 
 
 def run(*argv: str, stdin: bytes = b"", ok: Sequence[int] = (0,), timeout: float = 60) -> bytes:
-    """Run a program; return its standard output.
+    """Run a program; return its standard output. Of the secrets of its input no error shows anything.
 
     Raises:
         Problem: it ended with a status not in ``ok``, or not within ``timeout`` seconds, or printed too much.
@@ -66,7 +67,7 @@ def run(*argv: str, stdin: bytes = b"", ok: Sequence[int] = (0,), timeout: float
     finally:
         outputs.close()
     if process.returncode not in ok:
-        end = (outputs.of_stderr or outputs.of_stdout)[-4000:].decode(errors="replace")
+        end = redact(outputs.of_stderr or outputs.of_stdout, secrets_of(stdin))[-4000:].decode(errors="replace")
         lines = end.strip().splitlines()[-4:]
         raise Problem("`%s` ended with status %d: %s" % (shown(argv), process.returncode, " / ".join(lines)))
     return outputs.of_stdout

@@ -30,6 +30,7 @@ from appliance.agent.take import host_locked
 from appliance.shared.files import free_bytes, sync_folder, write_at
 from appliance.shared.migration import MoveMark, TargetRequest
 from appliance.shared.overlay import MarkOverlay, mark_path
+from appliance.shared.secret import secret_archive
 from appliance.shared.wire import Message
 
 ARMED_S = 2.0
@@ -295,7 +296,7 @@ class MigrationTarget(StateMachine):
     def seed(self, message: Message) -> None:
         """Run a command that reads the site's files and writes them into the copy; send its output."""
         assert self.channel
-        data = self.channel.read_body(message)
+        data = secret_archive(self.channel.read_body(message))
         self.channel.send("seeded", endpoint.run(*field(message, "argv", list), stdin=data, timeout=120))
 
     # The instance

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from appliance.errors import SmsError, disk_hint
-from appliance.host.secret import redact
 from appliance.shared.files import ALWAYS
 from appliance.shared.outputs import MAX_OUTPUT
+from appliance.shared.secret import redact, redact_text
 from appliance.text import printable_text
 
 if TYPE_CHECKING:
@@ -140,6 +140,13 @@ class Unreachable(SmsError):
 
 class Stuck(Unreachable):
     """The host accepts connections but does not respond in time: it is alive, but overloaded or broken."""
+
+
+def without_secrets(error: SmsError, secrets: Sequence[str | bytes]) -> SmsError:
+    """Return an error whose message and hint do not show secrets, which the other side may have quoted."""
+    error.message, error.hint = redact_text(error.message, secrets), redact_text(error.hint, secrets)
+    error.args = (error.message,)
+    return error
 
 
 def check_written(host: str, path: str, status: int, stderr: bytes) -> None:

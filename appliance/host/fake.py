@@ -13,7 +13,6 @@ from appliance.host.base import (
     Result,
     TooMuchOutput,
 )
-from appliance.host.secret import secrets_of
 from appliance.host.stream import LineReader, Stream
 from appliance.shared.files import ALWAYS
 from appliance.shared.history import AppendLine
@@ -22,6 +21,7 @@ from appliance.shared.outputs import MAX_OUTPUT
 from appliance.shared.overlay import MarkOverlay, OverlayMark
 from appliance.shared.records import to_json
 from appliance.shared.requests import Request
+from appliance.shared.secret import secrets_of
 
 Answer = tuple[int, str] | Callable[[tuple[str, ...], bytes | None], tuple[int, str]]
 

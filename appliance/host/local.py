@@ -24,11 +24,11 @@ from appliance.host.base import (
     Result,
     TooMuchOutput,
 )
-from appliance.host.secret import secrets_of
 from appliance.host.stream import LATE_S, LineReader, Stream
 from appliance.shared.files import ALWAYS
 from appliance.shared.outputs import MAX_OUTPUT, Outputs, Overflow, TooLate, end_group
 from appliance.shared.requests import Request
+from appliance.shared.secret import secrets_of
 
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 """Variables set in addition to the caller's environment: untranslated messages and a full PATH."""

@@ -29,10 +29,10 @@ from appliance.host.base import (
     TooMuchOutput,
     Unreachable,
 )
-from appliance.host.secret import secrets_of
 from appliance.host.stream import KILL_S, LATE_S, TERM_S, LineReader, Stream
 from appliance.host.transport import make_transport
 from appliance.shared.outputs import MAX_OUTPUT
+from appliance.shared.secret import secrets_of
 
 TIMED_OUT = 124
 """Exit status of timeout(1) when it ended the command."""

@@ -12,13 +12,22 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import chain
 from typing import Any
 
 from appliance.errors import Busy, ConfigError, Refused, SmsError, disk_hint
-from appliance.host.base import CommandError, CommandTimeout, Host, OnLine, Result, check_written, write_argv
+from appliance.host.base import (
+    CommandError,
+    CommandTimeout,
+    Host,
+    OnLine,
+    Result,
+    check_written,
+    without_secrets,
+    write_argv,
+)
 from appliance.host.stream import LineReader, Stream
 from appliance.progress import Progress, Silent, Step
 from appliance.share import PACKAGE
@@ -327,6 +336,8 @@ class MessageReader:
         self.stack = stack
         self.on_rows = on_rows
         self.current: Step | None = None
+        self.secrets: tuple[bytes, ...] = ()
+        """Of what was sent to the agent: no error shows them."""
         self.result: dict[str, Any] | None = None
         self.problem: dict[str, Any] | None = None
 
@@ -362,7 +373,8 @@ class MessageReader:
         if self.problem:
             problem = self.problem
             kind = Busy if problem.get("busy") else KINDS.get(problem["status"], SmsError)
-            raise kind(f"{result.host}: {problem['message']}", hint=problem["hint"] or disk_hint(problem["message"]))
+            found = kind(f"{result.host}: {problem['message']}", hint=problem["hint"] or disk_hint(problem["message"]))
+            raise without_secrets(found, self.secrets)
         if self.result is None or result.status:
-            raise AgentEnded(result)
+            raise AgentEnded(replace(result, secrets=self.secrets))
         return self.result

@@ -10,6 +10,8 @@ from typing import Any
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, CommandTimeout, Host, NoProgram, Result, Stuck, Unreachable
 
+MAX_REPLY = 128 << 20
+"""Maximum size of an output: objects of 5,000 nodes in JSON."""
 NOT_FOUND = 127
 """Status of nsenter and of a shell where there is no such program."""
 SILENT = re.compile(
@@ -61,7 +63,7 @@ def run_program(
     program = program_of(argv)
     try:
         # An empty input: `nomad` reads one that is not a terminal.
-        result = host.run(*argv, input=input or b"", ok=None, timeout=timeout)
+        result = host.run(*argv, input=input or b"", ok=None, timeout=timeout, limit=MAX_REPLY)
     except NoProgram:
         raise missing(host, program) from None
     except CommandTimeout as error:
@@ -85,7 +87,7 @@ def missing(host: Host, program: str) -> Refused:
 
 def explain(result: Result, program: str, hint: str) -> SmsError:
     """Return the error of a program that failed."""
-    text = (result.stderr + b"\n" + result.stdout).decode(errors="replace")
+    text = (result.stderr + b"\n" + result.shown).decode(errors="replace")
     last = last_line(text)
     if result.status == NOT_FOUND:
         return Refused(
@@ -111,8 +113,8 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
-def read_json(text: bytes, what: str) -> Any:
-    """Return what an engine has printed as JSON.
+def read_json(text: bytes, what: str, *, secret: bool = False) -> Any:
+    """Return what an engine has printed as JSON. ``secret``: no message shows it.
 
     Raises:
         SmsError: it is not JSON.
@@ -120,7 +122,8 @@ def read_json(text: bytes, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise SmsError(f"{what}: the reply is not JSON: {last_line(text.decode(errors='replace'))}") from None
+        shown = "" if secret else f": {last_line(text.decode(errors='replace'))}"
+        raise SmsError(f"{what}: the reply is not JSON{shown}") from None
 
 
 def at(value: Any, *path: str | int) -> Any:

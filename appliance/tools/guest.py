@@ -7,11 +7,12 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from appliance.errors import SmsError
-from appliance.host.base import Host
+from appliance.host.base import Host, without_secrets
+from appliance.shared.secret import redact, secrets_of
 from appliance.tools.qmp import Channel, NotResponding, open_channel
 
 SILENCE_S = 30
@@ -49,11 +50,18 @@ class Guest:
         return _number(self.execute(command), command)
 
     def run(self, argv: Sequence[str], *, input: bytes | None = None, timeout_s: float = 60) -> GuestResult:
-        """Run a program in the guest and wait for it to end.
+        """Run a program in the guest and wait for it to end. No message shows the secrets of the input.
 
         Raises:
             SmsError: no such program, the input is too large, or the time limit was exceeded (it keeps running).
         """
+        try:
+            ran = self._run(argv, input, timeout_s)
+        except SmsError as error:
+            raise without_secrets(error, secrets_of(input)) from None
+        return replace(ran, stderr=redact(ran.stderr, secrets_of(input)))
+
+    def _run(self, argv: Sequence[str], input: bytes | None, timeout_s: float) -> GuestResult:
         if input is not None and len(input) > MAX_INPUT:
             raise SmsError(
                 f"the input has {len(input)} bytes; the guest agent accepts {MAX_INPUT}",

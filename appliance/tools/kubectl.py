@@ -14,6 +14,7 @@ from typing import Any
 
 from appliance.errors import ConfigError
 from appliance.host.base import CommandError, Host, Result
+from appliance.shared.secret import SecretInput
 from appliance.text import printable
 from appliance.tools.engine import at, list_at, number_at, read_json, run_program, text_at
 
@@ -173,7 +174,9 @@ class Kubectl:
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return an object; None if there is none."""
         result = self.run("get", kind, name, "--ignore-not-found", "-o", "json")
-        found = read_json(result.stdout, f"kubectl get {kind}") if result.stdout.strip() else None
+        found = (
+            read_json(result.stdout, f"kubectl get {kind}", secret=kind == "secret") if result.stdout.strip() else None
+        )
         return found if isinstance(found, dict) else None
 
     def find(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
@@ -200,7 +203,7 @@ class Kubectl:
             "type": "Opaque",
             "data": {key: base64.b64encode(value).decode() for key, value in values.items()},
         }
-        self.apply(json.dumps(secret).encode())
+        self.apply(SecretInput(json.dumps(secret).encode(), *values.values()))
 
     # Workloads
 

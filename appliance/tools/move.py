@@ -14,6 +14,7 @@ from appliance.host.base import Host, Unreachable
 from appliance.progress import Progress
 from appliance.shared.adopt import AdoptRequest, ReturnRequest
 from appliance.shared.migration import MigrationRequest
+from appliance.shared.secret import secrets_of
 from appliance.shared.wire import Message, WireError, count_bytes, pack_message, read_message
 from appliance.tools import agent
 
@@ -54,6 +55,7 @@ class Endpoint:
         Raises:
             SmsError: the agent has ended; with the problem that it reported, if any.
         """
+        self.session.reader.secrets += secrets_of(data)
         with self._lock:
             self.session.write(pack_message({**facts, "do": do}, len(data)) + data)
 

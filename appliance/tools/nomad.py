@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from appliance.errors import ConfigError, SmsError
 from appliance.host.base import CommandError, Host, Result, Unreachable
+from appliance.shared.secret import SecretInput
 from appliance.tools.engine import (
     NOT_PERMITTED,
     SILENT,
@@ -186,7 +187,7 @@ class Nomad:
         reply = self.run("operator", "api", "-X", method, f"/v1/{path}", input=body).stdout
         text = reply.decode(errors="replace").strip()
         if text[:1] in ("{", "[", '"') or text in ("null", "true", "false"):
-            return read_json(reply, f"nomad: {path}")
+            return read_json(reply, f"nomad: {path}", secret=path.startswith("var/"))
         why = last_line(text)
         if NOT_PERMITTED.search(text):
             raise Forbidden(f"{self.host.name}: Nomad does not permit {method} {path}: {why}", hint=HINT)
@@ -249,9 +250,9 @@ class Nomad:
         values = found.values() if isinstance(found, dict) else ()
         return [Check(text_at(one, "Check"), text_at(one, "Status"), text_at(one, "Output")) for one in values]
 
-    def put_variable(self, path: str, items: Mapping[str, str]) -> None:
-        """Create or replace a variable. Its values are in standard input only."""
-        text = json.dumps({"Items": dict(items)}).encode()
+    def put_variable(self, path: str, items: Mapping[str, str], marks: Mapping[str, str]) -> None:
+        """Create or replace a variable. Its values are in standard input only; ``marks``: items that are not secret."""
+        text = SecretInput(json.dumps({"Items": {**items, **marks}}).encode(), *map(str.encode, items.values()))
         self.run("var", "put", "-force", "-in", "json", "-out", "none", path, "-", input=text)
 
     def variable(self, path: str) -> dict[str, str]:

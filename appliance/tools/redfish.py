@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from appliance.errors import SmsError
+from appliance.host.base import without_secrets
 from appliance.text import one_line
 
 ROOT = "/redfish/v1"
@@ -135,8 +136,14 @@ class RedfishClient:
 
         Raises:
             Denied, Untrusted, Silent, NoRedfish, Missing: see there.
-            SmsError: another error status. Messages never contain the password.
+            SmsError: another error status. Messages never contain the password, even if the controller quotes it.
         """
+        try:
+            return self._request(method, path, body)
+        except SmsError as error:
+            raise without_secrets(error, (self.controller.password, self._token)) from None
+
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Mapping[str, object]:
         what = f"{self.controller.name}: {method} {path[:200]}"
         if not _PATH.fullmatch(path):
             raise NoRedfish(f"{self.controller.name}: a link leads to {path[:200]!r}", hint=ADDRESS_HINT)

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from appliance.errors import ConfigError, Refused, SmsError
+from appliance.host.base import without_secrets
 
 ANSWER_S = 60
 WHOLE_S = 600
@@ -52,7 +53,10 @@ class StateManager:
             SmsError: no answer, not in time, or not in SMD's format.
             Refused: a token is missing or invalid.
         """
-        found = self._get(path, seen)
+        try:
+            found = self._get(path, seen)
+        except SmsError as error:
+            raise without_secrets(error, (self.token,)) from None
         listed = found.get(key) if key and isinstance(found, dict) else found
         if listed is None:  # Go encodes an empty list as null
             listed = []

@@ -171,15 +171,16 @@ class OnNomad:
             own = all(one.own for one, _ in secrets if job in one.items)
             changed = any(one.value is not None for one, _ in secrets if job in one.items)
             whole = {**self.nomad.variable(path), **new}
+            whole.pop(OWN, "")
             mark = {OWN: CHANGING if changed else "sms"} if own else {}
-            self.nomad.put_variable(path, whole | mark)
+            self.nomad.put_variable(path, whole, mark)
             made.append(f"variable {path}")
             if changed:
                 for each in self.nomad.allocations(job):
                     if each.runs:
                         self.nomad.stop_allocation(each.id)
                 if own:
-                    self.nomad.put_variable(path, whole | {OWN: "sms"})
+                    self.nomad.put_variable(path, whole, {OWN: "sms"})
         return made
 
     def apply(self, item: Item) -> None:

@@ -274,7 +274,7 @@ class _Apply:
                 argv = inside_argv(self.cluster.site, self.cluster.services, *script)
                 result = self.host.run(*argv, input=self.archive, ok=None, timeout=TIMEOUT_S)
                 if result.status:
-                    output = CHECKED.sub("", (result.stderr or result.stdout).decode(errors="replace")).strip()
+                    output = CHECKED.sub("", (result.stderr or result.shown).decode(errors="replace")).strip()
                     why = "; ".join(output.split("\n")[:3]) or f"its check ended with status {result.status}"
                     raise ConfigError(
                         f"{service.name} would not take {file.path}: {one_line(why, 400)}",
@@ -352,7 +352,7 @@ class _Apply:
                     "the running image was built by another version of sms, whose apply is not compatible",
                     hint="`sms upgrade` builds a new one and switches to it",
                 ) from error
-        output = one_line((result.stderr or result.stdout).decode(errors="replace"), 300)
+        output = one_line((result.stderr or result.shown).decode(errors="replace"), 300)
         if words[0] == "compare" and not self.host.works(
             *inside_argv(self.cluster.site, self.cluster.services, "test", "-x", APPLY)
         ):
@@ -389,7 +389,7 @@ class _Apply:
                     *inside_argv(self.cluster.site, self.cluster.services, *argv), ok=None, timeout=TIMEOUT_S
                 )
                 if result.status:
-                    output = one_line((result.stderr or result.stdout).decode(errors="replace"), 300)
+                    output = one_line((result.stderr or result.shown).decode(errors="replace"), 300)
                     raise SmsError(f"{service.name}: {shlex.join(argv)}: {output}", hint=f"sms logs {service.name}")
             if service.reload:
                 ok, detail = wait_for_answer(self.cluster, self.host, service, wait_s)

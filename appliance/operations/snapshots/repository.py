@@ -19,6 +19,7 @@ from appliance.plan.snapshots.offsite import KeyNote, KnownArchives, archive_nam
 from appliance.progress import Progress
 from appliance.shared.identity import Identity, assume, uuid_of
 from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.secret import SecretInput
 from appliance.tools import borg
 
 MOST_NAMED = 5
@@ -181,7 +182,7 @@ def export_key(cluster: Cluster, host: Host, path: Path) -> KeyCopy:
     key = query_key(host, offsite)
     written = not path.exists()
     if written:
-        Local().write(str(path), key, mode=0o600)
+        Local().write(str(path), SecretInput(key), mode=0o600)
     return _compare(cluster, host, offsite, key, path, written=written)
 
 

@@ -28,6 +28,7 @@ from appliance.plan.overlay import seed
 from appliance.plan.vm.holder import running_host
 from appliance.plan.vm.vm import REVOKED_MAP, VmPlaces
 from appliance.shared.records import to_json
+from appliance.shared.secret import SecretInput
 from appliance.tools.guest import open_guest
 from appliance.tools.qmp import NotResponding
 from appliance.tools.scripts import script_argv
@@ -120,7 +121,7 @@ def _share(cluster: Cluster, host: Host) -> None:
         pair, present = ca.read_pair(folder, name), host.read(str(there / f"{name}.pem"))
         if pair and present and ca.supersedes(pair.certificate, present, _revoked(cluster)):
             # The certificate last: if this is interrupted, the next run replaces both again.
-            host.write(str(there / f"{name}.key"), pair.key, mode=0o600)
+            host.write(str(there / f"{name}.key"), SecretInput(pair.key), mode=0o600)
             host.write(str(there / f"{name}.pem"), pair.certificate)
 
 
@@ -140,7 +141,8 @@ def _install_inside(cluster: Cluster, host: Host, done: Installed) -> None:
     if ca.matches(certificate, key) and ca.supersedes(certificate, present, _revoked(cluster)):
         # sms-filesync reads both files for each connection.
         argv = script_argv("install-pair", str(PurePosixPath(CONTAINER_CERTIFICATE).parent))
-        host.run(*inside_argv(cluster.site, cluster.services, *argv), input=key.rstrip() + b"\n" + certificate)
+        pair = SecretInput(key.rstrip() + b"\n" + certificate, key)
+        host.run(*inside_argv(cluster.site, cluster.services, *argv), input=pair)
 
 
 def read_container_certificate(cluster: Cluster, host: Host) -> bytes:

@@ -49,6 +49,7 @@ from appliance.plan.vm.vm import (
 from appliance.progress import Progress
 from appliance.shared.lease import LAST_RAISING
 from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.secret import SecretInput
 from appliance.tools import agent, bridge, files, qemu
 from appliance.tools.guest import open_guest
 from appliance.tools.space import query_space
@@ -497,7 +498,7 @@ def stop_and_clean(cluster: Cluster, host: Host) -> None:
     tidy(cluster, host)
 
 
-def make_seed(cluster: Cluster) -> bytes:
+def make_seed(cluster: Cluster) -> SecretInput:
     """Return the seed archive: the VM's configuration, and its certificates.
 
     Raises:
@@ -521,7 +522,8 @@ def make_seed(cluster: Cluster) -> bytes:
     database = ""
     if settings.database:
         database = _read_secret(settings.database)
-    return seed_archive(cluster.site, tls, database=database)
+    archive = seed_archive(cluster.site, tls, database=database)
+    return SecretInput(archive, server.key, issuer.key, database.encode())
 
 
 def _read_secret(path: Path) -> str:

@@ -21,6 +21,7 @@ from appliance.plan.render import Templates
 from appliance.plan.services.controllers import CONTAINER, other_controllers
 from appliance.plan.services.supervisor import services_json, supervisor_conf
 from appliance.share import share
+from appliance.shared.secret import SecretInput, secret_archive
 
 SECRET_PLACES = {
     "munge_key": ("/etc/munge/munge.key", "munge", 0o600),
@@ -141,7 +142,7 @@ def node_addresses(site: Site) -> list[tuple[str, str]]:
     return pairs
 
 
-def seed_archive(seeds: Sequence[Seed]) -> bytes:
+def seed_archive(seeds: Sequence[Seed]) -> SecretInput:
     """Return the seed as a tar archive with owners by name: their ids are the container's."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
@@ -152,7 +153,7 @@ def seed_archive(seeds: Sequence[Seed]) -> bytes:
             member.mode = seed.mode
             member.uname, member.gname = seed.owner, seed.group
             archive.addfile(member, io.BytesIO(seed.data))
-    return buffer.getvalue()
+    return secret_archive(buffer.getvalue())
 
 
 def seed_digest(archive: bytes) -> str:

@@ -218,7 +218,7 @@ def test_a_new_secret_reaches_what_runs_also_after_a_kill(cluster: Cluster, tmp_
         found = OnNomad(program, "host-a", "compute")
         program.get.return_value = {}
         program.variable.side_effect = lambda _: dict(variable)
-        program.put_variable.side_effect = lambda _, items: variable.update(items)
+        program.put_variable.side_effect = lambda _, items, marks: variable.update({**items, **marks})
         program.allocations.return_value = [SimpleNamespace(id="x", runs=True)]
         restart = program.stop_allocation
     else:

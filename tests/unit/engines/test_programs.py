@@ -107,7 +107,7 @@ def test_values_of_secrets_are_in_standard_input_only() -> None:
         return 0, ""
 
     kubectl({("apply",): take}).put_secret("munge-key", {"munge.key": b"secret"}, {})
-    nomad({("var", "put"): take}).put_variable("nomad/jobs/slurm-ctl", {"munge_key": "c2VjcmV0"})
+    nomad({("var", "put"): take}).put_variable("nomad/jobs/slurm-ctl", {"munge_key": "c2VjcmV0"}, {})
     assert [b"c2VjcmV0" in (each or b"") for each in given] == [True, True]
 
 
