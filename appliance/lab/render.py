@@ -186,7 +186,7 @@ def site_file(layout: Layout) -> str:
         vm=PROVISION_ADDRESSES,
         bmcs=", ".join(f"{address}/32" for address in (BMC_ADDRESS, *(each.bmc for each in layout.machines))),
         engines=layout.engine_addresses,
-        nomad_api=members.api(layout) if "nomad" in layout.engines else "",
+        nomad_api=members.API if "nomad" in layout.engines else "",
     )
 
 
@@ -296,9 +296,8 @@ def host_files(
         files["lab/bmc.json"] = File(_bmc_settings(layout).encode())
     if host.kind == CONTROL:
         files["lab/cloud.py"] = File(share("definitions", "lab", "cloud.py").read_bytes())
-    if "nomad" in programs and not members.has_agent(layout, host):
-        words = f'export NOMAD_ADDR="${{NOMAD_ADDR:-{members.api(layout)}}}"\n'
-        files["usr/local/bin/nomad"] = File(f'#!/bin/sh\n{words}exec {programs["nomad"]} "$@"\n'.encode(), 0o755)
+    if members.is_forwarded(layout, host):
+        files["lab/forward.py"] = File(share("definitions", "lab", "forward.py").read_bytes())
     files |= {path: File(text.encode()) for path, text in members.texts(layout, host).items()}
     return files | _secret_files(layout, host, keys)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from appliance.errors import ConfigError, Refused, SmsError
@@ -36,6 +37,15 @@ NOT_PERMITTED = re.compile(
     re.IGNORECASE,
 )
 """In messages of an engine that does not permit a request."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server that a program will use. ``where``: what names it; ``verified``: whether its certificate is."""
+
+    url: str
+    where: str
+    verified: bool = True
 
 
 class Forbidden(Refused):

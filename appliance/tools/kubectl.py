@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.errors import ConfigError
-from appliance.host.base import CommandError, Host, Result
+from appliance.host.base import CommandError, Host, NoProgram, Result
 from appliance.shared.secret import SecretInput
 from appliance.text import printable
-from appliance.tools.engine import at, list_at, number_at, read_json, run_program, text_at
+from appliance.tools.engine import Server, at, list_at, number_at, read_json, run_program, text_at
 
 MANAGER = "sms"
 """Field manager of server-side apply."""
+MASTER, LOCAL = "KUBERNETES_MASTER", "http://localhost:8080"
+"""What `kubectl` takes without a server in its configuration: a variable, else an address."""
 REQUEST_S, COMMAND_S = 30, 120
 """Time limits of one request, and of a command with several, in seconds."""
 HINT = "`engines.kubernetes.kubeconfig` and `context` of the site file, or KUBECONFIG, name cluster and account"
@@ -141,6 +143,23 @@ class Kubectl:
                     f"{self.host.name}: `kubectl` cannot use its configuration: {printable(found[0])}", hint=HINT
                 ) from error
             raise
+
+    def server(self) -> Server:
+        """Return the API server of its configuration; nothing is sent there.
+
+        Without a configuration it is that of a variable, or this machine.
+        """
+        where = f"the kubeconfig {self.kubeconfig}" if self.kubeconfig else "the kubeconfig of `kubectl`"
+        try:
+            # It prints no credentials. Its status is 1 where there is no current context, which is not an error here.
+            shown = self.host.run(*self.argv("config", "view", "--minify", "-o", "json"), ok=None, timeout=REQUEST_S)
+            given = at(json.loads(shown.stdout or b"{}"), "clusters", 0, "cluster")
+        except (NoProgram, ValueError, RecursionError):
+            given = None
+        if url := text_at(given, "server"):
+            return Server(url, where, at(given, "insecure-skip-tls-verify") is not True)
+        url = self.host.run("printenv", MASTER, ok=None).text
+        return Server(url or LOCAL, MASTER if url else where)
 
     def version(self) -> tuple[int, int]:
         """Return the version of the API server."""

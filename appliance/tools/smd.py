@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import without_secrets
+from appliance.plan.endpoint import check_endpoint
 
 ANSWER_S = 60
 WHOLE_S = 600
@@ -38,8 +39,8 @@ class StateManager:
                 f"{self.url[:200]!r} is not the URL of a State Manager",
                 hint="write https://api-gw/apis/smd, or https://smd:27779; the token belongs in $SMS_SMD_TOKEN",
             )
-        if self.token and where.scheme == "http":
-            raise ConfigError("the token would be sent unencrypted", hint="use https://")
+        if self.token:
+            check_endpoint(self.url, "the State Manager's URL")
         if self.token and not re.fullmatch(r"[!-~]+", self.token):
             raise ConfigError("the token is not a single line of text", hint="the token file must contain nothing else")
 

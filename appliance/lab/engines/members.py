@@ -57,9 +57,13 @@ def has_disk(layout: Layout, host: LabHost) -> bool:
     return host.kind in (SERVER, CONTROL, WORKER) or has_agent(layout, host)
 
 
-def api(layout: Layout) -> str:
-    """Return the address of Nomad's API, as admin hosts reach it."""
-    return f"http://{layout.hosts_of(SERVER)[0].addresses[PUBLIC]}:4646"
+def is_forwarded(layout: Layout, host: LabHost) -> bool:
+    """Return whether a host without an agent reaches Nomad's API by a forwarded port, as by a tunnel of ssh."""
+    return "nomad" in programs(layout, host) and not has_agent(layout, host)
+
+
+API = "http://127.0.0.1:4646"
+"""Nomad's API, as each host reaches it: sms sends no keys over a network unencrypted."""
 
 
 def commands(layout: Layout, host: LabHost) -> dict[str, tuple[str, str]]:
@@ -72,6 +76,9 @@ def commands(layout: Layout, host: LabHost) -> dict[str, tuple[str, str]]:
         request = f"printf 'GET /v1/{path} HTTP/1.0\\r\\n\\r\\n' >&3; grep -Eq {shlex.quote(shown)} <&3"
         works = f"exec 3<>/dev/tcp/127.0.0.1/4646 && {request}"
         found["nomad"] = ("bash /lab/nomad.sh", f"{_without_majority(layout)} || {{ {works}; }}")
+    if is_forwarded(layout, host):
+        server = layout.hosts_of(SERVER)[0].addresses[PUBLIC]
+        found["nomad-api"] = (f"python3 /lab/forward.py {server} 4646", ": </dev/tcp/127.0.0.1/4646")
     if host.kind == CONTROL:
         probes = {
             "etcd": ": </dev/tcp/127.0.0.1/2379",

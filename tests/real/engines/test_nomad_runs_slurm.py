@@ -15,7 +15,7 @@ import pytest
 from appliance.host.netns import Netns
 from appliance.lab import Lab
 from appliance.lab.engines.hosts import LabRunner
-from appliance.lab.engines.members import DISK, STATE, api
+from appliance.lab.engines.members import API, DISK, STATE
 from appliance.lab.engines.nomad import NomadClient
 from appliance.operations.engines.export import export
 from appliance.operations.image.build import Built
@@ -73,7 +73,7 @@ def entries(lab: Lab) -> Iterator[Entries]:
     directory = LabRunner(lab, "host-b")
     assert (directory.address, lab.layout.engine_addresses["nomad"]) == (DIRECTORY, ADDRESS)
     try:
-        made = Entries(lab, {"nomad": {"address": ADDRESS, "api": api(lab.layout)}}, directory, DIRECTORY)
+        made = Entries(lab, {"nomad": {"address": ADDRESS, "api": API}}, directory, DIRECTORY)
         made.add_user(*map(lab.host, NODES))
         yield made
     finally:

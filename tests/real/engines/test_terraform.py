@@ -116,7 +116,7 @@ def test_sms_sees_what_a_refresh_does_not_see(
     assert site.path
     cluster = open_cluster(site.path.with_name("terraform-nomad.yaml"), None, Silent())
     server = nomad.servers[0]
-    monkeypatch.setenv("NOMAD_ADDR", f"http://{server.address}:4646")
+    monkeypatch.setenv("NOMAD_ADDR", "http://127.0.0.1:4646")
     # In the mounts of that host alone: its PATH is that of all hosts.
     server.run("mount", "--bind", str(find_program("nomad").parent), "/usr/local/sbin")
 
