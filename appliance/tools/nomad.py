@@ -45,7 +45,6 @@ NO_SERVERS = re.compile(r"No path to region|\bno (?:known )?servers\b|rpc error:
 """What an agent answers whose servers do not: besides ``SILENT``."""
 DEFAULT = "127.0.0.1:4646"
 """Where `nomad` looks for an agent without an address."""
-SHOW_ENVIRONMENT = 'printf "%s\\n" "$NOMAD_ADDR" "$NOMAD_SKIP_VERIFY"'
 NOT_SKIPPED = ("", "0", "f", "false")
 """Values of NOMAD_SKIP_VERIFY with which certificates are verified."""
 PLANNED = (0, 1)
@@ -174,10 +173,9 @@ class Nomad:
 
     def server(self) -> Server:
         """Return the agent that it asks: of the setting, of the host's environment, or of the host; nothing is sent."""
-        shown = self.host.run("sh", "-c", SHOW_ENVIRONMENT, ok=None).stdout.decode(errors="replace")
-        address, skip, *_ = [*shown.splitlines(), "", ""]
+        address, skip = (self.host.run("printenv", name, ok=None).text for name in ("NOMAD_ADDR", "NOMAD_SKIP_VERIFY"))
         where = "`engines.nomad.api`" if self.api else "NOMAD_ADDR"
-        return Server(self.api or address.strip() or f"http://{DEFAULT}", where, skip.strip().lower() in NOT_SKIPPED)
+        return Server(self.api or address or f"http://{DEFAULT}", where, skip.lower() in NOT_SKIPPED)
 
     def is_addressed(self) -> bool:
         """Return whether there is an address: without one the agent of the host is asked, which may be off alone."""

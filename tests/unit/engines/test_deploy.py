@@ -201,7 +201,7 @@ def test_secrets_of_an_engine(
     found.prepare(bundle, new)
     assert put.called == (outcome == "written") and restart.called == (outcome == "written" and there is not None)
     if put.called and engine == "nomad":
-        assert put.call_args.args[1] == {"munge_key": base64.b64encode(b"new").decode(), "created_by": "sms"}
+        assert put.call_args.args[1:] == ({"munge_key": base64.b64encode(b"new").decode()}, {"created_by": "sms"})
 
 
 @pytest.mark.parametrize("engine", ["nomad", "kubernetes"])
