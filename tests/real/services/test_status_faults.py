@@ -270,3 +270,32 @@ def test_every_snapshot_damaged(served: Playground) -> None:
         finally:
             host.run("cp", "-p", "/root/digests", f"{folder}/digests")
             served.sms("-q", "overlay", "verify", "--all")
+
+
+MEASURE = """\
+import resource, subprocess, sys
+done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+sys.stderr.buffer.write(done.stderr)
+print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)
+"""
+PROBE = "/opt/sms/bin/sms-probe"
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["exec yes", pytest.param("exec head -c 4G /dev/zero >&2", marks=pytest.mark.full)],
+    ids=["lines", "errors"],
+)
+def test_a_hostile_container_that_prints_for_ever(served: Playground, program: str) -> None:
+    """Its root replaces the program by which it is probed. `sms status` reached 3.4 GB in 10 s."""
+    with fault(served):
+        made = f"printf '#!/bin/sh\\n{program}\\n' >{PROBE}.new && chmod 755 {PROBE}.new"
+        served.sms("exec", "--", "sh", "-euc", f"cp -a {PROBE} {PROBE}.before; {made}; mv {PROBE}.new {PROBE}")
+        try:
+            began = time.monotonic()
+            result = served.host(HOST).run("python3", "-c", MEASURE, "sms", "status", timeout=120)
+            status, peak_mib = map(int, result.text.split())
+            assert status in (1, 4) and peak_mib < 250 and time.monotonic() - began < 60
+            assert b"more than 16 MiB" in result.stderr and b"Traceback" not in result.stderr
+        finally:
+            served.sms("exec", "--", "mv", f"{PROBE}.before", PROBE)
