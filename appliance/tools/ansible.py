@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,11 @@ from appliance.errors import SmsError
 
 RUN = ("setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "ansible", "playbook")
 """ansible-playbook, terminated with this process; run as a module because it need not be in PATH."""
+
+KEPT_LINES, KEPT_LETTERS = 12, 2000
+"""The last lines of the output that an error shows, and how much of each."""
+MAX_NOTES = 16 << 20
+"""Letters of notes and diffs that are kept: the host that prints them may be hostile."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +81,10 @@ def run_playbook(
     import ansible_runner
 
     play = Play()
-    output: list[str] = []
+    output: deque[str] = deque(maxlen=KEPT_LINES)
 
     def on_event(event: Mapping[str, Any]) -> bool:
-        output.extend(str(event.get("stdout") or "").splitlines())
+        output.extend(line[:KEPT_LETTERS] for line in str(event.get("stdout") or "").splitlines())
         _note(play, event, on_task)
         return False
 
@@ -107,7 +113,7 @@ def run_playbook(
         config.pexpect_timeout = 1
         runner.run()
     if runner.rc and not play.failed:
-        tail = "\n    ".join(line for line in output[-12:] if line.strip())
+        tail = "\n    ".join(line for line in output if line.strip())
         raise SmsError(f"ansible-playbook ended with status {runner.rc}\n    {tail}")
     return play
 
@@ -165,9 +171,13 @@ def _note(play: Play, event: Mapping[str, Any], on_task: OnTask) -> None:
         if result.get("changed"):
             play.changed.append(task)
         if data.get("task_action") in ("debug", "ansible.builtin.debug"):
-            play.notes.append(str(result.get("msg", "")))
-    elif kind == "runner_on_file_diff":
-        play.diffs += [text] if (text := str(event.get("stdout") or "").replace("\r", "").strip()) else []
+            _keep(play.notes, str(result.get("msg", "")))
+    elif kind == "runner_on_file_diff" and (text := str(event.get("stdout") or "").replace("\r", "").strip()):
+        _keep(play.diffs, text)
+
+
+def _keep(texts: list[str], text: str) -> None:
+    texts += [text] if sum(map(len, texts)) + len(text) <= MAX_NOTES else []
 
 
 def _failure_message(result: Mapping[str, Any]) -> str:
