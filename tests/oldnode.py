@@ -53,7 +53,8 @@ def prevented(unit):
 print(time.time(), *sys.argv[1:], file=open(FOLDER + "/log", "a"))
 if os.path.exists(FOLDER + "/fails-" + command):
     sys.exit("it fails")
-for number, unit in enumerate(units):
+steps = ("stop", "start") if command == "restart" else (command,)
+for command, (number, unit) in [(step, each) for step in steps for each in enumerate(units)]:
     there = os.path.exists(FOLDER + "/" + unit)
     if command == "show":
         facts = dict(LoadState="loaded" if there else "not-found", ActiveState="active" if pid(unit) else "inactive",

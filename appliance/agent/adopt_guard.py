@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from appliance.agent.adopt_units import FOLDER
+from appliance.agent.adopt_units import FOLDER, systemctl
 from appliance.shared.files import remove_state, replace_file
 
 UNIT = "sms-adopted.service"
@@ -51,6 +51,25 @@ def install(mark: str, lock: str) -> None:
     os.makedirs(os.path.dirname(WANTS), exist_ok=True)
     if not os.path.islink(WANTS):
         os.symlink("../" + UNIT, WANTS)
+
+
+def renew(mark: str, lock: str) -> None:
+    """Replace a guard of an earlier version that has another lock: it must not act while the caller does.
+
+    The caller holds ``lock``.
+
+    Raises:
+        Problem: systemd does not start the new one.
+    """
+    try:
+        with open(FOLDER + "/" + UNIT, "rb") as stream:
+            if json.dumps({"mark": mark, "lock": lock}).encode() in stream.read():
+                return
+    except FileNotFoundError:
+        return
+    install(mark, lock)
+    systemctl("daemon-reload")
+    systemctl("restart", UNIT)
 
 
 def is_installed() -> bool:

@@ -3,6 +3,7 @@
 import time
 from typing import Any, Callable, Dict, List
 
+from appliance.agent import adopt_guard
 from appliance.agent.adopt_leave import ASK_AGAIN_S, AdoptLeave
 from appliance.agent.adopt_return import AdoptReturn
 from appliance.agent.adopt_state import OldNode, read_mark
@@ -19,11 +20,12 @@ def resume(request: Dict[str, Any]) -> Dict[str, Any]:
     Fields of the request: ``mark`` and ``lock`` as in ``AdoptRequest``; ``sure``: the container cannot have served
     since, so the services are restored here without asking. Without it, a state stays while it is unknown who serves.
     """
-    mark = field(request, "mark", str)
-    with host_locked(field(request, "lock", str)):
+    mark, lock = field(request, "mark", str), field(request, "lock", str)
+    with host_locked(lock):
         node = OldNode.stored(mark)
         if node is None:
             return {"found": "", "state": "", "trouble": ""}
+        adopt_guard.renew(mark, lock)
         found = node.mark.state
         end = time.monotonic() + ASK_S
 

@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from appliance.agent import adopt_network, adopt_units, endpoint
+from appliance.agent import adopt_guard, adopt_network, adopt_units, endpoint
 from appliance.agent.adopt_place import new_state, place_state
 from appliance.agent.adopt_state import OldNode
 from appliance.agent.channel import Channel
@@ -44,6 +44,7 @@ def run_return(request: Dict[str, Any]) -> Dict[str, Any]:
         if node is None or node.mark.state != "given" or node.request.cluster != given.cluster:
             found = node.mark.state if node else "none"
             raise Problem("no adoption of %s is to be undone (state: %s)" % (given.host, found), "", 3)
+        adopt_guard.renew(given.mark, given.lock)
         one = AdoptReturn(node, Channel())
         one.begin()
         return one.run()

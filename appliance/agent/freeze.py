@@ -53,7 +53,7 @@ def end_with_parent() -> None:
 
 def _remove_stale_folders() -> None:
     """Remove the mount points of killed runs, whose mounts ended with them."""
-    os.makedirs(FOLDER, 0o755, exist_ok=True)
+    os.makedirs(FOLDER, 0o700, exist_ok=True)
     for name in os.listdir(FOLDER):
         found = re.match(r"(?:agent|trace)-(\d+)(?:-\d+)?$", name)
         if found and not os.path.exists("/proc/" + found.group(1)):

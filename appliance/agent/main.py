@@ -73,7 +73,9 @@ def main(argv: Optional[List[str]] = None) -> int:
         return 1
     except OSError as error:
         what = "%s: " % error.filename if error.filename else ""
-        hint = protocol.IMMUTABLE_HINT if error.filename and error.errno == errno.EPERM else ""
+        hint = getattr(error, "hint", "")
+        if not hint and error.filename and error.errno == errno.EPERM:
+            hint = protocol.IMMUTABLE_HINT
         protocol.send("problem", message=what + (error.strerror or str(error)).lower(), hint=hint, status=1)
         return 1
     protocol.send("result", **result)

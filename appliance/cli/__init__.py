@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             _print_traceback()
         _discard_output()
-        _show(SmsError(_os_error_text(error), hint=disk_hint(error.strerror or "")))
+        _show(SmsError(_os_error_text(error), hint=getattr(error, "hint", "") or disk_hint(error.strerror or "")))
         return 1
     return status
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from appliance.errors import SmsError, disk_hint
 from appliance.shared.files import ALWAYS
+from appliance.shared.locks import UnsafeLock
 from appliance.shared.outputs import MAX_OUTPUT
 from appliance.shared.secret import redact, redact_text
 from appliance.text import printable_text
@@ -27,23 +28,44 @@ MAX_SHOWN, MAX_SHOWN_LINE = 8000, 1000
 
 SIZE_MISMATCH = 77
 """Exit status of ``WRITE_ATOMIC`` when the input has another size than announced."""
+UNSAFE_LOCK = 78
+"""Exit status of ``LOCK`` if other users could hold or replace the lock."""
+LOCK = f"""\
+umask 077
+folder=$(dirname "$1")
+[ -d "$folder" ] || mkdir -p "$folder" || exit
+[ -e "$1" ] || (set -C; : >"$1") 2>/dev/null
+unsafe=$(find "$folder/." "$1" -prune \\( ! -user 0 ! -user "$(id -u)" -o -type d -perm -002 -o -type f -perm /022 \\))
+[ -f "$1" ] && [ ! -L "$1" ] || unsafe=$1
+[ -z "$unsafe" ] || {{ echo "other users could hold or replace the lock: $unsafe" >&2; exit {UNSAFE_LOCK}; }}
+[ ! -O "$1" ] || chmod 600 "$1" || exit
+exec flock -w "$2" -E 75 "$1" sh -c "echo held; exec cat >/dev/null"
+"""
+"""Shell script: hold lock file $1 until standard input ends, after at most $2 seconds; as ``hold_lock`` of
+``appliance/shared/locks.py``, for hosts without the agent."""
 WRITE_ATOMIC = f"""\
-new=$1.$$.new
-trap 'rm -f "$new"' EXIT
+folder=$(dirname "$1") above=/
+new=$folder/.$(basename "$1").new~
 trap 'exit 143' HUP INT TERM
 umask 077
-folder=$(dirname "$1") above=/
 [ -d "$folder" ] || above=$folder
-mkdir -p "$folder" && cat >"$new" || exit
+mkdir -p "$folder" || exit
+until [ "$new" -ef "/proc/$$/fd/9" ]; do
+    [ ! -L "$new" ] || rm -f "$new"
+    exec 9>>"$new" || exit
+    flock 9 || case $? in 65 | 71) ;; *) exit 1 ;; esac # a file system without locks
+done
+trap 'rm -f "$new"' EXIT
+chmod 600 "$new" && : >"$new" && cat >&9 || exit
 [ "$(stat -c %s "$new")" = "$3" ] || exit {SIZE_MISMATCH}
-chmod "$2" "$new" && sync "$new" && mv -fT "$new" "$1" && sync "$folder" || exit
+chmod "$2" "$new" && sync "$new" && mv -fT "$new" "$1" && trap - EXIT && sync "$folder" || exit
 while [ "$above" != / ] && [ "$above" != . ]; do above=$(dirname "$above") && sync "$above" || exit; done
 """
 """Shell script: write $3 bytes of standard input to file $1 with mode $2, atomically, and flush it and its folder.
 
-The size is checked because a broken connection looks like the end of the input; the temporary name has the process
-id because two runs may write one file. It is ``replace_file`` of
-``appliance/shared/files.py`` for hosts without the agent; a new folder is flushed with those above it.
+The size is checked because a broken connection looks like the end of the input; two runs that write one file do so
+one after the other. It is ``replace_file`` of ``appliance/shared/files.py`` for hosts without the agent, under the same
+name (``path_beside`` there); a new folder is flushed with those above it.
 """
 
 
@@ -278,7 +300,17 @@ class Host(ABC):
 
         Raises:
             CommandError: another process holds the lock.
+            SmsError: other users could hold or replace it.
         """
-        script = 'mkdir -p "$(dirname "$1")" && exec flock -w "$2" -E 75 "$1" sh -c "echo held; exec cat >/dev/null"'
-        with self.hold("sh", "-c", script, "lock", path, f"{wait_s:g}", timeout=30 + wait_s):
+        argv = ("sh", "-c", LOCK, "lock", path, f"{wait_s:g}")
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self.hold(*argv, timeout=30 + wait_s))
+            except CommandError as error:
+                if error.result.status != UNSAFE_LOCK:
+                    raise
+                why = error.result.stderr.decode(errors="replace").strip()
+                raise SmsError(
+                    f"{self.name}: {path} cannot be trusted as a lock: {why}", hint=UnsafeLock.hint
+                ) from error
             yield

@@ -64,6 +64,8 @@ def busy(name: str) -> Local:
 
 
 def _busy_path(name: str) -> str:
+    for folder in (LOCKS.parent, LOCKS):
+        folder.mkdir(mode=0o700, exist_ok=True)
     return str(LOCKS / f"sms-lab-{name}.busy")
 
 

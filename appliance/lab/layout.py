@@ -17,7 +17,7 @@ DISK = Path("/var/lib/sms-lab")
 """One folder per lab, kept by `down`: /etc/sms, state of the admin hosts, shared folders."""
 CACHE = Path("/var/cache/sms-lab")
 """Root file system of the compute nodes, built once for all labs."""
-LOCKS = Path("/run/lock")
+LOCKS = Path("/run/sms/lab")
 
 CONTAINER = "sms-services"
 PROVISIONING = "provisioning"

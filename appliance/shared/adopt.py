@@ -42,7 +42,7 @@ class AdoptRequest:
         peer: the admin host that gets its services.
         mark: file of the stored state, /var/lib/sms-adopt/CLUSTER.json.
         away: file that exists while the units below must not start, /var/lib/sms-adopt/CLUSTER.away.
-        lock: /run/lock/sms-adopt-CLUSTER.lock.
+        lock: /run/sms/adopt-CLUSTER.lock.
         controller, accounting: systemd units, such as slurmctld.service and slurmdbd.service.
         stop_wait_s: seconds that units may take to stop.
         state: StateSaveLocation there.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from contextlib import AbstractContextManager, nullcontext, suppress
 from io import FileIO
 from typing import Any, Iterator
@@ -52,7 +53,7 @@ def replace_file(
     """
     folder = os.path.dirname(path)
     make_folder(folder)
-    beside = path + ".new"
+    beside = path_beside(path)
     descriptor = _open_alone(beside, mode)
     with open(descriptor, "wb") as stream:  # until the rename, so that nobody else has the file meanwhile
         try:
@@ -75,27 +76,68 @@ NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """Errors of flock(2) on file systems without it, such as Lustre that is mounted without the option."""
 
 
-def _open_alone(path: str, mode: int) -> int:
-    """Create a file, or empty one that a killed run has left; wait for others who write it. Return its descriptor.
+def path_beside(path: str) -> str:
+    """Return the path at which the new content of a file is written before it is renamed.
 
-    One name for all: what is left is used by the next writer. The lock ends when the descriptor is closed.
+    What a killed run leaves there must not be read by a daemon that reads a whole folder, such as /etc/cron.d. Cron,
+    cronie, sudo, dnsmasq and NetworkManager take neither names that begin with a dot nor ones that end with ~,
+    logrotate takes only the latter not; systemd, sysusers, rsyslog, chrony, sshd, supervisord and nft take names by
+    their suffix.
+    """
+    folder, name = os.path.split(path)
+    return os.path.join(folder, ".%s.new~" % name)
+
+
+def _open_alone(path: str, mode: int) -> int:
+    """Create a file, after others who write it have renamed it; remove what a killed run left. Return its descriptor.
+
+    One name for all: the next writer finds what is left. The lock ends when the descriptor is closed.
     """
     while True:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
-            with suppress(FileNotFoundError):  # the writer before us has renamed or removed it
-                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                    os.ftruncate(descriptor, 0)
-                    return descriptor
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        except FileExistsError:
+            _remove_left(path)
+            continue
+        try:
+            _lock(descriptor)
+            if _is_at(descriptor, path):  # not removed by another writer, who locked it before us
+                return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def _remove_left(path: str) -> None:
+    """Remove a file that its writer has left; wait while one writes it. Its content is replaced by nobody else."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # it is gone, or it is something else
+        remove_file(path)
+        return
+    try:
+        state = os.fstat(descriptor)
+        if stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid():  # other users cannot keep us waiting
+            _lock(descriptor)
+        if _is_at(descriptor, path):
+            remove_file(path)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    return False
 
 
 def remove_file(path: str) -> None:

@@ -90,7 +90,7 @@ def read_inside(host: Host, path: str, name: str) -> bytes:
 
 SHUT_DOWN = """\
 set -e
-mkdir -p /run/sms
+mkdir -p -m 700 /run/sms
 folder=$(mktemp -d /run/sms/cut.XXXXXX)
 trap 'umount -l "$folder" 2>/dev/null; rmdir "$folder"' EXIT
 # Mount the same superblock again, visible only to this process.

@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import re
+import stat
+import time
 
 ROOT = os.environ.get("SMS_ROOT", "")
 """Stands before every path of the container, so that its programs can be tried elsewhere."""
@@ -14,6 +16,9 @@ SITE_FROM = 1000  # ids below belong to the image's distribution (login.defs: UI
 NO_ID = 2**32 - 1  # stands for no id in system calls; more wraps around to root
 ACCOUNTS = {"/etc/passwd": 2, "/etc/group": 2, "/etc/shadow": None}
 """Account files and the field of their numeric id; shadow has none and goes by name."""
+
+WRITER_S = 5
+"""Seconds that a writer may take from giving its new file to an owner until it renames it."""
 
 
 def at(path):
@@ -82,34 +87,88 @@ def replace(path, data, mode, uid, gid):
                 return False
     except FileNotFoundError:
         pass
-    folder = os.path.dirname(path)
-    make_folder(folder)
-    there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(there, fcntl.LOCK_EX)  # sms-filesync and sms-apply may write the same file
-        _replace(path, data, mode, uid, gid)
-        os.fsync(there)
-    finally:
-        os.close(there)
-    return True
-
-
-def _replace(path, data, mode, uid, gid):
-    beside = path + ".sms-new"
-    if os.path.lexists(beside):
-        os.unlink(beside)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
+    make_folder(os.path.dirname(path))
+    beside = path_beside(path)
+    descriptor = _open_alone(beside)  # sms-filesync and sms-apply may write the same file
+    with os.fdopen(descriptor, "wb") as stream:  # until the rename: this is its lock
+        try:
             os.fchown(descriptor, uid, gid)
             os.fchmod(descriptor, mode)
             stream.write(data)
             stream.flush()
             os.fsync(descriptor)
-        os.rename(beside, path)
-    except OSError:  # a full disk, most of all: what is half written only takes more of it
-        os.unlink(beside)
-        raise
+            os.rename(beside, path)
+        except OSError:  # a full disk, most of all: what is half written only takes more of it
+            os.unlink(beside)
+            raise
+    flush(os.path.dirname(path))
+    return True
+
+
+def path_beside(path):
+    """Where the new content of a file is written: a name that nothing takes from a folder such as /etc/cron.d.
+
+    As appliance/shared/files.py has it.
+    """
+    folder, name = os.path.split(path)
+    return os.path.join(folder, ".%s.new~" % name)
+
+
+def _open_alone(path):
+    while True:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            _remove_left(path)
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(descriptor, path):  # not removed by another writer, who locked it before us
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _remove_left(path):
+    """Remove what a killed run left; wait while its writer lives. The folder may be that of another user."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError:  # a link, or not a file
+        os.unlink(path)
+        return
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            _wait_for_writer(descriptor)
+        if _is_at(descriptor, path):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_writer(descriptor):
+    """Wait until a file is not locked; WRITER_S for one that belongs to another user, who could lock it himself."""
+    deadline = time.monotonic() + WRITER_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline and os.fstat(descriptor).st_uid != os.geteuid():
+                return
+            time.sleep(0.01)
+
+
+def _is_at(descriptor, path):
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def rename(path, new):

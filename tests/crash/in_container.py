@@ -196,7 +196,7 @@ def check_apply(root: Path, marks: Marks) -> None:
     if found["left"] == "incomplete" and marks[-1:] not in ((), ("finished",)):
         assert pending == {"postfix": "reload", "chrony": "restart"}
     applier(root, b"").finish()
-    assert all(path.suffix == ".sms-new" for path in (root / "run" / "sms").iterdir())
+    assert all(path.name.endswith(".new~") for path in (root / "run" / "sms").iterdir())
 
 
 # The job ids of slurmctld: definitions/runtime/sms-slurm-ids

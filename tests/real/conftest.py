@@ -92,7 +92,7 @@ class Playground:
         assert self.loops(on) == []
         assert self.lease(on).get("holder") is None
         left = self.host(on).run("sh", "-c", "ls -A /var/lib/sms/overlays 2>/dev/null", ok=None).text.split()
-        assert not [name for name in left if name.endswith(".new")]
+        assert not [name for name in left if name.endswith((".new", ".new~"))]
 
     def variant(self, name: str, change: Callable[[dict[str, Any]], None]) -> str:
         """A changed copy of the site file beside it; its path on the lab's hosts."""

@@ -58,7 +58,7 @@ def test_two_processes_and_two_threads_write_one_file(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_run_has_left_is_used(tmp_path: Path) -> None:
-    path, left = tmp_path / "file", tmp_path / "file.new"
+    path, left = tmp_path / "file", tmp_path / ".file.new~"
     left.write_bytes(b"a longer content than the new one")
     replace_file(str(path), b"new")
     assert path.read_bytes() == b"new" and not left.exists()

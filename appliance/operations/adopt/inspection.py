@@ -49,7 +49,7 @@ def mark_on_old(cluster: Cluster) -> str:
 
 def lock_on_old(cluster: Cluster) -> str:
     """Return the path of the lock of the agent on the old node."""
-    return f"/run/lock/sms-adopt-{cluster.site.cluster}.lock"
+    return f"/run/sms/adopt-{cluster.site.cluster}.lock"
 
 
 @dataclass(frozen=True)

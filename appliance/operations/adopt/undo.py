@@ -11,7 +11,7 @@ from appliance.errors import Refused, RolledBack, SmsError, Unverified
 from appliance.host.base import Host
 from appliance.operations import history
 from appliance.operations.adopt.carry import CHANGE_S, copy_changes, copy_round
-from appliance.operations.adopt.inspection import VERB, resume_old
+from appliance.operations.adopt.inspection import VERB, lock_on_old, resume_old
 from appliance.operations.adopt.record import find_record, save_record
 from appliance.operations.adopt.survey import open_host
 from appliance.operations.context import Cluster
@@ -194,15 +194,17 @@ def _open_agents(
     request = replace(source_request(cluster, facts, image), verb=VERB, gives=record.request.interfaces)
     source = stack.enter_context(open_endpoint(host, "adopt_yield", request, progress))
     source.receive("ready", patience_s=QUICK_S)
-    target = stack.enter_context(open_endpoint(old, "adopt_return", _return_request(record, host.name), progress))
+    target = stack.enter_context(
+        open_endpoint(old, "adopt_return", _return_request(cluster, record, host.name), progress)
+    )
     target.receive("ready", patience_s=QUICK_S)
     return source, target
 
 
-def _return_request(record: Adoption, host: str) -> ReturnRequest:
+def _return_request(cluster: Cluster, record: Adoption, host: str) -> ReturnRequest:
     """Return the request to the old node that gets its services back from an admin host."""
     request = record.request
-    return ReturnRequest(request.cluster, request.host, host, request.mark, request.lock)
+    return ReturnRequest(request.cluster, request.host, host, request.mark, lock_on_old(cluster))
 
 
 def _steps(current: _Undo) -> None:
@@ -382,7 +384,7 @@ def finish(cluster: Cluster, progress: Progress) -> Adoption:
     _refuse_configured(old, record)
     with (
         progress.step(f"finish on {record.old}"),
-        open_endpoint(old, "adopt_return", _return_request(record, record.host), progress) as target,
+        open_endpoint(old, "adopt_return", _return_request(cluster, record, record.host), progress) as target,
     ):
         target.receive("ready", patience_s=QUICK_S)
         target.send("forget")

@@ -15,6 +15,11 @@ from appliance.tools.sha256 import find_digest
 
 DIGEST_S = 3600
 """Seconds that reading a file may take."""
+APPEND = f"""\
+umask 077
+: >>"$1" && chmod 600 "$1" && exec flock -n -E {files.HELD} "$@"
+"""
+"""Shell script: append to file $1 under its lock, by a command; who can open it could hold the lock."""
 LOCK = "/run/sms/{}.{}.copy.lock"
 """Of a copy on the target; with the name of the file and the beginning of its digest."""
 
@@ -89,7 +94,7 @@ def _append(source: HostFile, target: Host, part: str, position: tuple[int, int]
     dd = ("dd", f"of={part}", "oflag=append", "conv=notrunc", "bs=1M", "status=none")
     with (
         source.host.stream("tail", "-c", f"+{done + 1}", "--", source.path) as reader,
-        target.stream("flock", "-n", "-E", str(files.HELD), part, *dd) as writer,
+        target.stream("sh", "-c", APPEND, "append", part, *dd) as writer,
     ):
         try:
             while block := reader.read():

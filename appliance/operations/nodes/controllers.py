@@ -93,7 +93,7 @@ def _hold_confirmed(cluster: Cluster) -> Iterator[None]:
     path = confirmed_path(cluster)
     try:
         make_folder(str(path.parent))
-        with hold_lock(f"{path}.lock", wait_s=LOCK_WAIT_S):
+        with hold_lock(f"{path}.lock", wait_s=LOCK_WAIT_S, users=True):
             yield
     except Locked:
         raise Busy(f"another sms changes {path}", hint="run this again") from None

@@ -206,7 +206,7 @@ def _store(folder: Path, name: str, pair: Pair) -> tuple[Path, ...]:
     """Replace a certificate and its key; return both files, the key first."""
     files = ((folder / f"{name}.key", pair.key, 0o600), (folder / f"{name}.pem", pair.certificate, 0o644))
     try:
-        with hold_lock(str(folder / ".renew.lock"), wait_s=LOCK_WAIT_S):
+        with hold_lock(str(folder / ".renew.lock"), wait_s=LOCK_WAIT_S, users=True):
             # Both files are complete before either is replaced, so that key and certificate match but for a moment.
             for path, data, mode in files:
                 beside = path.with_name(f".{path.name}.new")

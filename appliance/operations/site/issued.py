@@ -160,7 +160,7 @@ def add_revoked(folder: Path, new: Collection[Revocation]) -> list[Revocation]:
     if not new:
         return []
     try:
-        with hold_lock(str(folder / f".{REVOKED}.lock"), wait_s=LOCK_WAIT_S):
+        with hold_lock(str(folder / f".{REVOKED}.lock"), wait_s=LOCK_WAIT_S, users=True):
             before = read_revoked(folder)
             known = {each.serial for each in before}
             added = [each for each in new if each.serial not in known]

@@ -7,12 +7,16 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import yaml
 
 from appliance.host.netns import Netns
 from appliance.lab import Lab
+from appliance.operations.adopt.inspection import lock_on_old
+from appliance.operations.context import Cluster
 from appliance.operations.lab.demo import wait_idle
 from appliance.operations.lab.lab import lab_power
 from appliance.progress import Silent
@@ -27,7 +31,10 @@ pytestmark = pytest.mark.real
 
 NAME, OLD, NODES = "t-leaves", "sms-old", 2
 STATE = "/var/lib/slurm/slurmctld"
-RETURN = ReturnRequest("lab", OLD, "host-a", "/var/lib/sms-adopt/lab.json", "/run/lock/sms-adopt-lab.lock")
+LOCK = lock_on_old(cast(Cluster, SimpleNamespace(site=SimpleNamespace(cluster="lab"))))
+EARLIER = "/run/lock/sms-adopt-lab.lock"
+"""The lock of earlier versions, in a folder in which every user can create files."""
+RETURN = ReturnRequest("lab", OLD, "host-a", "/var/lib/sms-adopt/lab.json", LOCK)
 MOVED = {"prov0": "10.77.0.1", "pub0": "10.78.0.2"}
 KEPT = {"prov0": "10.77.0.5", "pub0": "10.78.0.5"}
 # A machine on a bridge of host-a that has what has moved, as the services container has.
@@ -191,6 +198,12 @@ def test_it_stays_away_at_a_boot_and_returns_by_an_undo(lab: Lab, request_: Adop
             found = agent.call(old, "adopt_resume", {"mark": RETURN.mark, "lock": RETURN.lock})
             assert (found["found"], found["state"], found["trouble"]) == ("given", "given", "")
     copy_state(old)
+    unit = "/etc/systemd/system/sms-adopted.service"
+    old.write(unit, (old.read(unit) or b"").replace(LOCK.encode(), EARLIER.encode()))
+    for argv in (("daemon-reload",), ("restart", "sms-adopted")):
+        old.run("systemctl", *argv)
+    assert "Permission denied" in user_lock(old, LOCK, "true")
+    assert user_lock(old, EARLIER, "echo held; exec sleep 1000") == "held\n"
     with open_endpoint(old, "adopt_return", RETURN, Silent()) as endpoint:
         assert endpoint.receive("ready")[0]["state_new"] == f"{STATE}.sms-new"
         ask(endpoint, "arm", "armed")
@@ -198,7 +211,16 @@ def test_it_stays_away_at_a_boot_and_returns_by_an_undo(lab: Lab, request_: Adop
         served, _ = ask(endpoint, "serve", "serves")
         print(f"addresses taken in {message['up_s']:.3f} s, services started in {served['took_s']:.3f} s")
         ask(endpoint, "commit", "committed")
+    old.run("pkill", "-u", "2000", "sleep")
     check_serves(Lab.open(NAME), before, number)
+
+
+def user_lock(old: Netns, path: str, script: str) -> str:
+    """Run a script as a user of the old node who has locked a file; return the first line of its output."""
+    argv = ["setpriv", "--reuid=2000", "--regid=2000", "--clear-groups", "flock", "-n", path, "sh", "-c", script]
+    process = subprocess.Popen([*old.prefix, *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout
+    return process.stdout.readline()
 
 
 def copy_state(old: Netns) -> None:

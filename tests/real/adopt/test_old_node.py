@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from appliance.share import share
+from appliance.shared.locks import hold_lock
 from tests.oldnode import KEEPS, MACS, MOVES, PYTHON, SPARE, UNITS, Agent, OldNode, Space, old_node, wait_for
 from tests.waiting import soon, wait_until
 
@@ -307,6 +311,67 @@ def test_addresses_that_return_are_removed(node: OldNode) -> None:
     agent.end()
     check_undone(node, before)
     wait_until(lambda: not node.guard_runs(), "the guard has ended")
+
+
+HELD = {
+    "a process that does not end": (1.0, "process "),
+    "a file of another user": (900.0, "belongs to user 1000"),
+    "a folder in which all users can write": (900.0, "every user can create files"),
+}
+"""A lock that shows no run: seconds until then in the guard's program, and what its log says."""
+
+
+@pytest.mark.parametrize("how", HELD)
+def test_addresses_that_return_are_removed_whoever_holds_the_lock(node: OldNode, how: str) -> None:
+    seconds, why = HELD[how]
+    change_guard(node, {"HELD_S = 900.0": f"HELD_S = {seconds}", "LOOK_S = 10.0": "LOOK_S = 0.5"})
+    adopted(node)
+    lock = Path(node.request["lock"])
+    with ExitStack() as stack:
+        if how.startswith("a process"):
+            stack.enter_context(hold_lock(str(lock)))
+        elif how.startswith("a file"):
+            os.chown(lock, 1000, 1000)
+        else:
+            lock.parent.chmod(0o777)
+        configure(node)
+        wait_until(lambda: has_left(node), "the guard has removed them")
+        events = [json.loads(line) for line in lock.with_name("c.log").read_text().splitlines()]
+        held = [one for one in events if one["event"] == "lock held"]
+        assert len(held) == 1 and why in held[0]["why"], events
+        configure(node)
+        wait_until(lambda: has_left(node), "the guard has removed them again")
+        if not how.startswith("a process"):
+            found = node.call("adopt_resume")
+            assert why in found["message"] and "ls -ld" in found["hint"]
+    lock.parent.chmod(0o700)
+    os.chown(lock, 0, 0)
+    assert node.call("adopt_resume")["state"] == "given"
+
+
+def test_a_run_that_is_at_work_is_left_alone(node: OldNode) -> None:
+    """The guard does not touch addresses before the lock is held for longer than a run takes."""
+    change_guard(node, {"LOOK_S = 10.0": "LOOK_S = 0.2"})
+    adopted(node)
+    with hold_lock(node.request["lock"]):
+        configure(node)
+        wait_for(2)
+        assert not has_left(node)
+    wait_until(lambda: has_left(node), "the guard has removed them")
+
+
+def change_guard(node: OldNode, changes: dict[str, str]) -> None:
+    """Change constants of the guard in the program of the agent."""
+    path = node.folder / "agent.pyz"
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    name = "appliance/agent/adopt_hold.py"
+    for old, new in changes.items():
+        assert files[name].count(old.encode()) == 1, old
+        files[name] = files[name].replace(old.encode(), new.encode())
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, data in files.items():
+            archive.writestr(each, data)
 
 
 @pytest.mark.full  # the guard waits for half a minute

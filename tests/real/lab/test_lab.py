@@ -175,7 +175,7 @@ def test_a_cache_that_is_a_mount_is_emptied(tmp_path: Path) -> None:
     try:
         (tmp_path / "root").mkdir()
         for _ in range(2):
-            empty_folder(tmp_path, "/run/lock/t-lab-cache.lock")
+            empty_folder(tmp_path, "/run/sms/lab/t-lab-cache.lock")
             assert tmp_path.is_mount() and not list(tmp_path.iterdir())
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
@@ -204,7 +204,7 @@ def test_down_after_a_kill_leaves_nothing(cluster: lab.Lab, run: int) -> None:
 def test_down_removes_what_a_run_left_that_was_killed_before_its_record(cluster: lab.Lab) -> None:
     folder = Path(f"/run/sms-lab/{CRASH}")
     folder.mkdir()
-    (folder / "journal.json.1.new").write_text("{")
+    (folder / ".journal.json.new~").write_text("{")
     assert not lab.down(CRASH)
     assert_gone(CRASH)
 

@@ -19,7 +19,7 @@ ADOPT: dict[str, Any] = {
     "peer": "a",
     "mark": "/var/lib/sms-adopt/c.json",
     "away": "/var/lib/sms-adopt/c.away",
-    "lock": "/run/lock/sms-adopt-c.lock",
+    "lock": "/run/sms/adopt-c.lock",
     "interfaces": [INTERFACE],
     "controller": ["slurmctld.service"],
     "accounting": ["slurmdbd.service"],

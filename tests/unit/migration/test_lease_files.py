@@ -500,7 +500,7 @@ def test_a_request_that_was_given_up_changes_nothing_later(tmp_path: Path, inter
         with pytest.raises(KeyboardInterrupt if interrupted else CommandTimeout):
             agent.perform(Here("host-a"), SwapLease(str(path), "{}", wait_s=10), timeout=10 if interrupted else 0.3)
     assert ended.wait(10)
-    assert not path.exists() and not path.with_name("lease.new").exists()
+    assert not path.exists() and not path.with_name(".lease.new~").exists()
     agent.perform(Here("host-a"), SwapLease(str(path), "{}"))
     assert path.read_text() == "{}"
 

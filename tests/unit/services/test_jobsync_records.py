@@ -85,7 +85,7 @@ def test_names_of_other_files(smssync: ModuleType, root: Path) -> None:
     folder = root / "run/sms/jobsync"
     (folder / "x.json").mkdir(parents=True)
     (folder / "..json").write_text("{}")
-    (folder / "it.json.sms-new").write_text(json.dumps(GOOD))
+    (folder / ".it.json.new~").write_text(json.dumps(GOOD))
     assert smssync.read_all() == {}
 
 

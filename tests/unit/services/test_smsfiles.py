@@ -131,7 +131,7 @@ for number in range(400):
 
 
 def test_replace_after_a_killed_run(smsfiles: ModuleType, root: Path) -> None:
-    (root / "etc/file.sms-new").symlink_to(root / "etc/shadow")
+    (root / "etc/.file.new~").symlink_to(root / "etc/shadow")
     shadow = (root / "etc/shadow").read_text()
     assert smsfiles.replace("/etc/file", b"data", 0o600, os.geteuid(), os.getegid())
     assert (root / "etc/shadow").read_text() == shadow

@@ -26,6 +26,7 @@ from appliance.operations.snapshots.prune import prune
 from appliance.plan.migration.failover import choose_snapshot, has_newer
 from appliance.plan.snapshots import offsite
 from appliance.progress import Silent
+from appliance.shared.files import path_beside
 from appliance.shared.lease import Lease, parse_lease
 from appliance.shared.locks import hold_lock
 from appliance.shared.order import last_place, order
@@ -127,7 +128,7 @@ def test_the_store_is_lost_and_the_lease_is_not(store: Store, lease: Path) -> No
 
 
 def test_a_lease_that_cannot_be_written(store: Store, lease: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    Path(f"{lease}.new").mkdir()
+    Path(path_beside(str(lease))).mkdir()
     assert assign_place(store, request(lease)) == (7, 1)
     assert "does not have the snapshot's sequence number" in capfd.readouterr().out
     lease.write_bytes(b"{")
