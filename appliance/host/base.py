@@ -46,6 +46,7 @@ exec flock -w "$2" -E 75 "$1" sh -c "echo held; exec cat >/dev/null"
 WRITE_ATOMIC = f"""\
 folder=$(dirname "$1") above=/
 new=$folder/.$(basename "$1").new~
+case $folder in */logrotate.d | logrotate.d) new=$folder/$(basename "$1").new~ ;; esac
 trap 'exit 143' HUP INT TERM
 umask 077
 [ -d "$folder" ] || above=$folder

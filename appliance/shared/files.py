@@ -80,12 +80,13 @@ def path_beside(path: str) -> str:
     """Return the path at which the new content of a file is written before it is renamed.
 
     What a killed run leaves there must not be read by a daemon that reads a whole folder, such as /etc/cron.d. Cron,
-    cronie, sudo, dnsmasq and NetworkManager take neither names that begin with a dot nor ones that end with ~,
-    logrotate takes only the latter not; systemd, sysusers, rsyslog, chrony, sshd, supervisord and nft take names by
-    their suffix.
+    cronie, run-parts, sudo and dnsmasq take neither names that begin with a dot nor ones that end with ~, patterns of
+    nft and of Slurm's prologs not the former; systemd, sysusers, rsyslog, chrony, sshd and supervisord take names by
+    their suffix. Only logrotate reads hidden files, whatever their suffix is.
     """
     folder, name = os.path.split(path)
-    return os.path.join(folder, ".%s.new~" % name)
+    hidden = "" if os.path.basename(folder) == "logrotate.d" else "."
+    return os.path.join(folder, "%s%s.new~" % (hidden, name))
 
 
 def _open_alone(path: str, mode: int) -> int:
@@ -110,10 +111,12 @@ def _open_alone(path: str, mode: int) -> int:
 
 
 def _remove_left(path: str) -> None:
-    """Remove a file that its writer has left; wait while one writes it. Its content is replaced by nobody else."""
+    """Remove a file that its writer has left; wait while he lives."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # it is gone, or it is something else
+    except FileNotFoundError:
+        return
+    except OSError:  # a link, or not a file
         remove_file(path)
         return
     try:

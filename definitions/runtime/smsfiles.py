@@ -111,7 +111,8 @@ def path_beside(path):
     As appliance/shared/files.py has it.
     """
     folder, name = os.path.split(path)
-    return os.path.join(folder, ".%s.new~" % name)
+    hidden = "" if os.path.basename(folder) == "logrotate.d" else "."
+    return os.path.join(folder, "%s%s.new~" % (hidden, name))
 
 
 def _open_alone(path):

@@ -11,15 +11,11 @@ from appliance.host.local import Local
 from appliance.operations.preflight import only_one
 from appliance.progress import Progress, Step
 from appliance.tools import files
+from appliance.tools.scripts import script_argv
 from appliance.tools.sha256 import find_digest
 
 DIGEST_S = 3600
 """Seconds that reading a file may take."""
-APPEND = f"""\
-umask 077
-: >>"$1" && chmod 600 "$1" && exec flock -n -E {files.HELD} "$@"
-"""
-"""Shell script: append to file $1 under its lock, by a command; who can open it could hold the lock."""
 LOCK = "/run/sms/{}.{}.copy.lock"
 """Of a copy on the target; with the name of the file and the beginning of its digest."""
 
@@ -94,7 +90,7 @@ def _append(source: HostFile, target: Host, part: str, position: tuple[int, int]
     dd = ("dd", f"of={part}", "oflag=append", "conv=notrunc", "bs=1M", "status=none")
     with (
         source.host.stream("tail", "-c", f"+{done + 1}", "--", source.path) as reader,
-        target.stream("sh", "-c", APPEND, "append", part, *dd) as writer,
+        target.stream(*script_argv("append-locked", str(files.HELD), part, *dd)) as writer,
     ):
         try:
             while block := reader.read():
