@@ -9,7 +9,8 @@ from appliance.plan.services.network import conflists
 
 def write_networks(cluster: Cluster, host: Host, *, isolated: bool = False) -> None:
     """Write those of the container's networks, or of the isolated ones."""
-    for path, text in conflists(cluster.site, cluster.services, host.name, isolated=isolated).items():
+    ipv6 = host.works("test", "-d", "/proc/sys/net/ipv6")
+    for path, text in conflists(cluster.site, cluster.services, host.name, isolated=isolated, ipv6=ipv6).items():
         host.write(path, text.encode())
 
 

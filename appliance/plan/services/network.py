@@ -37,17 +37,22 @@ def isolated_bridges(site: Site) -> tuple[str, str]:
     return f"sms{short}h0", f"sms{short}h1"
 
 
-def conflists(site: Site, services: Sequence[Service], host: str, *, isolated: bool = False) -> dict[str, str]:
+def conflists(
+    site: Site, services: Sequence[Service], host: str, *, isolated: bool = False, ipv6: bool = True
+) -> dict[str, str]:
     """Return the CNI configuration files of an admin host: path to text, one per network.
 
     Args:
         services: their ``sysctl`` is set with the first network.
         isolated: attach the container to ``isolated_bridges``.
+        ipv6: whether the host's kernel has it.
     """
     names = network_names(site, isolated=isolated)
     networks: tuple[Network, Network] = (site.networks.provisioning, site.networks.public)
     uplinks = isolated_bridges(site) if isolated else tuple(network.uplink(host) for network in networks)
-    sysctl = {name: value for service in services for name, value in service.sysctl.items()}
+    own = {name: value for service in services for name, value in service.sysctl.items()}
+    sysctls = {one: deaf(one, ipv6=ipv6) for one in INTERFACES}
+    sysctls[INTERFACES[0]][0] |= own
     return {
         f"{CNI_FOLDER}/50_{name}.conflist": _conflist(
             name,
@@ -55,13 +60,28 @@ def conflists(site: Site, services: Sequence[Service], host: str, *, isolated: b
             {"type": "macvlan", "master": uplink, "mode": ATTACHED}
             if network.attach == "macvlan" and not isolated
             else {"type": "bridge", "bridge": uplink, "isGateway": False, "ipMasq": False},
-            sysctl if network is networks[0] else {},
+            sysctls[one],
         )
-        for name, network, uplink in zip(names, networks, uplinks, strict=True)
+        for name, network, uplink, one in zip(names, networks, uplinks, INTERFACES, strict=True)
     }
 
 
-def _conflist(name: str, network: Network, plugin: dict[str, object], sysctl: dict[str, str]) -> str:
+def deaf(interface: str, *, ipv6: bool = True) -> list[dict[str, str]]:
+    """Return kernel parameters, to be set in turn, by which other machines of a network cannot configure an interface.
+
+    What they announced since it was created is forgotten with all of its IPv6 addresses. ``default`` is of interfaces
+    that the container gets later.
+    """
+    found = {f"net.ipv4.conf.{one}.accept_redirects": "0" for one in ("all", "default", interface)}
+    if not ipv6:
+        return [found]
+    for one in ("default", interface):
+        found |= {f"net.ipv6.conf.{one}.{what}": "0" for what in ("accept_ra", "autoconf", "accept_redirects")}
+    again = f"net.ipv6.conf.{interface}.disable_ipv6"
+    return [{**found, again: "1"}, {again: "0"}]
+
+
+def _conflist(name: str, network: Network, plugin: dict[str, object], sysctls: list[dict[str, str]]) -> str:
     address: dict[str, str] = {"address": str(network.address)}
     ipam: dict[str, object] = {"type": "static", "addresses": [address]}
     if isinstance(network, PublicNetwork):
@@ -72,8 +92,8 @@ def _conflist(name: str, network: Network, plugin: dict[str, object], sysctl: di
     # No firewall and portmap plugins, no masquerading on the host: the container is a separate machine
     # on both networks.
     plugins: list[dict[str, object]] = [{**plugin, "ipam": ipam}]
-    if sysctl:  # by a plugin on the host: the container itself has no writable /proc/sys
-        plugins.append({"type": "tuning", "sysctl": sysctl})
+    # By a plugin on the host: the container itself has no writable /proc/sys.
+    plugins += [{"type": "tuning", "sysctl": sysctl} for sysctl in sysctls]
     return json.dumps({"cniVersion": "1.0.0", "name": name, "plugins": plugins}, indent=2) + "\n"
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+
 import pytest
 
 from appliance.operations.lab import demo
@@ -180,3 +184,37 @@ def test_a_host_whose_apptainer_does_not_confine_is_refused(running: Playground)
     finally:
         host.run("mv", f"{real}.kept", real)
         running.sms("-q", "start")
+
+
+ADVERTISE = """
+import socket, struct, sys
+one = socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
+one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+index = socket.if_nametoindex(sys.argv[1])
+one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
+header = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0)
+prefix = struct.pack("!BBBBIII", 3, 4, 64, 0xC0, 86400, 86400, 0) + socket.inet_pton(socket.AF_INET6, "2001:db8:66::")
+for _ in range(3):
+    one.sendto(header + prefix, ("ff02::1", 0, 0, index))
+"""
+"""A router advertisement (RFC 4861): a default router, and a prefix from which hosts make addresses."""
+
+
+def test_router_advertisements_and_redirects_of_nodes_are_ignored(running: Playground) -> None:
+    script = "ip -o -6 address show scope global; ip -6 route show default; ip -6 route show 2001:db8:66::/64"
+    node = running.host("node1")
+    argv = ["nsenter", f"--net=/proc/{node.pid}/ns/net", sys.executable, "-c", ADVERTISE, "eth0"]
+    for _ in range(2):
+        subprocess.run(argv, check=True)
+        time.sleep(0.5)
+    assert running.sms("exec", "--", "sh", "-c", script).text == ""
+    names = running.sms("exec", "--", "ls", "/proc/sys/net/ipv6/conf").text.split()
+    assert {"eth0", "eth1", "probe0", "probe1"} <= set(names)
+    read = 'cd /proc/sys/net; for one in "$@"; do echo "$one $(cat "$one")"; done'
+    of_ipv6 = [f"ipv6/conf/{name}/{what}" for name in names for what in ("accept_ra", "autoconf", "accept_redirects")]
+    of_ipv6 = [path for path in of_ipv6 if path.split("/")[2] not in ("all", "lo")]
+    found = running.sms("exec", "--", "sh", "-c", read, "sh", *of_ipv6).text.splitlines()
+    assert len(found) == len(of_ipv6) and [line for line in found if not line.endswith(" 0")] == []
+    of_ipv4 = [f"ipv4/conf/{name}/accept_redirects" for name in ("all", "default", "eth0", "eth1", "probe0")]
+    found = running.sms("exec", "--", "sh", "-c", read, "sh", *of_ipv4).text.splitlines()
+    assert [line for line in found if not line.endswith(" 0")] == []

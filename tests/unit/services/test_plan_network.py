@@ -17,6 +17,7 @@ from appliance.plan.services.confinement import Confinement, capabilities_for
 from appliance.plan.services.network import (
     CNI_FOLDER,
     conflists,
+    deaf,
     isolated_bridges,
     macvlan_requests,
     network_names,
@@ -51,9 +52,20 @@ def test_container_is_a_separate_machine(lists: dict[str, Any]) -> None:
 def test_the_host_sets_kernel_parameters_of_the_containers_network(lists: dict[str, Any]) -> None:
     provisioning, public = (each["plugins"][1:] for each in lists.values())
     sysctl = {"net.ipv4.ip_forward": "1", "net.netfilter.nf_conntrack_tcp_be_liberal": "1"}
-    assert (provisioning, public) == ([{"type": "tuning", "sysctl": sysctl}], [])
+    for name, plugins, own in (("eth0", provisioning, sysctl), ("eth1", public, {})):
+        first, second = deaf(name)
+        assert plugins == [{"type": "tuning", "sysctl": {**first, **own}}, {"type": "tuning", "sysctl": second}]
     without = [service for service in SERVICES if service.name != "nat"]
-    assert all("tuning" not in text for text in conflists(SITE, without, "host-a").values())
+    assert all("ip_forward" not in text for text in conflists(SITE, without, "host-a").values())
+
+
+def test_other_machines_do_not_configure_the_containers_interfaces() -> None:
+    (ipv4,) = deaf("eth1", ipv6=False)
+    assert set(ipv4) == {f"net.ipv4.conf.{one}.accept_redirects" for one in ("all", "default", "eth1")}
+    first, second = deaf("eth1")
+    assert (first["net.ipv6.conf.eth1.accept_ra"], first["net.ipv6.conf.default.accept_ra"]) == ("0", "0")
+    assert (first["net.ipv6.conf.eth1.disable_ipv6"], second) == ("1", {"net.ipv6.conf.eth1.disable_ipv6": "0"})
+    assert all("ipv6" not in text for text in conflists(SITE, SERVICES, "host-a", ipv6=False).values())
 
 
 @pytest.mark.parametrize("isolated", [False, True])
