@@ -41,3 +41,11 @@ def nearest(word: str, known: Iterable[str], *, listed: Iterable[str] | None = N
         return f"did you mean {close[0]}?"
     names = names if listed is None else sorted(set(listed))
     return f"{label}: {', '.join(names)}" if names else "none are known"
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number in a text of at most 15 decimal digits; None if it is something else.
+
+    ``str.isdigit`` is true for superscripts, and for more digits than ``int`` converts.
+    """
+    return int(text) if len(text) <= 15 and text.isascii() and text.isdecimal() else None

@@ -32,6 +32,7 @@ from appliance.plan.migration.state import moved_paths
 from appliance.plan.services.nodes import NODES, Inside, NodesView, read_nodes, view_nodes
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
+from appliance.text import whole_number
 from appliance.tools import agent, bridge
 from appliance.tools.scripts import script_argv
 
@@ -125,7 +126,7 @@ def query_old(cluster: Cluster, old: Host, found: Survey) -> OldFacts:
     values: dict[str, list[str]] = {}
     for key, value in rows:
         values.setdefault(key, []).append(value.strip()[:300])
-    ports = [int(one) for one in values.get("used", []) if one.isdigit()]
+    ports = [number for one in values.get("used", []) if (number := whole_number(one)) is not None]
     return OldFacts(
         old.name,
         _connected_to(old),
@@ -188,7 +189,7 @@ def _slurm_uid(cluster: Cluster, owner: ContainerOwner) -> int | None:
         return None
     command = owner.inside(("id", "-u", controller.user), state=False)
     shown = command.host.run(*command.argv, ok=None, timeout=60).text.split()
-    return int(shown[-1]) if shown and shown[-1].isdigit() else None
+    return whole_number(shown[-1]) if shown else None
 
 
 def _measured(cluster: Cluster, target: Host) -> Iterator[dict[str, float]]:

@@ -22,7 +22,7 @@ from appliance.plan.adopt.model import Carried, Entry, Finding, Link, Slurm, Sur
 from appliance.plan.adopt.read_network import addresses_of
 from appliance.plan.adopt.read_services import merge_accounts
 from appliance.plan.adopt.read_slurm import kept_files, single_setting
-from appliance.text import SHORT, printable
+from appliance.text import SHORT, printable, whole_number
 
 CHANGE = "(CHANGE)"
 LOWEST_ID = 100
@@ -284,8 +284,8 @@ def _nodes(draft: Draft, slurm: Slurm) -> set[str]:
             node = SlurmNode(
                 name=entry.name,
                 address=_value(entry, "nodeaddr") or None,
-                cpus=int(cpus) if cpus.isdigit() else None,
-                memory_mb=int(memory) if memory.isdigit() else 1,
+                cpus=whole_number(cpus),
+                memory_mb=whole_number(memory) or 1,
                 extra=extra,
             )
         except (HostListError, ValueError):
@@ -356,8 +356,8 @@ def _extra(draft: Draft, context: Context, slurm: Slurm, defined: set[str]) -> N
         todo = f"the container's controller listens on {DEFAULT_PORT}: change it on the nodes before the move"
         draft.find("Slurm", f"SlurmctldPort {port}", "left", slurm.file, todo)
     limit = single_setting(frames, slurm.file, "maxnodecount")
-    if limit.isdigit() and 1 <= int(limit) <= 65533:
-        draft.add(f"  max_nodes: {int(limit)}", f"MaxNodeCount in {slurm.file}")
+    if 1 <= (most := whole_number(limit) or 0) <= 65533:
+        draft.add(f"  max_nodes: {most}", f"MaxNodeCount in {slurm.file}")
     auth = single_setting(frames, slurm.file, "authtype")
     if auth not in ("", "auth/munge"):
         todo = "the container authenticates with munge only: change the nodes first"

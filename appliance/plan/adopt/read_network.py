@@ -9,7 +9,7 @@ from ipaddress import IPv4Interface
 from appliance.catalog.model import Service
 from appliance.plan.adopt.frames import Frames
 from appliance.plan.adopt.model import Link, Listener, Translation
-from appliance.text import printable
+from appliance.text import printable, whole_number
 
 KINDS = ("bond", "vlan", "bridge", "team", "macvlan", "veth", "tun", "dummy", "ipoib", "vxlan", "wireguard")
 INNER = ("lo", "docker", "virbr", "podman", "cni", "veth", "flannel", "cali")
@@ -120,7 +120,7 @@ def read_listeners(frames: Frames, services: Mapping[str, Service]) -> tuple[Lis
         local = words[4] if words[1].isalpha() else words[3]
         address, _, number = local.rpartition(":")
         process = _first(r'users:\(\("([^"]{1,40})"', line) or _first(r"[0-9]+/([^\s:]{1,40})", line)
-        if not number.isdigit() or len(found) >= MOST:
+        if whole_number(number) is None or len(found) >= MOST:
             continue
         port, place = f"{words[0][:3]}/{number}", printable(re.sub(r"%.*", "", address).strip("[]"), 60) or "*"
         service = name_service(services, process, port)

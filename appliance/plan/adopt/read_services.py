@@ -14,6 +14,8 @@ TIME_FOLDERS = ("/etc/chrony.d", "/etc/chrony/conf.d", "/etc/chrony/sources.d")
 CRONTABS = ("/var/spool/cron/crontabs", "/var/spool/cron", "/var/spool/cron/tabs")
 GANESHA = "/etc/ganesha/ganesha.conf"
 """Settings of an NFS server in user space."""
+LONGEST_LINE = 4096
+"""Characters of a line that are read: what is searched in one takes the square of its length."""
 FIRST_USER = 1000
 NOBODY = (65534, 65535)
 
@@ -21,7 +23,7 @@ NOBODY = (65534, 65535)
 def lines_of(frames: Frames, files: Iterable[str], folders: Iterable[str] = ()) -> list[str]:
     """Return the lines of these files and folders, without comments and empty ones."""
     sections = [frames.files[path] for path in files if path in frames.files] + frames.below(*folders)
-    lines = [line.strip() for section in sections for line in section.lines]
+    lines = [line[:LONGEST_LINE].strip() for section in sections for line in section.lines]
     return [line for line in lines if line and not line.startswith(("#", "!", ";"))]
 
 
@@ -33,7 +35,7 @@ def read_peers(frames: Frames) -> Peers:
     clocks = [words[1] for words in map(str.split, time) if words[0] in ("server", "pool", "peer") and len(words) > 1]
     root = re.search(r"^root:\s*(\S+)", frames.text("/etc/aliases"), re.MULTILINE)
     exports = lines_of(frames, ("/etc/exports",), ("/etc/exports.d",))
-    paths = re.findall(r'^[ \t]*Path\s*=\s*"?([^";\s]+)', frames.text(GANESHA), re.MULTILINE | re.IGNORECASE)
+    paths = re.findall(r'^[ \t]*Path[ \t]*=[ \t]*"?([^";\s]+)', frames.text(GANESHA), re.MULTILINE | re.IGNORECASE)
     exports += [f"{path} (NFS-Ganesha)" for path in paths]
     names = [words[1] for words in map(str.split, lines_of(frames, ("/etc/resolv.conf",))) if len(words) > 1]
     relay = mail.get("relayhost", "") or next(
@@ -67,7 +69,9 @@ def _receives(lines: list[str]) -> Iterable[str]:
 def _forwards(lines: list[str]) -> Iterable[str]:
     text = "\n".join(lines)
     yield from re.findall(r"^\S+\s+(@@?[A-Za-z0-9.\[\]:-]{1,253})", text, re.MULTILINE)
-    for action in re.findall(r'action\(([^()]{0,1000}?type="omfwd"[^()]{0,1000})\)', text):
+    for action in re.findall(r"action\(([^()]*)\)", text):
+        if 'type="omfwd"' not in action:
+            continue
         values: dict[str, str] = {key.lower(): value for key, value in re.findall(r'(\w+)="([^"]*)"', action)}
         mark = "@@" if values.get("protocol", "udp").lower() == "tcp" else "@"
         target = values.get("target", "")

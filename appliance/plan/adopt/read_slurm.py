@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from appliance.config.model import line_settings
 from appliance.plan.adopt.accounting import read_accounting
 from appliance.plan.adopt.frames import Frames, Section
 from appliance.plan.adopt.model import Entry, Slurm
-from appliance.text import printable
+from appliance.text import printable, whole_number
 
 FOLDERS = ("/etc/slurm", "/etc/slurm-llnl", "/opt/slurm/etc", "/usr/local/etc/slurm", "/usr/local/etc")
 NODE_KEY, PARTITION_KEY = "nodename", "partitionname"
@@ -22,7 +23,12 @@ OWN = {
     *("accountingstorageuser", "accountingstoragetype", "jobcomppass", "authtype", "authinfo", "slurmctldsyslogdebug"),
 }
 """Settings that concern the old node, or that sms sets."""
-MOST_LINES = 20_000
+MOST_LINES = 100_000
+"""Of slurm.conf and all that it includes."""
+LONGEST_ID = 4096
+"""Characters of the output of id(1) that are read."""
+DEEPEST = 5
+"""Levels of includes; the script of the survey reads four."""
 
 
 def find_conf(frames: Frames, folder: str = "") -> str:
@@ -30,19 +36,52 @@ def find_conf(frames: Frames, folder: str = "") -> str:
     return next((f"{one}/slurm.conf" for one in (folder, *FOLDERS) if f"{one}/slurm.conf" in frames.files), "")
 
 
-def read_lines(frames: Frames, path: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield the lines of a file of Slurm and of those it includes: without comments, continued ones joined."""
-    section = frames.files.get(path)
-    if section is None or path in seen or len(seen) > 5:
-        return
-    text = section.text.replace("\r", "").replace("\\\n", " ")
-    for raw in text.split("\n")[:MOST_LINES]:
+@dataclass
+class Included:
+    """What ``read_lines`` has read: each file once, in the order of their first lines.
+
+    ``left``: why files were not read, or not to their end.
+    """
+
+    files: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    lines: int = 0
+
+
+def read_lines(frames: Frames, path: str, done: Included | None = None, *, depth: int = 0) -> Iterator[str]:
+    """Yield the lines of a file of Slurm and of those it includes: without comments, continued ones joined.
+
+    A file that is included again is left out: files that include one another would have no end.
+    """
+    done = Included() if done is None else done
+    done.files.append(path)
+    text = frames.files[path].text.replace("\r", "").replace("\\\n", " ")
+    for raw in text.split("\n"):
+        done.lines += 1
+        if done.lines > MOST_LINES:
+            done.left.append(f"{path}, with more than {MOST_LINES} lines in all of them")
+            return
         line = raw.partition("#")[0].strip()
-        if included := re.match(r"include\s+(\S+)$", line, re.IGNORECASE):
-            other = included[1] if included[1].startswith("/") else f"{path.rpartition('/')[0]}/{included[1]}"
-            yield from read_lines(frames, other, seen | {path})
-        elif line:
-            yield re.sub(r"\s+", " ", line)
+        included = re.match(r"include\s+(\S+)$", line, re.IGNORECASE)
+        if not included:
+            if line:
+                yield re.sub(r"\s+", " ", line)
+            continue
+        other = included[1] if included[1].startswith("/") else f"{path.rpartition('/')[0]}/{included[1]}"
+        if other in done.files:
+            done.left.append(f"{other}, which {path} includes again")
+        elif other in frames.files and depth == DEEPEST:
+            done.left.append(f"{other}, which is included more than {DEEPEST} levels deep")
+        elif other in frames.files:
+            yield from read_lines(frames, other, done, depth=depth + 1)
+
+
+def find_included(frames: Frames, folder: str = "") -> Included:
+    """Return what slurm.conf includes, and what of it was left out."""
+    done, file = Included(), find_conf(frames, folder)
+    for _ in read_lines(frames, file, done) if file else ():
+        pass
+    return done
 
 
 def read_slurm(frames: Frames, folder: str = "") -> Slurm | None:
@@ -75,7 +114,8 @@ def read_slurm(frames: Frames, folder: str = "") -> Slurm | None:
             lines[line if key in REPEATED else key] = line
     hosts = hosts or [single[key] for key in ("controlmachine", "backupcontroller") if key in single]
     etc = file.rpartition("/")[0]
-    included = [one for one in frames.files if one != file and one in _included(frames, file)]
+    read = set(find_included(frames, folder).files)
+    included = [one for one in frames.files if one != file and one in read]
     user = single.get("slurmuser", "slurm")
     uid, gid = find_ids(frames, user, "slurm-user")
     location = single.get("statesavelocation", "")
@@ -129,35 +169,22 @@ def _named(line: str) -> dict[str, str]:
     return dict(found[1:])
 
 
-def _included(frames: Frames, file: str) -> set[str]:
-    found: set[str] = set()
-    todo = [file]
-    while todo:
-        path = todo.pop()
-        section = frames.files.get(path)
-        for one in re.findall(r"^[ \t]*include[ \t]+(\S+)", section.text, re.IGNORECASE | re.M) if section else ():
-            other = one if one.startswith("/") else f"{path.rpartition('/')[0]}/{one}"
-            if other not in found:
-                found.add(other)
-                todo.append(other)
-    return found
-
-
 def find_ids(frames: Frames, name: str, run: str = "") -> tuple[int | None, int | None]:
     """Return the user and group id of an account; None if the host does not know it."""
-    if found := re.search(r"uid=([0-9]{1,10})\(.*?gid=([0-9]{1,10})", " ".join(frames.output(run))[:1000]):
+    if found := re.search(r"uid=([0-9]{1,10})\(.*?gid=([0-9]{1,10})", " ".join(frames.output(run))[:LONGEST_ID]):
         return int(found[1]), int(found[2])
     for line in (*frames.output("passwd"), *frames.text("/etc/passwd").split("\n")):
         words = line.split(":")
-        if words[0] == name and len(words) >= 4 and words[2].isdigit() and words[3].isdigit():
-            return int(words[2][:10]), int(words[3][:10])
+        ids = [whole_number(one) for one in words[2:4]] if words[0] == name else []
+        if len(ids) == 2 and None not in ids:
+            return ids[0], ids[1]
     return None, None
 
 
 def _kilobytes(frames: Frames, run: str) -> int | None:
     words = " ".join(frames.output(run)).split()
     done = run in frames.runs and frames.runs[run].ended != 124
-    return int(words[0]) if done and words and words[0].isdigit() else None
+    return whole_number(words[0]) if done and words else None
 
 
 def _versions(frames: Frames) -> dict[str, int]:

@@ -21,7 +21,7 @@ from appliance.plan.adopt.read_network import (
     read_translation,
 )
 from appliance.plan.adopt.read_services import GANESHA, read_accounts, read_peers, read_scheduled
-from appliance.plan.adopt.read_slurm import find_ids, read_slurm
+from appliance.plan.adopt.read_slurm import find_ids, find_included, read_slurm
 from appliance.plan.adopt.read_tables import read_provisioners
 from appliance.text import printable
 
@@ -64,7 +64,7 @@ def examine(frames: Frames, services: Mapping[str, Service], request: Request) -
     bare, broken = _read(frames, services, request)
     draft = make_draft(Context(bare, frames, services, request.admin, request.munge_key))
     unread = [path for path in NOT_READ if path in frames.files]
-    findings = (*draft.findings, *_left(bare, services, unread), *_unread(frames, broken))
+    findings = (*draft.findings, *_left(bare, services, unread), *_unread(frames, broken, request.folder))
     return bare.model_copy(update={"findings": findings}), draft
 
 
@@ -186,7 +186,7 @@ def _left(survey: Survey, services: Mapping[str, Service], unread: Sequence[str]
         yield left("accounts", what, todo, survey.accounts.directory)
 
 
-def _unread(frames: Frames, broken: tuple[str, ...]) -> Iterator[Finding]:
+def _unread(frames: Frames, broken: tuple[str, ...], folder: str) -> Iterator[Finding]:
     """Yield what could not be read: files that are large, special, not text, or not permitted."""
 
     def check(what: str, source: str, todo: str = CUT_HINT) -> Finding:
@@ -204,6 +204,12 @@ def _unread(frames: Frames, broken: tuple[str, ...]) -> Iterator[Finding]:
     for name, run in frames.runs.items():
         if run.status == "skipped" or _timed_out(run):
             yield check(f"`{name}` did not end in time", "", "run it on the host")
+    included = find_included(frames, folder)
+    for text in included.left[:MOST_LEFT]:
+        yield check(f"not read: {text}", included.files[0], "each file is read once: correct the lines Include")
+    if len(included.left) > MOST_LEFT:
+        more = f"not read: {len(included.left) - MOST_LEFT} further includes"
+        yield check(more, included.files[0], "each file is read once: correct the lines Include")
     for path in broken:
         yield check(f"{path} cannot be understood", path, "look at it on the host")
     if not any(name in frames.runs for name in ("sockets", "netstat")):
@@ -212,6 +218,10 @@ def _unread(frames: Frames, broken: tuple[str, ...]) -> Iterator[Finding]:
         yield check("the host has no ip", "", "its interfaces are not known: write `networks` by hand")
     if not frames.complete:
         yield check("the survey did not come to its end", "", "run it again; is the host overloaded?")
+
+
+MOST_LEFT = 20
+"""Findings about includes."""
 
 
 def _timed_out(run: Section) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from appliance.catalog import Service
 from appliance.plan.adopt.model import Survey
 from appliance.shared.adopt import OldInterface
+from appliance.text import whole_number
 
 PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
 """Names of those that have ports, by their numbers (IANA)."""
@@ -48,7 +49,7 @@ def no_ssh(ports: Iterable[int]) -> str:
 def ssh_ports(survey: Survey) -> list[int]:
     """Return the ports on which sshd of the old node listens."""
     shown = [one.port.partition("/") for one in survey.listeners if "ssh" in (one.service, one.process[:3])]
-    return [int(port) for protocol, _, port in shown if protocol == "tcp" and port.isdigit()]
+    return [number for protocol, _, port in shown if protocol == "tcp" and (number := whole_number(port)) is not None]
 
 
 @dataclass

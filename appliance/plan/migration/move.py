@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from appliance.catalog import Service
+from appliance.text import whole_number
 
 MUNGE_LIMIT_S = 300
 """Lifetime of a credential (munge(7), TTL); a larger difference of clocks breaks every message of Slurm."""
@@ -103,4 +104,4 @@ def missing_jobs(before: Mapping[str, str], after: Mapping[str, str]) -> list[st
 
 def _job_order(job: str) -> tuple[int, str]:
     number = job.partition("_")[0]  # for a task, that of its array
-    return int(number) if number.isdigit() else 0, job
+    return whole_number(number) or 0, job
