@@ -227,6 +227,21 @@ def test_a_log_on_a_terminal_is_escaped(follow: bool, monkeypatch: pytest.Monkey
     assert [one for one in FORBIDDEN if one in terminal.getvalue()] == [] and "\\x1b]0;title" in terminal.getvalue()
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_log_in_a_pipe_is_unchanged(
+    follow: bool, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """As journalctl and git log print it; the help of `sms logs` says so."""
+    host = Logged({("tail",): (0, HOSTILE)})
+    cluster: Any = SimpleNamespace(site=None, services=(), find_role=lambda _: None)
+    monkeypatch.setattr(inside, "find_instance", lambda *_: True)
+    monkeypatch.setattr(inside, "inside_argv", lambda *words: words[2:])
+    monkeypatch.setattr(logs, "open_target", lambda _: (cluster, host, None))
+    assert main(["logs", *(["-f"] if follow else [])]) == 0
+    assert HOSTILE.encode() in capfdbinary.readouterr().out
+    assert "a file or a pipe gets them unchanged" in " ".join(logs.DESCRIPTION.split())
+
+
 def test_a_log_at_rest_on_a_terminal_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
     places = SimpleNamespace(overlay="/o")

@@ -14,9 +14,13 @@ EXAMPLES = """\
   sms logs supervisor       starts and exits of services"""
 
 
+DESCRIPTION = """Show the end of a log of the services container. On a terminal, control characters in it are escaped; a
+file or a pipe gets them unchanged: where it ends on a terminal, as `ssh HOST sms logs` does, use `cat -v`."""
+
+
 def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
-    parser = verb(verbs, "logs", "show a log", "Show the end of a log of the services container.", EXAMPLES)
+    parser = verb(verbs, "logs", "show a log", DESCRIPTION, EXAMPLES)
     parser.add_argument("name", nargs="?", default="messages", metavar="LOG", help="a service, messages or supervisor")
     parser.add_argument("-f", "--follow", action="store_true", help="keep showing new lines")
     parser.add_argument("-n", "--lines", type=positive, default=50, metavar="N", help="number of lines (50)")
