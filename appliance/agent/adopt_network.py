@@ -5,13 +5,12 @@ their network, and, where a driver changes its MAC address only while the interf
 """
 
 import ipaddress
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Sequence, Set
 
 from appliance.agent import arp
-from appliance.agent.endpoint import run
+from appliance.agent.endpoint import LINKS, run, run_json
 from appliance.agent.protocol import Problem
 from appliance.shared.adopt import OldInterface, SavedInterface
 
@@ -282,8 +281,7 @@ def _link(name: str) -> Dict[str, Any]:
     Raises:
         Problem: there is none of that name.
     """
-    shown = json.loads(run("ip", "-json", "address", "show", "dev", name).decode() or "[]")
-    for link in shown:
+    for link in run_json(LINKS, "ip", "-json", "address", "show", "dev", name):
         if link and link.get("ifname") == name:
             found: Dict[str, Any] = link
             return found

@@ -12,7 +12,7 @@ import time
 import xmlrpc.client
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict
 
 from appliance.agent.freeze import find_loops
 from appliance.agent.in_root import by_descriptor, open_in_root
@@ -31,8 +31,9 @@ from appliance.shared.ports import (
     replace_commands,
     split_macvlan,
 )
-from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.records import RecordError, check_value, from_json, to_json
 from appliance.shared.secret import redact, secrets_of
+from appliance.text import one_line
 
 Strings = Sequence[str]
 CHANGED = "another run has migrated, started or stopped the services container meanwhile"
@@ -82,6 +83,38 @@ def shown(argv: Strings) -> str:
     elif words[0] == "nsenter":
         words = [word for word in words[1:] if word[:2] != "--"]
     return " ".join(words[:4])
+
+
+LINKS = List[Dict[str, Any]]
+"""What ``ip -json`` prints."""
+
+
+class _Running(TypedDict, total=False):
+    instance: str
+    pid: int
+    logErrPath: str
+
+
+class _Listed(TypedDict, total=False):
+    """What ``apptainer instance list`` prints."""
+
+    instances: Optional[List[_Running]]
+
+
+def run_json(kind: Any, *argv: str) -> Any:
+    """Run a program; return the JSON that it prints as ``kind``, empty where it prints nothing.
+
+    Raises:
+        Problem: it failed, or what it prints is of another type.
+    """
+    output = run(*argv).decode(errors="replace").strip()
+    try:
+        return check_value(kind, json.loads(output or ("{}" if hasattr(kind, "__total__") else "[]")))
+    except (ValueError, RecursionError) as error:
+        why = str(error) if isinstance(error, RecordError) else "it is not JSON"
+        raise Problem(
+            "`%s` printed %r: %s" % (" ".join(argv)[:200], one_line(output, 100), why), "run it there"
+        ) from None
 
 
 class Instance:
@@ -166,7 +199,7 @@ class Instance:
             Problem: one is not on this host.
         """
         query = ("ip", "-json", "-details", "link", "show")
-        inside, links = json.loads(run(*self.network(*query)).decode()), json.loads(run(*query).decode())
+        inside, links = (run_json(LINKS, *argv) for argv in (self.network(*query), query))
         found = match_ports(inside, links, self.pid)
         missing = [name for name in interfaces if not found.get(name)]
         if missing:
@@ -226,11 +259,12 @@ class _Transport(xmlrpc.client.Transport):
 
 def find_instance(name: str) -> Optional[Instance]:
     """Return the running instance of a name, or None."""
-    listed = json.loads(run("apptainer", "instance", "list", "--json", name).decode() or "{}")
-    for one in listed.get("instances") or []:
-        if one["instance"] == name:
-            return Instance(int(one["pid"]))
-    return None
+    return next((Instance(one["pid"]) for one in _list_instances(name)), None)
+
+
+def _list_instances(name: str) -> List["_Running"]:
+    listed = run_json(_Listed, "apptainer", "instance", "list", "--json", name)
+    return [one for one in listed.get("instances") or [] if one.get("instance") == name and one.get("pid")]
 
 
 def record_path(name: str) -> str:
@@ -239,14 +273,12 @@ def record_path(name: str) -> str:
     Raises:
         Problem: it is not where Apptainer 1.0 to 1.4 have it.
     """
-    listed = json.loads(run("apptainer", "instance", "list", "--json", name).decode() or "{}")
-    for one in listed.get("instances") or []:
-        if one["instance"] == name:
-            # .apptainer/instances/logs/HOST/USER/NAME.err, beside app/HOST/USER/NAME/NAME.json
-            logs, found, user = os.path.dirname(str(one.get("logErrPath"))).partition("/instances/logs/")
-            path = "%s/instances/app/%s/%s/%s.json" % (logs, user, name, name)
-            if found and os.path.isfile(path):
-                return path
+    for one in _list_instances(name):
+        # .apptainer/instances/logs/HOST/USER/NAME.err, beside app/HOST/USER/NAME/NAME.json
+        logs, found, user = os.path.dirname(str(one.get("logErrPath"))).partition("/instances/logs/")
+        path = "%s/instances/app/%s/%s/%s.json" % (logs, user, name, name)
+        if found and os.path.isfile(path):
+            return path
     raise Problem("Apptainer's record of instance %s was not found" % name, "apptainer instance list --logs", 3)
 
 
@@ -350,12 +382,12 @@ def is_attached(port: str, bridge: str) -> bool:
         return os.path.exists("/sys/class/net/%s/brif/%s" % (bridge, port))
     name, pid = macvlan
     try:
-        shown = run(*enter(pid), "ip", "-json", "-details", "link", "show", "dev", name).decode()
+        shown = run_json(LINKS, *enter(pid), "ip", "-json", "-details", "link", "show", "dev", name)
         with open("/sys/class/net/%s/ifindex" % bridge) as file:
             parent = int(file.read())
     except (OSError, Problem):
         return False  # the instance or the parent is gone
-    return any(is_macvlan_attached(link, parent) for link in json.loads(shown or "[]"))
+    return any(is_macvlan_attached(link, parent) for link in shown)
 
 
 MAPPED = re.compile(r" -n (\S+)")
@@ -419,8 +451,8 @@ NEIGHBOUR = re.compile(r"^[0-9a-fA-F.:]+ eth[0-9]+ [0-9a-f:]+\Z")
 
 def read_neighbours(instance: Instance) -> List[str]:
     """Return the neighbours of an instance: address, interface and MAC address of each."""
-    entries = json.loads(run(*instance.network("ip", "-json", "neigh", "show")).decode() or "[]")
-    lines = ["%s %s %s" % (one["dst"], one["dev"], one["lladdr"]) for one in entries if one.get("lladdr")]
+    entries = run_json(LINKS, *instance.network("ip", "-json", "neigh", "show"))
+    lines = ["%s %s %s" % (one.get("dst"), one.get("dev"), one["lladdr"]) for one in entries if one.get("lladdr")]
     return [line for line in lines if NEIGHBOUR.match(line)]
 
 

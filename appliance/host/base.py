@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -13,8 +14,9 @@ from appliance.errors import SmsError, disk_hint
 from appliance.shared.files import ALWAYS
 from appliance.shared.locks import UnsafeLock
 from appliance.shared.outputs import MAX_OUTPUT
+from appliance.shared.records import RecordError, check_value
 from appliance.shared.secret import redact, redact_text
-from appliance.text import printable_text
+from appliance.text import one_line, printable_text
 
 if TYPE_CHECKING:
     from appliance.host.stream import Stream
@@ -112,6 +114,46 @@ class Result:
         """Standard output as text, stripped of surrounding white space."""
         return self.stdout.decode(errors="replace").strip()
 
+    def parse(self, kind: Any, *, empty: bytes = b"", last: bool = False) -> Any:
+        """Return standard output, which is JSON, as ``kind`` (``check_value``).
+
+        Args:
+            empty: stands for an empty output.
+            last: only the last line is read; other programs may have printed before it.
+
+        Raises:
+            OddOutput: it is not of this type.
+        """
+        data = self.stdout.rstrip().rpartition(b"\n")[2] if last else self.stdout.strip()
+        try:
+            return check_value(kind, json.loads(data or empty))
+        except RecordError as error:
+            raise OddOutput(self, str(error)) from None
+        except (ValueError, RecursionError):
+            raise OddOutput(self, "it is not JSON") from None
+
+    def numbers(self, count: int) -> list[int]:
+        """Return the whole numbers of the last line, as ``stat`` and ``df`` print them.
+
+        Raises:
+            OddOutput: there are not ``count`` of them.
+        """
+        words = self.stdout.rstrip().rpartition(b"\n")[2].split()
+        if len(words) != count or not all(word.isdigit() and len(word) < 20 for word in words):
+            raise OddOutput(self, f"it is not {'a number' if count == 1 else f'{count} numbers'}")
+        return [int(word) for word in words]
+
+    def words(self, count: int) -> list[str]:
+        """Return the words of the last line.
+
+        Raises:
+            OddOutput: there are not ``count`` of them.
+        """
+        found = self.text.rpartition("\n")[2].split()
+        if len(found) != count:
+            raise OddOutput(self, f"it is not {count} words")
+        return found
+
     def expect(self, ok: Container[int] | None) -> Result:
         """Return it.
 
@@ -123,6 +165,22 @@ class Result:
         return self
 
 
+class OddOutput(SmsError):
+    """A command printed something else than it should: another program, version or host than ours answers."""
+
+    def __init__(self, result: Result, why: str) -> None:
+        shown = one_line(result.stdout[:400].decode(errors="replace"), 100)
+        super().__init__(
+            f"{result.host}: `{_command(result)}` printed {shown!r}: {why}",
+            hint="was the program replaced? of one in the container: `sms stop`, then `sms start`, starts the image's",
+        )
+
+
+def _command(result: Result) -> str:
+    command = shlex.join("..." if "\n" in word else word for word in result.argv)  # without the text of scripts
+    return command if len(command) <= 300 else command[:300] + " ..."
+
+
 class CommandError(SmsError):
     """A command ended with a status that its caller did not expect."""
 
@@ -130,9 +188,7 @@ class CommandError(SmsError):
         self.result = result
         end = (result.stderr or result.shown)[-MAX_SHOWN:].decode(errors="replace")
         output = [printable_text(line)[:MAX_SHOWN_LINE] for line in end.strip().splitlines()[-8:]]
-        command = shlex.join("..." if "\n" in word else word for word in result.argv)  # without the text of scripts
-        if len(command) > 300:
-            command = command[:300] + " ..."
+        command = _command(result)
         message = f"{result.host}: `{command}` ended with status {result.status}"
         super().__init__("\n    ".join([message, *output]), hint=hint or disk_hint(" ".join(output)))
 

@@ -31,7 +31,9 @@ from appliance.host.base import (
 from appliance.host.stream import LineReader, Stream
 from appliance.progress import Progress, Silent, Step
 from appliance.share import PACKAGE
+from appliance.shared.records import RecordError, check_value
 from appliance.shared.requests import Request
+from appliance.shared.results import Fields
 from appliance.tools.python import find_python
 
 LEAVES = ("text.py", "units.py")
@@ -328,6 +330,22 @@ class Session:
         return self.reader.outcome(self.stream.result(ok=None))
 
 
+class Reply(dict[str, Any]):
+    """A message or result of an agent: the fields that it has are of the types of ``Fields``."""
+
+    def __init__(self, host: str, message: Any) -> None:
+        """Check it.
+
+        Raises:
+            RecordError: a field has another type.
+        """
+        super().__init__(check_value(Fields, message))
+        self.host = host
+
+    def __missing__(self, name: str) -> Any:
+        raise SmsError(f"{self.host}: the reply of the agent there has no {name}", hint=ENDED_HINT)
+
+
 class MessageReader:
     """Parses the agent's messages: reports progress, and keeps result or problem."""
 
@@ -338,31 +356,35 @@ class MessageReader:
         self.current: Step | None = None
         self.secrets: tuple[bytes, ...] = ()
         """Of what was sent to the agent: no error shows them."""
-        self.result: dict[str, Any] | None = None
+        self.result: Reply | None = None
         self.problem: dict[str, Any] | None = None
+        self.odd = ""
+        """What is wrong with the first message that is not one of an agent of ours."""
 
     def feed(self, line: str) -> None:
         """Parse one line."""
         try:
-            message = json.loads(line)
-            kind = message["kind"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return  # output of another program, such as sudo
+            message = Reply("", json.loads(line))
+            kind = message.get("kind")
+        except (ValueError, RecursionError) as error:
+            # Else the output of another program, such as sudo.
+            self.odd = self.odd or (str(error) if isinstance(error, RecordError) and is_message(line) else "")
+            return
         if kind == "result":
             self.result = message
         elif kind == "problem":
             self.problem = message
-        elif kind == "step" and message["text"]:
+        elif kind == "step" and message.get("text"):
             self.stack.close()
             self.current = self.stack.enter_context(self.progress.step(message["text"]))
         elif kind == "moved" and self.current:
-            self.current.moved(message["done"], message["total"])
+            self.current.moved(message.get("done", 0), message.get("total", 0))
         elif kind == "detail" and self.current:
-            self.current.detail(message["text"])
+            self.current.detail(message.get("text", ""))
         elif kind == "note":
-            self.progress.report(message["text"])
+            self.progress.report(message.get("text", ""))
         elif kind == "rows" and self.on_rows:
-            self.on_rows(message["rows"])
+            self.on_rows(message.get("rows", []))
 
     def outcome(self, result: Result) -> dict[str, Any]:
         """Return the agent's result.
@@ -372,9 +394,13 @@ class MessageReader:
         """
         if self.problem:
             problem = self.problem
-            kind = Busy if problem.get("busy") else KINDS.get(problem["status"], SmsError)
-            found = kind(f"{result.host}: {problem['message']}", hint=problem["hint"] or disk_hint(problem["message"]))
+            kind = Busy if problem.get("busy") else KINDS.get(problem.get("status", 1), SmsError)
+            message = problem.get("message", "it failed")
+            found = kind(f"{result.host}: {message}", hint=problem.get("hint") or disk_hint(message))
             raise without_secrets(found, self.secrets)
+        if self.odd:
+            raise SmsError(f"{result.host}: the agent there sent an invalid message: {self.odd}", hint=ENDED_HINT)
         if self.result is None or result.status:
             raise AgentEnded(replace(result, secrets=self.secrets))
+        self.result.host = result.host
         return self.result

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host, OnLine, Result
@@ -191,7 +192,7 @@ def verify_pgp(host: Host, image: str, keyring: str | None, fingerprint: str) ->
     _, brace, rest = result.stdout.decode(errors="replace").partition("{")
     try:
         signers = [entry["Signer"] for entry in json.loads(brace + rest)["SignerKeys"] or []]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         signers = []
     good = [
         signer["KeyCheck"] and signer["DataCheck"] and signer["Fingerprint"].upper() == fingerprint.upper()
@@ -248,11 +249,36 @@ def _reason(output: bytes) -> str:
     return lines[-1][:200] if lines else "apptainer verify failed"
 
 
+class _Attributes(TypedDict, total=False):
+    labels: dict[str, str] | None
+
+
+class _Data(TypedDict):
+    attributes: _Attributes
+
+
+class _Inspected(TypedDict):
+    """What ``apptainer inspect`` prints."""
+
+    data: _Data
+
+
+class _Running(TypedDict):
+    instance: str
+    pid: int
+    img: str
+
+
+class _Listed(TypedDict, total=False):
+    """What ``apptainer instance list`` prints."""
+
+    instances: list[_Running] | None
+
+
 def labels(host: Host, image: str) -> dict[str, str]:
     """Return the labels of an image."""
-    inspected = json.loads(host.run("apptainer", "inspect", "--json", image).stdout)
-    found: dict[str, str] = inspected["data"]["attributes"].get("labels") or {}
-    return found
+    inspected: _Inspected = host.run("apptainer", "inspect", "--json", image).parse(_Inspected)
+    return inspected["data"]["attributes"].get("labels") or {}
 
 
 def find_instance(host: Host, name: str) -> Instance | None:
@@ -263,8 +289,8 @@ def find_instance(host: Host, name: str) -> Instance | None:
 
 def list_instances(host: Host, glob: str) -> list[Instance]:
     """Return the running instances whose names match."""
-    listed = json.loads(host.run("apptainer", "instance", "list", "--json", glob).stdout or b"{}")
-    return [Instance(one["instance"], int(one["pid"]), one["img"]) for one in listed.get("instances") or []]
+    listed: _Listed = host.run("apptainer", "instance", "list", "--json", glob).parse(_Listed, empty=b"{}")
+    return [Instance(one["instance"], one["pid"], one["img"]) for one in listed.get("instances") or []]
 
 
 def create_overlay(host: Host, path: str, size_mb: int) -> None:

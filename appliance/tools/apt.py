@@ -106,7 +106,7 @@ class Resolver:
         self.host.run("find", self.folder, "-maxdepth", "1", "-name", f"{CACHE_PREFIX}-*", "-mtime", "+30", "-delete")
         try:
             cached = json.loads(self.host.read(path) or b"")
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return cached if isinstance(cached, dict) else None
 

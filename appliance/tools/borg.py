@@ -11,11 +11,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import NotRequired, TypedDict
 
 from appliance.errors import Busy, Refused, SmsError
-from appliance.host.base import CommandError, Host, Result, Unreachable
+from appliance.host.base import CommandError, Host, OddOutput, Result, Unreachable
 from appliance.progress import Progress
 from appliance.tools.agent import MessageReader
 from appliance.tools.programs import has_program
@@ -125,7 +126,7 @@ def check_ready(host: Host, repository: Repository) -> None:
             f"{host.name} has no passphrase file {path}",
             hint=f"create it once, and keep a copy elsewhere: (umask 077; head -c 32 /dev/urandom | base64 >{path})",
         )
-    mode, owner, length = state.text.split()
+    mode, owner, length = state.words(3)
     if int(mode, 8) & 0o077 or owner != "0":
         raise Refused(
             f"{path} on {host.name} must be readable only by root (mode {mode})",
@@ -147,6 +148,29 @@ def call(host: Host, repository: Repository, *arguments: str) -> Result:
     return result
 
 
+class _Archive(TypedDict):
+    name: str
+    time: str
+    id: str
+    comment: NotRequired[str]
+
+
+class _Listed(TypedDict):
+    """What ``borg list`` prints."""
+
+    archives: list[_Archive]
+
+
+class _New(TypedDict):
+    stats: dict[str, int]
+
+
+class _Created(TypedDict):
+    """What ``borg create`` prints."""
+
+    archive: _New
+
+
 def list_archives(host: Host, repository: Repository, glob: str) -> list[Archive] | None:
     """Return the archives whose names match; None if there is no repository yet.
 
@@ -160,8 +184,11 @@ def list_archives(host: Host, repository: Repository, glob: str) -> list[Archive
         if "Repository.DoesNotExist" in _ids(lines) or _remove_partial(host, repository, lines):
             return None
         raise error_of(host, repository, result.status, lines)
-    found = json.loads(result.stdout)["archives"]
-    return [Archive(one["name"], _parse_time(one["time"]), one.get("comment", ""), one["id"]) for one in found]
+    found = result.parse(_Listed)["archives"]
+    try:
+        return [Archive(one["name"], _parse_time(one["time"]), one.get("comment", ""), one["id"]) for one in found]
+    except ValueError as error:
+        raise OddOutput(result, str(error)) from None
 
 
 def _parse_time(text: str) -> float:
@@ -242,7 +269,7 @@ def create(
             reader.outcome(result)
         if result.status not in OK_STATUSES:
             raise error_of(host, repository, result.status, lines)
-    stats: Mapping[str, int] = json.loads(output)["archive"]["stats"]
+    stats: Mapping[str, int] = replace(result, stdout=output).parse(_Created)["archive"]["stats"]
     return stats
 
 
@@ -314,7 +341,7 @@ def _log_messages(lines: list[str]) -> list[LogMessage]:
     for line in lines:
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             found.append(LogMessage(line))
             continue
         if isinstance(message, dict) and message.get("type") == "log_message":

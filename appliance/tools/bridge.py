@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
+from appliance.tools.ports import Link
 
 
 def bridge_ports(host: Host, bridge: str) -> list[str] | None:
@@ -15,19 +15,20 @@ def bridge_ports(host: Host, bridge: str) -> list[str] | None:
     shown = host.run("ip", "-json", "-details", "link", "show", "dev", bridge, ok=None)
     if shown.status:
         return None
-    links = json.loads(shown.stdout)
+    links = shown.parse(list[Link], empty=b"[]")
     if not links or links[0].get("linkinfo", {}).get("info_kind") != "bridge":
         return None
     if "UP" not in links[0].get("flags", []):
         return None
-    ports = json.loads(host.run("ip", "-json", "link", "show", "master", bridge).stdout or b"[]")
-    return [port["ifname"] for port in ports if "UP" in port.get("flags", [])]
+    ports = host.run("ip", "-json", "link", "show", "master", bridge).parse(list[Link], empty=b"[]")
+    return [port["ifname"] for port in ports if "ifname" in port and "UP" in port.get("flags", [])]
 
 
 def parent_problem(host: Host, name: str) -> str:
     """Return why an interface cannot carry a macvlan interface; empty if it can."""
     shown = host.run("ip", "-json", "-details", "link", "show", "dev", name, ok=None)
-    link = (json.loads(shown.stdout or b"[]") or [{}])[0] if shown.status == 0 else {}
+    links = shown.parse(list[Link], empty=b"[]") if shown.status == 0 else []
+    link = links[0] if links else {}
     if not link or "UP" not in link.get("flags", []):
         return "does not exist or is down"
     if master := link.get("master"):  # a bridge or bond receives its frames

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
+from typing import Any, TypedDict
 
 from appliance.errors import SmsError
-from appliance.host.base import Host
+from appliance.host.base import Host, OddOutput
 from appliance.plan.overlay.mirror import Device, Made, Scrubbed, Seen
 from appliance.progress import Step
 from appliance.tools.programs import find_missing
@@ -74,12 +74,15 @@ class Btrfs:
 
     def devices(self, host: Host, uuid: str, folder: str) -> list[Device]:
         """Return the members of a mounted mirror with their error counts."""
-        output = host.run("btrfs", "--format", "json", "device", "stats", folder, ok=None).stdout
+        result = host.run("btrfs", "--format", "json", "device", "stats", folder, ok=None)
         found = []
-        for one in json.loads(output or b"{}").get("device-stats", []):
-            path, devid = one.pop("device"), int(one.pop("devid"))
-            missing = not path.startswith("/dev/")
-            found.append(Device(devid, path, {name: int(count) for name, count in one.items()}, missing))
+        for one in result.parse(_Stats, empty=b"{}").get("device-stats", []):
+            try:
+                path, devid = str(one.pop("device")), int(one.pop("devid"))
+                counts = {name: int(count) for name, count in one.items()}
+            except (KeyError, ValueError) as error:
+                raise OddOutput(result, f"no counts of a device: {error}") from None
+            found.append(Device(devid, path, counts, not path.startswith("/dev/")))
         if not found:
             raise SmsError(f"btrfs reports no devices of {folder}", hint=f"btrfs device stats {folder}")
         return [device for device in found if device.devid]  # 0 is the target of a replacement under way
@@ -126,11 +129,21 @@ class Btrfs:
                 host.run("btrfs", "filesystem", "resize", f"{device.devid}:max", folder, timeout=600)
 
 
+_Stats = TypedDict("_Stats", {"device-stats": list[dict[str, Any]]}, total=False)
+
+SUPER = ("fsid", "generation", "dev_item.devid", "dev_item.uuid")
+"""Fields of a superblock that are used."""
+
+
 def _read_super(host: Host, path: str) -> dict[str, str]:
     """Return the fields of a superblock; none if the file or device has no Btrfs."""
     result = host.run("env", "btrfs", "inspect-internal", "dump-super", path, ok=None)  # env: there may be no btrfs
     found = dict(line.split(None, 1) for line in result.text.splitlines() if len(line.split(None, 1)) == 2)
-    return found if not result.status and "[match]" in found.get("magic", "") else {}
+    if result.status or "[match]" not in found.get("magic", ""):
+        return {}
+    if missing := [name for name in SUPER if name not in found] or not found["generation"].isdecimal():
+        raise OddOutput(result, f"no {missing}")
+    return found
 
 
 def read_scrub(output: str) -> Scrubbed:

@@ -72,7 +72,7 @@ def sizes_of(host: Host, path: str) -> tuple[int, int, int]:
     found = dict(re.findall(r"^(Block count|Block size): +(\d+)$", result.text, re.MULTILINE))
     if result.status or len(found) < 2:
         raise SmsError(f"{path} is not an ext3 file system", hint=f"dumpe2fs -h {path}")
-    size, blocks, unit = map(int, host.run("stat", "--dereference", "--format=%s %b %B", path).text.split())
+    size, blocks, unit = host.run("stat", "--dereference", "--format=%s %b %B", path).numbers(3)
     return size, int(found["Block count"]) * int(found["Block size"]), blocks * unit
 
 

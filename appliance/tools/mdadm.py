@@ -101,7 +101,7 @@ class Md:
         """Compare both halves. Blocks that differ are lost: md cannot know which half is correct."""
         name = host.run("readlink", "-f", device_of(uuid)).text.rpartition("/")[2]
         folder = f"/sys/block/{name}/md"
-        differ = int(host.run("sh", "-c", SYNC, "sync", folder, "check", timeout=None).text.splitlines()[-1] or 0)
+        (differ,) = host.run("sh", "-c", SYNC, "sync", folder, "check", timeout=None).numbers(1)
         step.detail(f"{differ * SECTOR >> 10} KiB differ" if differ else "no differences")
         return Scrubbed(0, differ)
 

@@ -14,6 +14,7 @@ from appliance.host.base import Host, Unreachable
 from appliance.progress import Progress
 from appliance.shared.adopt import AdoptRequest, ReturnRequest
 from appliance.shared.migration import MigrationRequest
+from appliance.shared.records import RecordError
 from appliance.shared.secret import secrets_of
 from appliance.shared.wire import Message, WireError, count_bytes, pack_message, read_message
 from appliance.tools import agent
@@ -87,7 +88,7 @@ class Endpoint:
     def _read(self) -> None:
         try:
             while True:
-                message = read_message(self.session.read_exactly, "kind")
+                message = agent.Reply(self.name, read_message(self.session.read_exactly, "kind"))
                 size = count_bytes(message)
                 while size > LARGE and not self._received.empty() and not self.closed.wait(0.05):
                     pass
@@ -96,6 +97,8 @@ class Endpoint:
             self._put(error)
         except WireError as error:
             self._put(SmsError(f"{self.name} sent {error}"))
+        except RecordError as error:
+            self._put(SmsError(f"{self.name} sent an invalid message: {error}"))
 
     def _put(self, received: tuple[Message, bytes] | SmsError) -> None:
         while not self.closed.is_set():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
@@ -66,8 +65,8 @@ def is_attached(host: Host, port: str, parent: str) -> bool:
 def list_links(host: Host, *prefix: str, details: bool = False) -> list[Link]:
     """Return the interfaces of a network namespace, which ``prefix`` enters; ``linkinfo`` with ``details`` only."""
     options = ("-json", "-details") if details else ("-json",)
-    found: list[Link] = json.loads(host.run(*prefix, "ip", *options, "link").stdout or b"[]")
-    return found
+    found: list[Link] = host.run(*prefix, "ip", *options, "link").parse(list[Link], empty=b"[]")
+    return [one for one in found if "ifname" in one and "ifindex" in one]
 
 
 def detach(host: Host, ports: Iterable[str], *, down: bool = False) -> None:

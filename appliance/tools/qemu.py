@@ -232,7 +232,7 @@ def image_info(host: Host, path: str) -> DiskInfo | None:
                 f"{host.name}: {path} is not a disk image: {output.stderr.decode(errors='replace').strip()[-300:]}"
             )
         return None
-    found: DiskInfo = json.loads(output.stdout)
+    found: DiskInfo = output.parse(DiskInfo)
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from appliance.errors import Refused
-from appliance.host.base import Host
+from appliance.host.base import Host, OddOutput
 
 SPARE_BYTES = 64 << 20
 """Bytes that must stay free besides a copy."""
@@ -29,8 +29,8 @@ def query_space(host: Host, folder: str) -> Space:
     while folder != "/" and not host.works("test", "-d", folder):
         folder = str(PurePosixPath(folder).parent)  # on the same file system
     # A heading, then two numbers.
-    size, free = host.run("df", "--block-size=1", "--output=size,avail", folder).text.splitlines()[-1].split()
-    return Space(int(size), int(free))
+    size, free = host.run("df", "--block-size=1", "--output=size,avail", folder).numbers(2)
+    return Space(size, free)
 
 
 def need_space(host: Host, folder: str, needed: int, text: str, *, hint: str) -> None:
@@ -50,5 +50,8 @@ def need_space(host: Host, folder: str, needed: int, text: str, *, hint: str) ->
 
 def query_used(host: Host, *paths: str) -> int:
     """Return the bytes that files and folders use on the disk; missing ones count as 0."""
-    lines = host.run("du", "-s", "--block-size=1", "--", *paths, ok=None, timeout=600).text.splitlines()
-    return sum(int(line.split()[0]) for line in lines)
+    shown = host.run("du", "-s", "--block-size=1", "--", *paths, ok=None, timeout=600)
+    try:
+        return sum(int(line.split()[0]) for line in shown.text.splitlines())
+    except (ValueError, IndexError):
+        raise OddOutput(shown, "it is not a size in each line") from None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from appliance.config.document import Document, dotted
 from appliance.config.model import AdminHost, Site
@@ -88,8 +88,8 @@ def collect_facts(cluster: Cluster, host: Host, interfaces: Sequence[str]) -> Fa
     where = (str(cluster.site.state), str(places.overlay.parent), str(places.overlay), " ".join(FILE_SYSTEMS.values()))
     output = host.run(*script_argv("collect-facts", *where, " ".join(interfaces), *names)).text
     shown = host.run("ip", "-json", "-details", "link", "show", ok=None) if " ip " in output else None
-    links = json.loads(shown.stdout or b"[]") if shown else []
-    kinds = (host.read("/proc/filesystems") or b"").decode().split()
+    links = shown.parse(list[dict[str, Any]], empty=b"[]") if shown else []
+    kinds = (host.read("/proc/filesystems") or b"").decode(errors="replace").split()
     return Facts(
         host.name,
         (host.read("/etc/os-release") or b"").decode(errors="replace"),

@@ -62,7 +62,7 @@ def _copy(source: HostFile, target: Host, path: str, what: str, progress: Progre
     Raises:
         As ``copy_file``.
     """
-    size = int(source.host.run("stat", "-c", "%s", "--", source.path).text)
+    (size,) = source.host.run("stat", "-c", "%s", "--", source.path).numbers(1)
     # The digest in its name: what is left of another version is not continued.
     part = f"{path}.{source.sha256[:16]}.part"
     done = files.size_of(target, part)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, NotRequired, TypedDict
 
 from appliance.catalog import Service, read_catalog, select
 from appliance.errors import Refused, RolledBack, SmsError, Unverified
@@ -287,6 +287,20 @@ def _refuse_macvlan(cluster: Cluster, host: Host, running: Instance) -> None:
         )
 
 
+class _Address(TypedDict, total=False):
+    family: str
+    scope: str
+    local: str
+
+
+class _Link(TypedDict):
+    """An interface, as ``ip -json address show`` prints it."""
+
+    ifname: str
+    address: NotRequired[str]
+    addr_info: NotRequired[list[_Address]]
+
+
 def _query_running(host: Host, running: Instance) -> Running:
     """Return the network of the running instance.
 
@@ -296,7 +310,7 @@ def _query_running(host: Host, running: Instance) -> Running:
     here = ports.find_ports(host, running.pid)
     masters = {link["ifname"]: link.get("master", "") for link in ports.list_links(host)}
     argv = ("nsenter", f"--net=/proc/{running.pid}/ns/net", "ip", "-json", "address", "show")
-    links = {link["ifname"]: link for link in json.loads(host.run(*argv).stdout or b"[]")}
+    links = {link["ifname"]: link for link in host.run(*argv).parse(list[_Link], empty=b"[]")}
     bridges = {name: str(masters.get(here.get(name, ""), "")) for name in INTERFACES}
     addresses = {name: _first_address(links.get(name, {})) for name in INTERFACES}
     if missing := [name for name in INTERFACES if not bridges[name] or not addresses[name]]:

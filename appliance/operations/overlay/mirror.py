@@ -161,7 +161,7 @@ def _file_system(host: Host, folder: str) -> str:
             f"there is no folder {folder} on {host.name}", hint=f"is its disk mounted? else: mkdir -m 700 {folder}"
         )
     argv = ("findmnt", "--noheadings", "--nofsroot", "--output", "SOURCE,MAJ:MIN", "--target", folder)
-    source, number = host.run(*argv).text.splitlines()[-1].split()
+    source, number = host.run(*argv).words(2)
     return source if source.startswith("/") else number
 
 
@@ -380,7 +380,7 @@ def rebuild(
             return MirrorChange(host.name, True, ("repaired",), mended=_scrub(cluster, host, progress, mirror))
         target = Member(mirror.next_number, options.folder or member.folder, member.devid)
         _check_target(host, mirror, member, target, options.same_fs)
-        length = int(host.run("stat", "--dereference", "--format=%s", str(cluster.places.overlay)).text)
+        (length,) = host.run("stat", "--dereference", "--format=%s", str(cluster.places.overlay)).numbers(1)
         _check_room(host, target.folder, room_bytes(length))
         _replace(cluster, host, progress, mirror, member, target)
     return MirrorChange(host.name, True, _steps(mirror, member, target))
@@ -472,7 +472,7 @@ def _replace(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, o
     pending = replace(mirror, pending=new)
     write_note(cluster, host, pending)
     survivors = [member for member in mirror.active if member.number != old.number]
-    size = max(int(host.run("stat", "-c", "%s", mirror.path(member)).text) for member in survivors)
+    size = max(host.run("stat", "-c", "%s", mirror.path(member)).numbers(1)[0] for member in survivors)
     if old.lost:
         # Writes while a member was missing may have used all space: mirroring them needs more.
         size += GIB
@@ -555,7 +555,7 @@ def enlarge(cluster: Cluster, host: Host, mirror: Mirror, size: int) -> None:
     member_size = max(mirror.size, member_bytes(size))
     for member in mirror.active:
         path = mirror.path(member)
-        if int(host.run("stat", "-c", "%s", path).text) < member_size:
+        if host.run("stat", "-c", "%s", path).numbers(1)[0] < member_size:
             host.run("truncate", "-s", str(member_size), path)
         loop.reread(host, path)
     TOOLS[mirror.kind].enlarge(host, mirror.uuid, str(cluster.places.mirror))
@@ -571,5 +571,5 @@ def check_members_room(host: Host, mirror: Mirror, size: int) -> None:
     folders = [member.folder for member in mirror.active]
     shared = 2 if known_same(host, folders) and len(folders) > 1 else 1
     for member in mirror.active:
-        taken = int(host.run("stat", "-c", "%b", mirror.path(member)).text) * 512
+        taken = host.run("stat", "-c", "%b", mirror.path(member)).numbers(1)[0] * 512
         _check_room(host, member.folder, max(0, room_bytes(size) - taken) * shared)

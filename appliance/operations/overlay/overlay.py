@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -202,6 +201,7 @@ def _create(cluster: Cluster, host: Host, image: str, path: str, archive: bytes,
 
 def _seed(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes, mark: str) -> dict[str, list[str]]:
     argv = seed_argv(cluster.site, prepare_confinement(cluster, host), image, overlay, mark)
-    result = apptainer.run_container(host, *argv, input=archive, timeout=120)
-    report: dict[str, list[str]] = json.loads(result.text.splitlines()[-1])
+    report: dict[str, list[str]] = apptainer.run_container(host, *argv, input=archive, timeout=120).parse(
+        dict[str, list[str]], last=True
+    )
     return report

@@ -40,7 +40,7 @@ def plan_standby(cluster: Cluster, source: Host, target: Host) -> tuple[tuple[st
 
 def overlay_length(cluster: Cluster, host: Host) -> int:
     """Return the size of the overlay on a host in bytes, also while it is in use."""
-    return int(host.run("stat", "--dereference", "--format=%s", str(cluster.places.overlay)).text)
+    return host.run("stat", "--dereference", "--format=%s", str(cluster.places.overlay)).numbers(1)[0]
 
 
 def _mirror_in_use(cluster: Cluster, host: Host) -> Mirror | None:

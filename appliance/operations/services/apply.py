@@ -24,7 +24,7 @@ from appliance.operations.image.deliver import Image, LacksService, deliver, tru
 from appliance.operations.overlay.overlay import overlay_mark, seeds_for
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.inside import need_running, refuse_superseded
-from appliance.operations.services.restart import read_answer, restart_service, wait_for_answer
+from appliance.operations.services.restart import restart_service, wait_for_answer
 from appliance.operations.start_note import read_note
 from appliance.plan.image.built import DESCRIPTION, find_other_settings, read_inputs
 from appliance.plan.image.definition import runtime_digest
@@ -344,7 +344,7 @@ class _Apply:
         result = self.host.run(*argv, input=input, ok=None, timeout=TIMEOUT_S)
         if result.status == 0:
             try:
-                return read_answer(kind, result.text)
+                return result.parse(kind, last=True)
             except SmsError as error:
                 if words[0] != "compare" or self._is_of_this_version():
                     raise

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from appliance.catalog import Service
 from appliance.errors import ConfigError, SmsError
@@ -18,7 +16,6 @@ from appliance.operations.services.inside import find_here, need_running, refuse
 from appliance.plan.machine import inside_argv, probe_argv
 from appliance.plan.services.probes import ProbeAnswer
 from appliance.progress import Progress
-from appliance.shared.records import RecordError, check_value
 from appliance.text import one_line
 from appliance.tools.scripts import script_argv
 
@@ -121,22 +118,5 @@ def wait_for_answer(cluster: Cluster, host: Host, service: Service, wait_s: floa
     """
     words = ("--wait", f"{wait_s:g}", service.name)
     probe = probe_argv(cluster.site, cluster.services, *words, confined=True)
-    answer: ProbeAnswer = read_answer(ProbeAnswer, host.run(*probe, ok=(0, 4), timeout=wait_s + 30).text)
+    answer: ProbeAnswer = host.run(*probe, ok=(0, 4), timeout=wait_s + 30).parse(ProbeAnswer, last=True)
     return answer.ok, one_line(answer.detail, 200)
-
-
-def read_answer(kind: Any, text: str) -> Any:
-    """Return the last line of what a program of the container printed, as a record ``kind``.
-
-    Raises:
-        SmsError: it is not one. A caller that is root in the container can replace its programs.
-    """
-    last = text.rstrip().rpartition("\n")[2]
-    try:
-        return check_value(kind, json.loads(last))
-    except (ValueError, RecursionError, RecordError) as error:
-        why = error if isinstance(error, RecordError) else "it is not JSON"
-        raise SmsError(
-            f"a program in the container printed {one_line(last, 100)!r}: {why}",
-            hint="was it replaced there? `sms stop`, then `sms start`, starts the programs of the image",
-        ) from None

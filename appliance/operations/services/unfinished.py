@@ -122,7 +122,7 @@ def _reopen_mirror(cluster: Cluster, host: Host) -> None:
     try:
         mark = json.loads(host.read(mark_path(cluster)) or b"{}")
         used = mark["side"] == "arrive" and mark["request"].get("mirror")
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return  # the agent reports it
     mirror = find_mirror(cluster, host) if used else None
     if mirror and mirror.uuid and not find_instance(cluster, host):
@@ -250,7 +250,8 @@ def last_sign(cluster: Cluster, host: Host, old: tuple[str, ...]) -> float:
     path = str(cluster.places.sign)
     if (host.read(path) or b"").decode(errors="replace") not in old:
         return 0.0
-    return float(host.run("stat", "-c", "%.1Y", path, ok=None).text or 0)
+    shown = host.run("stat", "-c", "%Y", path, ok=None)
+    return 0.0 if shown.status else float(shown.numbers(1)[0])
 
 
 def overlay_inode(cluster: Cluster, host: Host) -> int | None:
@@ -258,7 +259,7 @@ def overlay_inode(cluster: Cluster, host: Host) -> int | None:
     path = str(cluster.places.overlay)
     found = host.run("stat", "-L", "-c", "%i", path, ok=None)
     if found.status == 0:
-        return int(found.text)
+        return found.numbers(1)[0]
     return None if host.works("test", "-L", path) else 0
 
 

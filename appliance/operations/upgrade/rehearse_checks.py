@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host, Result
@@ -92,8 +92,8 @@ def check_isolation(lab: Lab, cluster: Cluster) -> str:
         inside = ("nsenter", f"--net=/proc/{running.pid}/ns/net", "--")
         links["the container"] = list_links(lab.host(CARRIER), *inside, details=True)
     cables = count_cables(links)
-    known = Local().run("ip", "-json", "netns", "list-id").stdout
-    crossing = {entry.get("name") for entry in json.loads(known or b"[]")} & set(spaces)
+    known = Local().run("ip", "-json", "netns", "list-id").parse(list[dict[str, Any]], empty=b"[]")
+    crossing = {entry.get("name") for entry in known} & set(spaces)
     if crossing:
         raise SmsError(f"this machine's own network has a cable into {', '.join(sorted(map(str, crossing)))}")
     return f"{cables} cables, each from one of its {len(links)} network namespaces to another; none to this machine's"
@@ -145,7 +145,7 @@ def read_jobs(output: str, taken: float) -> list[int]:
     for line in output.splitlines():
         name, _, made = line.partition(" ")
         number = name.removeprefix("job.")
-        if number.isdecimal() and float(made or "inf") + SETTLED_S < taken:
+        if number.isdecimal() and made.replace(".", "", 1).isdecimal() and float(made) + SETTLED_S < taken:
             found.append(int(number))
     return sorted(found)
 

@@ -86,7 +86,8 @@ def read_listed(output: str) -> list[VmSnapshot]:
     """Return the snapshots in the output of ``vm-list``, the oldest first."""
     found = []
     for line in output.splitlines():
-        name, kib, text = line.split("\t", 2)
+        name, kib, text = [*line.split("\t", 2), "", ""][:3]
+        kib = kib if kib.isdecimal() and len(kib) < 16 else "0"
         try:
             record = {**json.loads(text), "name": name, "size_bytes": int(kib) << 10}
             found.append(from_value(VmSnapshot, record))

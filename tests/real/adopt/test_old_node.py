@@ -322,7 +322,7 @@ HELD = {
 
 
 @pytest.mark.parametrize("how", HELD)
-def test_addresses_that_return_are_removed_whoever_holds_the_lock(node: OldNode, how: str) -> None:
+def test_addresses_that_return_are_removed_also_while_the_lock_is_held(node: OldNode, how: str) -> None:
     seconds, why = HELD[how]
     change_guard(node, {"HELD_S = 900.0": f"HELD_S = {seconds}", "LOOK_S = 10.0": "LOOK_S = 0.5"})
     adopted(node)

@@ -15,6 +15,7 @@ import pytest
 
 from appliance.catalog import read_catalog
 from appliance.errors import Refused, RolledBack, SmsError
+from appliance.host.base import Result
 from appliance.operations.services import apply as module
 from appliance.operations.services import inside, restart
 from appliance.operations.services.restart import Restarted
@@ -35,6 +36,10 @@ class Killed(BaseException):
     """The run ends here."""
 
 
+def answer(text: str) -> Result:
+    return Result("host-a", ("program",), 0, text.encode(), b"")
+
+
 @dataclass
 class World:
     """A container: its files are those below ``root``; a restart reads that of the service.
@@ -52,7 +57,7 @@ class World:
 
     def run(self, *words: str, input: bytes | None = None, **_: Any) -> Any:
         if words[0] != module.APPLY:
-            return SimpleNamespace(status=0)  # a reload
+            return answer("")  # a reload
         words = words[1:]
         short = words[:1] if words[0] in ("write", "undo") else words
         if short == self.killed and not self.after:
@@ -61,7 +66,7 @@ class World:
         assert not done.returncode, done.stderr
         if short == self.killed:
             raise Killed
-        return SimpleNamespace(status=0, text=done.stdout.decode())
+        return answer(done.stdout.decode())
 
     def restart(self, cluster: Any, host: Any, service: Any, wait_s: float) -> Restarted:
         self.used[service.name] = self.path(service.name).read_bytes()
@@ -171,7 +176,7 @@ def test_settings_that_need_another_image(world: World, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("text", ["", "[]", "{}"])
 def test_an_invalid_description_of_the_image(text: str) -> None:
-    host: Any = SimpleNamespace(run=lambda *_, **__: SimpleNamespace(text=text, status=0))
+    host: Any = SimpleNamespace(run=lambda *_, **__: answer(text))
     work = object.__new__(module._Apply)
     cluster: Any = SimpleNamespace(site=SimpleNamespace(cluster="lab"), services=(), base=None)
     work.cluster, work.host = cluster, host
@@ -240,7 +245,7 @@ COMPARED = [
 @pytest.mark.parametrize("text", ANSWERS)
 def test_an_invalid_answer_of_a_probe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(restart, "probe_argv", lambda *_, **__: ("probe",))
-    host: Any = SimpleNamespace(run=lambda *_, **__: SimpleNamespace(text=text, status=0))
+    host: Any = SimpleNamespace(run=lambda *_, **__: answer(text))
     cluster: Any = SimpleNamespace(site=None, services=())
     with pytest.raises(SmsError, match="printed"):
         restart.wait_for_answer(cluster, host, CATALOG["chrony"], 1)
@@ -249,7 +254,7 @@ def test_an_invalid_answer_of_a_probe(monkeypatch: pytest.MonkeyPatch, text: str
 @needs_root
 @pytest.mark.parametrize("text", COMPARED)
 def test_an_invalid_comparison(world: World, text: str) -> None:
-    world.run = lambda *_, **__: SimpleNamespace(text=text, status=0)  # type: ignore[method-assign]
+    world.run = lambda *_, **__: answer(text)  # type: ignore[method-assign]
     with pytest.raises(SmsError) as caught:
         world.apply(b"2\n", b"2\n")
     assert not isinstance(caught.value, Refused)
@@ -260,7 +265,7 @@ def test_an_image_whose_apply_is_older_is_refused(world: World, monkeypatch: pyt
     """One that has no field ``left`` is from before rollbacks: the hint is an upgrade, no start of the same image."""
     monkeypatch.setattr(module._Apply, "_is_of_this_version", lambda *_: False)
     text = '{"pending": {}, "changed": [], "mark": ""}'
-    world.run = lambda *_, **__: SimpleNamespace(text=text, status=0)  # type: ignore[method-assign]
+    world.run = lambda *_, **__: answer(text)  # type: ignore[method-assign]
     with pytest.raises(Refused) as caught:
         world.apply(b"2\n", b"2\n")
     assert "sms upgrade" in caught.value.hint
@@ -275,7 +280,7 @@ def test_an_invalid_answer_leads_to_a_rollback(world: World, command: str) -> No
         done = real(*words, **options)
         if command in words and not answered:
             answered.append(command)
-            return SimpleNamespace(text="[1]", status=0)
+            return answer("[1]")
         return done
 
     world.run = run  # type: ignore[method-assign]
