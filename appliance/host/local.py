@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from appliance.host.apart import kept_apart
 from appliance.host.base import (
     BLOCK,
     CommandError,
@@ -254,4 +255,7 @@ class Local(Host):
         return super().perform(request) if self.prefix else request.perform(may_commit)
 
     def interact(self, *argv: str) -> int:
-        return subprocess.run([*self.prefix, *argv], check=False, env=inherited()).returncode
+        with kept_apart() as (stdin, stdout, stderr):
+            return subprocess.run(
+                [*self.prefix, *argv], check=False, env=inherited(), stdin=stdin, stdout=stdout, stderr=stderr
+            ).returncode

@@ -163,7 +163,7 @@ def _find_reachable(shown: str) -> list[str]:
         gaps.append("it can change Apptainer's programs on the host")
     for number, system, kind in re.findall(r"^descriptor (\d+) (\S+) (\w+)$", shown, re.M):
         if (system, kind) != ("tmpfs", "file"):
-            gaps.append(f"its first process has a {kind} of the host open (descriptor {number}, {system})")
+            gaps.append(f"its first process has a file or device of the host open (descriptor {number}, {system})")
     devices = re.findall(r"^\d+ \d+ \d+:\d+ \S+ (/dev/\S+) (\S+) .*- devtmpfs ", shown, re.M)
     return gaps + [
         f"{path} is the host's, and can be changed" for path, options in devices if "ro" not in options.split(",")

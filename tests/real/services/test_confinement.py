@@ -81,6 +81,8 @@ ATTEMPTS = {
     "its log on the host's disk, without a bound": "head -c 200M /dev/zero >/proc/1/fd/1",
     "the host's null device": "chmod 0600 /dev/null",
     "the host's terminal device": "chown 65534 /dev/tty",
+    "the same by what a program has got": "chmod 0600 /proc/self/fd/0",
+    "the same by what the first process has got": "chmod 0600 /proc/1/fd/0",
     "what its first process has open": "ls /proc/1/fd/*/.",
 }
 

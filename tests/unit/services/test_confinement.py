@@ -153,6 +153,7 @@ def test_no_namespace_can_be_made(call: str, more: int) -> None:
     assert (only["index"], only["value"], only["valueTwo"], only["op"]) == (0, news, 0, "SCMP_CMP_MASKED_EQ")
 
 
+OPEN = "its first process has a file or device of the host open"
 LITTLE = Confinement(("CHOWN", "KILL"), "", "", PRESENT)
 
 
@@ -168,8 +169,21 @@ def test_an_instance_that_is_confined_has_no_gaps() -> None:
         ("namespace pid 13 1\n", "", "it is in the host's namespace: pid"),
         ("executable read-only", "executable writable", "it can change Apptainer's programs on the host"),
         ("executable read-only\n", "", "it can change Apptainer's programs on the host"),
-        ("1 tmpfs file", "1 ext2/ext3 file", "its first process has a file of the host open (descriptor 1, ext2/ext3)"),
-        ("1 tmpfs file", "1 tmpfs folder", "its first process has a folder of the host open (descriptor 1, tmpfs)"),
+        (
+            "1 tmpfs file",
+            "1 ext2/ext3 file",
+            f"{OPEN} (descriptor 1, ext2/ext3)",
+        ),
+        (
+            "1 tmpfs file",
+            "1 tmpfs folder",
+            f"{OPEN} (descriptor 1, tmpfs)",
+        ),
+        (
+            "1 tmpfs file",
+            "0 tmpfs host",
+            f"{OPEN} (descriptor 0, tmpfs)",
+        ),
         ("/dev/null ro -", "/dev/null rw,nosuid -", "/dev/null is the host's, and can be changed"),
         ("/proc/keys ro,", "/proc/keys rw,", "/proc/keys is not hidden"),
         ("Seccomp:\t2", "Seccomp:\t0", "system calls are not filtered (seccomp)"),

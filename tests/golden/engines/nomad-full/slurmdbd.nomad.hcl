@@ -422,6 +422,13 @@ for folder in $found; do
 done
 mountpoint -q /dev || mount --rbind /dev /dev
 mount -o remount,bind,ro /dev
+# What was opened before is still on the host's own mount, and /proc/PID/fd leads to it.
+# shellcheck disable=SC3013 # dash has it
+[ ! /proc/self/fd/0 -ef /dev/null ] || exec </dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/1 -ef /dev/null ] || exec >/dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/2 -ef /dev/null ] || exec 2>/dev/null
 if [ "$kind" = start ]; then
     # The output of the container's first process: bounded, and not on a disk of the host.
     logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
@@ -673,6 +680,13 @@ for folder in $found; do
 done
 mountpoint -q /dev || mount --rbind /dev /dev
 mount -o remount,bind,ro /dev
+# What was opened before is still on the host's own mount, and /proc/PID/fd leads to it.
+# shellcheck disable=SC3013 # dash has it
+[ ! /proc/self/fd/0 -ef /dev/null ] || exec </dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/1 -ef /dev/null ] || exec >/dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/2 -ef /dev/null ] || exec 2>/dev/null
 if [ "$kind" = start ]; then
     # The output of the container's first process: bounded, and not on a disk of the host.
     logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
@@ -954,6 +968,13 @@ for folder in $found; do
 done
 mountpoint -q /dev || mount --rbind /dev /dev
 mount -o remount,bind,ro /dev
+# What was opened before is still on the host's own mount, and /proc/PID/fd leads to it.
+# shellcheck disable=SC3013 # dash has it
+[ ! /proc/self/fd/0 -ef /dev/null ] || exec </dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/1 -ef /dev/null ] || exec >/dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/2 -ef /dev/null ] || exec 2>/dev/null
 if [ "$kind" = start ]; then
     # The output of the container's first process: bounded, and not on a disk of the host.
     logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
@@ -1224,6 +1245,13 @@ for folder in $found; do
 done
 mountpoint -q /dev || mount --rbind /dev /dev
 mount -o remount,bind,ro /dev
+# What was opened before is still on the host's own mount, and /proc/PID/fd leads to it.
+# shellcheck disable=SC3013 # dash has it
+[ ! /proc/self/fd/0 -ef /dev/null ] || exec </dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/1 -ef /dev/null ] || exec >/dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/2 -ef /dev/null ] || exec 2>/dev/null
 if [ "$kind" = start ]; then
     # The output of the container's first process: bounded, and not on a disk of the host.
     logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
@@ -1506,6 +1534,13 @@ for folder in $found; do
 done
 mountpoint -q /dev || mount --rbind /dev /dev
 mount -o remount,bind,ro /dev
+# What was opened before is still on the host's own mount, and /proc/PID/fd leads to it.
+# shellcheck disable=SC3013 # dash has it
+[ ! /proc/self/fd/0 -ef /dev/null ] || exec </dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/1 -ef /dev/null ] || exec >/dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/2 -ef /dev/null ] || exec 2>/dev/null
 if [ "$kind" = start ]; then
     # The output of the container's first process: bounded, and not on a disk of the host.
     logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
@@ -1780,6 +1815,13 @@ for folder in $found; do
 done
 mountpoint -q /dev || mount --rbind /dev /dev
 mount -o remount,bind,ro /dev
+# What was opened before is still on the host's own mount, and /proc/PID/fd leads to it.
+# shellcheck disable=SC3013 # dash has it
+[ ! /proc/self/fd/0 -ef /dev/null ] || exec </dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/1 -ef /dev/null ] || exec >/dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/2 -ef /dev/null ] || exec 2>/dev/null
 if [ "$kind" = start ]; then
     # The output of the container's first process: bounded, and not on a disk of the host.
     logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs

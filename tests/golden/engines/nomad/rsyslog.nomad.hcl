@@ -334,6 +334,13 @@ for folder in $found; do
 done
 mountpoint -q /dev || mount --rbind /dev /dev
 mount -o remount,bind,ro /dev
+# What was opened before is still on the host's own mount, and /proc/PID/fd leads to it.
+# shellcheck disable=SC3013 # dash has it
+[ ! /proc/self/fd/0 -ef /dev/null ] || exec </dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/1 -ef /dev/null ] || exec >/dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/2 -ef /dev/null ] || exec 2>/dev/null
 if [ "$kind" = start ]; then
     # The output of the container's first process: bounded, and not on a disk of the host.
     logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
@@ -566,6 +573,13 @@ for folder in $found; do
 done
 mountpoint -q /dev || mount --rbind /dev /dev
 mount -o remount,bind,ro /dev
+# What was opened before is still on the host's own mount, and /proc/PID/fd leads to it.
+# shellcheck disable=SC3013 # dash has it
+[ ! /proc/self/fd/0 -ef /dev/null ] || exec </dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/1 -ef /dev/null ] || exec >/dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/2 -ef /dev/null ] || exec 2>/dev/null
 if [ "$kind" = start ]; then
     # The output of the container's first process: bounded, and not on a disk of the host.
     logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
@@ -831,6 +845,13 @@ for folder in $found; do
 done
 mountpoint -q /dev || mount --rbind /dev /dev
 mount -o remount,bind,ro /dev
+# What was opened before is still on the host's own mount, and /proc/PID/fd leads to it.
+# shellcheck disable=SC3013 # dash has it
+[ ! /proc/self/fd/0 -ef /dev/null ] || exec </dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/1 -ef /dev/null ] || exec >/dev/null
+# shellcheck disable=SC3013
+[ ! /proc/self/fd/2 -ef /dev/null ] || exec 2>/dev/null
 if [ "$kind" = start ]; then
     # The output of the container's first process: bounded, and not on a disk of the host.
     logs=$${APPTAINER_CONFIGDIR:-~root/.apptainer}/instances/logs
