@@ -169,6 +169,8 @@ def test_it_takes_its_services_back_when_the_coordinator_is_gone(lab: Lab, reque
     old = lab.host(OLD)
     before = (addresses(old), macs(old))
     number = submit(lab, 600)
+    # Before root has created it, too: then it would be the user's file.
+    assert user_lock(old, LOCK, "echo held; exec sleep 1000") != "held\n"
     with open_endpoint(old, "adopt_leave", request_, Silent()) as endpoint:
         leave(endpoint)
         assert not old.works("systemctl", "is-active", "slurmctld") and addresses(old)["pub0"] == ["10.78.0.5/24"]
