@@ -99,10 +99,10 @@ class Quoting(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def host() -> Local:
+def host(tmp_path: Path) -> Local:
     need_engines("kubectl", "nomad")
     folders = ":".join(str(find_program(name).parent) for name in ("kubectl", "nomad"))
-    return Local(prefix=("env", f"PATH={folders}:/usr/bin:/bin", "KUBECACHEDIR=/nowhere"))
+    return Local(prefix=("env", f"PATH={folders}:/usr/bin:/bin", f"KUBECACHEDIR={tmp_path}"))
 
 
 @pytest.fixture
