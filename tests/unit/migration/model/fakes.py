@@ -12,6 +12,7 @@ from typing import Any
 from appliance.agent.migration_resume import resume
 from appliance.agent.protocol import Problem
 from appliance.errors import Busy, SmsError
+from appliance.host.base import Result
 from appliance.shared.identity import Identity
 from appliance.shared.lease import SwapLease
 from appliance.shared.overlay import MarkOverlay
@@ -115,14 +116,14 @@ class FakeHost:
             return SimpleNamespace(stdout=effect("query_overlay", self.name))
         if argv[:2] == ("stat", "-L"):
             inode = effect("exists", self.name, split(argv[-1])[1])
-            return SimpleNamespace(status=0 if inode else 1, text=str(inode))
+            return Result(self.name, argv, 0 if inode else 1, str(inode).encode(), b"")
         if argv[0] == "stop-instance":
             effect("stop_instance", self.name)
         elif argv[0] == "true":
             effect("read_mark", self.name)
         else:
             assert argv[0] in ("mkdir", "logger", "probe", "stat"), argv
-        return SimpleNamespace(status=0 if argv[0] != "probe" else effect("serves", self.name), text="")
+        return Result(self.name, argv, 0 if argv[0] != "probe" else effect("serves", self.name), b"", b"")
 
     def accepts_connections(self) -> bool:
         return False  # called for a host that did not answer: in this model it is off, or its network is cut

@@ -392,9 +392,13 @@ if [ -n "$overlay" ]; then
     (umask 077; mkdir -p $place)
     mount -t tmpfs -o size=64k,mode=700,nosuid,nodev,noexec sms-overlay $place
     mkdir $place/image $place/data $place/files
-    from=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*\)-[0-9]* *|FS (Squashfs\/\*System.*/\1/p')
-    case $from in '' | *[!0-9]*) fail "$image has not one squashfs file system" ;; esac
-    mount -t squashfs -o "loop,ro,nosuid,nodev,offset=$from" "$image" $place/image
+    part=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*-[0-9]*\) *|FS (Squashfs\/\*System.*/\1/p')
+    case $part in '' | *[!0-9-]*) fail "$image has not one squashfs file system" ;; esac
+    from=$${part%-*}
+    # Not by mount(8): it refuses a file of which another loop device has a part, as that of an instance with this image.
+    lower=$(losetup --find --show --read-only --offset "$from" --sizelimit $(($${part#*-} - from)) "$image")
+    mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
+    losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
         layers=lowerdir=$place/data/upper:$place/image
@@ -636,9 +640,13 @@ if [ -n "$overlay" ]; then
     (umask 077; mkdir -p $place)
     mount -t tmpfs -o size=64k,mode=700,nosuid,nodev,noexec sms-overlay $place
     mkdir $place/image $place/data $place/files
-    from=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*\)-[0-9]* *|FS (Squashfs\/\*System.*/\1/p')
-    case $from in '' | *[!0-9]*) fail "$image has not one squashfs file system" ;; esac
-    mount -t squashfs -o "loop,ro,nosuid,nodev,offset=$from" "$image" $place/image
+    part=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*-[0-9]*\) *|FS (Squashfs\/\*System.*/\1/p')
+    case $part in '' | *[!0-9-]*) fail "$image has not one squashfs file system" ;; esac
+    from=$${part%-*}
+    # Not by mount(8): it refuses a file of which another loop device has a part, as that of an instance with this image.
+    lower=$(losetup --find --show --read-only --offset "$from" --sizelimit $(($${part#*-} - from)) "$image")
+    mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
+    losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
         layers=lowerdir=$place/data/upper:$place/image
@@ -921,9 +929,13 @@ if [ -n "$overlay" ]; then
     (umask 077; mkdir -p $place)
     mount -t tmpfs -o size=64k,mode=700,nosuid,nodev,noexec sms-overlay $place
     mkdir $place/image $place/data $place/files
-    from=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*\)-[0-9]* *|FS (Squashfs\/\*System.*/\1/p')
-    case $from in '' | *[!0-9]*) fail "$image has not one squashfs file system" ;; esac
-    mount -t squashfs -o "loop,ro,nosuid,nodev,offset=$from" "$image" $place/image
+    part=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*-[0-9]*\) *|FS (Squashfs\/\*System.*/\1/p')
+    case $part in '' | *[!0-9-]*) fail "$image has not one squashfs file system" ;; esac
+    from=$${part%-*}
+    # Not by mount(8): it refuses a file of which another loop device has a part, as that of an instance with this image.
+    lower=$(losetup --find --show --read-only --offset "$from" --sizelimit $(($${part#*-} - from)) "$image")
+    mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
+    losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
         layers=lowerdir=$place/data/upper:$place/image
@@ -1196,9 +1208,13 @@ if [ -n "$overlay" ]; then
     (umask 077; mkdir -p $place)
     mount -t tmpfs -o size=64k,mode=700,nosuid,nodev,noexec sms-overlay $place
     mkdir $place/image $place/data $place/files
-    from=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*\)-[0-9]* *|FS (Squashfs\/\*System.*/\1/p')
-    case $from in '' | *[!0-9]*) fail "$image has not one squashfs file system" ;; esac
-    mount -t squashfs -o "loop,ro,nosuid,nodev,offset=$from" "$image" $place/image
+    part=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*-[0-9]*\) *|FS (Squashfs\/\*System.*/\1/p')
+    case $part in '' | *[!0-9-]*) fail "$image has not one squashfs file system" ;; esac
+    from=$${part%-*}
+    # Not by mount(8): it refuses a file of which another loop device has a part, as that of an instance with this image.
+    lower=$(losetup --find --show --read-only --offset "$from" --sizelimit $(($${part#*-} - from)) "$image")
+    mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
+    losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
         layers=lowerdir=$place/data/upper:$place/image
@@ -1474,9 +1490,13 @@ if [ -n "$overlay" ]; then
     (umask 077; mkdir -p $place)
     mount -t tmpfs -o size=64k,mode=700,nosuid,nodev,noexec sms-overlay $place
     mkdir $place/image $place/data $place/files
-    from=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*\)-[0-9]* *|FS (Squashfs\/\*System.*/\1/p')
-    case $from in '' | *[!0-9]*) fail "$image has not one squashfs file system" ;; esac
-    mount -t squashfs -o "loop,ro,nosuid,nodev,offset=$from" "$image" $place/image
+    part=$(apptainer sif list "$image" | sed -n 's/^[0-9]* *|[^|]*|[^|]*|\([0-9]*-[0-9]*\) *|FS (Squashfs\/\*System.*/\1/p')
+    case $part in '' | *[!0-9-]*) fail "$image has not one squashfs file system" ;; esac
+    from=$${part%-*}
+    # Not by mount(8): it refuses a file of which another loop device has a part, as that of an instance with this image.
+    lower=$(losetup --find --show --read-only --offset "$from" --sizelimit $(($${part#*-} - from)) "$image")
+    mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
+    losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
         layers=lowerdir=$place/data/upper:$place/image
