@@ -6,6 +6,7 @@ import re
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
+from appliance.shared.outputs import MAX_OUTPUT
 
 UNCORRECTED = 4
 """Bit of e2fsck's exit status: uncorrected errors (e2fsck(8))."""
@@ -81,11 +82,15 @@ def resize(host: Host, path: str) -> None:
     host.run("resize2fs", path, timeout=1800)
 
 
-def read_inside(host: Host, path: str, name: str) -> bytes:
-    """Return a file of an image, which need not be mounted; empty if the file does not exist."""
+def read_inside(host: Host, path: str, name: str, *, limit: int = MAX_OUTPUT) -> bytes:
+    """Return a file of an image, which need not be mounted; empty if the file does not exist.
+
+    Raises:
+        TooMuchOutput: it has more bytes than ``limit``.
+    """
     if '"' in name or "\n" in name:
         raise SmsError(f"no such file: {name!r}")
-    return host.run("debugfs", "-R", f'cat "{name}"', path, ok=None).stdout
+    return host.run("debugfs", "-R", f'cat "{name}"', path, ok=None, limit=limit).stdout
 
 
 SHUT_DOWN = """\

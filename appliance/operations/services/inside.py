@@ -19,6 +19,8 @@ from appliance.plan.services.gateway import find_staying
 from appliance.tools import ext3
 
 LOGS = "/var/log/sms"
+LOG_BYTES = 256 << 20
+"""The largest log of a stopped container that is read."""
 MESSAGES = "messages"
 OTHER_LOGS = {MESSAGES: "/var/log/messages", "supervisor": f"{LOGS}/supervisord.log"}
 """Logs that are not of one service: the messages of all nodes, and that of the supervisor."""
@@ -144,5 +146,5 @@ def show_log(
                 f"there is no overlay {overlay} on {host.name}",
                 hint="the services container has never run on this host",
             )
-        data = ext3.read_inside(host, overlay, f"/upper{path}")
+        data = ext3.read_inside(host, overlay, f"/upper{path}", limit=LOG_BYTES)
     write(b"".join(data.splitlines(keepends=True)[-lines:]))
