@@ -249,7 +249,7 @@ def test_a_log_at_rest_on_a_terminal_is_escaped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(inside, "find_instance", lambda *_: None)
     monkeypatch.setattr(inside, "find_here", lambda *_: cluster)
     monkeypatch.setattr(inside, "is_linked", lambda *_: False)
-    monkeypatch.setattr(ext3, "read_inside", lambda *_: b"earlier\n" + LOG)
+    monkeypatch.setattr(ext3, "read_inside", lambda *_, **__: b"earlier\n" + LOG)
     monkeypatch.setattr(logs, "open_target", lambda _: (cluster, Logged({("test",): (0, "")}), None))
     assert main(["logs", "-n", "1"]) == 0
     assert terminal.getvalue() == f"{HARMLESS}\\xff\n"
