@@ -423,7 +423,7 @@ def test_a_disk_that_is_full_loses_nothing(vm: Vm, clients: Callable[..., Client
     vm.add_node("node1", "127.0.0.1")
     folder = vm.state / "files"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=67m", "sms-test", str(folder)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=67m,mode=755", "sms-test", str(folder)], check=True)
     try:
         vm.start()
         put(vm, MOTD, b"good\n")

@@ -94,7 +94,8 @@ def test_a_sender_with_too_many_sessions_leaves_some_to_others(running: Playgrou
     argv = [*running.host("node1").prefix, "python3", "-c", SESSIONS]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout and int(process.stdout.readline()) == 200
+            # 200 of this node: rsyslogd has one of them, if it connected after the rules were loaded.
+            assert process.stdout and int(process.stdout.readline()) in (199, 200)
             assert running.host("node2").run("python3", "-c", LINE).text.startswith("200 OK")
             arrived = "grep 'relp: a line of node2$' /var/log/messages || true"
             demo.wait_for("the acknowledged line", lambda: running.sms(*inside, arrived).text)

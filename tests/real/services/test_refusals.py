@@ -193,7 +193,7 @@ def test_a_full_disk_is_said_before_an_overlay_is_made(stopped: Playground) -> N
 def test_a_disk_that_fills_while_the_overlay_is_made_leaves_no_half_overlay(stopped: Playground) -> None:
     host = stopped.host("host-a")
     host.run("mkdir", "-p", "/mnt/small")
-    host.run("mount", "-t", "tmpfs", "-o", "size=68m", "tmpfs", "/mnt/small")
+    host.run("mount", "-t", "tmpfs", "-o", "size=68m,mode=755", "tmpfs", "/mnt/small")
 
     def change(document: dict[str, Any]) -> None:
         document["overlay"] = {"size_mb": 64, "directory": "/mnt/small"}

@@ -320,7 +320,7 @@ def test_a_stop_is_not_refused_by_a_snapshot(running: Playground, times: int) ->
 def test_a_full_disk_is_said_and_nothing_counts(running: Playground) -> None:
     host = running.host("host-a")
     host.run("mkdir", "-p", "/mnt/small")
-    host.run("mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", "/mnt/small")
+    host.run("mount", "-t", "tmpfs", "-o", "size=512k,mode=755", "tmpfs", "/mnt/small")
 
     def change(document: dict[str, Any]) -> None:
         document["snapshots"] = {"directory": "/mnt/small/s"}
