@@ -179,7 +179,8 @@ def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:
         fields = {"kind": type(request).__name__, "of": asdict(request)}
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise SmsError(f"{host.name}: {error.filename or request.path}: {why}", hint=disk_hint(why)) from error
+        hint = getattr(error, "hint", "") or disk_hint(why)
+        raise SmsError(f"{host.name}: {error.filename or request.path}: {why}", hint=hint) from error
     return _run(host, "perform", fields, time_left)["reply"]
 
 
