@@ -11,7 +11,6 @@ import pytest
 from tests.places import ROOT
 
 RUN = "from appliance.host.local import Local; import sys; sys.exit(Local().interact(*sys.argv[1:]))"
-ATTACK = "stat -Lc %F /proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 >/dev/tty"
 
 
 def interact(script: str, **files: object) -> subprocess.CompletedProcess[bytes]:

@@ -26,7 +26,7 @@ def apptainer(compared: str, *, modes: str = "", differs: str = "", os_release: 
 
 
 @pytest.mark.parametrize(
-    ("compared", "modes", "state", "words", "mend"),
+    ("compared", "modes", "state", "words", "fix"),
     [
         ("dpkg", "", "ok", "as in its package", ""),
         ("rpm", "", "ok", "as in its package", ""),
@@ -50,11 +50,11 @@ def apptainer(compared: str, *, modes: str = "", differs: str = "", os_release: 
         ("rpm", f"4755:1000:{SUID}\t", "missing", "belongs to user 1000", "dnf reinstall apptainer"),
     ],
 )
-def test_modes_of_apptainers_files(compared: str, modes: str, state: str, words: str, mend: str) -> None:
+def test_modes_of_apptainers_files(compared: str, modes: str, state: str, words: str, fix: str) -> None:
     family = "ID=rocky\nID_LIKE=rhel\n" if compared == "rpm" else "ID=debian\n"
     found = apptainer(compared, modes=modes, os_release=family)
     assert found.state == state and words in found.detail
-    assert mend in found.mend if mend else not found.mend
+    assert fix in found.mend if fix else not found.mend
 
 
 @pytest.mark.parametrize(
