@@ -72,8 +72,8 @@ for command, (number, unit) in [(step, each) for step in steps for each in enume
         one = subprocess.Popen(run, stdin=null, stdout=null, stderr=null, start_new_session=True)
         open(FOLDER + "/" + unit + ".pid", "w").write(str(one.pid))
     elif command == "stop":
-        while pid(unit):
-            os.kill(pid(unit), signal.SIGTERM)
+        while found := pid(unit):  # asked once: signal 15 to "no process" would go to the group of the whole run
+            os.kill(found, signal.SIGTERM)
             time.sleep(0.02)
 """
 ACCOUNTING = """
