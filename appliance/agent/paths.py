@@ -29,6 +29,8 @@ BESIDE = ".with-paths"
 PARTIAL = ".sms-partial"
 METACOPY = OVERLAY + "metacopy"
 """Attribute of a file whose contents are in the image."""
+MAX_HOLES = 1 << 30
+"""Bytes of a file without data that rsync may read."""
 MIN_FREE = 4 << 20
 """Bytes; with less free, a write may have been lost."""
 MAX_NOTED = 10
@@ -218,6 +220,8 @@ class PathRestore:
         self.copied: List[Names] = []
         self.files: Set[int] = set()
         """Inodes of regular files."""
+        self.holes: Dict[int, List[Names]] = {}
+        """Names by inode of files with many holes: rsync reads these, and one of a terabyte costs an attacker nothing."""
         self.links: Dict[int, int] = {}
         """Inodes with several names: how many of them are not copied."""
         self.made: Dict[Names, bool] = {}
@@ -233,7 +237,13 @@ class PathRestore:
         results = [self._prepare(path) for path in paths]
         self.tree.lay_out(self.files)
         protocol.detail("%d entries" % len(self.copied))
-        unset = copy(self.tree.root, self.root, self.copied, outside=self.outside)
+        later = {name for names in self.holes.values() for name in names}
+        now = [one for one in self.copied if one not in later]
+        unset = copy(self.tree.root, self.root, now, outside=self.outside)
+        for first, *_ in self.holes.values():
+            self._copy_data(first)
+        if later:  # what has its size and time, rsync does not read, but sets all else; folders get their times again
+            unset = copy(self.tree.root, self.root, self.copied, outside=self.outside)
         for path in self.opaque:
             self._hide_image(path)
         self._add_notes(unset)
@@ -307,9 +317,26 @@ class PathRestore:
                 size += min(state.st_size, state.st_blocks * 512)
                 if self.outside and has_xattr(source, names[-1], METACOPY):
                     self.hollow.append(show(names))
+            if kind == "file" and state.st_size - state.st_blocks * 512 > MAX_HOLES:
+                self.holes.setdefault(state.st_ino, []).append(names)
             if kind != "folder" and state.st_nlink > 1:
                 self.links[state.st_ino] = self.links.get(state.st_ino, state.st_nlink) - 1
         return entries, size
+
+    def _copy_data(self, path: Names) -> None:
+        """Create a file with its data, size and time, in a folder that exists."""
+        with self.tree.cursor() as source, DirCursor(self.root) as target, ExitStack() as stack:
+            for name in path[:-1]:
+                source.down(name)
+                target.down(name)
+            read = os.open(path[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source.here)
+            stack.callback(os.close, read)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            write = os.open(path[-1], flags, 0o600, dir_fd=target.here)
+            stack.callback(os.close, write)
+            copy_into(read, write, show(path))
+            state = os.fstat(read)
+            os.utime(write, ns=(state.st_atime_ns, state.st_mtime_ns))
 
     def _check_opaque(self, cursor: "PathCursor", entry: os.stat_result) -> None:
         """Note whether a folder must hide the image's contents, as they were hidden in the snapshot."""

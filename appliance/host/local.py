@@ -255,7 +255,24 @@ class Local(Host):
         return super().perform(request) if self.prefix else request.perform(may_commit)
 
     def interact(self, *argv: str) -> int:
+        """As `Host.interact`. A program that is not at a terminal, where ^C is for all, has a process group of its own:
+        root in the services container could end the group of this process, which is that of a whole script.
+        """
+        group = None if os.isatty(0) else 0
         with kept_apart() as (stdin, stdout, stderr):
-            return subprocess.run(
-                [*self.prefix, *argv], check=False, env=inherited(), stdin=stdin, stdout=stdout, stderr=stderr
-            ).returncode
+            process = subprocess.Popen(
+                [*self.prefix, *argv],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=inherited(),
+                process_group=group,
+            )
+            try:
+                return process.wait()
+            except BaseException:
+                if group is None:
+                    process.kill()
+                else:
+                    end_group(process)
+                raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,21 @@ def test_input_that_is_not_read_is_left_for_the_next_program(tmp_path: Path, lin
 def test_pipes_are_passed_as_they_are() -> None:
     done = interact("cat; echo error >&2", input=b"x" * 100000, capture_output=True)
     assert (done.stdout, done.stderr) == (b"x" * 100000, b"error\n")
+
+
+def test_a_command_cannot_signal_the_group_of_its_caller() -> None:
+    """A script calls it, as cron does: the command ends its own process group, and the script goes on."""
+    script = 'shift; "$@"; echo $? goes on'
+    argv = ["sh", "-c", script, "script", "-", sys.executable, "-c", RUN, "sh", "-c", "kill -TERM 0; sleep 60"]
+    done = subprocess.run(argv, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, start_new_session=True)
+    assert done.stdout == b"241 goes on\n"  # -15
+
+
+def test_a_command_ends_with_its_interrupted_caller(tmp_path: Path) -> None:
+    run = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {RUN}"
+    argv = [sys.executable, "-c", run, "sh", "-c", "trap '' INT; echo $$; sleep 60; sleep 60"]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as caller:
+        assert caller.stdout
+        command = Path("/proc") / caller.stdout.readline().decode().strip()
+        caller.send_signal(signal.SIGINT)
+        assert caller.wait(30) and not command.exists()

@@ -66,3 +66,12 @@ def signed_image(site: Cluster) -> Path:
     """The signed SIF of that site."""
     assert site.path
     return Path(build(site, Silent(), lock=site.path.with_name("sms.lock")).image)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def current_image(request: pytest.FixtureRequest) -> None:
+    """Exports name the current image of the cluster: tests of other files may have built another one of this name."""
+    here = (item for item in request.session.items if item.path == request.path)
+    if any("signed_image" in getattr(item, "fixturenames", ()) for item in here):
+        site = request.getfixturevalue("site")
+        build(site, Silent(), lock=site.path.with_name("sms.lock"))

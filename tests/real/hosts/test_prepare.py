@@ -267,7 +267,9 @@ def over_ssh(cluster: lab.Lab, on: str, *argv: str) -> Result:
 def test_the_key_of_another_admin_host_works_only_from_there_and_forwards_nothing(cluster: lab.Lab) -> None:
     """The line that `sms` wrote before is replaced, that of a former admin host removed, all others stay."""
     near, far, admin = (cluster.host(name) for name in ("host-a", "host-b", "admin"))
+    far.run("mkdir", "-p", "-m", "700", "/root/.ssh")
     far.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "root@host-b", "-f", KEY)
+    admin.run("mkdir", "-p", "-m", "700", "/root/.ssh")
     admin.run("cp", "-p", "/etc/sms/keys/id_ed25519", KEY)
     text = (cluster.etc / "new.yaml").read_text().replace("key: keys/id_ed25519", f"key: {KEY}")
     (cluster.etc / "between.yaml").write_text(text)

@@ -24,6 +24,8 @@ from tests.real.trees import Print, access_list, fingerprint, make_everything, s
 from tests.waiting import soon
 
 pytestmark = pytest.mark.real
+SPARSE = 15 << 30
+"""Bytes: nearly the longest file of a file system with blocks of 1 KiB."""
 
 
 @pytest.fixture
@@ -450,6 +452,35 @@ def test_a_hostile_tree(overlay: Bed, tmp_path: Path) -> None:
     done = bring(overlay, first, "/h")
     assert done["paths"] == [{"path": "/h", "kind": "image", "entries": 0, "bytes": 0, "removed": 3002}]
     assert diff(overlay, first, None)[""]["lines"] == 0
+
+
+def test_a_file_of_holes_is_not_read(overlay: Bed, tmp_path: Path) -> None:
+    """Root in the container makes it at no cost; all that files have is restored with it."""
+    top = overlay.upper / "h"
+    write(top / "sparse", b"begins")
+    os.truncate(top / "sparse", SPARSE)
+    with (top / "sparse").open("r+b") as stream:
+        stream.seek(SPARSE - 4)
+        stream.write(b"ends")
+    os.setxattr(top / "sparse", "user.a", b"1")
+    os.link(top / "sparse", top / "another")
+    for path in (top / "sparse", top):
+        os.utime(path, ns=(1, 123456789))
+    first = overlay.take()["number"]
+    sh("rm", "-rf", top)
+    assert bring(overlay, first, "/h")["notes"] == []
+    assert diff(overlay, first, None)[""]["lines"] == 0
+    said = overlay.ask("extract_paths", snapshot=str(first), paths=["/h"], folder=str(tmp_path / "out"))
+    assert said.status == 0, said.last
+    for here in (top, tmp_path / "out/h"):
+        state = (here / "sparse").stat()
+        assert (state.st_size, state.st_mtime_ns, state.st_nlink) == (SPARSE, 123456789, 2)
+        assert state.st_blocks < 1000 and here.stat().st_mtime_ns == 123456789
+        with (here / "sparse").open("rb") as stream:
+            assert stream.read(7) == b"begins\0"
+            stream.seek(-5, os.SEEK_END)
+            assert stream.read() == b"\0ends"
+        assert os.getxattr(here / "another", "user.a") == b"1"
 
 
 def test_names_outside_are_reported(overlay: Bed) -> None:

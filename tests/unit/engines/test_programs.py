@@ -243,8 +243,18 @@ def test_replies_of_other_types_are_empty_not_errors() -> None:
         assert read_pod(hostile).name == ""
         assert read_allocation(hostile).tasks == ()
         assert read_job(hostile).counts == {}
-    pod = read_pod({"metadata": {"name": "a\x1b[31mb"}})
-    assert pod.name == "a [31mb"
+    pod = read_pod({"spec": {"nodeName": "a\x1b[31mb"}})
+    assert pod.node == "a [31mb"
+
+
+@pytest.mark.parametrize("name", ["--server=http://10.0.0.1", "-address=x", "a b", "../a", "", "a\x1b", "a" * 254])
+def test_what_is_no_name_is_no_word_of_a_command(name: str) -> None:
+    pods = {("get", "pods", "-o", "json"): (0, json.dumps({"items": [{"metadata": {"name": n}} for n in (name, "a-0")]}))}
+    assert [one.name for one in kubectl(pods).pods()] == ["a-0"]
+    for path, list_of in (("nodes", Nomad.clients), ("job/a/allocations", lambda one: one.allocations("a"))):
+        listed = json.dumps([{"ID": name}, {"ID": "0a-1"}])
+        found = list_of(nomad({("operator", "api", "-X", "GET", f"/v1/{path}"): (0, listed)}))
+        assert [one.id for one in found] == ["0a-1"]
 
 
 def test_a_pod() -> None:

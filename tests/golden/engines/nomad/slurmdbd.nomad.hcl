@@ -192,7 +192,7 @@ END
    "user": "mysql",
    "groups": [],
    "capabilities": [],
-   "setup": "install -d -o mysql -g mysql -m 0755 /run/mysqld\ninstall -d -o mysql -g mysql -m 0700 /var/lib/mysql\n# The image has no database: the first start on an overlay makes one, complete or not at all.\nif [ ! -e /var/lib/mysql/sms-initialised ]; then\n  find /var/lib/mysql -mindepth 1 ! -name '.sms-*' -delete\n  mariadb-install-db --no-defaults --user=mysql --datadir=/var/lib/mysql --auth-root-authentication-method=socket \\\n    --skip-test-db >/var/log/sms/mariadb-install.log 2>&1\n  touch /var/lib/mysql/sms-initialised\nfi\n",
+   "setup": "install -d -o mysql -g mysql -m 0755 /run/mysqld\ninstall -d -o mysql -g mysql -m 0700 /var/lib/mysql\n# The image has no database: the first start on an overlay makes one, complete or not at all. Without names of hosts, as a run\n# without a network has none (--force).\nif [ ! -e /var/lib/mysql/sms-initialised ]; then\n  find /var/lib/mysql -mindepth 1 ! -name '.sms-*' -delete\n  mariadb-install-db --no-defaults --user=mysql --datadir=/var/lib/mysql --auth-root-authentication-method=socket \\\n    --skip-test-db --force >/var/log/sms/mariadb-install.log 2>&1\n  touch /var/lib/mysql/sms-initialised\nfi\n",
    "unclean": "",
    "running": null,
    "needs": [],
