@@ -17,6 +17,8 @@ NO_ID = 2**32 - 1  # stands for no id in system calls; more wraps around to root
 ACCOUNTS = {"/etc/passwd": 2, "/etc/group": 2, "/etc/shadow": None}
 """Account files and the field of their numeric id; shadow has none and goes by name."""
 
+MAX_BYTES = 64 << 20
+"""Of a file that is read whole: more than any file of a site has."""
 WRITER_S = 5
 """Seconds that a writer may take from giving its new file to an owner until it renames it."""
 
@@ -53,12 +55,22 @@ def _in_root(path):
 
 
 def read(path):
-    """The bytes of a file of the container, or None where there is none."""
+    """The bytes of a file of the container, or None where there is none.
+
+    Raises OSError: it is something else, or larger than MAX_BYTES. Root in the container may have put a link to
+    /dev/zero there, or a named pipe, before its overlay is seeded.
+    """
     try:
-        with open(at(path), "rb") as stream:
-            return stream.read()
+        descriptor = os.open(at(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a file", path)
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+    return data
 
 
 def boot_word(name):
@@ -81,10 +93,12 @@ def replace(path, data, mode, uid, gid):
     """Make ``path`` hold ``data``: written beside it, flushed, renamed. Says whether it changed."""
     path = at(path)
     try:
-        with open(path, "rb") as stream:
-            state = os.fstat(stream.fileno())
-            if stream.read() == data and (state.st_mode & 0o7777, state.st_uid, state.st_gid) == (mode, uid, gid):
-                return False
+        state = os.stat(path)
+        same = (stat.S_ISREG(state.st_mode), state.st_size) == (True, len(data))
+        if same and (state.st_mode & 0o7777, state.st_uid, state.st_gid) == (mode, uid, gid):
+            with open(path, "rb") as stream:
+                if stream.read(len(data) + 1) == data:
+                    return False
     except FileNotFoundError:
         pass
     make_folder(os.path.dirname(path))
@@ -272,5 +286,8 @@ def _lines(text):
 
 def _own_accounts(path):
     """Name to line of the image's own accounts."""
-    with open(at(os.path.join(IMAGE_ACCOUNTS, os.path.basename(path))), errors="surrogateescape") as stream:
-        return {line.split(":")[0]: line for line in _lines(stream.read())}
+    path = os.path.join(IMAGE_ACCOUNTS, os.path.basename(path))
+    data = read(path)
+    if data is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return {line.split(":")[0]: line for line in _lines(data.decode(errors="surrogateescape"))}

@@ -46,14 +46,14 @@ def read_archive(stream, record):
                 if found:
                     yield found
     for path in sorted(path for path in record if path.startswith(OWNED) and path not in seen):
-        left = File(path, None, smsfiles.read(path), 0o644, (0, 0))
+        left = File(path, None, _read(path), 0o644, (0, 0))
         left.edited = left.current is not None and hashlib.sha256(left.current).hexdigest() != record[path]
         yield left
 
 
 def _read_member(member, data, record):
     path = "/" + member.name.lstrip("/")
-    current = smsfiles.read(path)
+    current = _read(path)
     if path in smsfiles.ACCOUNTS:
         before = (current or b"").decode(errors="surrogateescape")
         data = smsfiles.merge_accounts(path, before, data.decode(errors="surrogateescape"))
@@ -99,9 +99,13 @@ def write(stream, mark):
 
 def read_record():
     """Digests of the files as they were seeded last, by path."""
+    return _read(RECORD, smsfiles.read_record)
+
+
+def _read(path, how=smsfiles.read):
     try:
-        return smsfiles.read_record(RECORD)
-    except ValueError as error:
+        return how(path)
+    except (OSError, smsfiles.Unreadable) as error:
         sys.exit("seed of the overlay: %s" % error)
 
 
@@ -111,6 +115,6 @@ def make_munge_key(report):
         munge = pwd.getpwnam("munge")
     except KeyError:
         return
-    if smsfiles.read(MUNGE_KEY) is None:
+    if _read(MUNGE_KEY) is None:
         smsfiles.replace(MUNGE_KEY, os.urandom(MUNGE_KEY_BYTES), 0o600, munge.pw_uid, munge.pw_gid)
         report["changed"].append(MUNGE_KEY)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import stat
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from appliance.plan.overlay.seed import seed_program
 from tests.unit.services.conftest import (
@@ -96,6 +100,29 @@ def test_seed_does_not_take_a_damaged_record_for_an_empty_one(root: Path) -> Non
         "seed of the overlay: /etc/sms/seeded.json cannot be read: restore it from a snapshot, or remove it\n"
     )
     assert path.read_bytes() == b"changed by hand"
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "a link to what has no end": lambda path: path.symlink_to("/dev/zero"),
+    "a pipe that nobody writes to": os.mkfifo,
+    "a terabyte of nothing": lambda path: subprocess.run(["truncate", "-s", "1T", path], check=True),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", ["it.conf", "seeded.json", "seed.mark"])
+def test_seed_reads_no_more_than_files_of_a_site(root: Path, name: str, odd: str) -> None:
+    """Root in the container has put something else there: the mark is replaced, others are an error that names them."""
+    seed(root, ("etc/sms/it.conf", b"one", "root", 0o644))
+    path = root / "etc/sms" / name
+    path.unlink()
+    ODD[odd](path)
+    done = run_seed(root, "mark", input=archive(("etc/sms/it.conf", b"two", "root", 0o644)))
+    if name == "seed.mark":
+        assert done.returncode == 0 and path.read_bytes() == b"mark\n"
+    else:
+        assert done.returncode == 1 and f"/etc/sms/{name}" in done.stderr.decode() and b"Traceback" not in done.stderr
 
 
 @needs_root
