@@ -221,7 +221,7 @@ class PathRestore:
         self.files: Set[int] = set()
         """Inodes of regular files."""
         self.holes: Dict[int, List[Names]] = {}
-        """Names by inode of files with many holes: rsync reads these, and one of a terabyte costs an attacker nothing."""
+        """Names by inode of files with many holes: rsync reads them, and a terabyte costs an attacker nothing."""
         self.links: Dict[int, int] = {}
         """Inodes with several names: how many of them are not copied."""
         self.made: Dict[Names, bool] = {}

@@ -39,6 +39,8 @@ FOLDER_NAME = "%06d"
 PARTIAL = ".partial"
 HEALTH_WAIT_S = 30.0
 """Seconds to wait while another run stores the result of a check."""
+MAX_MANIFEST, MAX_HEALTH = 1 << 20, 64 << 20
+"""Bytes of these files at most."""
 KEPT = "before restore"
 """Prefix of the reason of snapshots that a restore takes of the overlay before it is replaced."""
 
@@ -46,6 +48,28 @@ KEPT = "before restore"
 def digest_of(data: Any) -> bytes:
     """Return the digest that names a chunk."""
     return hashlib.sha256(data).digest()
+
+
+def open_stored(path: str) -> int:
+    """Return a descriptor of a file of a store, whose disk may be another machine's: links, pipes and devices are none.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return descriptor
+
+
+def read_stored(path: str, limit: int) -> bytes:
+    """Return the content of a file of a store; raise OSError, too, if it has more than ``limit`` bytes."""
+    with open(open_stored(path), "rb") as stream:
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, "it is too large", path)
+    return data
 
 
 def count_chunks(size: int) -> int:
@@ -96,8 +120,7 @@ class Snapshot(NamedTuple):
             Damage: it cannot be read or has changed.
         """
         try:
-            with open(os.path.join(self.folder, "digests"), "rb") as stream:
-                data = stream.read()
+            data = read_stored(os.path.join(self.folder, "digests"), count_chunks(self.manifest.size) * len(ZERO))
         except OSError as error:
             raise self.damaged("its list of digests cannot be read: %s" % error.strerror)
         if hashlib.sha256(data).hexdigest() != self.manifest.digests:
@@ -147,7 +170,7 @@ class Reader(ChunkList):
         self.image: Optional[int] = None
         if snapshot.manifest.method != "delta":
             try:
-                self.image = os.open(os.path.join(snapshot.folder, "image"), os.O_RDONLY | os.O_CLOEXEC)
+                self.image = open_stored(os.path.join(snapshot.folder, "image"))
             except OSError as error:
                 raise snapshot.damaged("its image cannot be opened: %s" % error.strerror)
 
@@ -175,7 +198,7 @@ class Reader(ChunkList):
         if self.image is None:
             where = chunk_path(self.snapshot.root, wanted)
             try:
-                with open(where, "rb", 0) as stream:
+                with open(open_stored(where), "rb", 0) as stream:
                     data = stream.read(CHUNK + 1)
             except OSError as error:
                 raise self.snapshot.damaged("chunk %s cannot be read: %s" % (wanted.hex()[:16], error.strerror))
@@ -284,10 +307,8 @@ class Store:
 
     def _load(self, number: int) -> Snapshot:
         folder = os.path.join(self.root, FOLDER_NAME % number)
-        with open(os.path.join(folder, "manifest.json"), "rb") as stream:
-            data = stream.read()
-        with open(os.path.join(folder, "manifest.sha256")) as text:
-            seal = text.read().split()[:1]
+        data = read_stored(os.path.join(folder, "manifest.json"), MAX_MANIFEST)
+        seal = read_stored(os.path.join(folder, "manifest.sha256"), MAX_MANIFEST).decode(errors="replace").split()[:1]
         if seal != [hashlib.sha256(data).hexdigest()]:
             raise ValueError("its manifest has changed")
         manifest = json.loads(data.decode())
@@ -298,8 +319,7 @@ class Store:
     def read_health(self, number: int) -> Dict[str, Any]:
         """Return the result of a snapshot's last check; empty if it has none that can be read."""
         try:
-            with open(os.path.join(self.root, FOLDER_NAME % number, "health.json")) as text:
-                health = json.load(text)
+            health = json.loads(read_stored(os.path.join(self.root, FOLDER_NAME % number, "health.json"), MAX_HEALTH))
         except (OSError, ValueError, RecursionError):
             return {}
         return health if isinstance(health, dict) else {}
@@ -339,8 +359,7 @@ class Store:
     def _last(self) -> int:
         """Return the highest number used so far."""
         try:
-            with open(os.path.join(self.root, "counter")) as stream:
-                return int(stream.read())
+            return int(read_stored(os.path.join(self.root, "counter"), 100))
         except (OSError, ValueError):
             return 0
 
@@ -570,7 +589,7 @@ def sync_system(path: str) -> None:
 
 
 def _digest_of_file(path: str) -> bytes:
-    with open(path, "rb", 0) as stream:
+    with open(open_stored(path), "rb", 0) as stream:
         return digest_of(stream.read(CHUNK + 1))
 
 

@@ -17,6 +17,7 @@ import json
 import os
 import select
 import shutil
+import stat
 import struct
 import subprocess
 import time
@@ -43,6 +44,7 @@ from appliance.agent.store import (
     chunk_path,
     count_chunks,
     digest_of,
+    open_stored,
 )
 from appliance.agent.take import Pending
 
@@ -309,11 +311,12 @@ def find_missing(store: Store, offer: Offer) -> List[int]:
 def _is_here(store: Store, digest: bytes, length: int, *, trusted: bool) -> bool:
     path = chunk_path(store.root, digest)
     try:
-        if os.stat(path).st_size != length:
+        state = os.lstat(path)
+        if state.st_size != length or not stat.S_ISREG(state.st_mode):
             return False
         if trusted:
             return True
-        with open(path, "rb", 0) as stream:
+        with open(open_stored(path), "rb", 0) as stream:
             return digest_of(stream.read(CHUNK + 1)) == digest
     except OSError:
         return False

@@ -72,6 +72,8 @@ name (``path_beside`` there); a new folder is flushed with those above it.
 """
 
 
+READ = '[ -e "$1" ] || exit 44; [ -f "$1" ] || { echo "$1: not a regular file" >&2; exit 1; }; exec cat -- "$1"'
+"""Shell script: print file $1; status 44 if there is none."""
 STATE = '[ -f "$1" ] && [ "$(stat -c "%a %s" "$1")" = "$2" ] && echo "$2" && exec cat -- "$1"'
 """Shell script: print mode and size of file $1, and its content, if they are $2."""
 
@@ -316,8 +318,12 @@ class Host(ABC):
         return self.run(*argv, ok=None).status == 0
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a small file, of ``MAX_OUTPUT`` at most, or None if it does not exist."""
-        result = self.run("sh", "-c", '[ -e "$1" ] || exit 44; exec cat -- "$1"', "read", path, ok=(0, 44))
+        """Return the content of a small file, of ``MAX_OUTPUT`` at most, or None if it does not exist.
+
+        Raises:
+            CommandError: it is not a regular file: a pipe there would keep the caller waiting.
+        """
+        result = self.run("sh", "-c", READ, "read", path, ok=(0, 44))
         return None if result.status == 44 else result.stdout
 
     def write(self, path: str, data: bytes, *, mode: int = 0o644) -> bool:

@@ -56,6 +56,9 @@ class FakeStream(Stream):
     def close(self) -> None:
         pass
 
+    def abort(self) -> None:
+        pass
+
     def read(self, size: int = BLOCK) -> bytes:
         self._complete()
         block, self._out = self._out[:size], self._out[size:]

@@ -25,7 +25,7 @@ from appliance.host.base import (
     Result,
     TooMuchOutput,
 )
-from appliance.host.stream import LATE_S, LineReader, Stream
+from appliance.host.stream import LATE_S, MAX_ERRORS, LineReader, Stream
 from appliance.shared.files import ALWAYS
 from appliance.shared.outputs import MAX_OUTPUT, Outputs, Overflow, TooLate, end_group
 from appliance.shared.requests import Request
@@ -92,6 +92,9 @@ class LocalStream(Stream):
         with open(errors, "rb", 0) as stream:
             while block := stream.read(BLOCK):
                 self.stderr.feed(block)
+                if self.stderr.size > MAX_ERRORS:
+                    self.abort()
+                    break
         self.stderr.feed(b"")
 
     def write(self, data: bytes | memoryview) -> int:
@@ -141,6 +144,9 @@ class LocalStream(Stream):
         assert self.process.stdout
         self.process.stdout.close()
         self._thread.join(0 if self.left else LATE_S)
+
+    def abort(self) -> None:
+        end_group(self.process)
 
 
 class Local(Host):

@@ -29,7 +29,7 @@ from appliance.host.base import (
     TooMuchOutput,
     Unreachable,
 )
-from appliance.host.stream import KILL_S, LATE_S, TERM_S, LineReader, Stream
+from appliance.host.stream import KILL_S, LATE_S, MAX_ERRORS, TERM_S, LineReader, Stream
 from appliance.host.transport import make_transport
 from appliance.shared.outputs import MAX_OUTPUT
 from appliance.shared.secret import secrets_of
@@ -111,6 +111,9 @@ class SshStream(Stream):
                     self.stderr.feed(output)
                 if not block:
                     break
+                if self.stderr.size > MAX_ERRORS:
+                    self.abort()
+                    break
         self._started.set()
         self.stderr.feed(b"")
 
@@ -185,6 +188,10 @@ class SshStream(Stream):
         if self.pid:
             tenths = (f"{grace * 10:.0f}" for grace in (TERM_S, KILL_S))
             self.host.run("sh", "-c", END_GROUP, "end", self.pid, *tenths, ok=None, timeout=30)
+
+    def abort(self) -> None:
+        with contextlib.suppress(*CONNECTION_ERRORS):
+            self.channel.close()
 
 
 class SshOutputs:

@@ -13,6 +13,8 @@ KEPT_LINES, KEPT_LETTERS = 100, 10_000
 """Number of trailing lines of standard error that a result contains, and how much of each."""
 TERM_S, KILL_S = 5.0, 5.0
 """Seconds to wait after SIGTERM, and after SIGKILL."""
+MAX_ERRORS = 1 << 28
+"""Bytes of standard error of a command: far more than an agent's progress. It could go on for ever."""
 LATE_S = 5.0
 """Seconds to wait for standard error after the command ended: its child processes may hold it open."""
 
@@ -65,6 +67,10 @@ class Stream(ABC):
     def close(self) -> None:
         """Terminate the command if it still runs, unless it was left."""
 
+    @abstractmethod
+    def abort(self) -> None:
+        """End this side of it at once, from any thread: reads and writes of others end, and ``result`` returns."""
+
     def read_exactly(self, size: int) -> bytes:
         """Return exactly ``size`` bytes.
 
@@ -91,10 +97,13 @@ class LineReader:
     def __init__(self, on_line: OnLine | None) -> None:
         self.on_line = on_line
         self.last: deque[str] = deque(maxlen=KEPT_LINES)
+        self.size = 0
+        """Bytes so far."""
         self._rest = bytearray()
 
     def feed(self, block: bytes) -> None:
         """Add the next block; an empty one marks the end."""
+        self.size += len(block)
         first, *lines = block.split(b"\n")
         self._rest += first
         for line in lines:

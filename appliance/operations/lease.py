@@ -36,6 +36,7 @@ if [ -n "$2" ] && command -v apptainer >/dev/null; then
     ! apptainer instance list --json "$2" | grep -q '"pid"' || runs=1
 fi
 if [ -n "$4" ]; then mkdir -p -m 0700 "${3%/*}" && printf %s "$4" >"$3"; fi
+[ ! -e "$1" ] || [ -f "$1" ] || { echo "$1: not a regular file" >&2; exit 1; }
 if [ -e "$1" ]; then echo "$runs file"; exec head -c 4096 -- "$1"; else echo "$runs none"; fi
 """
 """Shell: print whether instance $2 runs, if given, and then the lease file $1; write $4, if given, to file $3."""

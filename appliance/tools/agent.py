@@ -39,9 +39,12 @@ from appliance.tools.python import find_python
 LEAVES = ("text.py", "units.py")
 """Modules of the package's top level that the agent uses."""
 FOLDER = "/run/sms"
+MAX_REPLY = 1 << 30
+"""Bytes that an agent may print: the rows of a comparison of millions of files."""
 LIFELINE = "lifeline"
 """Argument that makes the agent abort when its standard input ends."""
 ENDED_HINT = "run the command again: it cleans up or resumes what was left"
+FOREIGN_HINT = "is that machine what it should be? `sms doctor` looks at it"
 OnRows = Callable[[list[dict[str, Any]]], None]
 KINDS: dict[int, type[SmsError]] = {2: ConfigError, 3: Refused}
 
@@ -134,25 +137,59 @@ def call(
     progress: Progress | None = None,
     *,
     on_rows: OnRows | None = None,
+    timeout: float | None = None,
 ) -> dict[str, Any]:
     """Run a request on the agent; return its result. It aborts when this process ends, which also releases its locks.
 
     Args:
         on_rows: called with the rows of a long result as they arrive.
+        timeout: seconds until it is ended, on this side; ``None`` for no limit.
 
     Raises:
-        Busy, Refused, SmsError: the problem that the agent reports.
+        Busy, Refused, SmsError: the problem that the agent reports; it prints without end, or exceeds its time.
         CommandError: the agent ended without a result.
     """
     installed = install(host)
     with short_errors(), ExitStack() as stack:
         reader = MessageReader(progress or Silent(), stack, on_rows)
-        with host.stream(*argv(installed, command, request), LIFELINE, on_line=reader.feed) as stream:
+        with (
+            host.stream(*argv(installed, command, request), LIFELINE, on_line=reader.feed) as stream,
+            _aborted_after(timeout, stream) as expired,
+        ):
             lines = LineReader(reader.feed)
-            while block := stream.read():
+            while (block := stream.read()) and not expired.is_set():
                 lines.feed(block)
+                if lines.size > MAX_REPLY:
+                    stream.abort()
+                    raise SmsError(
+                        f"{host.name}: the agent there printed more than {MAX_REPLY >> 20} MiB", hint=FOREIGN_HINT
+                    )
             lines.feed(b"")
-            return reader.outcome(stream.result(ok=None))
+            result = stream.result(ok=None)
+            if expired.is_set():
+                raise SmsError(f"{host.name}: the agent there did not end within {timeout:g} s", hint=FOREIGN_HINT)
+            return reader.outcome(result)
+
+
+@contextmanager
+def _aborted_after(seconds: float | None, stream: Stream) -> Iterator[threading.Event]:
+    """Abort a stream if the context lasts longer, whatever arrives meanwhile; then the event is set."""
+    expired = threading.Event()
+    if seconds is None:
+        yield expired
+        return
+
+    def expire() -> None:
+        expired.set()
+        stream.abort()
+
+    watchdog = threading.Timer(seconds, expire)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield expired
+    finally:
+        watchdog.cancel()
 
 
 def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ COMPACTED = "compaction freed about"
 """In borg's log of a compaction, unless the repository was opened append-only (borg/repository.py)."""
 PARTIAL_FILES = ("(", "-name", "README", "-o", "-name", "config-*.tmp", ")")
 """The files that an interrupted ``borg init`` leaves beside its folder for data, for find(1) (borg/repository.py)."""
+LAST_LINES, LONGEST_LINE = 1000, 1 << 16
+"""What is kept of borg's standard error: lines, and letters of each."""
 NO_DATA = "This repository contains no valid data"
 """Message of ``borg check`` for a repository without data."""
 
@@ -228,6 +231,22 @@ def _remove_partial(host: Host, repository: Repository, lines: list[str]) -> boo
     return host.run(*argv, ok=None, timeout=None).status in OK_STATUSES
 
 
+class LastLines:
+    """The last lines of borg's standard error: it passes on what the other side prints, which may have no end."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+
+    def add(self, line: str) -> None:
+        """Add a line."""
+        self._lines.append(line[:LONGEST_LINE])
+
+    @property
+    def found(self) -> list[str]:
+        """The lines."""
+        return list(self._lines)
+
+
 @dataclass(frozen=True)
 class NewArchive:
     """Name, comment and time of an archive to create."""
@@ -251,13 +270,13 @@ def create(
     arguments += ["--files-cache", "disabled", "--chunker-params", CHUNKER, "--compression", COMPRESSION]
     arguments += ["--timestamp", archive.timestamp, "--comment", archive.comment]
     arguments += [repository.at(archive.name), "--", *source]
-    lines: list[str] = []
+    lines = LastLines()
     with ExitStack() as stack:
         reader = MessageReader(progress, stack)
 
         def feed(line: str) -> None:
             reader.feed(line)
-            lines.append(line)
+            lines.add(line)
 
         with host.stream(*repository.argv(*arguments), on_line=feed) as stream:
             stream.end()
@@ -268,7 +287,7 @@ def create(
         if reader.problem and not reader.problem.get("gone"):
             reader.outcome(result)
         if result.status not in OK_STATUSES:
-            raise error_of(host, repository, result.status, lines)
+            raise error_of(host, repository, result.status, lines.found)
     stats: Mapping[str, int] = replace(result, stdout=output).parse(_Created)["archive"]["stats"]
     return stats
 

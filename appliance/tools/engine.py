@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from appliance.errors import ConfigError, Refused, SmsError
@@ -13,6 +13,11 @@ from appliance.host.base import CommandError, CommandTimeout, Host, NoProgram, R
 
 MAX_REPLY = 128 << 20
 """Maximum size of an output: objects of 5,000 nodes in JSON."""
+MAX_MEMORY = 2 << 30
+"""Bytes of memory of such a program: it keeps the whole body of a reply, whose end the engine decides."""
+BOUNDED = ("prlimit", f"--data={MAX_MEMORY}")
+NO_MEMORY = re.compile(r"^fatal error: .*out of memory", re.MULTILINE)
+"""What a program of Go prints that needs more."""
 NOT_FOUND = 127
 """Status of nsenter and of a shell where there is no such program."""
 SILENT = re.compile(
@@ -37,6 +42,10 @@ NOT_PERMITTED = re.compile(
     re.IGNORECASE,
 )
 """In messages of an engine that does not permit a request."""
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+"""Names of objects, and ids."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +82,14 @@ def run_program(
     program = program_of(argv)
     try:
         # An empty input: `nomad` reads one that is not a terminal.
-        result = host.run(*argv, input=input or b"", ok=None, timeout=timeout, limit=MAX_REPLY)
+        result = host.run(*BOUNDED, *argv, input=input or b"", ok=None, timeout=timeout, limit=MAX_REPLY)
     except NoProgram:
         raise missing(host, program) from None
     except CommandTimeout as error:
         raise Stuck(f"{host.name}: `{program}` did not end within {timeout:g} s", hint=hint) from error
+    result = replace(result, argv=argv)
+    if result.status == NOT_FOUND and result.stderr.startswith(b"prlimit: "):
+        raise missing(host, program)
     if ok is None or result.status in ok:
         return result
     raise explain(result, program, hint)
@@ -103,6 +115,9 @@ def explain(result: Result, program: str, hint: str) -> SmsError:
         return Refused(
             f"{result.host} lacks the program {program}", hint=f"install {program} there, in a folder of root's PATH"
         )
+    if NO_MEMORY.search(text):
+        size = f"{MAX_MEMORY >> 30} GiB"
+        return SmsError(f"{result.host}: `{program}` needs more than {size} for what the engine replies", hint=hint)
     if NOT_PERMITTED.search(text):
         return Forbidden(f"{result.host}: `{program}` is not permitted to do that: {last}", hint=hint)
     if MISLED.search(text):
@@ -150,6 +165,15 @@ def text_at(value: Any, *path: str | int) -> str:
     """Return the text at a path; empty where there is none."""
     found = at(value, *path)
     return printable(found) if isinstance(found, str) else ""
+
+
+def word_at(value: Any, *path: str | int) -> str:
+    """Return the name at a path that may be a word of a command; empty where there is none, or it is not a name.
+
+    A name that begins with a dash would be an option, such as of another server, which then gets the token.
+    """
+    found = text_at(value, *path)
+    return found if NAME.fullmatch(found) else ""
 
 
 def number_at(value: Any, *path: str | int) -> int:

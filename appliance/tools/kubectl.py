@@ -16,7 +16,7 @@ from appliance.errors import ConfigError
 from appliance.host.base import CommandError, Host, NoProgram, Result
 from appliance.shared.secret import SecretInput
 from appliance.text import printable
-from appliance.tools.engine import Server, at, list_at, number_at, read_json, run_program, text_at
+from appliance.tools.engine import Server, at, list_at, number_at, read_json, run_program, text_at, word_at
 
 MANAGER = "sms"
 """Field manager of server-side apply."""
@@ -228,7 +228,8 @@ class Kubectl:
 
     def pods(self, selector: str = "") -> list[Pod]:
         """Return the pods that have these labels, by name."""
-        return sorted((read_pod(each) for each in self.find("pods", selector)), key=lambda one: one.name)
+        found = (read_pod(each) for each in self.find("pods", selector))
+        return sorted((one for one in found if one.name), key=lambda one: one.name)
 
     def stateful_sets(self, selector: str = "") -> list[StatefulSet]:
         """Return the StatefulSets that have these labels."""
@@ -287,7 +288,7 @@ def read_pod(given: Any) -> Pod:
     unscheduled = conditions.get("PodScheduled")
     first = [_container(one, first=True) for one in list_at(given, "status", "initContainerStatuses")]
     return Pod(
-        text_at(given, "metadata", "name"),
+        word_at(given, "metadata", "name"),
         text_at(given, "metadata", "uid"),
         text_at(given, "spec", "nodeName"),
         text_at(given, "status", "phase"),

@@ -29,6 +29,7 @@ from appliance.tools.engine import (
     read_json,
     run_program,
     text_at,
+    word_at,
 )
 
 COMMAND_S = 60
@@ -251,7 +252,7 @@ class Nomad:
         listed = sorted(
             found if isinstance(found, list) else [], key=lambda one: number_at(one, "CreateTime"), reverse=True
         )
-        return [read_allocation(each) for each in listed]
+        return [one for one in map(read_allocation, listed) if one.id]
 
     def checks(self, allocation: str) -> list[Check]:
         """Return the results of the checks of an allocation; none if its client cannot be asked."""
@@ -305,7 +306,7 @@ class Nomad:
     def clients(self) -> list[Client]:
         """Return the clients."""
         found = self.get("nodes")
-        return [read_client(each) for each in (found if isinstance(found, list) else ())]
+        return [one for one in map(read_client, found if isinstance(found, list) else ()) if one.id]
 
     def drain(self, client: str, deadline_s: float) -> None:
         """Stop what a client runs, system jobs last, and start nothing there. ``client`` is its id."""
@@ -366,7 +367,7 @@ def read_allocation(given: Any) -> Allocation:
     states = at(given, "TaskStates")
     tasks = [_task(str(name), each) for name, each in (states if isinstance(states, dict) else {}).items()]
     return Allocation(
-        text_at(given, "ID"),
+        word_at(given, "ID"),
         text_at(given, "JobID"),
         number_at(given, "JobVersion"),
         text_at(given, "NodeName"),
@@ -390,7 +391,7 @@ def _task(name: str, given: Any) -> Task:
 def read_client(given: Any) -> Client:
     """Return a client of its JSON."""
     return Client(
-        text_at(given, "ID"),
+        word_at(given, "ID"),
         text_at(given, "Name"),
         text_at(given, "Status"),
         text_at(given, "SchedulingEligibility") == "eligible",

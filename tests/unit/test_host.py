@@ -157,9 +157,19 @@ def test_endless_output_is_an_error_and_is_not_kept(host: Host, on_line: bool, s
 
 
 def test_what_is_read_of_an_endless_file_is_bounded(host: Host, tmp_path: Path) -> None:
-    (tmp_path / "file").symlink_to("/dev/zero")
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(1 << 40)
     with bounded_memory(), pytest.raises(TooMuchOutput):
         host.read(str(tmp_path / "file"))
+
+
+def test_what_is_no_file_keeps_nobody_waiting(host: Host, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "zero", "link", "."):
+        with pytest.raises(CommandError, match="not a regular file"):
+            host.read(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("stream", ["1", "2"])

@@ -276,14 +276,14 @@ class Offsite:
             "origin": f"the repository, of {one['host']}",
             "what": f"pull {archive_name(one)}",
         }
-        lines: list[str] = []
-        with agent.open_session(self.host, "import_image", request, progress, on_line=lines.append) as conversation:
+        lines = borg.LastLines()
+        with agent.open_session(self.host, "import_image", request, progress, on_line=lines.add) as conversation:
             conversation.end()
             try:
                 reply = conversation.outcome()
             except SmsError as error:
                 problem = conversation.reader.problem
                 if problem and "program" in problem:
-                    raise borg.error_of(self.host, self.repository, problem["program"], lines) from error
+                    raise borg.error_of(self.host, self.repository, problem["program"], lines.found) from error
                 raise
         return _sent(reply)

@@ -44,6 +44,7 @@ from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
     test_lines_come_while_the_command_runs,
     test_no_output_lasts_longer_than_the_time_limit,
     test_what_a_stream_prints_besides_is_not_kept,
+    test_what_is_no_file_keeps_nobody_waiting,
     test_what_is_read_of_an_endless_file_is_bounded,
     test_write_returns_whether_anything_changed,
 )

@@ -18,6 +18,7 @@ from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.operations.site.find import open_site
 from appliance.plan.services.controllers import find_controllers, other_controllers
 from appliance.progress import Silent
+from appliance.tools.engine import BOUNDED
 from appliance.tools.kubectl import Kubectl
 from tests.unit.engines.attachments import ANNOTATION, KIND, check_attachments, check_definition, check_selection
 from tests.unit.engines.cases import ATTACHED, FULL, NOMAD, SITES, SMALL, case_input, make_input
@@ -152,7 +153,7 @@ def test_running_jobs_reach_it_at_the_same_address(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_a_cluster_without_multus_is_refused(installed: bool) -> None:
-    limited = ("kubectl", "--namespace=lab", "--request-timeout=30s")
+    limited = (*BOUNDED, "kubectl", "--namespace=lab", "--request-timeout=30s")
     fake = Fake(
         {
             (*limited, "version"): (0, '{"serverVersion": {"major": "1", "minor": "34"}}'),

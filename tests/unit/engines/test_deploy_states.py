@@ -30,6 +30,7 @@ from appliance.operations.engines.nomad import OnNomad
 from appliance.operations.engines.waiting import STEADY_S, Restarts
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
+from appliance.tools.engine import BOUNDED
 from appliance.tools.kubectl import Kubectl
 from appliance.tools.nomad import Client, read_allocation, read_job
 from tests.unit.engines.cases import CASES, make_input
@@ -71,7 +72,7 @@ def test_an_image_that_no_node_has_is_refused(monkeypatch: pytest.MonkeyPatch) -
         },
         {"metadata": {"name": "n2"}, "status": {"conditions": ready, "images": []}},
     ]
-    limited = ("kubectl", "--namespace=lab", "--request-timeout=30s")
+    limited = (*BOUNDED, "kubectl", "--namespace=lab", "--request-timeout=30s")
     fake = Fake(
         {
             (*limited, "version"): (0, '{"serverVersion": {"major": "1", "minor": "34+"}}'),

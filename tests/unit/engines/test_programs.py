@@ -13,7 +13,7 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Stuck, Unreachable
 from appliance.host.fake import Answer, Fake
 from appliance.host.local import Local
-from appliance.tools.engine import Forbidden, run_program
+from appliance.tools.engine import BOUNDED, Forbidden, run_program
 from appliance.tools.kubectl import Kubectl, read_pod
 from appliance.tools.nomad import Nomad, read_allocation, read_job, readable_plan
 
@@ -22,12 +22,12 @@ NOMAD = ("env", "NOMAD_NAMESPACE=default", "NOMAD_CLI_SHOW_HINTS=false", "nomad"
 
 
 def kubectl(answers: Mapping[tuple[str, ...], Answer]) -> Kubectl:
-    limited = {(*KUBECTL, "--request-timeout=30s", *words): answer for words, answer in answers.items()}
+    limited = {(*BOUNDED, *KUBECTL, "--request-timeout=30s", *words): answer for words, answer in answers.items()}
     return Kubectl(Fake(limited), "lab", "/k")
 
 
 def nomad(answers: Mapping[tuple[str, ...], Answer]) -> Nomad:
-    return Nomad(Fake({(*NOMAD, *words): answer for words, answer in answers.items()}))
+    return Nomad(Fake({(*BOUNDED, *NOMAD, *words): answer for words, answer in answers.items()}))
 
 
 def with_program(folder: Path, name: str, script: str) -> Local:
@@ -249,8 +249,9 @@ def test_replies_of_other_types_are_empty_not_errors() -> None:
 
 @pytest.mark.parametrize("name", ["--server=http://10.0.0.1", "-address=x", "a b", "../a", "", "a\x1b", "a" * 254])
 def test_what_is_no_name_is_no_word_of_a_command(name: str) -> None:
-    pods = {("get", "pods", "-o", "json"): (0, json.dumps({"items": [{"metadata": {"name": n}} for n in (name, "a-0")]}))}
-    assert [one.name for one in kubectl(pods).pods()] == ["a-0"]
+    items = [{"metadata": {"name": each}} for each in (name, "a-0")]
+    listed = json.dumps({"items": items})
+    assert [one.name for one in kubectl({("get", "pods", "-o", "json"): (0, listed)}).pods()] == ["a-0"]
     for path, list_of in (("nodes", Nomad.clients), ("job/a/allocations", lambda one: one.allocations("a"))):
         listed = json.dumps([{"ID": name}, {"ID": "0a-1"}])
         found = list_of(nomad({("operator", "api", "-X", "GET", f"/v1/{path}"): (0, listed)}))
@@ -299,3 +300,20 @@ def test_an_allocation_and_a_job() -> None:
     assert (answer.runs, answer.node, answer.tasks[0].restarts, answer.tasks[0].message) == (True, "c1", 1, "Started")
     job = read_job({"ID": "slurm-ctl", "Stop": True, "TaskGroups": [{"Name": "slurmctld", "Count": 0}]})
     assert (job.stopped, job.counts) == (True, {"slurmctld": 0})
+
+
+@pytest.mark.parametrize(
+    ("stderr", "status", "kind", "why"),
+    [
+        ("fatal error: runtime: out of memory\n\nruntime stack:\n", 2, SmsError, "more than 2 GiB"),
+        ("prlimit: failed to execute kubectl: No such file or directory", 127, Refused, "lacks the program kubectl"),
+    ],
+)
+def test_what_bounds_a_program_is_not_in_its_errors(stderr: str, status: int, kind: type[SmsError], why: str) -> None:
+    for ok in (range(2), None) if status == 127 else (range(2),):
+        with pytest.raises(kind, match=why) as caught:
+            run_program(Fake({(*BOUNDED, "kubectl"): (status, stderr)}), ("kubectl", "get"), ok=ok)
+        assert type(caught.value) is kind and "prlimit" not in caught.value.message
+    with pytest.raises(CommandError) as failed:
+        run_program(Fake({(*BOUNDED, "kubectl"): (1, "error: no")}), ("kubectl", "get"))
+    assert "`kubectl get`" in failed.value.message

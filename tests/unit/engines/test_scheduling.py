@@ -16,6 +16,7 @@ from appliance.host.fake import Fake
 from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.operations.engines.kubernetes_owner import _pod
 from appliance.operations.site.find import open_site
+from appliance.tools.engine import BOUNDED
 from appliance.tools.kubectl import Kubectl
 from tests.unit.engines.cases import KUBERNETES, SITES, case_input, make_input
 
@@ -48,7 +49,7 @@ def test_a_secret_of_the_site_has_its_own_key(tmp_path: Path) -> None:
 
 
 def test_a_deployment_reads_and_writes_that_key() -> None:
-    limited = ("kubectl", "--namespace=lab", "--request-timeout=30s")
+    limited = (*BOUNDED, "kubectl", "--namespace=lab", "--request-timeout=30s")
     fake = Fake({(*limited, "get", "secret", "slurm.munge"): (0, '{"data": {"munge": "a2V5", "munge.key": "bm8="}}')})
     found = OnKubernetes(Kubectl(fake, "lab"), {"munge_key": SecretRef(name="slurm.munge", key="munge")})
     items = (Item("slurmctld", "service", "", secrets=("munge_key",)),)
