@@ -5,9 +5,11 @@ Written by verbs and guards (operations/lease.py) and by the agents of a migrati
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
@@ -28,6 +30,8 @@ MAX_TIME = 1 << 36
 """Unix time in the year 4147; one beyond the year 9999 cannot be shown."""
 MAX_NAME_LENGTH = 255
 """Characters of a name."""
+MAX_FILE = 1 << 16
+"""Bytes that are read of a file."""
 
 ENGINE = "engine:"
 """Before the name of an engine that has the services, as the holder: no admin host has such a name."""
@@ -147,12 +151,19 @@ def digest(data: bytes | None) -> str:
 
 
 def read_file(path: str) -> bytes | None:
-    """Return the bytes of a lease file; None where there is none."""
+    """Return the bytes of a lease file, of ``MAX_FILE`` at most; None where there is none.
+
+    Raises:
+        OSError: it cannot be read, or is not a file: a pipe would keep the caller waiting.
+    """
     try:
-        with open(path, "rb") as stream:
-            return stream.read()
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    with open(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return stream.read(MAX_FILE)
 
 
 def peek(data: bytes | None) -> tuple[int, str]:

@@ -138,12 +138,14 @@ def call(
     *,
     on_rows: OnRows | None = None,
     timeout: float | None = None,
+    limit: int = MAX_REPLY,
 ) -> dict[str, Any]:
     """Run a request on the agent; return its result. It aborts when this process ends, which also releases its locks.
 
     Args:
         on_rows: called with the rows of a long result as they arrive.
         timeout: seconds until it is ended, on this side; ``None`` for no limit.
+        limit: maximum size of its output, in bytes.
 
     Raises:
         Busy, Refused, SmsError: the problem that the agent reports; it prints without end, or exceeds its time.
@@ -159,10 +161,10 @@ def call(
             lines = LineReader(reader.feed)
             while (block := stream.read()) and not expired.is_set():
                 lines.feed(block)
-                if lines.size > MAX_REPLY:
+                if lines.size > limit:
                     stream.abort()
                     raise SmsError(
-                        f"{host.name}: the agent there printed more than {MAX_REPLY >> 20} MiB", hint=FOREIGN_HINT
+                        f"{host.name}: the agent there printed more than {limit >> 20} MiB", hint=FOREIGN_HINT
                     )
             lines.feed(b"")
             result = stream.result(ok=None)
@@ -401,6 +403,8 @@ class MessageReader:
 
     def feed(self, line: str) -> None:
         """Parse one line."""
+        if not line.startswith("{"):
+            return  # the output of another program, such as sudo, which may have no end
         try:
             message = Reply("", json.loads(line))
             kind = message.get("kind")

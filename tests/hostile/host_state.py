@@ -49,7 +49,7 @@ json.dump(files, sys.stdout)
 """
 """$1: the folder with the changes to a lab host's root file system."""
 READ = r"""
-import json, os, stat, subprocess, sys
+import json, os, stat, subprocess, sys, time
 
 def run(*argv):
     done = subprocess.run(argv, capture_output=True, text=True, errors="replace")
@@ -68,10 +68,15 @@ for number in filter(str.isdigit, os.listdir("/proc")):
             continue
         with open("/proc/%s/cmdline" % number, "rb") as stream:
             words = stream.read().split(b"\0")[:-1]
-        processes.append([os.stat("/proc/" + number).st_uid, *(word.decode(errors="replace") for word in words)])
+        if words:  # else it has ended, and nobody has waited for it
+            processes.append([os.stat("/proc/" + number).st_uid, *(word.decode(errors="replace") for word in words)])
     except OSError:
         pass
 
+for _ in range(50):  # a new address is not used for a second or two
+    if not any("tentative" in line for line in run("ip", "-o", "address")):
+        break
+    time.sleep(0.1)
 network = {
     "links": sorted(line.partition(": ")[2] for line in run("ip", "-o", "link")),
     "addresses": sorted(line.partition(": ")[2] for line in run("ip", "-o", "address")),

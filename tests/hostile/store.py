@@ -171,12 +171,15 @@ def make_hostile_image(path: Path) -> Path:
     path.unlink(missing_ok=True)
     argv = [find_tool("mke2fs"), "-q", "-t", "ext3", "-b", "1024", "-d", str(tree), str(path), "16M"]
     subprocess.run(argv, check=True, env={**os.environ, "SOURCE_DATE_EPOCH": "1"})
+    # cap_setuid, in effect (linux/capability.h, struct vfs_cap_data)
+    capability = path.with_suffix(".capability")
+    capability.write_bytes(struct.pack("<5I", 0x02000001, 1 << 7, 0, 0, 0))
     commands = (
         "set_inode_field /upper/h/setuid uid 0",
         "ea_set /upper/h/inner trusted.overlay.redirect /../../../../etc",
         "ea_set /upper/h/inner trusted.overlay.opaque y",
         "ea_set /upper/h/inner/file trusted.overlay.metacopy x",
-        "ea_set /upper/h/--help security.capability -f /dev/null",
+        f"ea_set -f {capability} /upper/h/inner/file security.capability",
     )
     subprocess.run(
         [find_tool("debugfs"), "-w", "-f", "/dev/stdin", str(path)],

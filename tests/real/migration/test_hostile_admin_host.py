@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from appliance.host.base import Result
+from appliance.operations.image.build import Built
 from tests.hostile.admin_host import Attacker, Instead, in_json, taken_over
-from tests.hostile.host_state import HostState, differences, read_state
+from tests.hostile.host_state import differences, read_state
 from tests.hostile_vm import CHANGES, FORBIDDEN, HOSTILE
-from tests.real.conftest import Playground
+from tests.real.conftest import Playground, begin_on
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -65,31 +66,30 @@ class Hosts(Playground):
 
 
 @pytest.fixture(scope="module")
-def before() -> dict[str, Any]:
-    """What the honest host was before the first attack."""
-    return {}
+def standing(playground: Playground, built: Built) -> Iterator[Hosts]:
+    """The container runs on host-a, and root of host-b attacks; at the end host-a is as it was."""
+    begin_on(playground, HERE)
+    playground.sms("-q", "start", "--host", HERE, on="admin")
+    made, honest = Hosts(playground.lab), playground.host(HERE)
+    with taken_over(playground.host(THERE), playground.lab.layout.disk / THERE) as attacker:
+        made.attacker = attacker
+        made.check(*STATUS, asks=False)  # what a verb writes for the first time
+        state = read_state(honest)
+        yield made
+    assert differences(state, read_state(honest)) == []
 
 
 @pytest.fixture
-def hosts(running: Playground, before: dict[str, Any]) -> Iterator[Hosts]:
-    """The container runs on host-a, and root of host-b attacks; nothing of host-a is changed at the end."""
-    made = Hosts(running.lab)
-    disk = running.lab.layout.disk / THERE
-    with taken_over(running.host(THERE), disk) as attacker:
-        made.attacker = attacker
-        state = read_state(running.host(HERE))
-        lease, instances = made.lease(HERE), made.instances(HERE)
-        assert lease["holder"] == HERE and instances
-        yield made
-        attacker.honest()
-    assert_same(running, state)
-    assert (made.lease(HERE), made.instances(HERE)) == (lease, instances)
-    assert running.host(HERE).run("sh", "-c", "find / -xdev -name 'PWNED*' | head -n 5").text == ""
-
-
-def assert_same(play: Playground, state: HostState) -> None:
-    """Nothing of host-a has changed but what passes in time."""
-    assert differences(state, read_state(play.host(HERE))) == []
+def hosts(standing: Hosts) -> Iterator[Hosts]:
+    """The same; the container runs on, and the lease stays."""
+    standing.attacker.honest()
+    lease, instances = standing.lease(HERE), standing.instances(HERE)
+    assert lease["holder"] == HERE and instances
+    yield standing
+    standing.attacker.honest()
+    assert (standing.lease(HERE), standing.instances(HERE)) == (lease, instances)
+    folders = "/ /root /tmp /var/tmp /run /run/sms /var/lib/sms"
+    assert standing.host(HERE).run("sh", "-c", f"find {folders} -maxdepth 2 -name 'PWNED*'", ok=None).text == ""
 
 
 def sampled(names: Iterable[str], sample: Sequence[str]) -> list[Any]:
@@ -117,12 +117,19 @@ TEXTS: dict[str, Instead] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(TEXTS, ("escape sequences", "messages of an agent")))
+@pytest.mark.parametrize("name", sampled(TEXTS, ("escape sequences",)))
 def test_no_output_confuses_a_verb(name: str, hosts: Hosts) -> None:
     """Whatever was run there: its programs, its shell, the agent, print something else."""
     hosts.attacker.attack = TEXTS[name]
-    verbs: tuple[tuple[str, ...], ...] = ASKING if name == "escape sequences" else VERBS
-    for words in verbs:
+    for words in ASKING:
+        hosts.check(*words)
+
+
+@FULL
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_output_confuses_any_verb(name: str, hosts: Hosts) -> None:
+    hosts.attacker.attack = TEXTS[name]
+    for words in VERBS:
         hosts.check(*words, asks=words in ASKING)
 
 
@@ -154,12 +161,20 @@ LEASES: dict[str, bytes] = {
 def test_a_lease_is_data(name: str, hosts: Hosts) -> None:
     """It may have a move or a start refused; it stops nothing that runs, and ends no guard here."""
     with replaced(hosts, f"cat >{LEASE}", LEASES[name]):
-        verbs: tuple[tuple[str, ...], ...] = (*ASKING, ("start",), ("apply", "--dry-run"))
-        for words in verbs:
+        for words in (STATUS, PLANS[0]):
             hosts.check(*words, asks=False)
-            assert hosts.instances(HERE), words
         found = json.loads(hosts.sms("status", "--json", on=HERE, ok=(0, 4)).stdout)
         assert found["running"] and found["healthy"]
+
+
+@FULL
+@pytest.mark.parametrize("name", LEASES)
+def test_a_lease_changes_nothing(name: str, hosts: Hosts) -> None:
+    """No verb that acts here believes it more than it would an honest one: the container is not stopped."""
+    with replaced(hosts, f"cat >{LEASE}", LEASES[name]):
+        for words in (("start",), ("apply",), ("restart", "munge"), ("overlay", "snapshot"), PLANS[1]):
+            hosts.check(*words, asks=False)
+            assert hosts.instances(HERE), words
 
 
 LINKS = {
@@ -180,7 +195,7 @@ LINKS = {
 def test_what_is_no_file_keeps_no_verb_waiting(name: str, hosts: Hosts) -> None:
     """Also in place of the folders of journal and snapshots, and of the record of a deployment."""
     with replaced(hosts, LINKS[name]):
-        for words in (STATUS, PLANS[0], ("status",)):
+        for words in (STATUS, PLANS[0]):
             shown = hosts.check(*words, asks=False).stdout.decode()
             assert "root:" not in shown
     if name == "a FIFO":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -34,7 +35,7 @@ from appliance.operations.services.guard import CURRENT_S, FAILED_S, Guard
 from appliance.operations.services.unfinished import last_sign, mark_path
 from appliance.progress import Silent
 from appliance.shared.files import ALWAYS
-from appliance.shared.lease import Lease, SwapLease
+from appliance.shared.lease import MAX_FILE, Lease, SwapLease, read_file
 from appliance.shared.locks import hold_lock
 from appliance.shared.migration import MoveMark
 from appliance.shared.records import to_json
@@ -557,3 +558,17 @@ def test_a_host_that_the_user_has_powered_off_and_that_does_not_answer(
         with pytest.raises(pytest.fail.Exception, match=GOES_ON):
             plan()
     assert apart.files() == before
+
+
+def test_a_lease_that_is_no_file_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Root of another admin host may have put it there: a pipe, a device, or a file without an end."""
+    assert read_file(str(tmp_path / "none")) is None
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "link", "zero"):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_file(str(tmp_path / name))
+    with (tmp_path / "sparse").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    assert read_file(str(tmp_path / "sparse")) == bytes(MAX_FILE)

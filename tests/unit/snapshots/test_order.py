@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from itertools import permutations
@@ -317,15 +316,20 @@ def test_a_failed_disk_with_snapshots_does_not_keep_the_services_down(
 
 
 def test_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent itself has a time limit: here it opens a pipe that nobody writes."""
+    """The agent itself has a time limit: here the first file that it opens keeps it waiting."""
     folder = tmp_path / "store" / "000001"
     folder.mkdir(parents=True)
-    os.mkfifo(folder / "manifest.json")
+    request = {"store": str(tmp_path / "store")}
+    hangs = "import time\nfrom appliance.agent import store\nstore.open_stored = lambda _: time.sleep(60)\n"
+    with monkeypatch.context() as context:
+        context.setattr(agent, "FOLDER", str(tmp_path / "hangs"))
+        context.setattr(agent, "MAIN", hangs + agent.MAIN)
+        agent.build_zipapp.cache_clear()
+        with pytest.raises(agent.AgentTimeout):
+            agent.query(Local("here"), "brief", request, timeout=2)
+    agent.build_zipapp.cache_clear()
     monkeypatch.setattr(agent, "FOLDER", str(tmp_path))
-    with pytest.raises(agent.AgentTimeout):
-        agent.query(Local("here"), "brief", {"store": str(tmp_path / "store")}, timeout=2)
-    (folder / "manifest.json").unlink()
-    assert agent.query(Local("here"), "brief", {"store": str(tmp_path / "store")}, timeout=60)["broken"] == [1]
+    assert agent.query(Local("here"), "brief", request, timeout=60)["broken"] == [1]
 
 
 @pytest.mark.parametrize("fails", [False, True])
