@@ -12,7 +12,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -130,6 +130,18 @@ def argv(installed: tuple[str, ...], command: str, request: dict[str, Any]) -> t
     return (*installed, command, json.dumps(request))
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Of a request: how long it may take, ``None`` for no limit, and how many bytes the agent may print."""
+
+    seconds: float | None = None
+    size: int = MAX_REPLY
+
+
+UNBOUNDED = Bounds()
+"""In time."""
+
+
 def call(
     host: Host,
     command: str,
@@ -137,15 +149,13 @@ def call(
     progress: Progress | None = None,
     *,
     on_rows: OnRows | None = None,
-    timeout: float | None = None,
-    limit: int = MAX_REPLY,
+    bounds: Bounds = UNBOUNDED,
 ) -> dict[str, Any]:
     """Run a request on the agent; return its result. It aborts when this process ends, which also releases its locks.
 
     Args:
         on_rows: called with the rows of a long result as they arrive.
-        timeout: seconds until it is ended, on this side; ``None`` for no limit.
-        limit: maximum size of its output, in bytes.
+        bounds: after which it is ended, on this side.
 
     Raises:
         Busy, Refused, SmsError: the problem that the agent reports; it prints without end, or exceeds its time.
@@ -156,20 +166,21 @@ def call(
         reader = MessageReader(progress or Silent(), stack, on_rows)
         with (
             host.stream(*argv(installed, command, request), LIFELINE, on_line=reader.feed) as stream,
-            _aborted_after(timeout, stream) as expired,
+            _aborted_after(bounds.seconds, stream) as expired,
         ):
             lines = LineReader(reader.feed)
             while (block := stream.read()) and not expired.is_set():
                 lines.feed(block)
-                if lines.size > limit:
+                if lines.size > bounds.size:
                     stream.abort()
                     raise SmsError(
-                        f"{host.name}: the agent there printed more than {limit >> 20} MiB", hint=FOREIGN_HINT
+                        f"{host.name}: the agent there printed more than {bounds.size >> 20} MiB", hint=FOREIGN_HINT
                     )
             lines.feed(b"")
             result = stream.result(ok=None)
             if expired.is_set():
-                raise SmsError(f"{host.name}: the agent there did not end within {timeout:g} s", hint=FOREIGN_HINT)
+                seconds = f"{bounds.seconds:g} s"
+                raise SmsError(f"{host.name}: the agent there did not end within {seconds}", hint=FOREIGN_HINT)
             return reader.outcome(result)
 
 

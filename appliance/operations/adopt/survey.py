@@ -41,7 +41,7 @@ __all__ = ["SurveyOptions", "Written", "schema_text", "survey", "survey_json", "
 
 SECONDS = 60
 """After which the script begins no further section; each takes five seconds at most."""
-KILLED_S = 120
+KILLED_S, LATE_S = 120, 15
 QUERY_S = 60
 MOST_BYTES = 64 << 20
 KEY = "/etc/munge/munge.key"
@@ -156,30 +156,22 @@ def open_host(target: str) -> Host:
 
 
 def collect(host: Host, folder: str, *, root: str = "") -> bytes:
-    """Run the script there by its standard input; return its output, at most 64 MiB of it.
+    """Run the script there by its standard input; return its output.
 
     Args:
         root: where the file system of the node is on the host; for tests.
 
     Raises:
         Refused: nothing can be run there as root.
+        CommandTimeout, TooMuchOutput: it does not end, or prints more than 64 MiB.
     """
     script = share("definitions", "scripts", "survey").read_bytes()
     argv = ("timeout", "-k", "5", str(KILLED_S), "sh", "-s", "--", root, str(SECONDS), folder)
-    output = bytearray()
-    with host.stream(*argv) as stream:
-        try:
-            stream.write(script)
-            stream.end()
-        except CommandError as error:
-            raise not_permitted(host, error.message) from None
-        while (block := stream.read()) and len(output) < MOST_BYTES:
-            output += block
-        if b"@sms-survey" not in output:
-            raise not_permitted(host, stream.result(ok=None).stderr.decode(errors="replace"))
-        if len(output) < MOST_BYTES:
-            stream.result(ok=None)
-    return bytes(output)
+    # The limit of time over there is a program of that node.
+    done = host.run(*argv, input=script, ok=None, timeout=KILLED_S + LATE_S, limit=MOST_BYTES)
+    if b"@sms-survey" not in done.stdout:
+        raise not_permitted(host, done.stderr.decode(errors="replace"))
+    return done.stdout
 
 
 def query_accounting(host: Host, frames: Frames, folder: str) -> None:

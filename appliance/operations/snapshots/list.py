@@ -16,7 +16,7 @@ from appliance.shared.identity import Identity, uuid_of
 from appliance.shared.records import RecordError, check_value, from_value
 from appliance.tools import agent
 
-LIST_S, LIST_BYTES = 300.0, 64 << 20
+LIST_BOUNDS = agent.Bounds(300.0, 64 << 20)
 """Seconds that the manifests of a store may take, on a slow disk, and their bytes: tens of thousands."""
 Snapshot = dict[str, Any]
 """A manifest with ``number`` and ``health``, as the agent reports it."""
@@ -135,7 +135,7 @@ def list_snapshots(cluster: Cluster, host: Host, *, identity: Identity | None = 
         Refused: the host has no Python.
         SmsError: what it reports is not a list of snapshots.
     """
-    reply = agent.call(host, "list", store_request(cluster, host), timeout=LIST_S, limit=LIST_BYTES)
+    reply = agent.call(host, "list", store_request(cluster, host), bounds=LIST_BOUNDS)
     try:
         there = from_value(Identity, reply.get("identity", {}))
         every: tuple[Snapshot, ...] = tuple(check_value(list[_Listed], reply["snapshots"], "snapshots"))
