@@ -13,13 +13,14 @@ from appliance.host.base import Host
 
 FOLDER = "/etc/hostile"
 PLAN, TAKEN = f"{FOLDER}/plan.json", f"{FOLDER}/taken"
-PLACES = {"python3": "/usr/bin/python3", "sh": "/usr/bin/sh"}
+PLACES = {"python3": "/usr/bin/python3"}
 """Of programs that are called by their path; others are found in /usr/local/bin."""
 FAR = """\
 #!/usr/bin/env -S /etc/hostile/real/python3 -I
 import json, os, signal, sys, time
 
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+for one in (signal.SIGPIPE, signal.SIGINT):
+    signal.signal(one, signal.SIG_DFL)
 name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
 try:
     with open("/etc/hostile/plan.json") as stream:

@@ -32,7 +32,7 @@ class Row:
 IMPLANTED = f"{INSIDE}::test_what_it_leaves_behind_stays_inside"
 AT_REST = ("start", "overlay snapshot", "overlay restore", "migrate", "upgrade", "rehearse", "apply")
 TREE = "tests/unit/engines/test_state_tree.py"
-ASKED = ("status", "migrate", "failover", "overlay list", "doctor")
+ASKED = ("status", "migrate", "failover", "overlay list")
 """Verbs that ask another admin host."""
 DEPLOYED = ("deploy", "status", "logs", "exec")
 STORED = ("overlay list", "overlay verify", "overlay restore")

@@ -36,7 +36,7 @@ VERBS: tuple[tuple[str, ...], ...] = (
     ("overlay", "list", "--host", THERE),
     ("overlay", "pull", "--from", THERE),
     ("overlay", "verify", "--host", THERE),
-    ("snapshot", "list", "--host", THERE),
+    ("overlay", "show", "latest", "--host", THERE),
     ("logs", "--host", THERE),
     ("start", "--host", THERE, "--dry-run"),
     ("stop", "--host", THERE),
@@ -87,7 +87,9 @@ def hosts(standing: Hosts) -> Iterator[Hosts]:
     assert lease["holder"] == HERE and instances
     yield standing
     standing.attacker.honest()
-    assert (standing.lease(HERE), standing.instances(HERE)) == (lease, instances)
+    # Snapshots of this host advance the number of the next one.
+    assert {**standing.lease(HERE), "sequence": 0} == {**lease, "sequence": 0}
+    assert standing.instances(HERE) == instances
     folders = "/ /root /tmp /var/tmp /run /run/sms /var/lib/sms"
     assert standing.host(HERE).run("sh", "-c", f"find {folders} -maxdepth 2 -name 'PWNED*'", ok=None).text == ""
 
@@ -126,6 +128,13 @@ def test_no_output_confuses_a_verb(name: str, hosts: Hosts) -> None:
 
 
 @FULL
+def test_each_verb_is_one(hosts: Hosts) -> None:
+    """An honest host has what they ask for: no attack is refused because of its words."""
+    for words in VERBS:
+        assert hosts.check(*words, asks=False).status != 2, words
+
+
+@FULL
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_output_confuses_any_verb(name: str, hosts: Hosts) -> None:
     hosts.attacker.attack = TEXTS[name]
@@ -133,7 +142,7 @@ def test_no_output_confuses_any_verb(name: str, hosts: Hosts) -> None:
         hosts.check(*words, asks=words in ASKING)
 
 
-@pytest.mark.parametrize("name", sampled(CHANGES, ("objects for texts",)))
+@pytest.mark.parametrize("name", sampled(CHANGES, ()))
 def test_no_message_confuses_a_verb(name: str, hosts: Hosts) -> None:
     """Leases, messages of the agent, links, instances: everything is changed that is JSON."""
     hosts.attacker.attack = in_json(CHANGES[name])
@@ -267,7 +276,7 @@ def test_another_host_key_gets_nothing(hosts: Hosts) -> None:
     """Of a machine at its address: nothing is asked of it, and no password or key is offered in clear."""
     key = hosts.host(THERE).run("sh", "-c", "grep -i ^HostKey /lab/sshd_config | cut -d' ' -f2").text
     script = f"cp -p {key} {key}.kept; rm {key}; ssh-keygen -q -t ed25519 -N '' -f {key}.new; mv {key}.new {key}"
-    restart = "supervisorctl -c /lab/supervisord.conf restart sshd"
+    restart = "pkill -KILL -f '^sshd: root'; supervisorctl -c /lab/supervisord.conf restart sshd"
     hosts.host(THERE).run("sh", "-c", f"{script}; {restart}")
     try:
         hosts.attacker.attack, asked = TEXTS["success without output"], len(hosts.attacker.asked)

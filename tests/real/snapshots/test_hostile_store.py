@@ -137,8 +137,8 @@ def manifest_of(hosts: Hosts) -> dict[str, Any]:
 
 
 LISTED = (
-    ("overlay", "pull", "--from", "host-b", "--list"),
     ("overlay", "pull", "--from", "host-b", "--list", "--json"),
+    ("overlay", "pull", "--from", "host-b", "--list"),
     ("-q", "overlay", "pull", "--from", "host-b", "-n"),
     ("-q", "overlay", "pull", "--from", "host-b"),
     ("-q", "overlay", "push", "--to", "host-b", "-n"),
@@ -187,7 +187,7 @@ def test_an_agent_that_never_answers_is_ended(hosts: Hosts) -> None:
     assert far.taken(hosts.far) == ["out", "silent"] and b"did not end within 3 s" in found.stderr
 
 
-@pytest.mark.parametrize("name", sample(hostile.streams(EXAMPLE), "chunks with other contents", "chunks without end"))
+@pytest.mark.parametrize("name", sample(hostile.streams(EXAMPLE), "chunks with other contents"))
 def test_a_snapshot_that_is_none_is_not_stored(hosts: Hosts, name: str) -> None:
     far.attack(hosts.far, "python3", "export", hostile.streams(manifest_of(hosts))[name])
     hosts.verb("-q", "overlay", "pull", "--from", "host-b", "1", ok=(1, 3))
@@ -211,7 +211,7 @@ def test_a_target_of_a_push_that_lies(hosts: Hosts, name: str) -> None:
     stores.assert_whole(hosts.store("host-a"))
 
 
-@pytest.mark.parametrize("name", sample(hostile.borgs(), "messages without end", "escape sequences"))
+@pytest.mark.parametrize("name", sample(hostile.borgs(), "messages without end"))
 def test_a_borg_that_lies(hosts: Hosts, name: str) -> None:
     keep_image(hosts.store("host-a"), hosts.folder / "one.img")
     far.attack(hosts.far, "borg", "serve", hostile.borgs()[name])
@@ -278,21 +278,19 @@ HARMS = {
 PLACES = ("manifest.json", "manifest.sha256", "digests", "health.json", "chunk", "counter")
 
 
+VERBS = (("list", "--json"), ("verify", "--all"), ("restore", "latest", "--path", "/f0", "--to", "/var/tmp/r"))
+
+
+@pytest.mark.parametrize("place", sample(PLACES, "chunk"))
 @pytest.mark.parametrize("name", sample(HARMS, "a pipe"))
-def test_what_is_no_file_in_a_store_is_damage(hosts: Hosts, name: str) -> None:
+def test_what_is_no_file_in_a_store_is_damage(hosts: Hosts, name: str, place: str) -> None:
     """The disk of a store is another machine's: a verb reads no other file, and waits for none."""
-    for place in PLACES:
-        root = hosts.lab.layout.disk / "host-a" / "snapshots"
-        subprocess.run(["rm", "-rf", str(root)], check=True)
-        keep_image(hosts.store("host-a"), hosts.folder / "one.img")
-        chunk = next((root / "lab" / "chunks").rglob("?" * 62))
-        path = {"chunk": chunk, "counter": root / "lab" / place}.get(place, root / "lab" / "000001" / place)
-        path.unlink()
-        subprocess.run(["sh", "-c", HARMS[name].format(f"'{path}'")], check=True)
-        for words in (
-            ("list", "--json"),
-            ("verify", "--all"),
-            ("restore", "latest", "--path", "/f0", "--to", "/var/tmp/r"),
-        ):
-            hosts.verb("-q", "overlay", *words, ok=STATUSES)
-        hosts.here.run("rm", "-rf", "/var/tmp/r")
+    keep_image(hosts.store("host-a"), hosts.folder / "one.img")
+    root = Path(hosts.store("host-a").root)
+    chunk = next((root / "chunks").rglob("?" * 62))
+    path = {"chunk": chunk, "counter": root / place}.get(place, root / "000001" / place)
+    path.unlink()
+    subprocess.run(["sh", "-c", HARMS[name].format(f"'{path}'")], check=True)
+    for words in VERBS:
+        hosts.verb("-q", "overlay", *words)
+    hosts.here.run("rm", "-rf", "/var/tmp/r")
