@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.host.netns import Netns
+from tests.hostile.engine import NUMBER
 
 SHELL, SOCKET = "/usr/local/sbin/hostile-shell", "/var/lib/sms/hostile.sock"
 PROGRAM = rf"""#!/usr/bin/python3 -I
@@ -150,6 +151,6 @@ def in_json(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
         if not isinstance(found, dict | list):
             return line
         # json writes no numbers that Python cannot read again.
-        return re.sub(r'"@([^"]*)"', r"\1", json.dumps(change(found))).encode(errors="replace") + b"\n"
+        return NUMBER.sub(r"\1", json.dumps(change(found))).encode(errors="replace") + b"\n"
 
     return made

@@ -51,6 +51,8 @@ KINDS: dict[str, tuple[str, dict[str, str]]] = {
 """Kinds of Kubernetes that an export has, by the path of their version, and their names in paths."""
 PLACE = re.compile(r"/(api/v1|apis/[^/]+/v1)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(?:/([a-z]+))?$")
 """Of an object, or of all of a kind: version, namespace, kind, name, and what of it."""
+NUMBER = re.compile(r'(?<!\\)"@(-?(?:[0-9][0-9e]*|NaN|Infinity))"')
+"""A number in ``tests.hostile_vm.CHANGES``, with its quotes."""
 KEY = hashlib.sha512(b"a key of Munge").digest() * 2
 TOKEN = "4d3c2b1a-token-of-an-account-0123456789"
 UUID = "0a1b2c3d-0000-4000-8000-%012d"
@@ -110,9 +112,11 @@ class Engine:
             status, found = self._answer(request)
         except OSError:
             return None  # the client has ended it
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return answer(500)  # what it was asked for are names that it has made up itself
         if hit and self.change and isinstance(found, dict | list):
             # json writes no numbers that Python cannot read again.
-            found = re.sub(r'"@([^"]*)"', r"\1", json.dumps(self.change(found))).encode()
+            found = NUMBER.sub(r"\1", json.dumps(self.change(found))).encode()
         return answer(status, found, "Content-Type: application/json\r\n")
 
     def _answer(self, request: Request) -> tuple[int, Any]:
