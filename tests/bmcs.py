@@ -6,12 +6,13 @@ import base64
 import json
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.servers import accepting
 
 USER, PASSWORD = "root", "a secret: with a colon"
 LOGIN = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -187,21 +188,15 @@ def serve(address: str, port: int, context: ssl.SSLContext | None, behave: Answe
     listening = socket.create_server((address, port), backlog=64)
     held: list[socket.socket] = []
 
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                link, _ = listening.accept()
-                held.append(link)
-                if context:
-                    threading.Thread(target=_talk, args=(link, context, behave), daemon=True).start()
+    def hold(link: socket.socket) -> None:
+        held.append(link)
+        if context:
+            _talk(link, context, behave)
 
-    threading.Thread(target=accept, daemon=True).start()
     try:
-        yield
+        with accepting(listening, hold):
+            yield
     finally:
-        with suppress(OSError):
-            listening.shutdown(socket.SHUT_RDWR)
-        listening.close()
         for link in held:
             with suppress(OSError):
                 link.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from appliance.operations.site.ca import issue_server, make_ca
@@ -51,3 +52,21 @@ def server_context(
     context.load_verify_locations(tls / "ca.pem")
     context.verify_mode = clients
     return context
+
+
+@contextmanager
+def accepting(listening: socket.socket, talk: Callable[[socket.socket], None]) -> Iterator[None]:
+    """Talk with each client in a thread of its own as long as the context lasts; nothing listens afterwards."""
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=talk, args=(listening.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
+        listening.close()

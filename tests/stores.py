@@ -12,9 +12,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from appliance.agent.manifest import FORMAT, Manifest
+import yaml
+
+from appliance.agent.manifest import FORMAT
 from appliance.agent.source import Source
 from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store
+from appliance.lab import Lab
+from appliance.shared.manifest import Manifest
 from appliance.shared.records import from_value
 from tests.conftest import find_tool
 
@@ -171,3 +175,21 @@ def last_line(text: str) -> dict[str, Any]:
     """Return the agent's last message."""
     message: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
     return message
+
+
+def write_site(lab: Lab, name: str) -> None:
+    """A site file of a lab whose snapshots go to a Borg repository on host-b, and to both admin hosts."""
+    site = yaml.safe_load((lab.etc / "sms.yaml").read_text())
+    site["services"] = ["munge", "nat"]  # no compute node is there for slurmctld
+    site["snapshots"] = {
+        "borg": {
+            "repository": "ssh://root@host-b/var/lib/sms/repo",
+            "passphrase": "keys/borg.pass",
+            "ssh_key": "keys/id_ed25519",
+            "known_hosts": "known_hosts",
+        },
+        "standby": ["host-a", "host-b"],
+    }
+    (lab.etc / name).write_text(yaml.safe_dump(site))
+    (lab.etc / "keys" / "borg.pass").write_text("lab\n")
+    (lab.etc / "keys" / "borg.pass").chmod(0o600)

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from appliance.agent import ext, protocol
-from appliance.agent.manifest import Checks
 from appliance.agent.protocol import Problem, field
 from appliance.agent.source import WORKERS
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, disk_errors
 from appliance.shared.files import create_file, remove_file, write_at
+from appliance.shared.manifest import Checks
 
 CACHED_CHUNKS = 512
 """Chunks of metadata cached in memory."""

@@ -1,12 +1,12 @@
-"""The manifest of a snapshot; validates one that may come from another host, and is shown to people."""
+"""Validates the manifest of a snapshot that may come from another host, and is shown to people."""
 
-import dataclasses
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping
 
 from appliance.agent.protocol import Problem
 from appliance.shared import identity
 from appliance.shared.lease import LAST_GENERATION, MAX_GENERATION
+from appliance.shared.manifest import Manifest
 from appliance.shared.records import from_value
 from appliance.text import one_line
 from appliance.units import LARGEST_OVERLAY
@@ -25,58 +25,6 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
 WORD = r"[a-z0-9-]{0,40}"
 
 Check = Callable[[Any], bool]
-
-
-@dataclasses.dataclass(frozen=True)
-class Checks:
-    """What the check of a snapshot found; None: not checked. ``state_unread``: not all state files were read."""
-
-    e2fsck: Optional[str] = None
-    heads: Optional[List[str]] = None
-    state_bytes: Optional[int] = None
-    state_files: Optional[int] = None
-    state_unread: Optional[bool] = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """Description of a snapshot.
-
-    ``taken``: Unix time. ``digests``: SHA-256 of the list of digests, in hex. ``image``: key and SHA-256 of the image
-    that ran. ``came``: origin, number there and time of a snapshot that was received. ``sequence``: decides the order
-    within a generation (shared/order.py). ``cluster_uuid``: of the cluster (shared/identity.py). Those of earlier
-    versions have neither.
-    """
-
-    format: int
-    uuid: str
-    number: int
-    cluster: str
-    slurm_cluster: str
-    host: str
-    generation: int
-    image: Dict[str, str]
-    taken: float
-    running: bool
-    frozen_ms: float
-    method: str
-    found_by: str
-    size: int
-    used_bytes: int
-    new_bytes: int
-    digests: str
-    checks: Checks
-    notes: List[str]
-    reason: str
-    came: Optional[Dict[str, Any]] = None
-    sequence: Optional[int] = None
-    cluster_uuid: Optional[str] = None
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return the JSON object, in the order of its file; it has no null."""
-        values = dataclasses.asdict(self)
-        values["checks"] = {name: value for name, value in values["checks"].items() if value is not None}
-        return {name: values[name] for name in sorted(values) if values[name] is not None}
 
 
 def _text(longest: int, pattern: str = "") -> Check:

@@ -24,10 +24,11 @@ import time
 from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from appliance.agent.manifest import FORMAT, Manifest
+from appliance.agent.manifest import FORMAT
 from appliance.agent.protocol import IMMUTABLE_HINT, Busy, Problem
-from appliance.shared.files import free_bytes, remove_file, replace_file, sync_folder, write_at
+from appliance.shared.files import free_bytes, open_regular, remove_file, replace_file, sync_folder, write_at
 from appliance.shared.locks import Locked, hold_lock
+from appliance.shared.manifest import Manifest
 from appliance.shared.order import Place, order
 from appliance.shared.records import from_value
 
@@ -51,16 +52,8 @@ def digest_of(data: Any) -> bytes:
 
 
 def open_stored(path: str) -> int:
-    """Return a descriptor of a file of a store, whose disk may be another machine's: links, pipes and devices are none.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", path)
-    return descriptor
+    """Open a file of a store, whose disk may be another machine's: links, pipes and devices are none."""
+    return open_regular(path, follow=False)
 
 
 def read_stored(path: str, limit: int) -> bytes:

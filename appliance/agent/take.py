@@ -20,13 +20,14 @@ from appliance.agent.changes import Changes
 from appliance.agent.check import check
 from appliance.agent.clone import reflink
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
-from appliance.agent.manifest import FORMAT, Manifest
+from appliance.agent.manifest import FORMAT
 from appliance.agent.protocol import Busy, Problem, field, read_request
 from appliance.agent.source import Sink, Source, free_chunks
 from appliance.agent.store import Reader, Snapshot, Store, disk_error
 from appliance.shared.identity import own_uuid
 from appliance.shared.lease import advance_sequence
 from appliance.shared.locks import Locked, hold_lock
+from appliance.shared.manifest import Manifest
 from appliance.shared.order import last_place
 
 FICLONERANGE = 0x4020940D

@@ -28,7 +28,7 @@ from typing import Any, Deque, Dict, Iterator, List, Optional, Set, Tuple
 
 from appliance.agent import protocol
 from appliance.agent.check import check
-from appliance.agent.manifest import Manifest, check_manifest
+from appliance.agent.manifest import check_manifest
 from appliance.agent.protocol import Problem, field
 from appliance.agent.source import WORKERS, chunk_digest
 from appliance.agent.store import (
@@ -47,6 +47,7 @@ from appliance.agent.store import (
     open_stored,
 )
 from appliance.agent.take import Pending
+from appliance.shared.manifest import Manifest
 
 MAGIC = b"SMS1"
 LENGTH = ">I"

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import paramiko
@@ -29,7 +30,7 @@ from appliance.host.base import (
     TooMuchOutput,
     Unreachable,
 )
-from appliance.host.stream import KILL_S, LATE_S, MAX_ERRORS, TERM_S, LineReader, Stream
+from appliance.host.stream import KILL_S, LATE_S, MAX_ERRORS, TERM_S, LineReader, Stream, expires_after
 from appliance.host.transport import make_transport
 from appliance.shared.outputs import MAX_OUTPUT
 from appliance.shared.secret import secrets_of
@@ -190,8 +191,7 @@ class SshStream(Stream):
             self.host.run("sh", "-c", END_GROUP, "end", self.pid, *tenths, ok=None, timeout=30)
 
     def abort(self) -> None:
-        with contextlib.suppress(*CONNECTION_ERRORS):
-            self.channel.close()
+        close_channel(self.channel)
 
 
 class SshOutputs:
@@ -251,26 +251,10 @@ class SshOutputs:
         return bool(block) and not self.overflow
 
 
-@contextmanager
-def _closed_after(seconds: float | None, channel: paramiko.Channel) -> Iterator[threading.Event]:
-    """Close the channel if the context lasts longer, whatever arrives meanwhile; then the event is set."""
-    expired = threading.Event()
-    if seconds is None:
-        yield expired
-        return
-
-    def expire() -> None:
-        expired.set()
-        with contextlib.suppress(*CONNECTION_ERRORS):
-            channel.close()
-
-    watchdog = threading.Timer(seconds, expire)
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        yield expired
-    finally:
-        watchdog.cancel()
+def close_channel(channel: paramiko.Channel) -> None:
+    """Close it, also where the connection is gone."""
+    with contextlib.suppress(*CONNECTION_ERRORS):
+        channel.close()
 
 
 class Ssh(Host):
@@ -419,7 +403,7 @@ class Ssh(Host):
             raise self._broken(error) from error
         try:
             try:
-                with _closed_after(START_S, channel):
+                with expires_after(START_S, partial(close_channel, channel)):
                     channel.exec_command(shlex.join([*sudo, "env", "LC_ALL=C.UTF-8", *argv]))
             except CONNECTION_ERRORS as error:
                 raise self._broken(error) from error
@@ -495,7 +479,7 @@ class Ssh(Host):
         timed = ("timeout", f"--kill-after={KILL_AFTER_S}", f"{timeout:g}", *argv) if timeout else argv
         total = timeout + KILL_AFTER_S + GRACE_S if timeout else None
         start = time.monotonic()
-        with self._start(timed) as channel, _closed_after(total, channel) as expired:
+        with self._start(timed) as channel, expires_after(total, partial(close_channel, channel)) as expired:
             outputs, status = SshOutputs(channel, limit, on_line), SIGNALLED
             try:
                 outputs.exchange(input)
@@ -538,7 +522,7 @@ class Ssh(Host):
         with self._start(argv) as channel:
             channel.settimeout(timeout)
             output = bytearray()
-            with _closed_after(2 * timeout, channel) as expired:
+            with expires_after(2 * timeout, partial(close_channel, channel)) as expired:
                 for block in self._blocks(channel, argv, channel.recv):
                     output += block
                     if b"\n" in block:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 
 from appliance.host.base import BLOCK, CommandError, OnLine, Result
 from appliance.shared.outputs import MAX_OUTPUT
@@ -17,6 +19,27 @@ MAX_ERRORS = 1 << 28
 """Bytes of standard error of a command: far more than an agent's progress. It could go on for ever."""
 LATE_S = 5.0
 """Seconds to wait for standard error after the command ended: its child processes may hold it open."""
+
+
+@contextmanager
+def expires_after(seconds: float | None, end: Callable[[], None]) -> Iterator[threading.Event]:
+    """Call ``end`` in a thread if the context lasts longer, whatever arrives meanwhile; then the event is set."""
+    expired = threading.Event()
+    if seconds is None:
+        yield expired
+        return
+
+    def expire() -> None:
+        expired.set()
+        end()
+
+    watchdog = threading.Timer(seconds, expire)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield expired
+    finally:
+        watchdog.cancel()
 
 
 class Stream(ABC):

@@ -162,6 +162,22 @@ def create_file(path: str) -> FileIO:
     return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "r+b", 0)
 
 
+def open_regular(path: str, *, follow: bool = True) -> int:
+    """Open a regular file to read it; of a pipe, which would keep the caller waiting, or a device, nothing is read.
+
+    Args:
+        follow: whether the path may be a symbolic link.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor
+
+
 def free_bytes(where: str | os.PathLike[str] | int) -> int:
     """Return the free bytes of the file system of a path or an open file."""
     state = os.statvfs(where)

@@ -5,17 +5,15 @@ Written by verbs and guards (operations/lease.py) and by the agents of a migrati
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Optional
 
-from appliance.shared.files import ALWAYS, make_folder, replace_file
+from appliance.shared.files import ALWAYS, make_folder, open_regular, replace_file
 from appliance.shared.identity import UUID
 from appliance.shared.locks import Locked, hold_lock
 
@@ -157,12 +155,10 @@ def read_file(path: str) -> bytes | None:
         OSError: it cannot be read, or is not a file: a pipe would keep the caller waiting.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_regular(path)
     except FileNotFoundError:
         return None
     with open(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
         return stream.read(MAX_FILE)
 
 

@@ -28,7 +28,7 @@ from appliance.host.base import (
     without_secrets,
     write_argv,
 )
-from appliance.host.stream import LineReader, Stream
+from appliance.host.stream import LineReader, Stream, expires_after
 from appliance.progress import Progress, Silent, Step
 from appliance.share import PACKAGE
 from appliance.shared.records import RecordError, check_value
@@ -166,7 +166,7 @@ def call(
         reader = MessageReader(progress or Silent(), stack, on_rows)
         with (
             host.stream(*argv(installed, command, request), LIFELINE, on_line=reader.feed) as stream,
-            _aborted_after(bounds.seconds, stream) as expired,
+            expires_after(bounds.seconds, stream.abort) as expired,
         ):
             lines = LineReader(reader.feed)
             while (block := stream.read()) and not expired.is_set():
@@ -182,27 +182,6 @@ def call(
                 seconds = f"{bounds.seconds:g} s"
                 raise SmsError(f"{host.name}: the agent there did not end within {seconds}", hint=FOREIGN_HINT)
             return reader.outcome(result)
-
-
-@contextmanager
-def _aborted_after(seconds: float | None, stream: Stream) -> Iterator[threading.Event]:
-    """Abort a stream if the context lasts longer, whatever arrives meanwhile; then the event is set."""
-    expired = threading.Event()
-    if seconds is None:
-        yield expired
-        return
-
-    def expire() -> None:
-        expired.set()
-        stream.abort()
-
-    watchdog = threading.Timer(seconds, expire)
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        yield expired
-    finally:
-        watchdog.cancel()
 
 
 def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:

@@ -127,19 +127,27 @@ for path in ("{SPY}", *{TROPHIES!r}):
     except OSError:
         pass
 """
-IMPLANT = f"""
+REPLACE = """
+# replace TEXT NAME...: put a text in the place of programs, which are kept.
+replace() {
+    text=$1
+    shift
+    for name in "$@"; do
+        path=$(command -v "$name") || continue
+        [ -e "/opt/kept/$name" ] || cp -L --preserve=mode,ownership "$path" "/opt/kept/$name"
+        rm -f "$path"
+        printf %s "$text" >"$path"
+        chmod 755 "$path"
+    done
+}
 set -eu
 mkdir -p /opt/kept
+"""
+IMPLANT = f"""{REPLACE}
 : >{SPY}
 chmod 666 {SPY}
 cp -a "$(command -v readlink)" /opt/kept/readlink
-for name in {" ".join(WRAPPED)}; do
-    path=$(command -v "$name") || continue
-    [ -e "/opt/kept/$name" ] || cp -L --preserve=mode,ownership "$path" "/opt/kept/$name"
-    rm -f "$path"
-    printf %s "$1" >"$path"
-    chmod 755 "$path"
-done
+replace "$1" {" ".join(WRAPPED)}
 printf %s "$2" >"$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/sitecustomize.py"
 for path in /bin/sh /bin/bash; do cp "$path" "/var/spool/setuid-${{path##*/}}"; done
 chmod 4755 /var/spool/setuid-*
@@ -168,17 +176,11 @@ LIES = {
 }
 """What a program of the container answers."""
 LIARS = ("scontrol", "squeue", "sinfo", "sacctmgr", "chronyc", "postqueue")
-LIE = f"""
-set -eu
-mkdir -p /opt/kept
+LIE = f"""{REPLACE}
 for name in yes seq; do cp -a "$(command -v $name)" /opt/kept/$name; done
-for name in {" ".join(LIARS)}; do
-    path=$(command -v "$name") || continue
-    [ -e "/opt/kept/$name" ] || cp -L --preserve=mode,ownership "$path" "/opt/kept/$name"
-    rm -f "$path"
-    printf '#!/bin/bash\\n%s\\n' "$1" >"$path"
-    chmod 755 "$path"
-done
+replace "#!/bin/bash
+$1
+" {" ".join(LIARS)}
 """
 """$1: a lie."""
 HONEST = f"""

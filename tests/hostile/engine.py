@@ -25,7 +25,8 @@ import yaml
 from appliance.shared.state_lease import LEASE_FILE, StateLease
 from tests.bmcs import Request, answer
 from tests.bmcs import _request as read_request
-from tests.hostile_vm import HOSTILE
+from tests.hostile.vm import HOSTILE
+from tests.servers import accepting
 
 Raw = Callable[[Request, ssl.SSLSocket], bytes | None]
 Change = Callable[[Any], Any]
@@ -52,7 +53,7 @@ KINDS: dict[str, tuple[str, dict[str, str]]] = {
 PLACE = re.compile(r"/(api/v1|apis/[^/]+/v1)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(?:/([a-z]+))?$")
 """Of an object, or of all of a kind: version, namespace, kind, name, and what of it."""
 NUMBER = re.compile(r'(?<!\\)"@(-?(?:[0-9][0-9e]*|NaN|Infinity))"')
-"""A number in ``tests.hostile_vm.CHANGES``, with its quotes."""
+"""A number in ``tests.hostile.vm.CHANGES``, with its quotes."""
 KEY = hashlib.sha512(b"a key of Munge").digest() * 2
 TOKEN = "4d3c2b1a-token-of-an-account-0123456789"
 UUID = "0a1b2c3d-0000-4000-8000-%012d"
@@ -326,18 +327,8 @@ def serve_plain(address: str, port: int, behave: Raw) -> Iterator[None]:
                     return
                 link.sendall(said)
 
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                threading.Thread(target=talk, args=(listening.accept()[0],), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
+    with accepting(listening, talk):
         yield
-    finally:
-        with suppress(OSError):
-            listening.shutdown(socket.SHUT_RDWR)
-        listening.close()
 
 
 def answer_inside(words: list[str]) -> tuple[bytes, bytes, int]:

@@ -18,7 +18,7 @@ from appliance.agent.store import CHUNK
 from appliance.agent.transfer import COMPRESSED, FRAME, HEAD, LENGTH, MAGIC, PLAIN
 from tests.conftest import find_tool
 from tests.hostile.far import Step
-from tests.hostile_vm import HOSTILE
+from tests.hostile.vm import HOSTILE
 
 MOUNTS, PROC, NETWORK, SIGNALS, REST, PARSERS = (
     *("mounts and links", "/proc and descriptors", "network"),

@@ -10,13 +10,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from appliance.tools import agent
 from tests.waiting import soon
@@ -24,11 +22,6 @@ from tests.waiting import soon
 FACTS = {"cluster": "t", "host": "h", "generation": 1, "image": {}, "slurm_cluster": "t"}
 HEAD = "/var/spool/slurmctld/job_state"
 SLURM = b"\0\0\0\x11PROTOCOL_VERSION\0" + bytes(100)
-
-
-def sample(cases: Iterable[str], *chosen: str) -> list[Any]:
-    """Cases for ``parametrize``: the chosen ones run always, the others in `make test-full` alone."""
-    return [case if case in chosen else pytest.param(case, marks=pytest.mark.full) for case in cases]
 
 
 def sh(*argv: str | Path, **more: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import Host
@@ -13,6 +13,7 @@ from appliance.plan.snapshots.offsite import LATEST
 from appliance.plan.snapshots.retention import RESTORE
 from appliance.progress import Progress
 from appliance.shared.identity import Identity, uuid_of
+from appliance.shared.manifest import Manifest
 from appliance.shared.records import RecordError, check_value, from_value
 from appliance.tools import agent
 
@@ -22,45 +23,14 @@ Snapshot = dict[str, Any]
 """A manifest with ``number`` and ``health``, as the agent reports it."""
 
 
-class _Checks(TypedDict, total=False):
-    e2fsck: str
-    heads: list[str]
-    state_bytes: int
-    state_files: int
-    state_unread: bool
-
-
 class _Health(TypedDict, total=False):
     ok: bool
     at: float
     damage: list[str]
 
 
-class _Listed(TypedDict):
-    """What every snapshot in a list has: the host may be compromised, and the manifest not what it has stored."""
-
-    number: int
-    uuid: str
-    cluster: str
-    slurm_cluster: str
-    host: str
-    generation: int
-    image: dict[str, str]
-    taken: float
-    running: bool
-    frozen_ms: float
-    method: str
-    found_by: str
-    size: int
-    used_bytes: int
-    new_bytes: int
-    digests: str
-    checks: _Checks
-    notes: list[str]
-    reason: str
+class _Reported(TypedDict):
     health: _Health
-    sequence: NotRequired[int]
-    cluster_uuid: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -138,7 +108,10 @@ def list_snapshots(cluster: Cluster, host: Host, *, identity: Identity | None = 
     reply = agent.call(host, "list", store_request(cluster, host), bounds=LIST_BOUNDS)
     try:
         there = from_value(Identity, reply.get("identity", {}))
-        every: tuple[Snapshot, ...] = tuple(check_value(list[_Listed], reply["snapshots"], "snapshots"))
+        # The host may be compromised, and a manifest not what it has stored.
+        every: tuple[Snapshot, ...] = tuple(check_value(list[_Reported], reply["snapshots"], "snapshots"))
+        for number, one in enumerate(every):
+            from_value(Manifest, one, f"snapshots[{number}]")
         broken = {int(number): why for number, why in check_value(dict[str, str], reply["broken"], "broken").items()}
     except RecordError as error:
         raise SmsError(f"{host.name} sent an invalid list of snapshots: {error}", hint=agent.ENDED_HINT) from None

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,6 @@ from typing import Any
 import pytest
 import yaml
 
-from appliance.cli import main
 from appliance.engines.nomad import SLURMD_PORT
 from appliance.host.local import ENVIRONMENT, Local
 from appliance.lab.engines.programs import find_program
@@ -41,9 +40,10 @@ from appliance.tools.kubectl import Kubectl
 from appliance.tools.nomad import Nomad
 from tests import places
 from tests.bmcs import Request, answer, serve
+from tests.cases import run_verb, sample
 from tests.hostile.engine import KEY, TOKEN, Engine, quoting, serve_plain
 from tests.hostile.host_state import READ, WALK, HostState, differences
-from tests.hostile_vm import CHANGES, FORBIDDEN, HOSTILE, RAW, SLOW, redirect
+from tests.hostile.vm import CHANGES, FORBIDDEN, HOSTILE, RAW, SLOW, redirect
 from tests.ownnet import own_network
 from tests.real.engines.conftest import need_engines
 from tests.servers import free_port
@@ -58,11 +58,6 @@ OTHER_KEY = hashlib.sha512(b"another key of Munge").digest() * 2
 FULL = pytest.mark.full
 
 
-def sampled(names: Iterable[str], sample: Sequence[str]) -> list[Any]:
-    """Return all names as parameters; those not in the sample are for `make test-full`."""
-    return [name if name in sample else pytest.param(name, marks=FULL) for name in names]
-
-
 class Site:
     """A site whose engine is hostile: verbs, and what they have printed. ``kind`` is the engine."""
 
@@ -74,12 +69,7 @@ class Site:
     def sms(self, *words: str) -> tuple[int, str]:
         """Run a verb; return its exit status, and all that it has printed."""
         assert self.capfd
-        self.capfd.readouterr()
-        try:
-            status = main(["-q", "--site", str(self.folder / "sms.yaml"), *words])
-        except SystemExit as end:
-            status = int(end.code or 0)
-        return status, "".join(self.capfd.readouterr())
+        return run_verb(self.capfd, self.folder / "sms.yaml", *words)
 
     def write_key(self, key: bytes) -> None:
         """Give the cluster a Munge key, which the next deployment sends to the engine."""
@@ -258,7 +248,7 @@ def with_kinds(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 ANSWERS = {**CHANGES, **{f"{name}, with kinds": with_kinds(change) for name, change in CHANGES.items()}}
 
 
-@pytest.mark.parametrize("name", sampled([*ANSWERS, *RAW], ("objects for texts, with kinds",)))
+@pytest.mark.parametrize("name", sample([*ANSWERS, *RAW], "objects for texts, with kinds"))
 def test_no_answer_confuses_a_verb(name: str, site: Site) -> None:
     engine = site.engine
     engine.aim, engine.change = OBJECTS, ANSWERS.get(name)
@@ -287,7 +277,7 @@ def test_no_list_of_kinds_confuses_a_verb(name: str, site: Site) -> None:
     site.repair()
 
 
-@pytest.mark.parametrize("standing", sampled(ENGINES, ENGINES[:1]), indirect=True)
+@pytest.mark.parametrize("standing", sample(ENGINES, *ENGINES[:1]), indirect=True)
 def test_a_quoted_request_shows_no_key(site: Site) -> None:
     """D1: of a webhook that denies it, in every encoding; the whole of it did reach the engine."""
     site.write_key(new := OTHER_KEY)
@@ -341,8 +331,8 @@ DEPLOY = ("deploy", "--timeout", "1s")
 
 
 @pytest.mark.parametrize("verb", [STATUS, pytest.param(DEPLOY, marks=FULL)], ids=["status", "deploy"])
-@pytest.mark.parametrize("name", sampled(OPTIONS, ("--filename",)))
-@pytest.mark.parametrize("standing", sampled(ENGINES, ENGINES[:1]), indirect=True)
+@pytest.mark.parametrize("name", sample(OPTIONS, "--filename"))
+@pytest.mark.parametrize("standing", sample(ENGINES, *ENGINES[:1]), indirect=True)
 def test_names_are_no_options(name: str, verb: tuple[str, ...], site: Site) -> None:
     """A pod or an allocation that is called as an option of `kubectl` or `nomad` would name a server, or a file."""
     spy, engine = Engine(), site.engine
@@ -402,7 +392,7 @@ def names_in(place: str) -> Callable[[Any], Any]:
 CERTIFICATES = ("another authority", "another address", "no TLS", "an old name")
 
 
-@pytest.mark.parametrize("name", sampled(CERTIFICATES, ("another authority",)))
+@pytest.mark.parametrize("name", sample(CERTIFICATES, "another authority"))
 def test_another_machine_gets_no_token(name: str, site: Site) -> None:
     """At the engine's address, which the attacker has taken over, without its key."""
     spy, port = Engine(), free_port([ENGINE])

@@ -9,16 +9,16 @@ from, or pushed to, is the same machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from appliance.host.base import Result
 from appliance.operations.image.build import Built
+from tests.cases import sample
 from tests.hostile.admin_host import Attacker, Instead, in_json, taken_over
 from tests.hostile.host_state import differences, read_state
-from tests.hostile_vm import CHANGES, FORBIDDEN, HOSTILE
+from tests.hostile.vm import CHANGES, FORBIDDEN, HOSTILE
 from tests.real.conftest import Playground, begin_on
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -94,11 +94,6 @@ def hosts(standing: Hosts) -> Iterator[Hosts]:
     assert standing.host(HERE).run("sh", "-c", f"find {folders} -maxdepth 2 -name 'PWNED*'", ok=None).text == ""
 
 
-def sampled(names: Iterable[str], sample: Sequence[str]) -> list[Any]:
-    """Return all names as parameters; those not in the sample are for `make test-full`."""
-    return [name if name in sample else pytest.param(name, marks=FULL) for name in names]
-
-
 TEXTS: dict[str, Instead] = {
     "escape sequences": Instead(HOSTILE.encode(errors="surrogateescape"), HOSTILE.encode(), 0),
     "an error with escape sequences": Instead(b"", HOSTILE.encode() * 100, 1),
@@ -119,7 +114,7 @@ TEXTS: dict[str, Instead] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(TEXTS, ("escape sequences",)))
+@pytest.mark.parametrize("name", sample(TEXTS, "escape sequences"))
 def test_no_output_confuses_a_verb(name: str, hosts: Hosts) -> None:
     """Whatever was run there: its programs, its shell, the agent, print something else."""
     hosts.attacker.attack = TEXTS[name]
@@ -142,7 +137,7 @@ def test_no_output_confuses_any_verb(name: str, hosts: Hosts) -> None:
         hosts.check(*words, asks=words in ASKING)
 
 
-@pytest.mark.parametrize("name", sampled(CHANGES, ()))
+@pytest.mark.parametrize("name", sample(CHANGES))
 def test_no_message_confuses_a_verb(name: str, hosts: Hosts) -> None:
     """Leases, messages of the agent, links, instances: everything is changed that is JSON."""
     hosts.attacker.attack = in_json(CHANGES[name])
@@ -166,7 +161,7 @@ LEASES: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(LEASES, ("of nobody that is known",)))
+@pytest.mark.parametrize("name", sample(LEASES, "of nobody that is known"))
 def test_a_lease_is_data(name: str, hosts: Hosts) -> None:
     """It may have a move or a start refused; it stops nothing that runs, and ends no guard here."""
     with replaced(hosts, f"cat >{LEASE}", LEASES[name]):
@@ -200,7 +195,7 @@ LINKS = {
 """In place of the lease."""
 
 
-@pytest.mark.parametrize("name", sampled(LINKS, ("a FIFO",)))
+@pytest.mark.parametrize("name", sample(LINKS, "a FIFO"))
 def test_what_is_no_file_keeps_no_verb_waiting(name: str, hosts: Hosts) -> None:
     """Also in place of the folders of journal and snapshots, and of the record of a deployment."""
     with replaced(hosts, LINKS[name]):
@@ -248,7 +243,7 @@ ENDLESS = {
 """4 GiB."""
 
 
-@pytest.mark.parametrize("name", sampled(ENDLESS, ("output",)))
+@pytest.mark.parametrize("name", sample(ENDLESS, "output"))
 def test_what_never_ends_is_not_kept(name: str, hosts: Hosts) -> None:
     """`sms status` had 3.4 GB after ten seconds."""
     hosts.attacker.attack = ENDLESS[name]

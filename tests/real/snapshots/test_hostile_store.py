@@ -6,26 +6,26 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from appliance.agent.store import Store
 from appliance.host.base import Result
 from appliance.host.netns import Netns
 from appliance.lab import Lab
 from tests import stores
+from tests.cases import sample
 from tests.conftest import find_tool
 from tests.hostile import far
 from tests.hostile import store as hostile
 from tests.hostile.host_state import HostState, differences, read_state
-from tests.hostile_vm import FORBIDDEN
+from tests.hostile.vm import FORBIDDEN
 from tests.real.labs import fresh_lab
-from tests.stores import keep_image, make_image
+from tests.stores import keep_image, make_image, write_site
 
 pytestmark = pytest.mark.real
 
@@ -97,20 +97,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     find_tool("borg")
     with fresh_lab(NAME, 0) as opened:
         folder = tmp_path_factory.mktemp("store")
-        site = yaml.safe_load((opened.etc / "sms.yaml").read_text())
-        site["services"] = ["munge", "nat"]  # no compute node is there for slurmctld
-        site["snapshots"] = {
-            "borg": {
-                "repository": "ssh://root@host-b/var/lib/sms/repo",
-                "passphrase": "keys/borg.pass",
-                "ssh_key": "keys/id_ed25519",
-                "known_hosts": "known_hosts",
-            },
-            "standby": ["host-a", "host-b"],
-        }
-        (opened.etc / "hostile.yaml").write_text(yaml.safe_dump(site))
-        (opened.etc / "keys" / "borg.pass").write_text("lab\n")
-        (opened.etc / "keys" / "borg.pass").chmod(0o600)
+        write_site(opened, "hostile.yaml")
         make_image(folder / "one.img", seed=1)
         for name in ("host-a", "host-b"):
             opened.host(name).write(hostile.CANARY, f"{CONTENT}\n".encode(), mode=0o600)
@@ -144,11 +131,6 @@ LISTED = (
     ("-q", "overlay", "push", "--to", "host-b", "-n"),
     ("overlay", "list", "--host", "host-b"),
 )
-
-
-def sample(names: Iterable[str], *chosen: str) -> list[Any]:
-    """Parameters: but for the chosen ones, they are for full runs."""
-    return [pytest.param(name, marks=() if name in chosen else FULL) for name in names]
 
 
 @pytest.mark.parametrize("name", sample(hostile.lists(EXAMPLE), "null"))

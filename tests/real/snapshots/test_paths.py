@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from appliance.agent.loops import GET_FREE
-from tests.real.overlays import Bed, Said, bed, file_system, sample, sh
+from tests.cases import sample
+from tests.real.overlays import Bed, Said, bed, file_system, sh
 from tests.real.trees import Print, access_list, fingerprint, make_everything, stir, thaw_flags, write
 from tests.waiting import soon
 

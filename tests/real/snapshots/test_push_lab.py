@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from appliance.agent.store import Store
 from appliance.host.base import Result
@@ -24,7 +23,7 @@ from appliance.lab import Lab
 from tests import stores
 from tests.conftest import find_tool
 from tests.real.labs import fresh_lab
-from tests.stores import keep_image, make_image, read_all
+from tests.stores import keep_image, make_image, read_all, write_site
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -93,20 +92,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     find_tool("borg")
     with fresh_lab(NAME, 0) as opened:
         found = Hosts(opened, tmp_path_factory.mktemp("push"))
-        site = yaml.safe_load((found.lab.etc / "sms.yaml").read_text())
-        site["services"] = ["munge", "nat"]  # no compute node is there for slurmctld
-        site["snapshots"] = {
-            "borg": {
-                "repository": "ssh://root@host-b/var/lib/sms/repo",
-                "passphrase": "keys/borg.pass",
-                "ssh_key": "keys/id_ed25519",
-                "known_hosts": "known_hosts",
-            },
-            "standby": ["host-a", "host-b"],
-        }
-        (found.lab.etc / "push.yaml").write_text(yaml.safe_dump(site))
-        (found.lab.etc / "keys" / "borg.pass").write_text("lab\n")
-        (found.lab.etc / "keys" / "borg.pass").chmod(0o600)
+        write_site(found.lab, "push.yaml")
         make_image(found.folder / "one.img", seed=1)
         make_image(found.folder / "two.img", seed=2)
         make_image(found.folder / "big.img", seed=3, size_mb=BIG_MB, files=BIG_FILES)

@@ -12,8 +12,8 @@ import pytest
 from appliance.agent.store import ZERO
 from appliance.operations.image.build import Built
 from appliance.operations.lab import demo
+from tests.cases import sample
 from tests.real.conftest import NODES, Playground, give_image
-from tests.real.overlays import sample
 from tests.real.processes import begin
 
 pytestmark = pytest.mark.real

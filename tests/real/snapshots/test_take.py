@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from appliance.agent.trace import pid_namespace
+from tests.cases import sample
 from tests.real.overlays import (
     FACTS,
     Bed,
@@ -22,7 +23,6 @@ from tests.real.overlays import (
     differing_chunks,
     file_system,
     is_prefix,
-    sample,
     sh,
 )
 from tests.waiting import soon

@@ -97,7 +97,7 @@ class Node:
 def attack(vm: Vm, name: str, *, connections: int, addresses: int) -> Iterator[dict[str, Any]]:
     """Attack from another process as long as the context lasts; its last report is in the mapping afterwards."""
     port = vm.port if name in ("slow-body", "handshake") else vm.plain
-    argv = [sys.executable, "-m", "tests.hostile_node", name, "127.0.0.1", str(port), "--path", IMAGE]
+    argv = [sys.executable, "-m", "tests.hostile.node", name, "127.0.0.1", str(port), "--path", IMAGE]
     argv += ["--connections", str(connections), "--addresses", str(addresses), "--seconds", "120"]
     report: dict[str, Any] = {}
     path = vm.folder / "attack.log"

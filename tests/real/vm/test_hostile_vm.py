@@ -13,7 +13,7 @@ import ipaddress
 import json
 import os
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
@@ -26,7 +26,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from appliance.cli import main
 from appliance.errors import SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
@@ -38,7 +37,8 @@ from appliance.progress import Silent
 from appliance.tools import provision
 from tests import places
 from tests.bmcs import PASSWORD, ROOT, Machine, serve, tree
-from tests.hostile_vm import CHANGES, FORBIDDEN, HOSTILE, RAW, SLOW, Attacker, agent, redirect
+from tests.cases import run_verb, sample
+from tests.hostile.vm import CHANGES, FORBIDDEN, HOSTILE, RAW, SLOW, Attacker, agent, redirect
 from tests.ownnet import own_network
 from tests.provd import Provd, make_config, running
 from tests.servers import free_port
@@ -60,12 +60,7 @@ class Site:
 
     def sms(self, *words: str) -> tuple[int, str]:
         """Run a verb; return its exit status, and all that it has printed."""
-        self.capsys.readouterr()
-        try:
-            status = main(["-q", "--site", str(self.folder / "sms.yaml"), *words])
-        except SystemExit as end:
-            status = int(end.code or 0)
-        return status, "".join(self.capsys.readouterr())
+        return run_verb(self.capsys, self.folder / "sms.yaml", *words)
 
     def fill(self) -> None:
         """Give the real service something of each kind."""
@@ -173,12 +168,7 @@ def check(site: Site, words: tuple[str, ...]) -> None:
 SAMPLE = ("escape sequences in texts", "objects for texts", "huge numbers", "missing keys", "deep JSON")
 
 
-def sampled(names: Iterable[str], sample: Sequence[str]) -> list[Any]:
-    """Return all names as parameters; those not in the sample are for `make test-full`."""
-    return [name if name in sample else pytest.param(name, marks=pytest.mark.full) for name in names]
-
-
-@pytest.mark.parametrize("name", sampled([*CHANGES, *RAW], SAMPLE))
+@pytest.mark.parametrize("name", sample([*CHANGES, *RAW], *SAMPLE))
 def test_no_response_confuses_a_verb(name: str, site: Site) -> None:
     assert site.sms("node", "list")[0] == 0, "the honest response is accepted"
     site.attacker.change, site.attacker.attack = CHANGES.get(name), RAW.get(name)
@@ -386,7 +376,7 @@ AGENTS: dict[str, Callable[[bytes], bytes]] = {
 SAMPLE_AGENTS = ("escape sequences", "a huge status", "no base64", "never ends")
 
 
-@pytest.mark.parametrize("name", sampled(AGENTS, SAMPLE_AGENTS))
+@pytest.mark.parametrize("name", sample(AGENTS, *SAMPLE_AGENTS))
 def test_no_guest_agent_confuses_the_host(name: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a program in the VM, and what it says is shown, and decides whether the VM is healthy."""
     cluster = open_cluster(site.folder / "sms.yaml", None, Silent())

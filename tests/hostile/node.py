@@ -1,6 +1,6 @@
 """A hostile node: a program that holds as many connections to the VM's web server as it can, and never finishes one.
 
-    python -m tests.hostile_node ATTACK ADDRESS PORT [--connections 5000] [--addresses 1] [--seconds 30]
+    python -m tests.hostile.node ATTACK ADDRESS PORT [--connections 5000] [--addresses 1] [--seconds 30]
 
 Twice a second it prints how many are open, how many it has opened in all, and how those ended that the server closed:
 by the status of its answer, or an error. They are opened again. Loopback only.
