@@ -15,6 +15,7 @@ from appliance.agent.source import WORKERS
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, disk_errors
 from appliance.shared.files import create_file, remove_file, write_at
 from appliance.shared.manifest import Checks
+from appliance.shared.outputs import begin
 
 CACHED_CHUNKS = 512
 """Chunks of metadata cached in memory."""
@@ -119,12 +120,18 @@ def run_merged(
 ) -> Tuple[int, str]:
     """Run a program, and kill it if this process is interrupted; return its exit status and the end of its output."""
     output = b""
-    with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, pass_fds=pass_fds
+    with begin(
+        subprocess.Popen,
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=env,
+        pass_fds=pass_fds,
     ) as process:
         assert process.stdout
         try:
-            while block := process.stdout.read1(MAX_LOG):  # type: ignore[attr-defined]
+            while block := process.stdout.read1(MAX_LOG):
                 output = (output + block)[-MAX_LOG:]
         except BaseException:
             process.kill()

@@ -22,7 +22,7 @@ from appliance.shared.history import AppendLine, make_event
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, parse_lease, peek, read_file
 from appliance.shared.locks import PORTS_WAIT_S, Locked, hold_lock, ports_lock
 from appliance.shared.migration import MacvlanRequest, MigrationRequest, MoveMark
-from appliance.shared.outputs import Outputs, Overflow, TooLate, end_group
+from appliance.shared.outputs import Outputs, Overflow, TooLate, begin, end_group
 from appliance.shared.ports import (
     change_commands,
     enter,
@@ -54,7 +54,7 @@ def run(*argv: str, stdin: bytes = b"", ok: Sequence[int] = (0,), timeout: float
     """
     pipe = subprocess.PIPE
     # A session of its own: signals to our process group must not reach it.
-    process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    process = begin(subprocess.Popen, argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
     outputs = Outputs(process, MAX_ANSWER)
     try:
         outputs.exchange(stdin, timeout)

@@ -10,6 +10,7 @@ from appliance.agent.check import run_merged
 from appliance.agent.freeze import end_with_parent
 from appliance.agent.names import LONGEST, DirCursor, Names, show, show_raw, walk
 from appliance.agent.protocol import IMMUTABLE_HINT, Problem
+from appliance.shared.outputs import begin
 from appliance.text import printable
 
 RSYNC = (
@@ -49,7 +50,8 @@ def copy(source: int, target: int, paths: Iterable[Names], *, outside: bool) -> 
             )
     if not names:
         return 0
-    child = subprocess.Popen(
+    child = begin(
+        subprocess.Popen,
         [*RSYNC, "/proc/self/fd/%d/" % source, "/proc/self/fd/%d/" % target],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

@@ -48,6 +48,7 @@ from appliance.agent.store import (
 )
 from appliance.agent.take import Pending
 from appliance.shared.manifest import Manifest
+from appliance.shared.outputs import begin
 
 MAGIC = b"SMS1"
 LENGTH = ">I"
@@ -425,7 +426,7 @@ def receive_image(request: Dict[str, Any]) -> Dict[str, Any]:
         if same:
             return {"snapshot": same.to_dict(), "present": True, "bytes": 0}
         protocol.step("receive", field(request, "what", str, "receive snapshot %d" % manifest.number))
-        child = subprocess.Popen(field(request, "argv", list), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        child = begin(subprocess.Popen, field(request, "argv", list), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         try:
             digests = store_image(store, child, manifest.size)
             status = child.wait()

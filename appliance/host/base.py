@@ -50,6 +50,7 @@ folder=$(dirname "$1") above=/
 new=$folder/.$(basename "$1").new~
 case $folder in */logrotate.d | logrotate.d) new=$folder/$(basename "$1").new~ ;; esac
 trap 'exit 143' HUP INT TERM
+trap 'trap "" HUP INT TERM; if [ "$new" -ef "/proc/$$/fd/9" ]; then flock -n 9; [ $? = 1 ] || rm -f "$new"; fi' EXIT
 umask 077
 [ -d "$folder" ] || above=$folder
 mkdir -p "$folder" || exit
@@ -58,7 +59,6 @@ until [ "$new" -ef "/proc/$$/fd/9" ]; do
     exec 9>>"$new" || exit
     flock 9 || case $? in 65 | 71) ;; *) exit 1 ;; esac # a file system without locks
 done
-trap 'rm -f "$new"' EXIT
 chmod 600 "$new" && : >"$new" && cat >&9 || exit
 [ "$(stat -c %s "$new")" = "$3" ] || exit {SIZE_MISMATCH}
 chmod "$2" "$new" && sync "$new" && mv -fT "$new" "$1" && trap - EXIT && sync "$folder" || exit

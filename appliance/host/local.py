@@ -27,7 +27,7 @@ from appliance.host.base import (
 )
 from appliance.host.stream import LATE_S, MAX_ERRORS, LineReader, Stream
 from appliance.shared.files import ALWAYS
-from appliance.shared.outputs import MAX_OUTPUT, Outputs, Overflow, TooLate, end_group
+from appliance.shared.outputs import MAX_OUTPUT, Outputs, Overflow, TooLate, begin, end_group
 from appliance.shared.requests import Request
 from appliance.shared.secret import secrets_of
 
@@ -160,7 +160,8 @@ class Local(Host):
         self, argv: tuple[str, ...], stdin: int, stderr: int | BinaryIO = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
         try:
-            return subprocess.Popen(
+            process: subprocess.Popen[bytes] = begin(
+                subprocess.Popen,
                 [*self.prefix, *argv],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
@@ -168,6 +169,7 @@ class Local(Host):
                 start_new_session=True,
                 env={**inherited(), **ENVIRONMENT},
             )
+            return process
         except FileNotFoundError as error:
             raise NoProgram(
                 f"{self.name}: no such program: {error.filename}", hint="`sms doctor` lists what is missing"
@@ -266,7 +268,8 @@ class Local(Host):
         """
         group = None if os.isatty(0) else 0
         with kept_apart() as (stdin, stdout, stderr):
-            process = subprocess.Popen(
+            process: subprocess.Popen[bytes] = begin(
+                subprocess.Popen,
                 [*self.prefix, *argv],
                 stdin=stdin,
                 stdout=stdout,

@@ -4,9 +4,10 @@ import contextlib
 import os
 import selectors
 import signal
+import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 MAX_OUTPUT = 16 << 20
 """Maximum size of each output of a command, in bytes: it is kept in memory, and what prints it may be hostile."""
@@ -126,6 +127,43 @@ def _left(end: Optional[float]) -> Optional[float]:
     if left <= 0:
         raise TooLate
     return left
+
+
+def begin(popen: Callable[..., Any], argv: Sequence[Any], **options: Any) -> Any:
+    """Start a program with ``subprocess.Popen``, which an interrupt leaves with a program that nobody ends."""
+    process = None
+    try:
+        with _uninterrupted():
+            process = popen(argv, **options)
+    except BaseException:
+        if process is not None and process.poll() is None:
+            leads = os.getpgid(process.pid) == process.pid
+            end_group(process) if leads else process.kill()
+        raise
+    return process
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Handle the signals that end a verb after the block. A mask would be inherited by what starts in it."""
+    if threading.current_thread() is not threading.main_thread():  # only that one handles signals
+        yield
+        return
+    came: List[int] = []
+    before: Dict[int, Any] = {}
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    try:
+        for number in map(int, ending):
+            if callable(signal.getsignal(number)):
+                before[number] = signal.signal(number, lambda number, _: came.append(number))
+        yield
+    finally:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # no handler interrupts this
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for number in came[:1]:
+        before[number](number, None)
 
 
 def end_group(process: Any) -> None:

@@ -63,11 +63,25 @@ def test_a_command_cannot_signal_the_group_of_its_caller() -> None:
     assert done.stdout == b"241 goes on\n"  # -15
 
 
-def test_a_command_ends_with_its_interrupted_caller(tmp_path: Path) -> None:
-    run = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {RUN}"
+AS_SOON_AS_IT_RUNS = """
+import os, subprocess, time
+def start(*args, popen=subprocess.Popen, **options):
+    process = popen(*args, **options)
+    if args[0][0] == "sh":
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+    return process
+subprocess.Popen = start
+"""
+
+
+@pytest.mark.parametrize("prelude", ["", AS_SOON_AS_IT_RUNS], ids=["while it runs", "before its process ID is known"])
+def test_a_command_ends_with_its_interrupted_caller(prelude: str) -> None:
+    run = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{prelude}\n{RUN}"
     argv = [sys.executable, "-c", run, "sh", "-c", "trap '' INT; echo $$; sleep 60; sleep 60"]
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as caller:
         assert caller.stdout
         command = Path("/proc") / caller.stdout.readline().decode().strip()
-        caller.send_signal(signal.SIGINT)
+        if not prelude:
+            caller.send_signal(signal.SIGINT)
         assert caller.wait(30) and not command.exists()
