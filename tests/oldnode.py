@@ -15,12 +15,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from appliance.shared.wire import count_bytes, pack_message, read_message
 from appliance.tools.agent import build_zipapp
-from tests.waiting import alive
+from tests.waiting import alive, wait_until
 
 PYTHON = sys.executable
 MACS = {"prov": "02:00:00:00:00:01", "pub": "02:00:00:00:00:02"}
@@ -332,6 +333,11 @@ class OldNode:
         """The network of the old node is down, or up again."""
         for net in MACS:
             self.others.ip(f"link set old-{net} {'down' if cut else 'up'}")
+            # The kernel tells the other end a moment later.
+            wait_until(partial(self._has_no_carrier, net, cut), "the carrier")
+
+    def _has_no_carrier(self, net: str, wanted: bool) -> bool:
+        return ("NO-CARRIER" in self.old.run("ip", "link", "show", net)) == wanted
 
 
 @contextmanager

@@ -192,8 +192,7 @@ def seen(hosts: Hosts) -> Seen:
     wait_for("the job", lambda: "yes" if hosts_state(hosts, jobs["running"]) == "RUNNING" else "")
     inside(hosts, source, TREE)
     before = inside(hosts, source, LOOK)
-    curl = ["curl", "-s", "-o", "/dev/null", "--limit-rate", "3M", "--retry", "0"]
-    curl += ["-w", "%{http_code} %{size_download} %{num_connects} %{time_total}", BIG_URL]
+    curl = ["curl", "-s", "-w", "%{stderr}%{http_code} %{size_download} %{num_connects} %{time_total}", BIG_URL]
     key = (hosts.lab.etc / "keys" / "munge.key").read_bytes()
     began = time.time()
     cluster = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
@@ -214,14 +213,22 @@ def seen(hosts: Hosts) -> Seen:
         run = Stepping(hosts.lab, "-q", "migrate", "--json", target)
         stack.callback(run.kill)
         assert run.to("<stop"), run.end(60)
-        download = subprocess.Popen([*hosts.lab.host("node3").prefix, *curl], stdout=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        download = subprocess.Popen([*hosts.lab.host("node3").prefix, *curl], stdout=pipe, stderr=pipe)
         asked = time.time()
+        over = threading.Event()
+        reader = threading.Thread(target=read_slowly, args=(download, over))
+        reader.start()
+        stack.callback(reader.join)
+        stack.callback(over.set)
         time.sleep(0.5)
         run.free()
         moved = run.end(300)
         assert moved.status == 0, moved.stderr
         reported = json.loads(moved.stdout)
-        downloaded = download.communicate()[0]
+        over.set()
+        reader.join()
+        downloaded = download.communicate()[1].decode()
         writing.wait(30)
     ended = time.time()
     prober.end()
@@ -242,6 +249,15 @@ def seen(hosts: Hosts) -> Seen:
         prober.away_s(began, ended),
         {host: hosts.history(host) for host in CARRIERS},
     )
+
+
+def read_slowly(download: subprocess.Popen[bytes], over: threading.Event) -> None:
+    """Read the download, so that it is under way until the move is over, however long that lasts."""
+    assert download.stdout
+    left = BIG
+    while block := download.stdout.read(1 << 16):
+        left -= len(block)
+        over.wait(0.02 if left > BIG // 2 else 0.5)
 
 
 def whole(lines: list[str]) -> list[list[str]]:
