@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -130,6 +131,20 @@ class Endpoint:
         self.closed.set()
         with self._lock:
             self.session.end()
+
+
+def receive_after(endpoint: Endpoint, kind: str, *earlier: str, patience_s: float = PATIENCE_S) -> Message:
+    """Return the next message of a kind. Replies to ``earlier`` requests may come first, all within ``patience_s``.
+
+    Raises:
+        Lost, SmsError: as ``Endpoint.receive``.
+    """
+    end = time.monotonic() + patience_s
+    while (left := end - time.monotonic()) > 0:
+        reply, _ = endpoint.receive(kind, *earlier, patience_s=left)
+        if reply["kind"] == kind:
+            return reply
+    raise Lost(f"{endpoint.name} did not confirm within {patience_s:g} s ({kind})")
 
 
 @contextmanager

@@ -174,6 +174,33 @@ ROWS = [
         "tests/unit/adopt/test_survey.py::test_no_text_of_the_host_keeps_the_reader_busy",
     ),
     *(
+        Row(OLD_NODE, kind, attack, verbs, f"tests/real/adopt/test_hostile_old_node.py::{test}")
+        for kind, attack, verbs, test in (
+            (MOUNTS, "a state that leads elsewhere", ("adopt",), "test_a_state_that_is_none_ends_the_rehearsal"),
+            (NETWORK, "a survey without an end", ("survey",), "test_a_survey_that_never_ends_is_ended"),
+            (NETWORK, "packets of its own", ("survey",), "test_a_capture_is_data"),
+            (REST, "files that are not those of a node", ("survey",), "test_a_survey_is_data"),
+            (
+                PARSERS,
+                "other output of its programs",
+                ("adopt",),
+                "test_what_programs_of_the_old_node_print_is_data",
+            ),
+            (
+                PARSERS,
+                "other messages of its agent",
+                ("adopt",),
+                "test_an_agent_of_the_old_node_that_lies_adopts_nothing",
+            ),
+            (
+                PARSERS,
+                "the same when it is to get the services back",
+                ("adopt",),
+                "test_an_undo_that_the_old_node_disturbs_leaves_the_container",
+            ),
+        )
+    ),
+    *(
         Row(ADMIN_HOST, kind, attack, verbs, f"tests/real/migration/test_hostile_admin_host.py::{test}")
         for kind, attack, verbs, test in (
             (MOUNTS, "pipes and devices for its files", ASKED, "test_what_is_no_file_keeps_no_verb_waiting"),

@@ -36,7 +36,7 @@ from appliance.plan.migration.plan import Plan
 from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.progress import Progress
 from appliance.shared.adopt import ReturnRequest
-from appliance.tools.move import Endpoint, open_endpoint
+from appliance.tools.move import Endpoint, open_endpoint, receive_after
 from appliance.tools.scripts import read_script
 from appliance.tools.scripts import script_argv as shell_argv
 from appliance.units import format_time
@@ -304,13 +304,11 @@ def _clean_up(current: _Undo) -> None:
     with current.progress.step("clean up"):
         try:
             current.source.send("given")  # first: if this host crashes now, it must not start the instance at its boot
-            while current.source.receive("given", *SOURCE_REPLIES, patience_s=QUICK_S)[0]["kind"] != "given":
-                pass
+            receive_after(current.source, "given", *SOURCE_REPLIES, patience_s=QUICK_S)
             current.target.send("commit")
             current.target.receive("committed", patience_s=START_WAIT_S)
             current.source.send("finish")
-            while current.source.receive("finished", *SOURCE_REPLIES, patience_s=START_WAIT_S)[0]["kind"] != "finished":
-                pass
+            receive_after(current.source, "finished", *SOURCE_REPLIES, patience_s=START_WAIT_S)
         except SmsError as error:
             raise Unverified(
                 f"{current.record.old} serves, and the end was not confirmed: {error.message}",
@@ -331,16 +329,14 @@ def _roll_back(current: _Undo, cause: BaseException) -> NoReturn:
     with current.progress.step(f"roll back to {current.host.name}"):
         try:
             current.target.send("abort", why=why)
-            while current.target.receive("aborted", *OLD_REPLIES, patience_s=QUICK_S)[0]["kind"] != "aborted":
-                pass
+            receive_after(current.target, "aborted", *OLD_REPLIES, patience_s=QUICK_S)
             sure = True
         except SmsError:
             sure = False
         current.target.close()
         try:
             current.source.send("abort", why=why, sure=sure)
-            while current.source.receive("back", "halted", *SOURCE_REPLIES)[0]["kind"] != "back":
-                pass
+            receive_after(current.source, "back", "halted", *SOURCE_REPLIES)
         except SmsError:
             current.source.close()
         current.target.wait()

@@ -16,7 +16,7 @@ from appliance.operations.migration.switch import activate, arm, commit, flush
 from appliance.operations.services.unfinished import resume_migration
 from appliance.plan.machine import PROBE, inside_argv
 from appliance.plan.migration.lease import GENERATION_BUMP
-from appliance.tools.move import Endpoint
+from appliance.tools.move import Endpoint, receive_after
 
 CONFIRM_S = 8.0
 """Longer than a live source keeps its ports off the bridges (agent/migration_source.py, RECLAIM_S) and queries take."""
@@ -96,8 +96,7 @@ def _is_source_alive(migration: Migration) -> bool:
     with migration.progress.step(f"verify that {migration.source.name} is down") as step:
         migration.target.send("unseen", for_s=CONFIRM_S)
         # Replies to earlier requests may come first.
-        while (reply := migration.target.receive(*TARGET_REPLIES)[0])["kind"] != "seen":
-            pass
+        reply = receive_after(migration.target, "seen", *TARGET_REPLIES)
         step.detail(f"{reply['mac']} answers for its addresses" if reply["mac"] else "its addresses are unused")
     return bool(reply["mac"]) or _source_answers(migration)
 
@@ -147,8 +146,7 @@ def end_agents(migration: Migration, cause: BaseException) -> None:
         if ended:
             try:
                 source.send("abort", why=why, sure=confirmed)
-                while source.receive("back", *SOURCE_REPLIES)[0]["kind"] != "back":
-                    pass
+                receive_after(source, "back", *SOURCE_REPLIES)
             except SmsError:
                 source.close()
         else:
@@ -163,8 +161,7 @@ def _abort_target(target: Endpoint, why: str, *, gated: bool) -> tuple[bool, boo
     """Return whether the target confirmed that it was aborted, and whether its agent has ended."""
     try:
         target.send("abort", why=why, gated=gated)
-        while target.receive("aborted", *TARGET_REPLIES, patience_s=ABORT_S)[0]["kind"] != "aborted":
-            pass
+        receive_after(target, "aborted", *TARGET_REPLIES, patience_s=ABORT_S)
     except SmsError:
         return False, target.ended_itself
     return True, True

@@ -9,6 +9,7 @@ from appliance.host.base import Unreachable
 from appliance.operations.migration.agents import LONG_S, QUICK_S
 from appliance.operations.migration.state import Migration
 from appliance.operations.services.unfinished import resume_migration
+from appliance.tools.move import receive_after
 
 SWITCH_S = 5.0
 """Timeout in seconds of requests during the switch: the target allows 2 s (agent/migration_target.py, ARMED_S)."""
@@ -102,8 +103,7 @@ def clean_up(migration: Migration) -> None:
 def commit(migration: Migration) -> None:
     """Remove what only a rollback needs on the target."""
     migration.target.send("commit")
-    while migration.target.receive("committed", "appended")[0]["kind"] != "committed":
-        pass
+    receive_after(migration.target, "committed", "appended")
 
 
 def _copy_log_tails(migration: Migration) -> None:
@@ -129,8 +129,7 @@ def _finish_source(migration: Migration) -> None:
     try:
         source.send("finish")
         # The reply to the request for the logs may come late.
-        while source.receive("finished", "tails", patience_s=LONG_S)[0]["kind"] != "finished":
-            pass
+        receive_after(source, "finished", "tails", patience_s=LONG_S)
     except Unreachable:
         raise
     except SmsError:

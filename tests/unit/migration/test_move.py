@@ -37,6 +37,7 @@ from appliance.plan.migration.move import (
 from appliance.plan.services.jobs import read_jobs
 from appliance.share import share
 from appliance.shared.wire import MAX_MESSAGE_BYTES
+from appliance.tools.move import Lost, receive_after
 
 SHIPPED = read_catalog(share("definitions", "services"))
 USUAL = ("slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync")
@@ -454,3 +455,22 @@ ENDS = "-s 10.1.0.2 -d 10.9.0.1 -r 10.9.0.1 -n 10.9.0.7:4001"
 def test_only_connections_of_another_host_are_added(line: str, known: bool) -> None:
     """`conntrack -R` runs any command that is in its input, such as to forget all connections."""
     assert bool(CONNECTION.fullmatch(line)) == known
+
+
+class Talker:
+    """An agent whose replies to earlier requests go on."""
+
+    name = "host-b"
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = iter(kinds)
+
+    def receive(self, *kinds: str, patience_s: float) -> tuple[dict[str, str], bytes]:
+        return {"kind": next(self.kinds, "ready")}, b""
+
+
+def test_earlier_replies_are_not_awaited_for_ever() -> None:
+    """A hostile agent could keep `sms adopt --undo` waiting in its rollback."""
+    assert receive_after(Talker("ready", "aborted"), "aborted", "ready")["kind"] == "aborted"  # type: ignore[arg-type]
+    with pytest.raises(Lost):
+        receive_after(Talker(), "aborted", "ready", patience_s=0.1)  # type: ignore[arg-type]
