@@ -14,6 +14,8 @@ import pytest
 from appliance.errors import SmsError
 from appliance.host.base import OddOutput, Result
 from appliance.host.fake import Fake
+from appliance.operations.adopt.inspection import query_old
+from appliance.operations.hosts.signing import find_signing_keys
 from appliance.operations.overlay import mirror, overlay, standby
 from appliance.operations.services import unfinished
 from appliance.operations.vm.snapshots import read_listed
@@ -45,6 +47,7 @@ ODD: dict[str, bytes] = {
     "superscript": "²".encode(),
     "escapes": b"\x1b]0;title\x07",
     "many": b"1 2 3 4 5 6 7 8 9\n",
+    "single words": b"7 \nx \n x\n\nx\n",
 }
 
 
@@ -60,7 +63,10 @@ class Odd(Fake):
 
 
 PLACES = SimpleNamespace(overlay=Path("/o"), sign=Path("/sign"))
-CLUSTER: Any = SimpleNamespace(places=PLACES, site=SimpleNamespace(cluster="lab"), services=())
+CLUSTER: Any = SimpleNamespace(places=PLACES, site=SimpleNamespace(cluster="lab"), services=(), path=None)
+SURVEY: Any = SimpleNamespace(slurm=None)
+KEYS = SimpleNamespace(public_keys=(), private_key="/etc/sms/sign.pem", pgp_fingerprint=None)
+CLUSTER.site.signing, CLUSTER.site.state = KEYS, "/var/lib/sms"
 
 
 def seed(host: Odd) -> object:
@@ -89,6 +95,8 @@ READERS: dict[str, Callable[[Odd], object]] = {
     "btrfs device stats": lambda host: Btrfs().devices(host, "u", "/m"),
     "btrfs dump-super": lambda host: Btrfs().inspect(host, "/m"),
     "mdadm --detail": lambda host: Md().devices(host, "u", "/m"),
+    "adopt-facts": lambda host: query_old(CLUSTER, host, SURVEY),
+    "find-private-keys": lambda host: find_signing_keys(CLUSTER, host),
     "vm-list": lambda host: read_listed(host.output.decode(errors="replace")),
 }
 

@@ -122,7 +122,7 @@ def query_old(cluster: Cluster, old: Host, found: Survey) -> OldFacts:
     state = found.slurm.state if found.slurm else ""
     offset = clock_offset(old)
     output = old.run(*script_argv("adopt-facts", mark_on_old(cluster), state or "/nonexistent"), timeout=60).text
-    rows = [line.split(None, 1) for line in output.splitlines() if " " in line]
+    rows = [words for line in output.splitlines() if len(words := line.split(None, 1)) == 2]
     values: dict[str, list[str]] = {}
     for key, value in rows:
         values.setdefault(key, []).append(value.strip()[:300])

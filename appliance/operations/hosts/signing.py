@@ -74,8 +74,8 @@ def find_signing_keys(cluster: Cluster, host: Host) -> tuple[list[str], str]:
     folders = {ETC, str(site.state), *([str(cluster.path.parent)] if cluster.path else [])}
     paths = sorted({str(signing.private_key), *folders})
     result = host.run(*script_argv("find-private-keys", *paths), ok=(0, NO_OPENSSL), timeout=SEARCH_S)
-    listed = [line.split(" ", 1) for line in result.text.splitlines()]
-    found = [path for digest, path in listed if digest in here]
+    listed = [line.partition(" ") for line in result.text.splitlines()]
+    found = [path for digest, _, path in listed if digest in here and path]
     named = str(signing.private_key)
     if named not in found and host.works("test", "-e", named):
         found.append(named)
