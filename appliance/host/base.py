@@ -61,7 +61,7 @@ until [ "$new" -ef "/proc/$$/fd/9" ]; do
 done
 chmod 600 "$new" && : >"$new" && cat >&9 || exit
 [ "$(stat -c %s "$new")" = "$3" ] || exit {SIZE_MISMATCH}
-chmod "$2" "$new" && sync "$new" && mv -fT "$new" "$1" && trap - EXIT && sync "$folder" || exit
+chmod "$2" "$new" && sync "$new" && mv -fT "$new" "$1" && sync "$folder" || exit
 while [ "$above" != / ] && [ "$above" != . ]; do above=$(dirname "$above") && sync "$above" || exit; done
 """
 """Shell script: write $3 bytes of standard input to file $1 with mode $2, atomically, and flush it and its folder.

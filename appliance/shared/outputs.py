@@ -162,8 +162,8 @@ def _uninterrupted() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    for number in came[:1]:
-        before[number](number, None)
+        for number in came[:1]:
+            before[number](number, None)
 
 
 def end_group(process: Any) -> None:

@@ -233,10 +233,6 @@ def messages() -> dict[str, list[Step]]:
         "another message": [("out", message(kind="given"))],
         "a message of gigabytes": [("out", struct.pack(">I", 0xFFFFFFFF) + bytes(1000))],
         "data of gigabytes": [("out", READY + pack_message({"kind": "noted", "file_bytes": 1}, 1 << 62))],
-        "data of a gigabyte": [
-            ("out", READY + pack_message({"kind": "noted", "file_bytes": 1}, 1 << 30)),
-            ("endless", bytes(BLOCK)),
-        ],
         "deep JSON": [("out", struct.pack(">I", 100_000) + b"[" * 100_000)],
         "escape sequences": [
             ("error", json.dumps({"kind": "problem", "message": HOSTILE, "hint": HOSTILE}).encode() + b"\n")
@@ -261,5 +257,3 @@ LIES: dict[str, list[Step]] = {
     "killed": [("killed", 0)],
     "nothing": [],
 }
-PROGRAMS = {"date": "", "sinfo": "", "squeue": "", "sh": "adopt-facts", "ip": "neigh", "scontrol": ""}
-"""Programs whose output a verb reads, and a word of the command."""

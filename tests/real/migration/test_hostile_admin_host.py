@@ -18,6 +18,7 @@ from appliance.operations.image.build import Built
 from tests.cases import sample
 from tests.hostile.admin_host import Attacker, Instead, in_json, taken_over
 from tests.hostile.host_state import differences, read_state
+from tests.hostile.verbs import run_measured
 from tests.hostile.vm import CHANGES, FORBIDDEN, HOSTILE
 from tests.real.conftest import Playground, begin_on
 
@@ -232,8 +233,6 @@ class replaced:  # noqa: N801 - a context
             self.host.write(LEASE, self.kept, mode=0o600)
 
 
-PEAK = "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=2).returncode; "
-PEAK += "print(done, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)"
 ENDLESS = {
     "output": Instead(b"x" * (1 << 20), times=1 << 12),
     "lines": Instead(b'{"kind": "note", "text": "a line"}\n' * 10_000, times=1 << 12),
@@ -249,9 +248,8 @@ def test_what_never_ends_is_not_kept(name: str, hosts: Hosts) -> None:
     hosts.attacker.attack = ENDLESS[name]
     for words in ASKING[:1] if name == "output" else ASKING:
         hosts.attacker.tried.clear()
-        done = hosts.host(HERE).run("python3", "-c", PEAK, "sms", *words, timeout=300)
-        status, peak_mb = map(int, done.text.split())
-        assert hosts.attacker.tried and status in (1, 3, 4) and peak_mb < 600, (words, status, peak_mb)
+        done, peak_mb = run_measured(hosts.host(HERE), "sms", *words, timeout=300)
+        assert hosts.attacker.tried and done.status in (1, 3, 4) and peak_mb < 600, (words, done.status, peak_mb)
 
 
 @FULL

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from appliance.operations.lab import demo
+from tests.hostile.verbs import run_measured
 from tests.real.conftest import Playground, give_image
 from tests.real.labs import build_image, fresh_lab, wrong_munge_key
 from tests.waiting import wait_until
@@ -272,12 +273,6 @@ def test_every_snapshot_damaged(served: Playground) -> None:
             served.sms("-q", "overlay", "verify", "--all")
 
 
-MEASURE = """\
-import resource, subprocess, sys
-done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-sys.stderr.buffer.write(done.stderr)
-print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)
-"""
 PROBE = "/opt/sms/bin/sms-probe"
 
 
@@ -293,9 +288,8 @@ def test_a_hostile_container_that_prints_for_ever(served: Playground, program: s
         served.sms("exec", "--", "sh", "-euc", f"cp -a {PROBE} {PROBE}.before; {made}; mv {PROBE}.new {PROBE}")
         try:
             began = time.monotonic()
-            result = served.host(HOST).run("python3", "-c", MEASURE, "sms", "status", timeout=120)
-            status, peak_mib = map(int, result.text.split())
-            assert status in (1, 4) and peak_mib < 250 and time.monotonic() - began < 60
+            result, peak_mib = run_measured(served.host(HOST), "sms", "status", timeout=120)
+            assert result.status in (1, 4) and peak_mib < 250 and time.monotonic() - began < 60
             assert b"more than 16 MiB" in result.stderr and b"Traceback" not in result.stderr
         finally:
             served.sms("exec", "--", "mv", f"{PROBE}.before", PROBE)
