@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from appliance.host.base import Host
+from appliance.lab import Lab
 from appliance.lab.layout import CONTAINER_ADDRESSES, ENGINES, PROVISIONING
-from appliance.operations.lab.demo import wait_for, wait_idle
+from appliance.operations.lab.demo import CARRIER, wait_for, wait_idle
 from appliance.operations.lab.demo_engines import (
+    LIMIT_S,
     answers,
     delete_controller,
-    deploy_on,
     load_image,
     release_nodes,
-    stop_on,
 )
 from bench.rig import Rig, Samples, result
 from bench.rig.bed import Bed, open_bed
@@ -27,6 +28,18 @@ STOP_START = "sms stop, sms start"
 WHAT = {"kubernetes": "pod deleted", "nomad": "allocation stopped"}
 SETTLED_S = 2.0
 """Seconds of answers after the outage."""
+
+
+def deploy_on(lab: Lab, engine: str) -> None:
+    """Stop the services container, if it runs, and deploy the services on an engine."""
+    admin = lab.host(CARRIER)
+    admin.run("sms", "-q", "stop", timeout=LIMIT_S, ok=(0, 3))
+    admin.run("sms", "-q", "deploy", "--engine", engine, timeout=LIMIT_S)
+
+
+def stop_on(admin: Host) -> None:
+    """Stop the services on their engine."""
+    admin.run("sms", "-q", "deploy", "stop", timeout=LIMIT_S)
 
 
 def outages(bed: Bed, runs: int, address: str, work: Callable[[], None]) -> Samples:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from appliance.host.base import Host
 from appliance.host.local import Local
+from appliance.operations.env import Env
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.progress import Silent
 from appliance.tools.sha256 import find_digest
@@ -25,4 +26,4 @@ class Watched(Silent):
 def give(host: Host, source: Path | str, target: str, on_moved: Callable[[int], None] = lambda done: None) -> None:
     """Copy a file of this machine to a host."""
     found = HostFile(Local(), str(source), find_digest(Local(), str(source)))
-    copy_file(found, host, target, "a file", Watched(on_moved))
+    copy_file(Env(), found, host, target, "a file", Watched(on_moved))

@@ -6,7 +6,7 @@ who serves before it goes on without its coordinator.
 
 from typing import Any, Dict
 
-from appliance.agent import adopt_other, endpoint
+from appliance.agent import adopt_other
 from appliance.agent.channel import Channel
 from appliance.agent.machine import follow_to_the_end
 from appliance.agent.migration_source import RECLAIM_S
@@ -50,11 +50,11 @@ class AdoptArrive(MigrationTarget):
         """
         if self.instance and (self.state == "up" or (self.state == "started" and self.had_addresses)):
             given, alone = self.request, self.channel is not None
-            if adopt_other.serves_again(given.host, given.gives, given.bridges, self._isolate, alone=alone):
+            if adopt_other.serves_again(self.system, given, self._isolate, alone=alone):
                 self.roll_back(why)
                 return
             if self.state == "started":
-                endpoint.set_bridges({port: given.bridges[name] for name, port in self.ports.items()})
+                self.system.set_bridges({port: given.bridges[name] for name, port in self.ports.items()})
                 self.state = "up"
                 self.instance.announce(given.addresses)
         MigrationTarget.abandon(self, why)

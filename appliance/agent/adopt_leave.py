@@ -17,12 +17,11 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from appliance.agent import adopt_network, adopt_units, endpoint
+from appliance.agent import adopt_network, adopt_units
 from appliance.agent.adopt_changes import ChangedFiles, SendsChanges
 from appliance.agent.adopt_state import OldNode
 from appliance.agent.channel import PATIENCE_S, Channel
-from appliance.agent.endpoint import Instance
-from appliance.agent.log_sessions import LogSessions
+from appliance.agent.connections import translated_to, without_timeout
 from appliance.agent.machine import Handler, StateMachine, follow_to_the_end, reason
 from appliance.agent.migration_source import NOTICE_S, READ_S, RECLAIM_S
 from appliance.agent.protocol import Problem, note, read_request
@@ -60,8 +59,8 @@ class AdoptLeave(SendsChanges, StateMachine):
         self.state = node.mark.state
         self.files = ChangedFiles(self.request.state, self.request.state_inside)
         # The network of this process: that of the node, or a namespace that stands for it.
-        self.network = Instance(os.getpid())
-        self.sessions = LogSessions(self.network.pid, self.request.stream_ports, self.request.reset_ports)
+        self.network = self.system.instance(os.getpid())
+        self.sessions = self.system.open_sessions(self.network.pid, self.request.stream_ports, self.request.reset_ports)
         self.sent_connections: Set[str] = set()
         self.connections: List[str] = []
         """As they were when the addresses were removed."""
@@ -137,7 +136,7 @@ class AdoptLeave(SendsChanges, StateMachine):
         assert self.channel
         self._close_sessions()
         lines, trouble = self._read_connections()
-        self.sent_connections = {endpoint.without_timeout(line) for line in lines}
+        self.sent_connections = {without_timeout(line) for line in lines}
         self.channel.send("connections", "\n".join(lines).encode(), trouble=trouble)
 
     def release(self, message: Message) -> None:
@@ -152,7 +151,7 @@ class AdoptLeave(SendsChanges, StateMachine):
         began = self.released_at = time.monotonic()
         self.node.give_addresses()
         down = time.monotonic()
-        new = [line for line in self.connections if endpoint.without_timeout(line) not in self.sent_connections]
+        new = [line for line in self.connections if without_timeout(line) not in self.sent_connections]
         self.reported = True
         text = "\n".join(new).encode()
         self.channel.send("released", text, down_s=down - began, connections=len(self.connections), trouble=trouble)
@@ -161,10 +160,10 @@ class AdoptLeave(SendsChanges, StateMachine):
         """Return the connections that are translated to a moved address, and why there are none."""
         moved = {address.partition("/")[0] for one in self.request.interfaces for address in one.moves}
         try:
-            found = endpoint.read_connections(self.network)
+            found = self.system.read_connections(self.network)
         except (OSError, Problem) as error:
             return [], "the translated connections cannot be read, they will end: %s" % reason(error)
-        return [line for line in found if endpoint.translated_to(line) in moved], ""
+        return [line for line in found if translated_to(line) in moved], ""
 
     def _close_sessions(self) -> None:
         """Close the TCP sessions of log senders; they send what follows on new ones, which only the target accepts."""
@@ -250,7 +249,7 @@ class AdoptLeave(SendsChanges, StateMachine):
         """Make the services run here as before. What is stored stays if a part of it failed: it can be repeated."""
         if self.state in ("released", "given"):
             if self.connections:
-                self.attempt("", lambda: endpoint.load_connections(self.network, self.connections))
+                self.attempt("", lambda: self.system.load_connections(self.network, self.connections))
             self.attempt("", self.node.take_addresses)
         self.attempt("log senders cannot connect: ", self.sessions.reopen)
         if self.state != "read":

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Sequence, Set
 
 from appliance.agent import arp
-from appliance.agent.endpoint import LINKS, run, run_json
+from appliance.agent.instance import LINKS
 from appliance.agent.protocol import Problem
+from appliance.agent.system import SYSTEM
 from appliance.shared.adopt import OldInterface, SavedInterface
 
 TARGET, NOBODY, UNKNOWN = "target", "nobody", "unknown"
@@ -272,7 +273,7 @@ def _batch(lines: Sequence[str], *, ipv6: bool = False) -> None:
     """Run commands of ip(8) in one process, all of them, whatever fails: the caller looks at what is there then."""
     if lines:
         text = "".join(line + "\n" for line in lines).encode()
-        run("ip", *(["-6"] if ipv6 else []), "-force", "-batch", "-", stdin=text, ok=range(256))
+        SYSTEM.run("ip", *(["-6"] if ipv6 else []), "-force", "-batch", "-", stdin=text, ok=range(256))
 
 
 def _link(name: str) -> Dict[str, Any]:
@@ -281,7 +282,7 @@ def _link(name: str) -> Dict[str, Any]:
     Raises:
         Problem: there is none of that name.
     """
-    for link in run_json(LINKS, "ip", "-json", "address", "show", "dev", name):
+    for link in SYSTEM.run_json(LINKS, "ip", "-json", "address", "show", "dev", name):
         if link and link.get("ifname") == name:
             found: Dict[str, Any] = link
             return found
@@ -312,7 +313,7 @@ def _words(info: Dict[str, Any]) -> str:
 
 def _read_routes(name: str, ipv6: bool) -> List[str]:
     """Return the routes over an interface, as words of ``ip route add``."""
-    shown = run("ip", "-6" if ipv6 else "-4", "-o", "route", "show", "table", "all", ok=range(256))
+    shown = SYSTEM.run("ip", "-6" if ipv6 else "-4", "-o", "route", "show", "table", "all", ok=range(256))
     return parse_routes(shown.decode(errors="replace"), name)
 
 

@@ -5,12 +5,13 @@ no lease. The addresses that it keeps show what it has done: they have the MAC a
 another one while it stays away.
 """
 
-import time
 from typing import Callable, Dict, Sequence
 
 from appliance.agent import arp
 from appliance.agent.protocol import Problem
+from appliance.agent.system import System
 from appliance.shared.adopt import OldInterface
+from appliance.shared.migration import TargetRequest
 
 SERVES, AWAY, UNKNOWN = "serves", "away", "unknown"
 """What the old node does. It is unknown while no machine answers: this host's network may be down."""
@@ -23,29 +24,21 @@ NETWORK_DOWN = "nobody answers in the networks of %s: it cannot be seen whether 
 NETWORK_HINT = "repair its network, then run this again"
 
 
-def serves_again(
-    host: str,
-    interfaces: Sequence[OldInterface],
-    bridges: Dict[str, str],
-    isolate: Callable[[], object],
-    *,
-    alone: bool,
-) -> bool:
+def serves_again(system: System, request: TargetRequest, isolate: Callable[[], object], *, alone: bool) -> bool:
     """Return whether the old node has its addresses back.
 
     Args:
-        host: this one.
-        bridges: what leads to each network, by the interface of the container.
+        system: this host.
         isolate: called when no machine answers.
         alone: nobody waits for the answer: it is asked until there is one, whatever that lasts.
 
     Raises:
         Problem: no machine answers, and somebody waits.
     """
-    asked = [one for one in interfaces if arp.ipv4(one.keeps)]  # others cannot tell
+    asked = [one for one in request.gives if arp.ipv4(one.keeps)]  # others cannot tell
     before, isolated, left = "", False, TIMES
     while asked:
-        found = look(asked, bridges)
+        found = look(system, asked, request.bridges)
         if found == SERVES:
             return True
         if found == before == AWAY:
@@ -55,26 +48,26 @@ def serves_again(
             isolated = True
         left -= found == UNKNOWN
         if not (left or alone):
-            raise Problem(NETWORK_DOWN % host, NETWORK_HINT)
+            raise Problem(NETWORK_DOWN % request.host, NETWORK_HINT)
         before = found
-        time.sleep(SETTLED_S if found == AWAY else AGAIN_S)
+        system.sleep(SETTLED_S if found == AWAY else AGAIN_S)
     return False
 
 
-def look(interfaces: Sequence[OldInterface], bridges: Dict[str, str]) -> str:
+def look(system: System, interfaces: Sequence[OldInterface], bridges: Dict[str, str]) -> str:
     """Return what the old node does now. One that does not answer while others do counts as off: it stays away.
 
     One network that works is enough: the old node, too, decides by an answer in one of them. A network that is split
     between both, with other machines on both sides, looks the same.
     """
-    found = {_look(one, bridges[one.inside]) for one in interfaces}
+    found = {_look(system, one, bridges[one.inside]) for one in interfaces}
     return next(one for one in (SERVES, AWAY, UNKNOWN) if one in found)
 
 
-def _look(one: OldInterface, bridge: str) -> str:
+def _look(system: System, one: OldInterface, bridge: str) -> str:
     keeps = arp.ipv4(one.keeps)
     try:
-        answers = arp.find_macs(bridge, [*keeps, *arp.ipv4(one.witnesses)], arp.read_mac(bridge))
+        answers = system.find_macs(bridge, [*keeps, *arp.ipv4(one.witnesses)])
     except OSError:  # the bridge is down or gone
         return UNKNOWN
     if any(answers.get(address) == one.mac.lower() for address in keeps):

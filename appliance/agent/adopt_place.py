@@ -12,7 +12,7 @@ import errno
 import os
 import shutil
 
-from appliance.agent.endpoint import run
+from appliance.agent.system import SYSTEM
 from appliance.shared.files import make_folder, sync_folder
 
 NOT_MOVABLE = (errno.EXDEV, errno.EBUSY)
@@ -90,7 +90,7 @@ def _move_entries(source: str, target: str) -> None:
         except OSError as error:
             if error.errno not in NOT_MOVABLE:
                 raise
-            run("cp", "-a", "-T", "--", one, other, timeout=COPY_S)
+            SYSTEM.run("cp", "-a", "-T", "--", one, other, timeout=COPY_S)
             if os.path.isdir(one) and not os.path.islink(one):
                 shutil.rmtree(one)
             else:

@@ -12,12 +12,11 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from appliance.agent import adopt_guard, adopt_network, adopt_units, endpoint
+from appliance.agent import adopt_guard, adopt_network, adopt_units
 from appliance.agent.adopt_place import new_state, place_state
 from appliance.agent.adopt_state import OldNode
 from appliance.agent.channel import Channel
-from appliance.agent.endpoint import Instance
-from appliance.agent.machine import Handler, StateMachine, boot_time, follow_to_the_end, reason
+from appliance.agent.machine import Handler, StateMachine, follow_to_the_end, reason
 from appliance.agent.migration_source import RECLAIM_S
 from appliance.agent.migration_target import ARMED_S, PORTS_LIMIT_S
 from appliance.agent.protocol import Problem, read_request
@@ -61,7 +60,7 @@ class AdoptReturn(StateMachine):
         self.node = node
         self.request = node.request
         self.state = node.mark.state
-        self.network = Instance(os.getpid())
+        self.network = self.system.instance(os.getpid())
         self.armed_at = 0.0
         self.warning = ""
         self.served = False
@@ -102,7 +101,7 @@ class AdoptReturn(StateMachine):
             raise Problem("the state of the container is not in %s" % new_state(self.request.state))
         self._forget_connections()
         self.warning = self._load_connections(lines)
-        self.armed_at = boot_time()
+        self.armed_at = self.system.boot_time()
         self.channel.send("armed")
 
     def take_over(self, message: Message) -> None:
@@ -113,11 +112,11 @@ class AdoptReturn(StateMachine):
         self._enter("up", "taking the addresses")
         try:
             # Nothing slow, such as disk access, may come between reading the clock and taking the addresses.
-            if boot_time() > self.armed_at + ARMED_S:
+            if self.system.boot_time() > self.armed_at + ARMED_S:
                 raise Problem("the request to take over came too late", "is the network slow? run it again")
             warning = self._load_connections(lines) or self.warning
             self.node.take_addresses()
-            if boot_time() > self.armed_at + PORTS_LIMIT_S:
+            if self.system.boot_time() > self.armed_at + PORTS_LIMIT_S:
                 raise Problem("the addresses were taken too late", "is %s overloaded?" % self.request.host)
         except BaseException:
             # The container takes them again, unless one of them answers.
@@ -133,7 +132,7 @@ class AdoptReturn(StateMachine):
 
     def _load_connections(self, lines: List[str]) -> str:
         try:
-            return endpoint.load_connections(self.network, lines)
+            return self.system.load_connections(self.network, lines)
         except OSError as error:
             return "the translated connections cannot be loaded, they end: %s" % reason(error)
 
@@ -142,7 +141,7 @@ class AdoptReturn(StateMachine):
         for one in self.request.interfaces:
             for address in one.moves:
                 argv = self.network.network("conntrack", "-D", "--reply-dst", address.partition("/")[0])
-                self.attempt("", lambda argv=argv: endpoint.run(*argv, ok=range(256)))  # type: ignore[misc]
+                self.attempt("", lambda argv=argv: self.system.run(*argv, ok=range(256)))  # type: ignore[misc]
 
     def serve(self, message: Message) -> None:
         """Put the state in place, and start the services."""

@@ -6,8 +6,8 @@ import time
 from contextlib import suppress
 from typing import Dict, Iterable, List, Sequence, Tuple
 
-from appliance.agent.endpoint import run
 from appliance.agent.protocol import Problem
+from appliance.agent.system import SYSTEM
 from appliance.shared.files import remove_state, replace_file
 
 FOLDER = "/etc/systemd/system"
@@ -32,7 +32,7 @@ def systemctl(*argv: str, timeout: float = RELOAD_S) -> str:
     Raises:
         Problem: it failed, or took longer than ``timeout`` seconds.
     """
-    return run("systemctl", *argv, timeout=timeout).decode(errors="replace")
+    return SYSTEM.run("systemctl", *argv, timeout=timeout).decode(errors="replace")
 
 
 def drop_in(unit: str) -> str:

@@ -4,7 +4,6 @@ What it needs of the state is copied by the coordinator: all of it while slurmct
 stopped. The overlay stays as it is: a later adoption, or an administrator, may want it.
 """
 
-import time
 from typing import Any, Dict
 
 from appliance.agent import adopt_other
@@ -74,11 +73,11 @@ class AdoptYield(SendsChanges, MigrationSource):
         known = {name for group in self.request.stop for name in group}
         if self.state not in ("read", "stopping") or not known.issuperset(names):
             raise Problem("received halt of %s in state %s" % (names, self.state), status=2)
-        began = time.monotonic()
+        began = self.system.monotonic()
         if self.state == "read":
             self._enter("stopping", "stopping services that keep state", ports=self.ports)
         self.instance.stop_services(names, self.request.stop_wait_s)
-        self.channel.send("halted", took_s=time.monotonic() - began)
+        self.channel.send("halted", took_s=self.system.monotonic() - began)
 
     def release(self, message: Message) -> None:
         """Detach the ports from the bridges; send the connections that ``send_connections`` has not sent."""
@@ -110,7 +109,7 @@ class AdoptYield(SendsChanges, MigrationSource):
         """
         unknown = 0
         while True:
-            seen = adopt_other.look(self.request.gives, self.request.bridges)
+            seen = adopt_other.look(self.system, self.request.gives, self.request.bridges)
             if seen == adopt_other.SERVES or MigrationSource.target_answers(self, alone=alone):
                 return True
             if seen == adopt_other.AWAY:
@@ -118,7 +117,7 @@ class AdoptYield(SendsChanges, MigrationSource):
             unknown += 1
             if unknown == adopt_other.TIMES and not alone:
                 raise Problem(adopt_other.NETWORK_DOWN % self.request.host, adopt_other.NETWORK_HINT)
-            time.sleep(adopt_other.AGAIN_S)
+            self.system.sleep(adopt_other.AGAIN_S)
 
     def _give_lease(self) -> None:
         self.host_state.free_lease(self.request.generation + 1)

@@ -4,13 +4,13 @@ When the connection is lost, it alone decides how to continue, by the state that
 """
 
 import signal
-import time
 from contextlib import ExitStack
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from appliance.agent import protocol
 from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
 from appliance.agent.protocol import Problem
+from appliance.agent.system import System
 from appliance.shared.wire import Message
 
 Handler = Callable[[Message], None]
@@ -31,11 +31,6 @@ def reason(error: BaseException) -> str:
     return getattr(error, "message", "") or str(error) or type(error).__name__
 
 
-def boot_time() -> float:
-    """Return the seconds since the boot, including those spent suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class StateMachine:
     """One side of a migration or adoption."""
 
@@ -46,8 +41,9 @@ class StateMachine:
     ENDED: Tuple[str, ...] = ()
     """States in which it is done."""
 
-    def __init__(self, channel: Optional[Channel]) -> None:
+    def __init__(self, channel: Optional[Channel], system: Optional[System] = None) -> None:
         self.channel = channel
+        self.system = system or System()
         self.state = ""
         self.stack = ExitStack()
 
@@ -77,7 +73,7 @@ class StateMachine:
         except Disconnected:
             self.abandon("the connection to the coordinator was lost")
         except BaseException as error:
-            protocol.step("abandon", "")
+            self.system.step("abandon")
             self.abandon(reason(error))
             raise
         return {"state": self.state}
@@ -88,7 +84,7 @@ class StateMachine:
         if handler is None:
             raise Problem("received an unknown message: %s" % name[:40], "is `sms` the same version on both hosts?")
         if name not in self.QUIET:
-            protocol.step("%s.%s" % (self.SIDE, name), "")
+            self.system.step("%s.%s" % (self.SIDE, name))
         handler(message)
 
     def attempt(self, what: str, work: Callable[[], object]) -> None:

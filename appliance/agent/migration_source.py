@@ -17,27 +17,26 @@ then. It gets the names of the first one once that has ended.
 
 import hashlib
 import os
-import socket
-import struct
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from appliance.agent import endpoint, protocol
+from appliance.agent import endpoint
 from appliance.agent.changes import IN_MEMORY, Changes
 from appliance.agent.channel import PATIENCE_S, Channel
 from appliance.agent.chunk_frames import BATCH, FrameEncoder, chunk_digest
-from appliance.agent.endpoint import HostState, Instance
+from appliance.agent.connections import without_timeout
+from appliance.agent.datagrams import DatagramCounter
+from appliance.agent.endpoint import HostState
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
-from appliance.agent.log_sessions import LogSessions, attach_filter
+from appliance.agent.instance import SUPERVISOR_ERRORS
 from appliance.agent.machine import Handler, StateMachine, follow_to_the_end, reason
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.source import Source
 from appliance.agent.store import digest_of
+from appliance.agent.system import System
 from appliance.agent.take import FREEZE_CHUNKS, host_locked
 from appliance.agent.transfer import read_bits
-from appliance.shared.files import remove_state, sync_folder
+from appliance.shared.files import remove_state
 from appliance.shared.locks import Locked, hold_lock
 from appliance.shared.migration import MoveMark, Second, SourceRequest
 from appliance.shared.wire import Message
@@ -79,10 +78,10 @@ class MigrationSource(StateMachine):
     SIDE = "leave"
     ENDED = ("gone",)
 
-    def __init__(self, request: SourceRequest, channel: Optional[Channel]) -> None:
-        StateMachine.__init__(self, channel)
+    def __init__(self, request: SourceRequest, channel: Optional[Channel], system: Optional[System] = None) -> None:
+        StateMachine.__init__(self, channel, system)
         self.request = request
-        self.host_state = HostState(request, self.SIDE)
+        self.host_state = HostState(request, self.SIDE, self.system)
         self.state = "read"
         self.released_at = 0.0
         self.ports: Dict[str, str] = {}
@@ -92,8 +91,8 @@ class MigrationSource(StateMachine):
         self.source: Optional[Source] = None
         self.changes: Optional[Changes] = None
         self.encoder = FrameEncoder(request.compress)
-        self.instance = Instance(request.pid)
-        self.sessions = LogSessions(request.pid, request.stream_ports, request.reset_ports)
+        self.instance = self.system.instance(request.pid)
+        self.sessions = self.system.open_sessions(request.pid, request.stream_ports, request.reset_ports)
 
     def patience_s(self) -> float:
         """Return how many seconds without a message mean that the coordinator is gone."""
@@ -126,11 +125,11 @@ class MigrationSource(StateMachine):
         """
         assert self.channel
         self.host_state.check_plan(holds=True)
-        found = endpoint.find_instance(self.request.instance)
+        found = self.system.find_instance(self.request.instance)
         if not found or found.pid != self.request.pid:
             raise Problem(endpoint.CHANGED, endpoint.CHANGED_HINT, 3)
         if self.request.second:
-            endpoint.record_path(self.request.instance)
+            self.system.record_path(self.request.instance)
         self.channel.send("ready")
 
     # The copy
@@ -194,12 +193,12 @@ class MigrationSource(StateMachine):
     def stop(self, message: Message) -> None:
         """Stop the services that keep state, and send their last changes. Services without state go on."""
         assert self.channel and self.source and self.changes
-        began = time.monotonic()
+        began = self.system.monotonic()
         self._enter("stopping", "stopping services that keep state")
         for group in self.request.stop:
             self.instance.stop_services(group, self.request.stop_wait_s)
-        stopped = time.monotonic()
-        protocol.step("freeze", "")
+        stopped = self.system.monotonic()
+        self.system.step("freeze")
         before = bytes(self.source.digests)
         with mounted_again(self.loop) as folder:
             frozen = Frozen(folder, FREEZE_LIMIT_S, self.request.frozen_mark)
@@ -226,32 +225,32 @@ class MigrationSource(StateMachine):
             frozen_s=frozen.seconds,
             found_by=self.changes.found_by,
             chunks=len(held) + len(many),
-            neighbours=endpoint.read_neighbours(self.instance),
+            neighbours=self.system.read_neighbours(self.instance),
         )
 
     def send_connections(self, message: Message) -> None:
         """Send the current connections before the switch: to transfer thousands takes longer than the rest of it."""
         assert self.channel
         self._close_sessions()
-        lines = endpoint.read_connections(self.instance)
-        self.sent_connections = {endpoint.without_timeout(line) for line in lines}
+        lines = self.system.read_connections(self.instance)
+        self.sent_connections = {without_timeout(line) for line in lines}
         self.channel.send("connections", "\n".join(lines).encode())
 
     def release(self, message: Message) -> None:
         """Detach the ports from the bridges; send the connections that ``send_connections`` has not sent."""
         assert self.channel
         self._close_sessions()
-        with endpoint.ports_locked(self.request.lock):  # the guard attaches none of them from this state on
+        with self.system.ports_locked(self.request.lock):  # the guard attaches none of them from this state on
             self._enter("released", "ports detached from the bridges", ports=self.ports)
-            began = time.monotonic()
-            self.counter = DatagramCounter(
+            began = self.system.monotonic()
+            self.counter = self.system.count_datagrams(
                 sorted(self.request.bridges.items())[0][1], sorted(self.ports.items())[0][1], self.request.mac
             )
-            self.released_at = time.monotonic()
-            endpoint.set_bridges(dict.fromkeys(self.ports.values()))
-        down = time.monotonic()
-        lines = endpoint.read_connections(self.instance)
-        text = "\n".join(line for line in lines if endpoint.without_timeout(line) not in self.sent_connections).encode()
+            self.released_at = self.system.monotonic()
+            self.system.set_bridges(dict.fromkeys(self.ports.values()))
+        down = self.system.monotonic()
+        lines = self.system.read_connections(self.instance)
+        text = "\n".join(line for line in lines if without_timeout(line) not in self.sent_connections).encode()
         self.channel.send("released", text, down_s=down - began, connections=len(lines))
 
     def _close_sessions(self) -> None:
@@ -261,7 +260,7 @@ class MigrationSource(StateMachine):
         except Exception as error:
             text = "the TCP sessions of log senders cannot be closed, lines may be lost: %s" % reason(error)
             self.host_state.record_event("trouble", why=text)
-            protocol.note("note: " + text)
+            self.system.note("note: " + text)
             return
         self.sessions.wait_until_noticed(NOTICE_S)
 
@@ -269,18 +268,18 @@ class MigrationSource(StateMachine):
         """With a shared overlay: end the instance, so that the target can use the overlay."""
         assert self.channel
         self.ports = self.instance.ports(sorted(self.request.bridges))
-        began = time.monotonic()
+        began = self.system.monotonic()
         self._enter("stopping", "stopping services that keep state", ports=self.ports)
         for group in self.request.stop:
             self.instance.stop_services(group, self.request.stop_wait_s)
         self._close_sessions()
         self.sessions.wait_until_read(READ_S)
-        lines, known = endpoint.read_connections(self.instance), endpoint.read_neighbours(self.instance)
+        lines, known = self.system.read_connections(self.instance), self.system.read_neighbours(self.instance)
         self._enter("ended", "ending the instance, releasing the overlay", ports=self.ports)
         self._end_instance()
-        endpoint.wait_until_unused(self.request.overlay, 20)
+        self.system.wait_until_unused(self.request.overlay, 20)
         text = "\n".join(lines).encode()
-        took = time.monotonic() - began
+        took = self.system.monotonic() - began
         self.channel.send("handed", text, stop_s=took, connections=len(lines), neighbours=known)
 
     def send_log_tails(self, message: Message) -> None:
@@ -312,13 +311,13 @@ class MigrationSource(StateMachine):
         if self.request.second:
             self._second_serves()  # it does: what its agent has left to do is done
         # After a reboot the pid may belong to another process.
-        found = endpoint.find_instance(self.request.instance)
+        found = self.system.find_instance(self.request.instance)
         if found and found.pid == self.instance.pid and not self.request.shared:
             self._end_instance()
         if self.host_state.generation() <= self.request.generation:  # else the target has written it since
             self._give_lease()
         if not self.request.shared:
-            endpoint.wait_until_unused(self.request.overlay, 20)
+            self.system.wait_until_unused(self.request.overlay, 20)
             self._retire_overlay()
         self.state = "gone"
         self.host_state.record_event("gone", to=self.request.peer, generation=self.request.generation + 1)
@@ -335,27 +334,27 @@ class MigrationSource(StateMachine):
         elif self.request.mirror and os.path.islink(self.request.overlay):
             # Without the link, what the mirror has is a stale copy (migration_target).
             remove_state(self.request.overlay)
-        elif os.path.exists(self.request.overlay):
-            os.rename(self.request.overlay, self.request.overlay + ".moved")
-            sync_folder(os.path.dirname(self.request.overlay))
+        elif self.system.exists(self.request.overlay):
+            self.system.rename(self.request.overlay, self.request.overlay + ".moved")
+            self.system.flush_folder(self.request.overlay)
 
     def _replace_first(self, second: Second) -> None:
         """Give the second instance and its overlay the names of the first ones, which have ended; may be repeated."""
-        if os.path.exists(second.overlay):
-            os.rename(second.overlay, self.request.overlay)
-            sync_folder(os.path.dirname(self.request.overlay))
-        endpoint.rename_instance(second.instance, self.request.instance)
+        if self.system.exists(second.overlay):
+            self.system.rename(second.overlay, self.request.overlay)
+            self.system.flush_folder(self.request.overlay)
+        self.system.rename_instance(second.instance, self.request.instance)
 
     def _end_instance(self) -> None:
-        apptainer = endpoint.find_parent(self.instance.pid) if self.request.second else 0
+        apptainer = self.system.find_parent(self.instance.pid) if self.request.second else 0
         try:
             # In parallel: a supervisor that ends stops its services one after the other.
             self.instance.stop_services(self.request.live, self.request.stop_wait_s)
-        except (Problem, *endpoint.SUPERVISOR_ERRORS) as error:
+        except (Problem, *SUPERVISOR_ERRORS) as error:
             # They keep no state, and the instance must end: the next command kills what does not stop.
             self.host_state.record_event("trouble", why=reason(error))
-        endpoint.run(*self.request.stop_argv, ok=range(256), timeout=self.request.stop_wait_s + 60)
-        endpoint.wait_until_ended(apptainer, 20)  # it removes the record of this name as its last act
+        self.system.run(*self.request.stop_argv, ok=range(256), timeout=self.request.stop_wait_s + 60)
+        self.system.wait_until_ended(apptainer, 20)  # it removes the record of this name as its last act
 
     # Rollback
 
@@ -383,8 +382,8 @@ class MigrationSource(StateMachine):
             self._finish()
             return
         if self.state == "released":
-            while time.monotonic() < self.released_at + RECLAIM_S:
-                time.sleep(0.05)
+            while self.system.monotonic() < self.released_at + RECLAIM_S:
+                self.system.sleep(0.05)
             if self.target_answers(alone=self.channel is not None):
                 self.host_state.record_event("given", why=why, seen="%s answers for the addresses" % self.request.peer)
                 self._finish()
@@ -399,8 +398,8 @@ class MigrationSource(StateMachine):
 
     def _reclaim_lease(self, why: str) -> bool:
         """Take the lease of a shared overlay back; return False where the target serves or still has it."""
-        end = time.monotonic() + LEASE_S
-        while time.monotonic() < end:
+        end = self.system.monotonic() + LEASE_S
+        while self.system.monotonic() < end:
             now = self.host_state.generation()
             if self.host_state.holder() == self.request.host:
                 # From here on a host that takes the lease from its previous generation is refused.
@@ -410,7 +409,7 @@ class MigrationSource(StateMachine):
                 self.host_state.record_event("given", why=why, seen="%s answers for the addresses" % self.request.peer)
                 self._finish()
                 return False
-            time.sleep(0.5)
+            self.system.sleep(0.5)
         self.host_state.record_event("lost", why=why, what="%s has the lease, but does not serve" % self.request.peer)
         self.state = "gone"
         self.host_state.clear_state()
@@ -426,12 +425,12 @@ class MigrationSource(StateMachine):
             return self._second_serves()
         # The target attaches its ports only after ours were detached, which a killed or failed run had not done yet, or
         # has undone. Our own instance would answer.
-        if any(endpoint.is_attached(port, self.request.bridges[name]) for name, port in self.ports.items()):
+        if any(self.system.is_attached(port, self.request.bridges[name]) for name, port in self.ports.items()):
             return False
         macs = {mac.lower() for mac in self.request.macs}
         queries = [(self.request.bridges[name], self.request.addresses[name]) for name in sorted(self.request.bridges)]
-        with ThreadPoolExecutor(len(queries)) as pool:
-            found = list(pool.map(lambda pair: endpoint.find_mac(*pair), queries))
+        with self.system.pool(len(queries)) as pool:
+            found = list(pool.map(lambda pair: self.system.find_mac(*pair), queries))
         return any(mac in macs for mac in found)
 
     def _second_serves(self) -> bool:
@@ -446,8 +445,8 @@ class MigrationSource(StateMachine):
         assert second
         try:
             with hold_lock(second.lock, wait_s=SECOND_S):
-                recover_target(second.mark)
-                return os.path.exists(second.overlay)
+                recover_target(second.mark, self.system)
+                return self.system.exists(second.overlay)
         except Locked:
             raise Problem("the agent of the second instance did not end", "run this again")
 
@@ -457,12 +456,12 @@ class MigrationSource(StateMachine):
             self._outbid_lease()
             ports: Dict[str, Optional[str]] = {port: self.request.bridges[name] for name, port in self.ports.items()}
             with ExitStack() as stack:
-                self.attempt("", lambda: stack.enter_context(endpoint.ports_locked(self.request.lock)))
-                self.attempt("", lambda: endpoint.set_bridges(ports))
+                self.attempt("", lambda: stack.enter_context(self.system.ports_locked(self.request.lock)))
+                self.attempt("", lambda: self.system.set_bridges(ports))
             self.attempt("", lambda: self.instance.announce(self.request.addresses))
         if self.state == "ended":
-            endpoint.wait_until_unused(self.request.overlay, 20)
-            endpoint.run(*self.request.start_argv, timeout=90)
+            self.system.wait_until_unused(self.request.overlay, 20)
+            self.system.run(*self.request.start_argv, timeout=90)
             self.state = "gone"
             self.host_state.record_event("back", why=why)
             self.host_state.clear_state()
@@ -487,8 +486,8 @@ class MigrationSource(StateMachine):
     def recover(self, saved: MoveMark) -> None:
         """Continue from the state that a killed run saved. After a crash of the host only the overlay is left."""
         self.state, self.ports = saved.state, saved.ports
-        self.released_at = time.monotonic() - RECLAIM_S
-        found = endpoint.find_instance(self.request.instance)
+        self.released_at = self.system.monotonic() - RECLAIM_S
+        found = self.system.find_instance(self.request.instance)
         if (found and found.pid == self.instance.pid) or (not found and self.state == "ended"):
             self.abandon("the migration was killed")
             return
@@ -512,70 +511,3 @@ class MigrationSource(StateMachine):
 def _keep(many: List[Tuple[int, bytes]], number: int, data: Any) -> bytes:
     many.append((number, bytes(data)))
     return digest_of(data)
-
-
-SOL_PACKET, PACKET_STATISTICS, PACKET_IGNORE_OUTGOING = 263, 6, 23
-"""linux/if_packet.h."""
-ETH_P_ALL = 3
-
-
-class DatagramCounter:
-    """Counts syslog messages over UDP (RFC 5426) that come in for a MAC address that no host has during the switch."""
-
-    def __init__(self, bridge: str, port: str, mac: str) -> None:
-        self.sockets: List[socket.socket] = []
-        if not mac:
-            return
-        folder = "/sys/class/net/%s/brif" % bridge
-        for name in os.listdir(folder) if os.path.isdir(folder) else [bridge]:  # the parent of a macvlan interface
-            if name == port:
-                continue
-            try:
-                one = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-                self._filter(one, mac)
-                # The bridge floods a frame to an unknown address: as outgoing ones it would count at every other port.
-                one.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
-                one.bind((name, ETH_P_ALL))
-                self.sockets.append(one)
-            except OSError:
-                continue  # an incomplete count must not stop the migration
-
-    def _filter(self, one: socket.socket, mac: str) -> None:
-        """Set the filter: ether dst MAC and ip and udp dst port 514, first fragments only (bpf(4))."""
-        data = bytes(int(byte, 16) for byte in mac.split(":"))
-        high, low = struct.unpack(">I", data[2:])[0], struct.unpack(">H", data[:2])[0]
-        program = [
-            (0x20, 0, 0, 2),  # ld [2]
-            (0x15, 0, 11, high),
-            (0x28, 0, 0, 0),  # ldh [0]
-            (0x15, 0, 9, low),
-            (0x28, 0, 0, 12),  # ldh [12]
-            (0x15, 0, 7, 0x0800),
-            (0x30, 0, 0, 23),  # ldb [23]
-            (0x15, 0, 5, 17),
-            (0x28, 0, 0, 20),  # ldh [20]
-            (0x45, 3, 0, 0x1FFF),  # a later fragment
-            (0xB1, 0, 0, 14),  # ldxb 4*([14]&0xf)
-            (0x48, 0, 0, 16),  # ldh [x + 16]
-            (0x15, 0, 1, 514),
-            (0x06, 0, 0, 64),
-            (0x06, 0, 0, 0),
-        ]
-        # Jumps are relative to the next instruction: all of them lead to the last one.
-        last = len(program) - 1
-        fixed = []
-        for at, (code, true, false, value) in enumerate(program):
-            if code == 0x15:
-                false = last - at - 1
-            if code == 0x45:
-                true = last - at - 1
-            fixed.append((code, true, false, value))
-        attach_filter(one, fixed)
-
-    def count(self) -> int:
-        """Close the sockets; return the number of messages, including those that their buffers had no room for."""
-        found = 0
-        for one in self.sockets:
-            found += int(struct.unpack("II", one.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))[0])
-            one.close()
-        return found

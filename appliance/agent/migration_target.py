@@ -13,19 +13,19 @@ has is a stale copy.
 
 import hashlib
 import os
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Dict, List, Optional
 
-from appliance.agent import endpoint, protocol
 from appliance.agent.channel import Channel
 from appliance.agent.chunk_frames import decode_frames
 from appliance.agent.clone import clone_chunks, copy_same
-from appliance.agent.endpoint import HostState, Instance
-from appliance.agent.machine import Handler, StateMachine, boot_time, follow_to_the_end
+from appliance.agent.endpoint import HostState
+from appliance.agent.instance import Instance
+from appliance.agent.machine import Handler, StateMachine, follow_to_the_end
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
+from appliance.agent.system import System
 from appliance.agent.take import host_locked
 from appliance.shared.files import free_bytes, sync_folder, write_at
 from appliance.shared.migration import MoveMark, TargetRequest
@@ -60,10 +60,10 @@ class MigrationTarget(StateMachine):
     QUIET = ("parcels",)
     ENDED = ("done",)
 
-    def __init__(self, request: TargetRequest, channel: Optional[Channel]) -> None:
-        StateMachine.__init__(self, channel)
+    def __init__(self, request: TargetRequest, channel: Optional[Channel], system: Optional[System] = None) -> None:
+        StateMachine.__init__(self, channel, system)
         self.request = request
-        self.host_state = HostState(request, self.SIDE)
+        self.host_state = HostState(request, self.SIDE, self.system)
         self.overlay = request.overlay
         # The file itself: on a mirror, the overlay's path is a link to it.
         self.file = os.path.join(request.mirror, os.path.basename(self.overlay)) if request.mirror else self.overlay
@@ -139,7 +139,7 @@ class MigrationTarget(StateMachine):
         if self.request.mirror:
             self._check_mirror()
         if os.path.lexists(self.incoming):
-            os.rename(self.incoming, self.file + ".partial")
+            self.system.rename(self.incoming, self.file + ".partial")
         self.descriptor = os.open(self.incoming, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         missing = {number for number in range(count) if self._digest(number) != ZERO}
         used = len(missing)
@@ -167,10 +167,10 @@ class MigrationTarget(StateMachine):
         Raises:
             Problem: it is not: the copy would be written to another file system.
         """
-        if not endpoint.is_mounted(self.request.mirror):
+        if not self.system.is_mounted(self.request.mirror):
             raise Problem("the mirror at %s is not mounted" % self.request.mirror, "sms overlay mirror status")
-        if not os.path.islink(self.overlay) and os.path.exists(self.file):
-            os.rename(self.file, self.file + ".moved")
+        if not os.path.islink(self.overlay) and self.system.exists(self.file):
+            self.system.rename(self.file, self.file + ".moved")
             # Else a power failure could leave it under a link that was made later.
             sync_folder(self.request.mirror)
 
@@ -245,7 +245,7 @@ class MigrationTarget(StateMachine):
         for number in range(count):
             digest = self._digest(number)
             if digest != ZERO and digest_of(os.pread(self.descriptor, CHUNK, number * CHUNK)) != digest:
-                os.unlink(self.incoming)
+                self.system.unlink(self.incoming)
                 raise Problem(
                     "chunk %d of the copy of the overlay is not what was sent" % number,
                     "is the disk of %s failing? run it again" % self.request.host,
@@ -259,45 +259,45 @@ class MigrationTarget(StateMachine):
             self._take_prepared()
         elif hashlib.sha256(self.digests).hexdigest() != field(message, "digests", str):
             raise Problem("the copy on %s is not the overlay: the digests differ" % self.request.host, "run it again")
-        self.inode = os.fstat(self.descriptor).st_ino
+        self.inode = self.system.inode(self.descriptor)
         self._save_state("placed")
         self.state = "placed"
         for path in self._paths():
-            if os.path.exists(path) and self.request.base:
-                os.unlink(path)  # of a switch that a crash has ended: it never served
-            elif os.path.exists(path):
+            if self.system.exists(path) and self.request.base:
+                self.system.unlink(path)  # of a switch that a crash has ended: it never served
+            elif self.system.exists(path):
                 # Not left behind by a migration from here: it may hold data that exists nowhere else.
-                os.rename(path, path + self.replaced)
-                sync_folder(os.path.dirname(path))
+                self.system.rename(path, path + self.replaced)
+                self.system.flush_folder(path)
                 kept = path + self.replaced
-                protocol.note("note: %s had another overlay; it is kept as %s" % (self.request.host, kept))
-        os.rename(self.incoming, self.file)
+                self.system.note("note: %s had another overlay; it is kept as %s" % (self.request.host, kept))
+        self.system.rename(self.incoming, self.file)
         if self.request.mirror and not os.path.islink(self.overlay):
             # Relative, because hosts may mount the folder at other paths.
             os.symlink(os.path.relpath(self.file, os.path.dirname(self.overlay)), self.overlay)
         # The instance starts meanwhile; ``flush`` waits for it.
-        self.flushed = ThreadPoolExecutor(1).submit(self._flush)
+        self.flushed = self.system.pool(1).submit(self._flush)
         self.channel.send("placed")
 
     def _take_prepared(self) -> None:
         """Use the prepared copy, after a killed run has left another one."""
         self.host_state.save_state("copy")
         if os.path.lexists(self.incoming):
-            os.rename(self.incoming, self.file + ".partial")
-        os.rename(self.request.prepared, self.incoming)
+            self.system.rename(self.incoming, self.file + ".partial")
+        self.system.rename(self.request.prepared, self.incoming)
         self.descriptor = os.open(self.incoming, os.O_RDWR | os.O_CLOEXEC)
 
     def _flush(self) -> None:
         """Flush the copy and its name: the lease must not name an overlay that a power failure takes away."""
         os.fsync(self.descriptor)
         for path in self._paths():
-            sync_folder(os.path.dirname(path))
+            self.system.flush_folder(path)
 
     def seed(self, message: Message) -> None:
         """Run a command that reads the site's files and writes them into the copy; send its output."""
         assert self.channel
         data = secret_archive(self.channel.read_body(message))
-        self.channel.send("seeded", endpoint.run(*field(message, "argv", list), stdin=data, timeout=120))
+        self.channel.send("seeded", self.system.run(*field(message, "argv", list), stdin=data, timeout=120))
 
     # The instance
 
@@ -307,7 +307,7 @@ class MigrationTarget(StateMachine):
         CNI cannot start it with one: its plugin announces the address at once.
         """
         assert self.channel
-        began = time.monotonic()
+        began = self.system.monotonic()
         if self.request.shared and not self.host_state.write_lease(
             self.request.host, self.generation + 1, only_from=self.generation
         ):
@@ -315,14 +315,14 @@ class MigrationTarget(StateMachine):
         self._save_state("started")
         self.state = "started"
         self.host_state.record_event("started", what="an isolated instance")
-        endpoint.run(*field(message, "argv", list), timeout=60)
-        self.instance = endpoint.find_instance(self.request.instance)
+        self.system.run(*field(message, "argv", list), timeout=60)
+        self.instance = self.system.find_instance(self.request.instance)
         if not self.instance:
             raise Problem("the instance ended as soon as it had started")
         self.instance.replace_interfaces(self.request.macvlan)
         self.ports = self.instance.ports(sorted(self.request.bridges))
         self._save_state("started")
-        self.channel.send("started", pid=self.instance.pid, took_s=time.monotonic() - began)
+        self.channel.send("started", pid=self.instance.pid, took_s=self.system.monotonic() - began)
 
     def _inside(self, *argv: str) -> List[str]:
         """Return the command line that runs ``argv`` inside the container, confined as its processes are.
@@ -336,12 +336,12 @@ class MigrationTarget(StateMachine):
         assert self.channel and self.instance
         argv = self._inside(*field(message, "argv", list))
         limit = float(field(message, "limit_s", (int, float)))  # type: ignore[arg-type]
-        self.channel.send("probed", endpoint.run(*argv, ok=(0, 4), timeout=limit))
+        self.channel.send("probed", self.system.run(*argv, ok=(0, 4), timeout=limit))
 
     def run_command(self, message: Message) -> None:
         """Run a command inside; send its output."""
         assert self.channel and self.instance
-        output = endpoint.run(*self._inside(*field(message, "argv", list)), ok=range(256), timeout=30)
+        output = self.system.run(*self._inside(*field(message, "argv", list)), ok=range(256), timeout=30)
         self.channel.send("told", output)
 
     def flush(self, message: Message) -> None:
@@ -361,9 +361,9 @@ class MigrationTarget(StateMachine):
         if self.flushed and not self.flushed.done():
             raise Problem("the disk of %s has not written the copy of the overlay yet" % self.request.host)
         lines = self.channel.read_body(message).decode(errors="replace").splitlines()
-        self.warning = endpoint.load_connections(self.instance, lines)
-        endpoint.load_neighbours(self.instance, field(message, "neighbours", list, []))
-        self.armed_at = boot_time()
+        self.warning = self.system.load_connections(self.instance, lines)
+        self.system.load_neighbours(self.instance, field(message, "neighbours", list, []))
+        self.armed_at = self.system.boot_time()
         self.channel.send("armed")
 
     def take_over(self, message: Message) -> None:
@@ -371,18 +371,18 @@ class MigrationTarget(StateMachine):
         assert self.channel and self.instance
         lines = self.channel.read_body(message).decode(errors="replace").splitlines()
         self.generation += field(message, "leap", int, 0)
-        began = time.monotonic()
-        warning = endpoint.load_connections(self.instance, lines) or self.warning
+        began = self.system.monotonic()
+        warning = self.system.load_connections(self.instance, lines) or self.warning
         if not self.host_state.write_lease(self.request.host, self.generation + 1):
             raise Problem("another host has taken the lease meanwhile", "sms status", 3)
         self._save_state("up")
         # Nothing slow, such as disk access, may come between reading the clock and attaching the ports.
-        if boot_time() > self.armed_at + ARMED_S:
+        if self.system.boot_time() > self.armed_at + ARMED_S:
             raise Problem("the request to take over came too late", "is the network slow? run it again")
         self.state = "up"
         try:
-            endpoint.set_bridges({port: self.request.bridges[name] for name, port in self.ports.items()}, timeout=1)
-            if boot_time() > self.armed_at + PORTS_LIMIT_S:
+            self.system.set_bridges({port: self.request.bridges[name] for name, port in self.ports.items()}, timeout=1)
+            if self.system.boot_time() > self.armed_at + PORTS_LIMIT_S:
                 raise Problem(
                     "the ports were attached to the bridges too late", "is %s overloaded?" % self.request.host
                 )
@@ -390,7 +390,7 @@ class MigrationTarget(StateMachine):
             # One address of two is worse than none: the source completes the migration when any of them answers.
             self.detach_ports()
             raise
-        took = time.monotonic() - began
+        took = self.system.monotonic() - began
         self.instance.announce(self.request.addresses)
         self.host_state.record_event("up", generation=self.generation + 1)
         self.channel.send("up", up_s=took, trouble=warning)
@@ -405,7 +405,7 @@ class MigrationTarget(StateMachine):
             if part and path.startswith("/var/log/"):
                 # Inside the container, so that no symbolic link leads out of it.
                 argv = self._inside("dd", "of=" + path, "oflag=append", "conv=notrunc", "bs=1M", "status=none")
-                endpoint.run(*argv, stdin=part)
+                self.system.run(*argv, stdin=part)
         self.channel.send("appended")
 
     def commit(self, message: Message) -> None:
@@ -415,23 +415,19 @@ class MigrationTarget(StateMachine):
         self.channel.send("committed")
 
     def _commit(self) -> None:
-        descriptor = os.open(self.overlay, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        self.system.flush(self.overlay)
         for path in self._paths():
-            sync_folder(os.path.dirname(path))
+            self.system.flush_folder(path)
             for left in (".partial", ".moved"):
-                if os.path.exists(path + left):
-                    os.unlink(path + left)
+                if self.system.exists(path + left):
+                    self.system.unlink(path + left)
         self._mark_overlay()
         self._remove_holds()
         if self.instance and self.request.gate:  # the coordinator may be gone
-            endpoint.run(*self._inside("nft", "delete", "table", "inet", self.request.gate), ok=range(256))
+            self.system.run(*self._inside("nft", "delete", "table", "inet", self.request.gate), ok=range(256))
         if self.instance and self.request.ask_nodes and self.request.inside:
             try:
-                endpoint.run(*self._inside(*self.request.ask_nodes), ok=range(256), timeout=20)
+                self.system.run(*self._inside(*self.request.ask_nodes), ok=range(256), timeout=20)
             except Problem as problem:  # slurmctld asks them later anyway
                 self.host_state.record_event("trouble", why=problem.message)
         self.state = "done"
@@ -444,23 +440,24 @@ class MigrationTarget(StateMachine):
         generation = max(self.generation + 1, self.host_state.generation() if ours else 0)
         try:
             # On the source's host, it is that of the overlay which this one replaces next.
-            MarkOverlay(mark_path(self.request.base or self.overlay), self.request.cluster, generation).perform()
+            mark = MarkOverlay(mark_path(self.request.base or self.overlay), self.request.cluster, generation)
+            self.system.perform(mark)
         except OSError as error:  # the lease shows the same for as long as this host holds it
             self.host_state.record_event("trouble", why="the overlay cannot be marked: %s" % (error.strerror or error))
 
     def check_unanswered(self, message: Message) -> None:
         """Ask for ``for_s`` seconds whether any host answers for the addresses; send its MAC address."""
         assert self.channel
-        end = time.monotonic() + float(field(message, "for_s", (int, float)))  # type: ignore[arg-type]
+        end = self.system.monotonic() + float(field(message, "for_s", (int, float)))  # type: ignore[arg-type]
         found = ""
-        while time.monotonic() < end and not found:
+        while self.system.monotonic() < end and not found:
             for name in sorted(self.request.bridges):
-                found = found or endpoint.find_mac(self.request.bridges[name], self.request.addresses[name])
+                found = found or self.system.find_mac(self.request.bridges[name], self.request.addresses[name])
         self.channel.send("seen", mac=found)
 
     def _remove_holds(self) -> None:
         for bridge in self.request.holds:
-            endpoint.run("ip", "link", "delete", bridge, ok=range(256))
+            self.system.run("ip", "link", "delete", bridge, ok=range(256))
 
     # Rollback
 
@@ -494,8 +491,8 @@ class MigrationTarget(StateMachine):
             argv, limit_s = self.request.stop_argv, 300.0
             if not self.request.shared:  # its overlay is a copy that is not used: no need for an orderly stop
                 argv, limit_s = ("apptainer", "instance", "stop", "--force", self.request.instance), 30.0
-            endpoint.run(*argv, ok=range(256), timeout=limit_s)
-            endpoint.wait_until_unused(self.file, 20)
+            self.system.run(*argv, ok=range(256), timeout=limit_s)
+            self.system.wait_until_unused(self.file, 20)
         # Before the copy is renamed: a stored state "up" stands for the overlay that this lease names.
         if not self.request.shared and self._wrote_lease():
             # The instance never served here. An older lease is none of its business: the newest of all hosts counts,
@@ -509,13 +506,12 @@ class MigrationTarget(StateMachine):
                 self.host_state.write_lease(self.request.peer, self.generation + 2)
         elif self.state in ("placed", "started", "up") and self._is_copy(self.file):
             self._keep(self.file)
-        elif os.path.exists(self.incoming):
+        elif self.system.exists(self.incoming):
             self._keep(self.incoming)
         for path in self._paths():
-            if os.path.exists(path + self.replaced) and not os.path.exists(path):
-                os.rename(path + self.replaced, path)  # on a mirror it may replace the link, which leads nowhere
-            if os.path.isdir(os.path.dirname(path)):
-                sync_folder(os.path.dirname(path))
+            if self.system.exists(path + self.replaced) and not self.system.exists(path):
+                self.system.rename(path + self.replaced, path)  # on a mirror it may replace a link that leads nowhere
+            self.system.flush_folder(path)
         if self.request.mirror:
             self._remove_dangling_link()
         self._remove_holds()
@@ -525,16 +521,16 @@ class MigrationTarget(StateMachine):
 
     def _remove_dangling_link(self) -> None:
         path = self.overlay
-        if os.path.islink(path) and not os.path.exists(path) and endpoint.is_mounted(self.request.mirror):
-            os.unlink(path)
-            sync_folder(os.path.dirname(path))
+        if os.path.islink(path) and not self.system.exists(path) and self.system.is_mounted(self.request.mirror):
+            self.system.unlink(path)
+            self.system.flush_folder(path)
 
     def _keep(self, copy: str) -> None:
         """Keep a copy for the next attempt, unless the source of its chunks is on this host."""
         if self.request.base:
-            os.unlink(copy)
+            self.system.unlink(copy)
         else:
-            os.rename(copy, self.file + ".partial")
+            self.system.rename(copy, self.file + ".partial")
 
     def _wrote_lease(self) -> bool:
         """Return whether this migration has taken the lease; before ``take_over``, another run has."""
@@ -544,7 +540,7 @@ class MigrationTarget(StateMachine):
     def _is_copy(self, path: str) -> bool:
         """Return whether a file is this migration's copy; a restore may have replaced the overlay since."""
         try:
-            return os.stat(path).st_ino == self.inode
+            return self.system.inode(path) == self.inode
         except OSError:
             return False
 
@@ -553,7 +549,7 @@ class MigrationTarget(StateMachine):
 
     def detach_ports(self) -> None:
         """Detach the ports from the bridges; the instance is isolated again."""
-        endpoint.set_bridges(dict.fromkeys(self.ports.values()))
+        self.system.set_bridges(dict.fromkeys(self.ports.values()))
         self.state = "started"
 
     def recover(self, saved: MoveMark) -> None:
@@ -566,14 +562,14 @@ class MigrationTarget(StateMachine):
         Raises:
             Problem: the mirror is not mounted; the stored state is kept.
         """
-        if self.request.mirror and os.path.islink(self.overlay) and not endpoint.is_mounted(self.request.mirror):
+        if self.request.mirror and os.path.islink(self.overlay) and not self.system.is_mounted(self.request.mirror):
             raise Problem("the mirror at %s is not mounted" % self.request.mirror, "sms overlay mirror status")
         self.state, self.ports, self.inode = saved.state, saved.ports, saved.inode
-        self.instance = endpoint.find_instance(self.request.instance)
-        gone = self.request.base and not os.path.exists(self.overlay)
+        self.instance = self.system.find_instance(self.request.instance)
+        gone = self.request.base and not self.system.exists(self.overlay)
         if self.instance:
             ports = self.instance.ports(sorted(self.request.bridges))
-            attached = all(endpoint.is_attached(port, self.request.bridges[name]) for name, port in ports.items())
+            attached = all(self.system.is_attached(port, self.request.bridges[name]) for name, port in ports.items())
             self.state, self.ports = "up" if attached else "started", ports
         elif self.state == "up" and (gone or self._is_copy(self.file + ".partial")):
             self.state = "started"  # the crash interrupted its rollback

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from appliance.catalog import Base, Service, find_role, read_bases, select
 from appliance.catalog.model import Role
-from appliance.config.model import AdminHost, Site
+from appliance.config.model import Site
 from appliance.errors import ConfigError, Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
+from appliance.operations.env import Env
 from appliance.operations.site.find import open_site
 from appliance.plan.machine import GATEWAY, Places
 from appliance.plan.vm.vm import need_vm
@@ -37,9 +37,7 @@ class Cluster:
     base: Base
     path: Path | None = None
     vm: bool = False
-
-    _hosts: dict[str, Host] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _opening: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+    env: Env = field(default_factory=Env, repr=False, compare=False)
 
     @property
     def places(self) -> Places:
@@ -58,10 +56,11 @@ class Cluster:
             ConfigError: the site has no VM.
         """
         need_vm(self.site)
-        found = replace(self, vm=True)
-        object.__setattr__(found, "_hosts", self._hosts)
-        object.__setattr__(found, "_opening", self._opening)
-        return found
+        return replace(self, vm=True)
+
+    def reconnecting(self) -> Cluster:
+        """Return the same cluster, whose hosts are connected to again: their network may have failed."""
+        return replace(self, env=replace(self.env, hosts=self.env.hosts.separate()))
 
     def of_gateway(self, services: Sequence[Service] | None = None) -> Cluster:
         """Return what stays on an admin host while an engine has the other services, as a cluster of its own.
@@ -77,10 +76,7 @@ class Cluster:
         name = f"{self.site.cluster}{GATEWAY}"
         changes = {"cluster": name, "overlay": overlay, "provisioning": None, "slurm": slurm}
         site = self.site.model_copy(update=changes)
-        found = replace(self, site=site, services=self.services if services is None else tuple(services))
-        object.__setattr__(found, "_hosts", self._hosts)
-        object.__setattr__(found, "_opening", self._opening)
-        return found
+        return replace(self, site=site, services=self.services if services is None else tuple(services))
 
     @property
     def is_gateway(self) -> bool:
@@ -98,7 +94,7 @@ class Cluster:
             ConfigError: no admin host has that name.
             Refused: no name was given, and this machine is not an admin host.
         """
-        here = socket.gethostname()
+        here = self.env.hosts.here
         by_name = {host.name: host for host in self.site.admin_hosts}
         if name is None:
             if here not in by_name:
@@ -109,10 +105,7 @@ class Cluster:
             name = here
         if name not in by_name:
             raise ConfigError(f"no admin host named {name}", hint=f"the site has: {', '.join(by_name)}")
-        with self._opening:
-            if name not in self._hosts:
-                self._hosts[name] = Local(here) if name == here else _over_ssh(self.site, by_name[name])
-            return self._hosts[name]
+        return self.env.hosts.open(self.site, by_name[name])
 
     def target(self, name: str | None) -> Host:
         """Return the admin host to act on, as ``host`` does; acting on the local host requires root."""
@@ -134,7 +127,13 @@ def open_cluster(path: Path, state: Path | None, progress: Progress, *, classifi
         progress.report(f"note: {notice}")
     site = loaded.site
     bases = read_bases(share("definitions", "bases"))
-    cluster = Cluster(site, select(loaded.catalog, site.service_names), bases[site.base.os], path.absolute())
+    cluster = Cluster(
+        site,
+        select(loaded.catalog, site.service_names),
+        bases[site.base.os],
+        path.absolute(),
+        env=Env(progress=progress),
+    )
     if classification is not None and (left := _left_out(cluster, path)):
         progress.report(
             f"note: the site file also enables {', '.join(left)}: `sms start` and `sms upgrade` refuse an image without"
@@ -151,22 +150,6 @@ def _left_out(cluster: Cluster, path: Path) -> list[str]:
         return []
     here = {service.name for service in cluster.services}
     return [service.name for service in select(enabled.catalog, enabled.site.service_names) if service.name not in here]
-
-
-def _over_ssh(site: Site, host: AdminHost) -> Host:
-    from appliance.host.ssh import Ssh  # importing paramiko takes 0.1 s, and most verbs act locally
-
-    others = [other.name for other in site.admin_hosts if other.name != host.name]
-    ssh = Ssh(
-        host.name,
-        host.address,
-        user=host.user,
-        port=host.port,
-        key=host.key,
-        known_hosts=site.known_hosts,
-    )
-    ssh.failed = f"If it has the lease and has failed: sms failover {' or '.join(others)}" if others else ""
-    return ssh
 
 
 def runtime_files() -> dict[str, bytes]:

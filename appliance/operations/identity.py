@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -14,17 +12,11 @@ from appliance.operations.lease import Leases
 from appliance.plan.migration.lease import find_identity, refuse_other_cluster
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
-from appliance.tools import agent
 
 STORE_S = 10
 """Seconds that reading the snapshots of a host may take: a failed disk must not keep the services down."""
 ATTEMPTS = 3
 """Attempts to write the file that decides, while other runs write it."""
-
-
-def new_uuid() -> str:
-    """Return a new UUID."""
-    return str(uuid.uuid4())
 
 
 def ensure_identity(leases: Leases, progress: Progress) -> None:
@@ -97,7 +89,7 @@ def _find_or_create(leases: Leases, progress: Progress) -> Lease | None:
             silent.add(name)
 
     asked = [name for name in leases.hosts if name not in silent]
-    with ThreadPoolExecutor(max(1, len(asked))) as pool:
+    with leases.cluster.env.pool(max(1, len(asked))) as pool:
         list(pool.map(query, asked))
     known = {name: found["identity"] for name, found in stores.items() if found["identity"]["uuid"]}
     certain = {name: one for name, one in known.items() if not one["assumed"]}
@@ -124,7 +116,10 @@ def _find_or_create(leases: Leases, progress: Progress) -> Lease | None:
             f"(silent: {', '.join(sorted(silent))})"
         )
         return None
-    adopted, created = max([leases.top, *(found["unnamed"] for found in stores.values())]), new_uuid()
+    adopted, created = (
+        max([leases.top, *(found["unnamed"] for found in stores.values())]),
+        leases.cluster.env.new_uuid(),
+    )
     named = _decide(leases, created, adopted, progress)
     if named and named.cluster_uuid == created:
         older = f"; its snapshots up to generation {adopted}, which have none, count as its own" if adopted else ""
@@ -153,5 +148,5 @@ def _query_store(leases: Leases, name: str) -> Mapping[str, Any]:
     """Return what a host's snapshots show: see ``brief`` of the agent."""
     places = leases.cluster.places
     request = {"store": str(places.snapshots), "lease": str(places.lease), "host": name}
-    found: Mapping[str, Any] = agent.query(leases.hosts[name], "brief", request, timeout=STORE_S)
+    found: Mapping[str, Any] = leases.cluster.env.agents.query(leases.hosts[name], "brief", request, timeout=STORE_S)
     return found

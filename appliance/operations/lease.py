@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -12,7 +10,6 @@ from types import MappingProxyType
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, CommandTimeout, Host, Stuck, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.preflight import only_one
 from appliance.plan.machine import instance_name
 from appliance.plan.migration.lease import (
     DamagedLease,
@@ -28,7 +25,7 @@ from appliance.plan.migration.lease import (
     take,
 )
 from appliance.shared.lease import BUSY, LOST_RACE, SAME, WRITTEN, Lease, SwapLease, digest
-from appliance.tools import agent, files
+from appliance.tools import files
 
 QUERY = """\
 runs=0
@@ -93,18 +90,18 @@ class Leases:
             SmsError: a file is not a lease of this cluster; if ``tolerant``, that of ``me``.
             Unreachable: ``me`` itself.
         """
-        deadline = time.monotonic() + patience_s
+        deadline = self.cluster.env.clock.monotonic() + patience_s
         self.unread = {}
         self.views = self._query_hosts(list(self.hosts))
-        while self.unread.keys() < set(self.unreachable) and time.monotonic() < deadline:
-            time.sleep(1)
+        while self.unread.keys() < set(self.unreachable) and self.cluster.env.clock.monotonic() < deadline:
+            self.cluster.env.clock.sleep(1)
             self.views |= self._query_hosts(self.unreachable)
-        self.queried_at = time.monotonic()
+        self.queried_at = self.cluster.env.clock.monotonic()
         return self.views
 
     def query_readable(self) -> dict[str, View]:
         """Query all hosts in parallel; one whose file is not a lease of this cluster counts as unreachable, too."""
-        with ThreadPoolExecutor(max(1, len(self.hosts))) as pool:
+        with self.cluster.env.pool(max(1, len(self.hosts))) as pool:
             self.views = dict(zip(self.hosts, pool.map(self._query_readable, self.hosts), strict=True))
         return self.views
 
@@ -121,16 +118,16 @@ class Leases:
             As ``query``.
         """
         self.query()
-        with ThreadPoolExecutor(max(1, len(self.hosts))) as pool:
+        with self.cluster.env.pool(max(1, len(self.hosts))) as pool:
             list(pool.map(self._prepare_host, self.hosts))
 
     def _prepare_host(self, name: str) -> None:
         if self.hosts[name].remote and name not in self.unreachable:
             with suppress(SmsError):  # the write reports it
-                agent.install(self.hosts[name])
+                self.cluster.env.agents.install(self.hosts[name])
 
     def _query_hosts(self, names: list[str]) -> dict[str, View]:
-        with ThreadPoolExecutor(max(1, len(names))) as pool:
+        with self.cluster.env.pool(max(1, len(names))) as pool:
             return dict(zip(names, pool.map(self.query_host, names), strict=True))
 
     def query_host(self, name: str, *, runs: bool = True, alive: bool = False) -> View:
@@ -182,7 +179,12 @@ class Leases:
         """
         cluster = self.cluster.site.cluster
         lease = may_take(
-            self.me, self.views, cluster, now=time.time(), generation_bump=generation_bump, without=self.without
+            self.me,
+            self.views,
+            cluster,
+            now=self.cluster.env.clock.time(),
+            generation_bump=generation_bump,
+            without=self.without,
         )
         return replace(lease, generation=max(lease.generation, self.floor + generation_bump))
 
@@ -247,7 +249,7 @@ class Leases:
             own=own,
             wait_s=OWN_WAIT_S if own else OTHERS_WAIT_S,
         )
-        outcome: str = agent.perform(self.hosts[name], request, timeout=QUERY_TIMEOUT_S + OWN_WAIT_S)
+        outcome: str = self.cluster.env.agents.perform(self.hosts[name], request, timeout=QUERY_TIMEOUT_S + OWN_WAIT_S)
         if outcome in (WRITTEN, SAME):
             self._data[name], self.views[name] = text, View(lease)
         return outcome
@@ -291,7 +293,7 @@ class Leases:
             names: the hosts to update; all reachable ones by default.
         """
         outdated = [name for name in (self.views if names is None else names) if self._update_for(name, lease)]
-        with ThreadPoolExecutor(max(1, len(outdated))) as pool:
+        with self.cluster.env.pool(max(1, len(outdated))) as pool:
             changed = list(pool.map(lambda name: self._publish_to(name, lease), outdated))
         return [name for name, done in zip(outdated, changed, strict=True) if done]
 
@@ -422,10 +424,10 @@ def release_lease(host: Host, cluster: Cluster, *, leases: Leases | None = None)
     lease = read_lease(before, cluster.site.cluster)
     if lease.holder != host.name:
         return
-    free = release(lease, host.name, now=time.time())
+    free = release(lease, host.name, now=cluster.env.clock.time())
     path = str(cluster.places.lease)
     swap = SwapLease(path, free.text().decode(), digest(before), wait_s=OWN_WAIT_S)
-    _check_outcome(agent.perform(host, swap))
+    _check_outcome(cluster.env.agents.perform(host, swap))
     with suppress(SmsError):  # their guards and the next start work without the update
         (leases or query_all_leases(host, cluster)).publish(free)
 
@@ -442,7 +444,7 @@ def hold_lease_still(host: Host, cluster: Cluster, *, fenced: Collection[str] = 
     """
     busy = f"another run is at work on the overlay of {cluster.site.cluster}"
     files.make_folders(host, str(cluster.places.lease.parent))
-    with only_one(host, f"{cluster.places.lease}.lock", busy):
+    with cluster.env.locks.hold(host, f"{cluster.places.lease}.lock", busy):
         yield check_lease(host, cluster, fenced=fenced)
 
 
@@ -458,7 +460,8 @@ def hold_taken_lease(host: Host, cluster: Cluster, lease: Lease) -> Iterator[Non
     Raises:
         Refused: another run has it locked, or has taken it since.
     """
-    with only_one(host, f"{cluster.places.lease}.lock", f"another run changes the lease of {cluster.site.cluster}"):
+    busy = f"another run changes the lease of {cluster.site.cluster}"
+    with cluster.env.locks.hold(host, f"{cluster.places.lease}.lock", busy):
         now = query_lease(host, cluster)
         if (now.holder, now.generation) != (lease.holder, lease.generation):
             raise Refused(f"{now.holder or 'another run'} took the lease first", hint="see `sms status`")
@@ -476,7 +479,7 @@ def check_lease(host: Host, cluster: Cluster, *, fenced: Collection[str] = ()) -
     """
     lease = query_lease(host, cluster)
     if not has_own_overlay(lease, host.name) and lease.holder not in fenced:
-        take(lease, host.name, now=time.time())
+        take(lease, host.name, now=cluster.env.clock.time())
     return lease
 
 
@@ -499,7 +502,7 @@ def raise_lease(host: Host, cluster: Cluster, generation: int, *, cluster_uuid: 
     raised = raise_floor(before, host.name, generation, cluster_uuid=cluster_uuid)
     if raised:
         swap = SwapLease(path, raised.text().decode(), digest(data), wait_s=OWN_WAIT_S, locked=locked)
-        _check_outcome(agent.perform(host, swap))
+        _check_outcome(cluster.env.agents.perform(host, swap))
     if raised is None or raised.cluster_uuid == before.cluster_uuid:
         return ""
     return (
@@ -522,7 +525,9 @@ def set_last(host: Host, cluster: Cluster, above: int, *, locked: bool = False) 
     data = host.read(path)
     before = _read(data, cluster, host)
     lease = replace(before, generation=max(before.generation, above + 1), last=host.name, file=host.name)
-    _check_outcome(agent.perform(host, SwapLease(path, lease.text().decode(), digest(data), locked=locked)))
+    _check_outcome(
+        cluster.env.agents.perform(host, SwapLease(path, lease.text().decode(), digest(data), locked=locked))
+    )
     return lease
 
 
@@ -554,10 +559,10 @@ def give_lease(leases: Leases, holder: str | None, generation: int, last: str, *
     if known is None or (before.holder, before.generation) != (known.holder, known.generation):
         raise Refused("the lease has changed meanwhile", hint="see `sms status`")
     lease = replace(
-        before, generation=generation, holder=holder, since=time.time(), file=host.name, last=last
+        before, generation=generation, holder=holder, since=leases.cluster.env.clock.time(), file=host.name, last=last
     ).with_identity_of(find_identity(leases.views) or before)
     swap = SwapLease(path, lease.text().decode(), digest(data), wait_s=OWN_WAIT_S, locked=locked)
-    _check_outcome(agent.perform(host, swap))
+    _check_outcome(leases.cluster.env.agents.perform(host, swap))
     leases.publish_to_all(lease)
     return lease
 

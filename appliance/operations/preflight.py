@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 
-from appliance.errors import Busy, Refused, SmsError
+from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.plan.machine import inside_argv, instance_name, trial_argv
@@ -30,10 +30,6 @@ from appliance.tools.programs import find_missing
 from appliance.tools.scripts import script_argv
 
 PROGRAMS = ("apptainer", "arping", "debugfs", "e2fsck", "flock", "losetup", "python3")
-LOCKED = 75
-"""Exit status of flock if another run holds the lock (EX_TEMPFAIL, sysexits.h)."""
-LOCK_WAIT_S = 5
-"""A snapshot holds the lock of its host for less than a second: wait instead of refusing."""
 UNCONFINED = (
     "an earlier version of sms started the services container, so it is not confined: "
     "`sms stop`, then `sms start`, confines it"
@@ -197,7 +193,9 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
         Refused: a machine already uses one of them.
     """
     networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
-    taken = bridge.taken(host, {str(network.address.ip): network.uplink(host.name) for network in networks})
+    taken = bridge.taken(
+        host, {str(network.address.ip): network.uplink(host.name) for network in networks}, cluster.env.pool
+    )
     if any(mac.lower() in {network.mac.lower() for network in networks} for mac in taken.values()):
         holder = None
         for one in (cluster.of_gateway(), cluster):  # what stays while an engine has the other services, and the whole
@@ -216,29 +214,13 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
         raise Refused(users, hint="does the old management node still use it?")
 
 
-@contextmanager
-def only_one(host: Host, path: str, what: str) -> Iterator[None]:
-    """Hold the lock at ``path`` on the host.
-
-    Raises:
-        Busy: another run still holds it after the wait.
-    """
-    try:
-        with host.lock(path, wait_s=LOCK_WAIT_S):
-            yield
-    except CommandError as error:
-        if error.result.status == LOCKED:
-            raise Busy(what, hint="wait for it, then run this again") from error
-        raise
-
-
 def lock_host(cluster: Cluster, host: Host) -> AbstractContextManager[None]:
     """Hold the lock under which the services container is started, stopped and changed on the host.
 
     Raises:
         Busy: another run is at work there.
     """
-    return only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}")
+    return cluster.env.locks.hold(host, str(cluster.places.lock), f"another sms is at work on {host.name}")
 
 
 def lock_ports(cluster: Cluster, host: Host) -> AbstractContextManager[None]:
@@ -247,4 +229,4 @@ def lock_ports(cluster: Cluster, host: Host) -> AbstractContextManager[None]:
     Raises:
         Busy: another run moves them.
     """
-    return only_one(host, ports_lock(str(cluster.places.lock)), f"another sms moves ports on {host.name}")
+    return cluster.env.locks.hold(host, ports_lock(str(cluster.places.lock)), f"another sms moves ports on {host.name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from appliance.host.base import Host
@@ -51,7 +50,9 @@ def parse_note(data: bytes | None) -> StartNote | None:
 
 def record_start(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
     """Record the running image, for status and later verbs."""
-    note = StartNote(image.path, image.key, image.sha256, image.signer, lease.generation, host.name, time.time())
+    note = StartNote(
+        image.path, image.key, image.sha256, image.signer, lease.generation, host.name, cluster.env.clock.time()
+    )
     host.write(start_note_path(cluster), to_json(note))
     current, (folder, _, name) = str(cluster.places.current), image.path.rpartition("/")
     if folder == str(cluster.places.images) and f"{folder}/{name}" != current:

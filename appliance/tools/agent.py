@@ -31,19 +31,20 @@ from appliance.host.base import (
 from appliance.host.stream import LineReader, Stream, expires_after
 from appliance.progress import Progress, Silent, Step
 from appliance.share import PACKAGE
-from appliance.shared.records import RecordError, check_value
+from appliance.shared.adopt import AdoptRequest, ReturnRequest
+from appliance.shared.migration import MigrationRequest
+from appliance.shared.records import RecordError
 from appliance.shared.requests import Request
-from appliance.shared.results import Fields
+from appliance.tools.move import Endpoint
 from appliance.tools.python import find_python
+from appliance.tools.reply import ENDED_HINT, Reply
 
 LEAVES = ("text.py", "units.py")
 """Modules of the package's top level that the agent uses."""
-FOLDER = "/run/sms"
 MAX_REPLY = 1 << 30
 """Bytes that an agent may print: the rows of a comparison of millions of files."""
 LIFELINE = "lifeline"
 """Argument that makes the agent abort when its standard input ends."""
-ENDED_HINT = "run the command again: it cleans up or resumes what was left"
 FOREIGN_HINT = "is that machine what it should be? `sms doctor` looks at it"
 OnRows = Callable[[list[dict[str, Any]]], None]
 KINDS: dict[int, type[SmsError]] = {2: ConfigError, 3: Refused}
@@ -100,31 +101,6 @@ def build_zipapp() -> bytes:
     return buffer.getvalue()
 
 
-def installed_path() -> str:
-    """Return the agent's path on a host."""
-    return f"{FOLDER}/agent-{hashlib.sha256(build_zipapp()).hexdigest()[:16]}.pyz"
-
-
-def install(host: Host, time_left: Callable[[], float] = lambda: 60.0) -> tuple[str, ...]:
-    """Copy the agent to the host unless it is there; return the command that runs it.
-
-    Args:
-        time_left: returns the seconds that the next command may take.
-
-    Raises:
-        Refused: the host has no supported Python.
-        CommandTimeout, Unreachable: as ``Host.run``.
-    """
-    path, python, zipapp = installed_path(), find_python(host, timeout=time_left()), build_zipapp()
-    if host.run("test", "-s", path, ok=None, timeout=time_left()).status:
-        written = host.run(*write_argv(path, 0o600, len(zipapp)), input=zipapp, ok=None, timeout=time_left())
-        check_written(host.name, path, written.status, written.stderr)
-        # Newer ones may be in use by an sms of another version.
-        old = ("-name", "agent-*.pyz*", "!", "-path", path, "-mtime", "+0", "-exec", "rm", "-f", "{}", "+")
-        host.run("find", FOLDER, "-maxdepth", "1", "-type", "f", *old, ok=None, timeout=time_left())
-    return (python, "-I", path)
-
-
 def argv(installed: tuple[str, ...], command: str, request: dict[str, Any]) -> tuple[str, ...]:
     """Return the command line of a request. It never contains a secret: other users see command lines."""
     return (*installed, command, json.dumps(request))
@@ -140,100 +116,6 @@ class Bounds:
 
 UNBOUNDED = Bounds()
 """In time."""
-
-
-def call(
-    host: Host,
-    command: str,
-    request: dict[str, Any],
-    progress: Progress | None = None,
-    *,
-    on_rows: OnRows | None = None,
-    bounds: Bounds = UNBOUNDED,
-) -> dict[str, Any]:
-    """Run a request on the agent; return its result. It aborts when this process ends, which also releases its locks.
-
-    Args:
-        on_rows: called with the rows of a long result as they arrive.
-        bounds: after which it is ended, on this side.
-
-    Raises:
-        Busy, Refused, SmsError: the problem that the agent reports; it prints without end, or exceeds its time.
-        CommandError: the agent ended without a result.
-    """
-    installed = install(host)
-    with short_errors(), ExitStack() as stack:
-        reader = MessageReader(progress or Silent(), stack, on_rows)
-        with (
-            host.stream(*argv(installed, command, request), LIFELINE, on_line=reader.feed) as stream,
-            expires_after(bounds.seconds, stream.abort) as expired,
-        ):
-            lines = LineReader(reader.feed)
-            while (block := stream.read()) and not expired.is_set():
-                lines.feed(block)
-                if lines.size > bounds.size:
-                    stream.abort()
-                    raise SmsError(
-                        f"{host.name}: the agent there printed more than {bounds.size >> 20} MiB", hint=FOREIGN_HINT
-                    )
-            lines.feed(b"")
-            result = stream.result(ok=None)
-            if expired.is_set():
-                seconds = f"{bounds.seconds:g} s"
-                raise SmsError(f"{host.name}: the agent there did not end within {seconds}", hint=FOREIGN_HINT)
-            return reader.outcome(result)
-
-
-def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:
-    """Perform a request of ``shared/requests.py`` on the host; return its reply.
-
-    Ctrl-C leaves the file unchanged, or changed before this ends.
-
-    Args:
-        timeout: seconds for all of it, with the copy of the agent to the host.
-
-    Raises:
-        SmsError: the host reports that it failed.
-        Refused: as ``install``.
-        CommandTimeout, Unreachable: as ``Host.run``.
-    """
-    end = time.monotonic() + timeout
-
-    def time_left() -> float:
-        return max(end - time.monotonic(), 0.1)  # 0 would be no limit
-
-    try:
-        return _within(timeout, host, request)
-    except NotImplementedError:
-        fields = {"kind": type(request).__name__, "of": asdict(request)}
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        hint = getattr(error, "hint", "") or disk_hint(why)
-        raise SmsError(f"{host.name}: {error.filename or request.path}: {why}", hint=hint) from error
-    return _run(host, "perform", fields, time_left)["reply"]
-
-
-def query(host: Host, command: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
-    """Run a short request that changes nothing; return its result.
-
-    Args:
-        timeout: seconds for all of it, with the copy of the agent to the host. A process on a failed disk is left.
-
-    Raises:
-        As ``call`` and ``install``.
-    """
-    end = time.monotonic() + timeout
-    return _run(host, command, request, lambda: max(end - time.monotonic(), 0.1))
-
-
-def _run(host: Host, command: str, request: dict[str, Any], time_left: Callable[[], float]) -> dict[str, Any]:
-    installed = install(host, time_left)
-    with short_errors():
-        result = host.run(*argv(installed, command, request), ok=None, timeout=time_left())
-    reader = MessageReader(Silent(), ExitStack())
-    for line in result.text.splitlines():
-        reader.feed(line)
-    return reader.outcome(result)
 
 
 class Cancellation:
@@ -286,33 +168,6 @@ def _within(timeout: float, host: Host, request: Request) -> Any:
     return reply
 
 
-@contextmanager
-def open_session(
-    host: Host,
-    command: str,
-    request: dict[str, Any],
-    progress: Progress | None = None,
-    *,
-    on_line: OnLine | None = None,
-) -> Iterator[Session]:
-    """Run a request that reads or writes a byte stream; the agent's messages arrive on standard error.
-
-    Args:
-        on_line: called with each line of standard error, including those of programs that the agent starts.
-    """
-    installed = install(host)
-    with ExitStack() as stack:
-        reader = MessageReader(progress or Silent(), stack)
-
-        def feed(line: str) -> None:
-            reader.feed(line)
-            if on_line:
-                on_line(line)
-
-        with host.stream(*argv(installed, command, request), on_line=feed) as stream:
-            yield Session(stream, reader)
-
-
 class Session:
     """A running agent whose input and output the caller streams. All methods raise the problem that it reports."""
 
@@ -358,22 +213,6 @@ class Session:
     def outcome(self) -> dict[str, Any]:
         """Wait for the agent to end; return its result."""
         return self.reader.outcome(self.stream.result(ok=None))
-
-
-class Reply(dict[str, Any]):
-    """A message or result of an agent: the fields that it has are of the types of ``Fields``."""
-
-    def __init__(self, host: str, message: Any) -> None:
-        """Check it.
-
-        Raises:
-            RecordError: a field has another type.
-        """
-        super().__init__(check_value(Fields, message))
-        self.host = host
-
-    def __missing__(self, name: str) -> Any:
-        raise SmsError(f"{self.host}: the reply of the agent there has no {name}", hint=ENDED_HINT)
 
 
 class MessageReader:
@@ -436,3 +275,173 @@ class MessageReader:
             raise AgentEnded(replace(result, secrets=self.secrets))
         self.result.host = result.host
         return self.result
+
+
+@dataclass(frozen=True)
+class Agents:
+    """The agents on hosts: how a verb has them do something there, and how they reply.
+
+    What runs in this process, or on a host without an agent, does not belong here.
+    """
+
+    folder: str = "/run/sms"
+    """Of a host, for the copy of the agent there."""
+
+    def installed_path(self) -> str:
+        """Return the agent's path on a host."""
+        return f"{self.folder}/agent-{hashlib.sha256(build_zipapp()).hexdigest()[:16]}.pyz"
+
+    def install(self, host: Host, time_left: Callable[[], float] = lambda: 60.0) -> tuple[str, ...]:
+        """Copy the agent to the host unless it is there; return the command that runs it.
+
+        Args:
+            time_left: returns the seconds that the next command may take.
+
+        Raises:
+            Refused: the host has no supported Python.
+            CommandTimeout, Unreachable: as ``Host.run``.
+        """
+        path, python, zipapp = self.installed_path(), find_python(host, timeout=time_left()), build_zipapp()
+        if host.run("test", "-s", path, ok=None, timeout=time_left()).status:
+            written = host.run(*write_argv(path, 0o600, len(zipapp)), input=zipapp, ok=None, timeout=time_left())
+            check_written(host.name, path, written.status, written.stderr)
+            # Newer ones may be in use by an sms of another version.
+            old = ("-name", "agent-*.pyz*", "!", "-path", path, "-mtime", "+0", "-exec", "rm", "-f", "{}", "+")
+            host.run("find", self.folder, "-maxdepth", "1", "-type", "f", *old, ok=None, timeout=time_left())
+        return (python, "-I", path)
+
+    def call(
+        self,
+        host: Host,
+        command: str,
+        request: dict[str, Any],
+        progress: Progress | None = None,
+        *,
+        on_rows: OnRows | None = None,
+        bounds: Bounds = UNBOUNDED,
+    ) -> dict[str, Any]:
+        """Run a request on the agent; return its result. It aborts when this process ends, which also frees its locks.
+
+        Args:
+            on_rows: called with the rows of a long result as they arrive.
+            bounds: after which it is ended, on this side.
+
+        Raises:
+            Busy, Refused, SmsError: the problem that the agent reports; it prints without end, or exceeds its time.
+            CommandError: the agent ended without a result.
+        """
+        installed = self.install(host)
+        with short_errors(), ExitStack() as stack:
+            reader = MessageReader(progress or Silent(), stack, on_rows)
+            with (
+                host.stream(*argv(installed, command, request), LIFELINE, on_line=reader.feed) as stream,
+                expires_after(bounds.seconds, stream.abort) as expired,
+            ):
+                lines = LineReader(reader.feed)
+                while (block := stream.read()) and not expired.is_set():
+                    lines.feed(block)
+                    if lines.size > bounds.size:
+                        stream.abort()
+                        raise SmsError(
+                            f"{host.name}: the agent there printed more than {bounds.size >> 20} MiB", hint=FOREIGN_HINT
+                        )
+                lines.feed(b"")
+                result = stream.result(ok=None)
+                if expired.is_set():
+                    seconds = f"{bounds.seconds:g} s"
+                    raise SmsError(f"{host.name}: the agent there did not end within {seconds}", hint=FOREIGN_HINT)
+                return reader.outcome(result)
+
+    def perform(self, host: Host, request: Request, *, timeout: float = 60) -> Any:
+        """Perform a request of ``shared/requests.py`` on the host; return its reply.
+
+        Ctrl-C leaves the file unchanged, or changed before this ends.
+
+        Args:
+            timeout: seconds for all of it, with the copy of the agent to the host.
+
+        Raises:
+            SmsError: the host reports that it failed.
+            Refused: as ``install``.
+            CommandTimeout, Unreachable: as ``Host.run``.
+        """
+        end = time.monotonic() + timeout
+
+        def time_left() -> float:
+            return max(end - time.monotonic(), 0.1)  # 0 would be no limit
+
+        try:
+            return _within(timeout, host, request)
+        except NotImplementedError:
+            fields = {"kind": type(request).__name__, "of": asdict(request)}
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            hint = getattr(error, "hint", "") or disk_hint(why)
+            raise SmsError(f"{host.name}: {error.filename or request.path}: {why}", hint=hint) from error
+        return self._run(host, "perform", fields, time_left)["reply"]
+
+    def query(self, host: Host, command: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        """Run a short request that changes nothing; return its result.
+
+        Args:
+            timeout: seconds for all of it, with the copy of the agent to the host. A process on a failed disk is left.
+
+        Raises:
+            As ``call`` and ``install``.
+        """
+        end = time.monotonic() + timeout
+        return self._run(host, command, request, lambda: max(end - time.monotonic(), 0.1))
+
+    @contextmanager
+    def open_session(
+        self,
+        host: Host,
+        command: str,
+        request: dict[str, Any],
+        progress: Progress | None = None,
+        *,
+        on_line: OnLine | None = None,
+    ) -> Iterator[Session]:
+        """Run a request that reads or writes a byte stream; the agent's messages arrive on standard error.
+
+        Args:
+            on_line: called with each line of standard error, including those of programs that the agent starts.
+        """
+        installed = self.install(host)
+        with ExitStack() as stack:
+            reader = MessageReader(progress or Silent(), stack)
+
+            def feed(line: str) -> None:
+                reader.feed(line)
+                if on_line:
+                    on_line(line)
+
+            with host.stream(*argv(installed, command, request), on_line=feed) as stream:
+                yield Session(stream, reader)
+
+    @contextmanager
+    def open_endpoint(
+        self, host: Host, command: str, request: MigrationRequest | AdoptRequest | ReturnRequest, progress: Progress
+    ) -> Iterator[Endpoint]:
+        """Run the agent of a host as an endpoint of a migration or adoption; after the context, it decides on its own.
+
+        Raises:
+            SmsError: the problem that ended the agent.
+        """
+        with self.open_session(host, command, asdict(request), progress) as session:
+            endpoint = Endpoint(host, session)
+            try:
+                yield endpoint
+            finally:
+                endpoint.close()
+                session.leave()  # it may have to wait until its network works
+                endpoint.wait()
+
+    def _run(self, host: Host, command: str, request: dict[str, Any], time_left: Callable[[], float]) -> dict[str, Any]:
+        installed = self.install(host, time_left)
+        with short_errors():
+            result = host.run(*argv(installed, command, request), ok=None, timeout=time_left())
+        reader = MessageReader(Silent(), ExitStack())
+        for line in result.text.splitlines():
+            reader.feed(line)
+        return reader.outcome(result)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
@@ -36,7 +37,7 @@ def parent_problem(host: Host, name: str) -> str:
     return ""
 
 
-def taken(host: Host, addresses: dict[str, str]) -> dict[str, str]:
+def taken(host: Host, addresses: dict[str, str], pool: Callable[[int], Executor]) -> dict[str, str]:
     """Return addresses that another machine on the network uses, with its MAC address (RFC 5227).
 
     Args:
@@ -56,8 +57,8 @@ def taken(host: Host, addresses: dict[str, str]) -> dict[str, str]:
         return find_user(output) if result.status else ""
 
     # In parallel: a probe without a reply takes its full second.
-    with ThreadPoolExecutor(max(1, len(addresses))) as pool:
-        macs = list(pool.map(probe, addresses.keys(), addresses.values()))
+    with pool(max(1, len(addresses))) as workers:
+        macs = list(workers.map(probe, addresses.keys(), addresses.values()))
     return {address: mac for address, mac in zip(addresses, macs, strict=True) if mac}
 
 

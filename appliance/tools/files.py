@@ -63,13 +63,6 @@ def others_can_write(host: Host, path: str) -> bool:
     return bool(host.run("find", path, str(PurePosixPath(path).parent), "-maxdepth", "0", *unsafe).text)
 
 
-def has_name_like(host: Host, folder: str, *patterns: str) -> bool:
-    """Whether a folder has a file with a name that matches one of the shell patterns."""
-    names = [word for pattern in patterns for word in ("-o", "-name", pattern)][1:]
-    found = host.run("find", folder, "-mindepth", "1", "-maxdepth", "1", "(", *names, ")", "-print", "-quit", ok=None)
-    return bool(found.text)
-
-
 def is_locked(host: Host, path: str) -> bool:
     """Whether a process has the file locked exclusively; does not wait, and does not create it."""
     if not host.works("test", "-e", path):

@@ -5,20 +5,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
-from appliance.progress import Progress
-from appliance.shared.adopt import AdoptRequest, ReturnRequest
-from appliance.shared.migration import MigrationRequest
 from appliance.shared.records import RecordError
 from appliance.shared.secret import secrets_of
 from appliance.shared.wire import Message, WireError, count_bytes, pack_message, read_message
-from appliance.tools import agent
+from appliance.tools.reply import Reply
+
+if TYPE_CHECKING:
+    from appliance.tools.agent import Session
 
 PING_S = 0.5
 """Interval of pings in seconds, much shorter than the agent's timeout (agent/channel.py)."""
@@ -39,7 +37,7 @@ class Lost(Unreachable):
 class Endpoint:
     """One endpoint of a migration. It is pinged until it is closed."""
 
-    def __init__(self, host: Host, session: agent.Session) -> None:
+    def __init__(self, host: Host, session: Session) -> None:
         self.host = host
         self.name = host.name
         self.session = session
@@ -89,7 +87,7 @@ class Endpoint:
     def _read(self) -> None:
         try:
             while True:
-                message = agent.Reply(self.name, read_message(self.session.read_exactly, "kind"))
+                message = Reply(self.name, read_message(self.session.read_exactly, "kind"))
                 size = count_bytes(message)
                 while size > LARGE and not self._received.empty() and not self.closed.wait(0.05):
                     pass
@@ -145,22 +143,3 @@ def receive_after(endpoint: Endpoint, kind: str, *earlier: str, patience_s: floa
         if reply["kind"] == kind:
             return reply
     raise Lost(f"{endpoint.name} did not confirm within {patience_s:g} s ({kind})")
-
-
-@contextmanager
-def open_endpoint(
-    host: Host, command: str, request: MigrationRequest | AdoptRequest | ReturnRequest, progress: Progress
-) -> Iterator[Endpoint]:
-    """Run the agent of a host as an endpoint of a migration or adoption; when the context ends, it decides on its own.
-
-    Raises:
-        SmsError: the problem that ended the agent.
-    """
-    with agent.open_session(host, command, asdict(request), progress) as session:
-        endpoint = Endpoint(host, session)
-        try:
-            yield endpoint
-        finally:
-            endpoint.close()
-            session.leave()  # it may have to wait until its network works
-            endpoint.wait()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from appliance.share import share
 
 
+@cache
 def read_script(name: str) -> str:
     """Return the text of a script."""
     return share("definitions", "scripts", name).read_text()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from appliance.agent import copy_file, endpoint, paths, snapshots, transfer
+from appliance.agent import copy_file, paths, snapshots, transfer
 from appliance.agent.adopt_place import place_state
 from appliance.agent.endpoint import HostState, read_mark
 from appliance.agent.migration_source import MigrationSource
@@ -18,8 +19,9 @@ from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem, read_request
 from appliance.agent.remove import remove
 from appliance.agent.store import CHUNK, Reader, Store, chunk_path, digest_of
+from appliance.agent.system import System
 from appliance.agent.transfer import PLAIN, put_expected
-from appliance.host.local import Local
+from appliance.host.local import ENVIRONMENT, Local
 from appliance.shared.files import write_at
 from appliance.shared.history import AppendLine
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, parse_lease, read_file
@@ -27,6 +29,7 @@ from appliance.shared.migration import Second, SourceRequest, TargetRequest
 from appliance.tools import files
 from tests.crash.workload import Mark, Marks, Workload, chunk, nothing
 from tests.stores import add_snapshot, make_manifest
+from tests.support.system import FakeSystem
 from tests.unit.migration.requests import SOURCE, TARGET
 
 # The lease: appliance/shared/lease.py
@@ -63,7 +66,7 @@ def prepare_lease(root: Path) -> None:
 
 def host_state(root: Path) -> HostState:
     places = {name: str(root / "journal" / name) for name in ("lease", "history", "mark")}
-    return HostState(read_request(TargetRequest, {**TARGET, **places}), "arrive")
+    return HostState(read_request(TargetRequest, {**TARGET, **places}), "arrive", System())
 
 
 def run_mark(root: Path, mark: Mark) -> None:
@@ -76,7 +79,7 @@ def run_mark(root: Path, mark: Mark) -> None:
 
 
 def check_mark(root: Path, marks: Marks) -> None:
-    found = read_mark(host_state(root).request.mark)
+    found = read_mark(System(), host_state(root).request.mark)
     order = ["none", "copy", "up", ""]
     now = order[len(marks)], order[min(len(marks) + 1, 3)]
     assert (found.state if found else "") in [name if name != "none" else "" for name in now]
@@ -190,10 +193,13 @@ def prepare_restore(root: Path) -> None:
     prepare_store(root)
     (root / "overlays").mkdir()
     (root / "overlays" / "c.img").write_bytes(b"before")
+    (root / "bin").mkdir()
+    (root / "bin" / "e2fsck").write_text("#!/bin/sh\n")
+    (root / "bin" / "e2fsck").chmod(0o755)
 
 
 def run_restore(root: Path, mark: Mark) -> None:
-    snapshots.run_e2fsck = lambda *argv: (0, "")  # type: ignore[attr-defined]
+    os.environ["PATH"] = f"{root / 'bin'}:{ENVIRONMENT['PATH']}"
     request = {"store": store_of(root).root, "snapshot": "1", "replace": True}
     snapshots.restore({**request, "target": str(root / "overlays" / "c.img")})
     mark("restored")
@@ -207,6 +213,16 @@ def check_restore(root: Path, marks: Marks) -> None:
 # The overlay that a migration brings: appliance/agent/migration_target.py
 
 OLD, NEW = b"old".ljust(CHUNK, b"-"), [chunk("a"), chunk("b")]
+
+
+class StoppedHost(FakeSystem):
+    """A host without an instance; its mirror is mounted, and it flushes in other threads."""
+
+    def pool(self, workers: int) -> Executor:
+        return ThreadPoolExecutor(workers)
+
+    def is_mounted(self, folder: str) -> bool:
+        return True
 
 
 class Script:
@@ -229,14 +245,8 @@ def target_paths(root: Path) -> dict[str, str]:
 
 
 def target_of(root: Path, channel: Any = None) -> MigrationTarget:
-    endpoint.run = lambda *argv, **more: b""
-    endpoint.find_instance = lambda name: None
-    endpoint.load_connections = lambda *_: ""
-    endpoint.load_neighbours = lambda *_: None
-    endpoint.set_bridges = lambda *_, **more: None
-    endpoint.is_mounted = lambda folder: True
     request = {**TARGET, **target_paths(root), "holds": [], "mirror": str(mirror_of(root)) if on_mirror(root) else ""}
-    return MigrationTarget(read_request(TargetRequest, request), channel)
+    return MigrationTarget(read_request(TargetRequest, request), channel, StoppedHost())
 
 
 def on_mirror(root: Path) -> bool:
@@ -314,7 +324,7 @@ def check_target(root: Path, marks: Marks, *, standby: bool = False) -> None:
     """A lease of this host names the new overlay; without one the old overlay is there, perhaps set aside."""
     where = target_paths(root)
     file = mirror_of(root) / "c.img" if on_mirror(root) else Path(where["overlay"])
-    if saved := read_mark(where["mark"]):
+    if saved := read_mark(System(), where["mark"]):
         # The copy of the state has other inode numbers.
         files = [Path(f"{file}{name}") for name in ("", ".incoming", ".partial")]
         inodes = [path.stat().st_ino for path in files if path.exists() and path.read_bytes() != OLD]
@@ -330,7 +340,7 @@ def check_target(root: Path, marks: Marks, *, standby: bool = False) -> None:
     else:
         assert OLD in (overlay.read_bytes(), aside.read_bytes() if aside.exists() else b"")
     assert "rolled back" not in marks or standby or overlay.read_bytes() == OLD
-    assert read_mark(where["mark"]) is None
+    assert read_mark(System(), where["mark"]) is None
 
 
 def check_standby(root: Path, marks: Marks) -> None:
@@ -342,10 +352,8 @@ def check_standby(root: Path, marks: Marks) -> None:
 
 
 def source_of(root: Path) -> MigrationSource:
-    endpoint.find_instance = lambda name: None
-    endpoint.wait_until_unused = lambda *_: None
     request = {**SOURCE, **target_paths(root), "mirror": str(mirror_of(root)) if on_mirror(root) else ""}
-    return MigrationSource(read_request(SourceRequest, request), None)
+    return MigrationSource(read_request(SourceRequest, request), None, StoppedHost())
 
 
 def prepare_source(root: Path) -> None:
@@ -372,7 +380,7 @@ def run_source(root: Path, mark: Mark) -> None:
 
 def check_source(root: Path, marks: Marks) -> None:
     where = target_paths(root)
-    if saved := read_mark(where["mark"]):
+    if saved := read_mark(System(), where["mark"]):
         source_of(root).recover(saved)
     lease = parse_lease(read_file(where["lease"]) or b"")
     overlay, moved = Path(where["overlay"]), Path(where["overlay"] + ".moved")
@@ -385,12 +393,10 @@ def check_source(root: Path, marks: Marks) -> None:
 
 def source_here(root: Path) -> MigrationSource:
     """A source whose target is the same host."""
-    endpoint.rename_instance = lambda *_: None
     where = target_paths(root)
     second = Second("sms-c.5", where["overlay"] + ".second", where["mark"] + ".second", where["mark"] + ".lock")
-    source_of(root)
     request = {**SOURCE, **where, "peer": SOURCE["host"], "second": asdict(second)}
-    return MigrationSource(read_request(SourceRequest, request), None)
+    return MigrationSource(read_request(SourceRequest, request), None, StoppedHost())
 
 
 def prepare_here(root: Path) -> None:
@@ -409,7 +415,7 @@ def run_here(root: Path, mark: Mark) -> None:
 def check_here(root: Path, marks: Marks) -> None:
     """Until the state is stored nothing has happened; then the copy becomes the overlay, and the other one is gone."""
     where = target_paths(root)
-    saved = read_mark(where["mark"])
+    saved = read_mark(System(), where["mark"])
     if saved:
         source_here(root).recover(saved)
     overlay, second = Path(where["overlay"]), Path(where["overlay"] + ".second")
@@ -417,7 +423,7 @@ def check_here(root: Path, marks: Marks) -> None:
     lease = parse_lease(read_file(where["lease"]) or b"")
     assert lease.holder == "a" and lease.generation == (5 if given else 4)
     assert overlay.read_bytes() == (NEW[0] if given else OLD) and second.exists() != given
-    assert read_mark(where["mark"]) is None
+    assert read_mark(System(), where["mark"]) is None
 
 
 # What verbs write on a host: WRITE_ATOMIC in appliance/host/base.py

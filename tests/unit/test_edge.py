@@ -26,12 +26,15 @@ from appliance.cli.nodes.common import show_table
 from appliance.cli.services import logs, status
 from appliance.cli.vm import exec as vm_exec
 from appliance.errors import ConfigError, Problem, SmsError
-from appliance.host.fake import Fake
-from appliance.operations.services import inside
-from appliance.progress import Progress
+from appliance.host.base import Result
+from appliance.operations.context import open_cluster
+from appliance.plan.machine import inside_argv, instance_name
+from appliance.progress import Progress, Silent
 from appliance.text import printable_text
-from appliance.tools import ext3
-from tests.places import ROOT
+from appliance.tools.apptainer import Instance
+from tests.places import DEBIAN_SITE, ROOT
+from tests.support.fake import Fake
+from tests.support.instances import LIST, lists
 
 HOSTILE = "a\x1b]0;title\x07b\x1b[31;5mc\x9b2Jd\u202ee\x00f\x85g"
 """Sets the title and colours, clears the screen, in two ways to write CSI; reverses text; ends a line for some."""
@@ -214,15 +217,30 @@ class Logged(Fake):
     def interact(self, *argv: str) -> int:
         raise AssertionError("the log goes to the terminal as it is")
 
+    def run(self, *argv: str, **options: Any) -> Result:
+        if argv[0] == "debugfs":  # of the overlay, at rest
+            return Result(self.name, argv, 0, b"earlier\n" + LOG, b"")
+        return super().run(*argv, **options)
+
+
+def open_logged(monkeypatch: pytest.MonkeyPatch, *, running: bool = True) -> None:
+    """Make `sms logs` act on a host whose log of all messages is hostile; ``running``: whether the container runs."""
+    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    host = Logged(
+        {
+            LIST: lists([Instance(instance_name(cluster.site), 7, "/i.sif")] if running else []),
+            inside_argv(cluster.site, cluster.services, "tail"): (0, HOSTILE),
+            ("test", "-f"): (0, ""),
+            ("test", "-L"): (1, ""),
+        }
+    )
+    monkeypatch.setattr(logs, "open_target", lambda _: (cluster, host, None))
+
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_log_on_a_terminal_is_escaped(follow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
-    host = Logged({("tail",): (0, HOSTILE)})
-    cluster: Any = SimpleNamespace(site=None, services=(), find_role=lambda _: None)
-    monkeypatch.setattr(inside, "find_instance", lambda *_: True)
-    monkeypatch.setattr(inside, "inside_argv", lambda *words: words[2:])
-    monkeypatch.setattr(logs, "open_target", lambda _: (cluster, host, None))
+    open_logged(monkeypatch)
     assert main(["logs", *(["-f"] if follow else [])]) == 0
     assert [one for one in FORBIDDEN if one in terminal.getvalue()] == [] and "\\x1b]0;title" in terminal.getvalue()
 
@@ -232,11 +250,7 @@ def test_a_log_in_a_pipe_is_unchanged(
     follow: bool, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """As journalctl and git log print it; the help of `sms logs` says so."""
-    host = Logged({("tail",): (0, HOSTILE)})
-    cluster: Any = SimpleNamespace(site=None, services=(), find_role=lambda _: None)
-    monkeypatch.setattr(inside, "find_instance", lambda *_: True)
-    monkeypatch.setattr(inside, "inside_argv", lambda *words: words[2:])
-    monkeypatch.setattr(logs, "open_target", lambda _: (cluster, host, None))
+    open_logged(monkeypatch)
     assert main(["logs", *(["-f"] if follow else [])]) == 0
     assert HOSTILE.encode() in capfdbinary.readouterr().out
     assert "a file or a pipe gets them unchanged" in " ".join(logs.DESCRIPTION.split())
@@ -244,13 +258,7 @@ def test_a_log_in_a_pipe_is_unchanged(
 
 def test_a_log_at_rest_on_a_terminal_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
-    places = SimpleNamespace(overlay="/o")
-    cluster: Any = SimpleNamespace(site=None, services=(), places=places, find_role=lambda _: None)
-    monkeypatch.setattr(inside, "find_instance", lambda *_: None)
-    monkeypatch.setattr(inside, "find_here", lambda *_: cluster)
-    monkeypatch.setattr(inside, "is_linked", lambda *_: False)
-    monkeypatch.setattr(ext3, "read_inside", lambda *_, **__: b"earlier\n" + LOG)
-    monkeypatch.setattr(logs, "open_target", lambda _: (cluster, Logged({("test",): (0, "")}), None))
+    open_logged(monkeypatch, running=False)
     assert main(["logs", "-n", "1"]) == 0
     assert terminal.getvalue() == f"{HARMLESS}\\xff\n"
 

@@ -13,7 +13,6 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.host.base import OddOutput, Result
-from appliance.host.fake import Fake
 from appliance.operations.adopt.inspection import query_old
 from appliance.operations.hosts.signing import find_signing_keys
 from appliance.operations.overlay import mirror, overlay, standby
@@ -21,10 +20,13 @@ from appliance.operations.services import unfinished
 from appliance.operations.vm.snapshots import read_listed
 from appliance.progress import Silent
 from appliance.tools import apptainer, bridge, ext3, ports, qemu, space
-from appliance.tools.agent import MessageReader, Reply
+from appliance.tools.agent import MessageReader
 from appliance.tools.btrfs import Btrfs
 from appliance.tools.mdadm import Md
+from appliance.tools.reply import Reply
 from appliance.units import LARGEST_OVERLAY
+from tests.support.env import fake_env
+from tests.support.fake import Fake
 
 DEEP = "[" * 100_000
 ODD: dict[str, bytes] = {
@@ -63,7 +65,9 @@ class Odd(Fake):
 
 
 PLACES = SimpleNamespace(overlay=Path("/o"), sign=Path("/sign"))
-CLUSTER: Any = SimpleNamespace(places=PLACES, site=SimpleNamespace(cluster="lab"), services=(), path=None)
+CLUSTER: Any = SimpleNamespace(
+    places=PLACES, site=SimpleNamespace(cluster="lab"), services=(), path=None, env=fake_env()
+)
 SURVEY: Any = SimpleNamespace(slurm=None)
 KEYS = SimpleNamespace(public_keys=(), private_key="/etc/sms/sign.pem", pgp_fingerprint=None)
 CLUSTER.site.signing, CLUSTER.site.state = KEYS, "/var/lib/sms"

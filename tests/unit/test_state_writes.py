@@ -61,11 +61,18 @@ def is_direct(call: ast.Call) -> bool:
         return any(isinstance(one, ast.Attribute) and one.attr in FLAGS for arg in args for one in ast.walk(arg))
     if owner == "os":
         return function.attr in NAMES
+    if isinstance(function.value, ast.Attribute) and function.value.attr == "system":  # an agent's System
+        return function.attr == "rename"
     if owner == "shutil":
         return function.attr in COPIES
     if function.attr in ("rename", "replace"):
         return len(args) == 1 and not call.keywords
     return function.attr in WRITES or (function.attr == "open" and opens)
+
+
+def text_owner(function: ast.Attribute) -> str:
+    """Return the last name before that of a method."""
+    return getattr(function.value, "attr", getattr(function.value, "id", ""))
 
 
 def is_shared(call: ast.Call) -> bool:
@@ -76,6 +83,8 @@ def is_shared(call: ast.Call) -> bool:
     if not isinstance(function, ast.Attribute):
         return False
     owner = function.value.id if isinstance(function.value, ast.Name) else ""
+    if function.attr == "replace" and len(call.args) == 2 and text_owner(function) in ("self", "system"):
+        return True  # an agent's System
     if owner == "files" and function.attr in ("rename", "place", "link"):
         return True
     if owner == "smsfiles" and function.attr in ("replace", "rename", "remove"):

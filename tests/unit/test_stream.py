@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from appliance.host.base import CommandError, Host
-from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.host.stream import Stream
+from tests.support.fake import Fake
 from tests.waiting import alive
 
 MUCH = 64 << 20

@@ -123,34 +123,6 @@ class Runner:
         self.daemons.clear()
 
 
-class LabRunner(Runner):
-    """A host of a lab. Its address is that in the provisioning network."""
-
-    disk = Path("/var/lib/engines")
-
-    def __init__(self, lab: Lab, name: str) -> None:
-        self.name = name
-        self.lab = lab
-        (own,) = (host for host in lab.layout.hosts if host.name == name)
-        self.address = own.addresses[PROVISIONING]
-        self._own_root = own.own_root
-        super().__init__()
-
-    @property
-    def host(self) -> Netns:
-        """To run commands on it."""
-        return self.lab.host(self.name)
-
-    def install(self, program: Path) -> str:
-        """Admin hosts see the files of this machine; compute nodes get a copy."""
-        if not self._own_root:
-            return str(program)
-        path = f"/usr/local/bin/{program.name}"
-        if not self.host.works("test", "-x", path):
-            self.host.write(path, program.read_bytes(), mode=0o755)
-        return path
-
-
 class EngineHost(Runner):
     """A host of its own. ``prepare``: shell commands at each boot, such as mounts; ``disk`` stays while it is off."""
 

@@ -6,7 +6,6 @@ answers for them, the one on the target goes on only once it has them. So the ne
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -62,7 +61,6 @@ from appliance.plan.migration.move import reset_ports, stream_ports
 from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.progress import Progress
 from appliance.shared.adopt import AdoptRequest
-from appliance.tools.move import open_endpoint
 
 __all__ = ["AdoptResult", "adopt", "adopt_request", "refuse_doubtful", "rehearse_adopt"]
 
@@ -131,7 +129,7 @@ def adopt(
         Unverified: the target serves, and the end was not confirmed.
         SmsError: a step failed; the message says what is known.
     """
-    began = time.monotonic()
+    began = cluster.env.clock.monotonic()
     target = cluster.host(name)
     with ExitStack() as stack:
         for host in (old, target):
@@ -161,7 +159,7 @@ def adopt(
                     save_record(cluster, target, replace(record, phase=UNDONE))
             raise
         unrecorded = _finish(cluster, inspected, image, record, result.parts, progress)
-        result.seconds = round(time.monotonic() - began, 3)
+        result.seconds = round(cluster.env.clock.monotonic() - began, 3)
         if failures:
             progress.report(f"note: {failures}")
             give_back(cluster, replace(record, phase=ADOPTED), old, target, progress)
@@ -185,13 +183,13 @@ def _wait_for_nodes(cluster: Cluster, target: Host, plan: AdoptPlan, progress: P
     """
     inside, user = inside_argv(cluster.site, cluster.services), find_controller(cluster).user
     with progress.step("wait until nodes respond") as step:
-        end = time.monotonic() + NODES_S
+        end = cluster.env.clock.monotonic() + NODES_S
         while True:
             view = query_nodes(target, inside, user)
             silent = [one.name for one in view.silent if not one.acknowledged and one.name not in plan.silent]
-            if (view.count and not silent) or time.monotonic() > end:
+            if (view.count and not silent) or cluster.env.clock.monotonic() > end:
                 break
-            time.sleep(1)
+            cluster.env.clock.sleep(1)
         step.detail(f"{view.count - len(view.silent)} of {view.count}")
     return tuple(silent)
 
@@ -221,7 +219,7 @@ def _record(cluster: Cluster, inspected: Inspected, named: str) -> Adoption:
     plan, slurm = inspected.plan, inspected.survey.slurm
     assert slurm
     return Adoption(
-        cluster.site.cluster, plan.old, named, plan.target, BEGUN, time.time(), plan.stays, slurm.file,
+        cluster.site.cluster, plan.old, named, plan.target, BEGUN, cluster.env.clock.time(), plan.stays, slurm.file,
         adopt_request(cluster, plan),
     )  # fmt: skip
 
@@ -310,12 +308,12 @@ def _open_agents(
     """
     old, target = inspected.old, inspected.target
     facts = migration_facts(cluster, inspected, image)
-    source = stack.enter_context(open_endpoint(old, "adopt_leave", request, progress))
+    source = stack.enter_context(cluster.env.agents.open_endpoint(old, "adopt_leave", request, progress))
     source.receive("ready", patience_s=QUICK_S)
     wanted = replace(
         target_request(cluster, facts), verb=VERB, prepared=inspected.owner.moving, gives=inspected.plan.interfaces
     )
-    arrive = stack.enter_context(open_endpoint(target, "adopt_arrive", wanted, progress))
+    arrive = stack.enter_context(cluster.env.agents.open_endpoint(target, "adopt_arrive", wanted, progress))
     arrive.receive("ready", patience_s=QUICK_S)
     result = MigrationResult(old.name, target.name, image.path, inspected.lease.generation + 1)
     return Migration(cluster, facts, image, progress, source, arrive, result)
@@ -336,7 +334,7 @@ def _steps(
         copy_changes(source, write)
         source.send("prepare_stop")
         source.receive("prepared", patience_s=QUICK_S)
-    database, since = find_database(cluster.services) if request.accounting else None, time.monotonic()
+    database, since = find_database(cluster.services) if request.accounting else None, cluster.env.clock.monotonic()
     with progress.step(
         "stop the accounting there; copy its database" if database else "keep units there from starting again"
     ) as step:
@@ -344,7 +342,7 @@ def _steps(
         source.receive("stopped", patience_s=request.stop_wait_s + QUICK_S)
         if database:
             copy_database(inspected, database.setup or "", step)
-            result.parts["database"] = round(time.monotonic() - since, 3)
+            result.parts["database"] = round(cluster.env.clock.monotonic() - since, 3)
     with progress.step("send the changes since then"):
         copy_changes(source, write)
     migration.neighbours = neighbours_of(inspected)
@@ -362,7 +360,7 @@ def _steps(
     if database:
         for service in (cluster.find_role("accounting"), database):
             if service:
-                result.outage[service.name] = round(time.monotonic() - since, 3)
+                result.outage[service.name] = round(cluster.env.clock.monotonic() - since, 3)
     return check_services(migration)
 
 
@@ -373,14 +371,14 @@ def _hand_over_controller(
     source, controller = migration.source, find_controller(cluster)
     inside = inside_argv(cluster.site, cluster.services)
     with migration.progress.step(f"stop {controller.name} there; copy the last changes") as step:
-        began = migration.stopped_at = time.monotonic()
+        began = migration.stopped_at = cluster.env.clock.monotonic()
         source.send("stop")
         final, data = source.receive("final", patience_s=STOP_WAIT_S + QUICK_S)
         apply_changes(inspected, place, data, inside=inside, then=free_argv(controller))
         migration.complete = True
         result.last_bytes = len(data)
         migration.result.measured("stop", float(final["stop_s"]))
-        migration.result.measured("last changes", time.monotonic() - began - float(final["stop_s"]))
+        migration.result.measured("last changes", cluster.env.clock.monotonic() - began - float(final["stop_s"]))
         step.detail(f"{len(data) >> 10} KiB")
     wait_for_held(cluster, migration)
 

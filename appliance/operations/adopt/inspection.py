@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from appliance.errors import Refused
@@ -33,7 +32,7 @@ from appliance.plan.services.nodes import NODES, Inside, NodesView, read_nodes, 
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.text import whole_number
-from appliance.tools import agent, bridge
+from appliance.tools import bridge
 from appliance.tools.scripts import script_argv
 
 VERB = "adopt"
@@ -82,7 +81,7 @@ def inspect(cluster: Cluster, old: Host, named: str, name: str, progress: Progre
     found, _ = survey(SurveyOptions(target=named), progress)
     paths = moved_paths(cluster.services)
     owner = ContainerOwner(cluster, target, paths, progress)
-    with progress.step(f"check {old.name} and {name}"), ThreadPoolExecutor(2) as pool:
+    with progress.step(f"check {old.name} and {name}"), cluster.env.pool(2) as pool:
         there = pool.submit(query_old, cluster, old, found)
         here = pool.submit(query_target, cluster, owner)
         facts = there.result(), here.result()
@@ -120,7 +119,7 @@ def find_free_lease(cluster: Cluster, target: Host) -> Lease:
 def query_old(cluster: Cluster, old: Host, found: Survey) -> OldFacts:
     """Query the old node for what its survey does not have."""
     state = found.slurm.state if found.slurm else ""
-    offset = clock_offset(old)
+    offset = clock_offset(old, cluster.env.clock)
     output = old.run(*script_argv("adopt-facts", mark_on_old(cluster), state or "/nonexistent"), timeout=60).text
     rows = [words for line in output.splitlines() if len(words := line.split(None, 1)) == 2]
     values: dict[str, list[str]] = {}
@@ -164,7 +163,9 @@ def query_target(cluster: Cluster, owner: ContainerOwner) -> TargetFacts:
     owner.check()
     networks = (site.networks.provisioning, site.networks.public)
     answering = (
-        {} if problems else bridge.taken(target, {str(one.address.ip): one.uplink(target.name) for one in networks})
+        {}
+        if problems
+        else bridge.taken(target, {str(one.address.ip): one.uplink(target.name) for one in networks}, cluster.env.pool)
     )
     key = site.secrets.munge_key
     shown = target.run("ip", "-o", "-4", "address", "show", "scope", "global").text
@@ -172,7 +173,7 @@ def query_target(cluster: Cluster, owner: ContainerOwner) -> TargetFacts:
         target.name,
         tuple(line.split()[3].partition("/")[0] for line in shown.splitlines() if len(line.split()) > 3),
         hashlib.sha256(key.read_bytes()).hexdigest() if key and key.exists() else "",
-        clock_offset(target),
+        clock_offset(target, cluster.env.clock),
         owner.versions().slurm,
         _slurm_uid(cluster, owner),
         owner.free_bytes(),
@@ -240,5 +241,6 @@ def _has_given_back(cluster: Cluster, old: Host, events: Sequence[str]) -> bool:
 
 
 def _resume(cluster: Cluster, old: Host, *, sure: bool) -> str:
-    agent.call(old, "adopt_resume", {"mark": mark_on_old(cluster), "lock": lock_on_old(cluster), "sure": sure})
+    request = {"mark": mark_on_old(cluster), "lock": lock_on_old(cluster), "sure": sure}
+    cluster.env.agents.call(old, "adopt_resume", request)
     return query_mark(cluster, old)

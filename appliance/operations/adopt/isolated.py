@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from appliance.catalog import Service
 from appliance.operations.context import Cluster
 from appliance.operations.engines.container_owner import ContainerOwner
@@ -28,7 +26,7 @@ def start_held(cluster: Cluster, owner: ContainerOwner, migration: Migration) ->
     Raises:
         SmsError: one of the other services does not answer.
     """
-    began, controller, target = time.monotonic(), find_controller(cluster), migration.target
+    began, controller, target = cluster.env.clock.monotonic(), find_controller(cluster), migration.target
     with migration.progress.step(f"start isolated on {target.name}, without {controller.name}") as step:
         command = owner.inside(hold_argv(controller, owner.place(HOLD)), copy=True)
         command.host.run(*command.argv, timeout=60)
@@ -38,7 +36,7 @@ def start_held(cluster: Cluster, owner: ContainerOwner, migration: Migration) ->
         others = [one.name for one in cluster.services if not waits_for(cluster.services, one, controller)]
         probe_isolated(migration, others)
         step.detail(f"{len(migration.result.services)} services answer")
-    return time.monotonic() - began
+    return cluster.env.clock.monotonic() - began
 
 
 def wait_for_held(cluster: Cluster, migration: Migration) -> None:
@@ -47,9 +45,9 @@ def wait_for_held(cluster: Cluster, migration: Migration) -> None:
     Raises:
         SmsError: one of them does not.
     """
-    began, controller = time.monotonic(), find_controller(cluster)
+    began, controller = cluster.env.clock.monotonic(), find_controller(cluster)
     with migration.progress.step(f"start {controller.name} on {migration.target.name}"):
         probe_isolated(
             migration, [one.name for one in cluster.services if waits_for(cluster.services, one, controller)]
         )
-        migration.result.measured("start", time.monotonic() - began)
+        migration.result.measured("start", cluster.env.clock.monotonic() - began)

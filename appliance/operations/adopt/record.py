@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
@@ -37,7 +35,7 @@ def find_record(cluster: Cluster) -> Adoption | None:
             silent.append(name)
             return None
 
-    with ThreadPoolExecutor(len(names)) as pool:
+    with cluster.env.pool(len(names)) as pool:
         found = [one for one in pool.map(read, names) if one]
     if silent and not found:
         raise Refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,7 +23,6 @@ from appliance.plan.migration.plan import Plan
 from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.progress import Progress, Silent
 from appliance.text import printable
-from appliance.tools.move import open_endpoint
 from appliance.tools.scripts import script_argv
 
 SAVED_S = 10
@@ -68,15 +66,17 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
             owner.prepare()
             measured, database = dict[str, float](), find_database(cluster.services)
             if inspected.plan.database and database:
-                began = time.monotonic()
+                began = cluster.env.clock.monotonic()
                 copy_database(inspected, database.setup or "", step)
-                measured["database"] = time.monotonic() - began
-            began = time.monotonic()
+                measured["database"] = cluster.env.clock.monotonic() - began
+            began = cluster.env.clock.monotonic()
             read_state(inspected, place, step)
-            measured["last changes"] = time.monotonic() - began
+            measured["last changes"] = cluster.env.clock.monotonic() - began
         facts = migration_facts(cluster, inspected, image)
         request = replace(target_request(cluster, facts), verb=f"{VERB} rehearsal", prepared=owner.moving)
-        with open_endpoint(target, "arrive", request, Silent()) as arrive:  # the overlay of before returns
+        with cluster.env.agents.open_endpoint(
+            target, "arrive", request, Silent()
+        ) as arrive:  # the overlay of before returns
             arrive.receive("ready", patience_s=QUICK_S)
             result = MigrationResult(inspected.old.name, target.name, image.path, 0)
             migration = Migration(cluster, facts, image, progress, arrive, arrive, result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
@@ -17,6 +16,7 @@ from appliance.operations.adopt.survey import open_host
 from appliance.operations.context import Cluster
 from appliance.operations.engines.owners import Command, script_argv
 from appliance.operations.engines.transfer import transfer
+from appliance.operations.env import Clock
 from appliance.operations.hosts.guarded import stop_guard
 from appliance.operations.image.deliver import trust
 from appliance.operations.lease import Leases, query_all_leases, query_lease
@@ -36,7 +36,7 @@ from appliance.plan.migration.plan import Plan
 from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.progress import Progress
 from appliance.shared.adopt import ReturnRequest
-from appliance.tools.move import Endpoint, open_endpoint, receive_after
+from appliance.tools.move import Endpoint, receive_after
 from appliance.tools.scripts import read_script
 from appliance.tools.scripts import script_argv as shell_argv
 from appliance.units import format_time
@@ -148,7 +148,7 @@ def release_unserved(cluster: Cluster, record: Adoption, old: Host, progress: Pr
 
 def give_back(cluster: Cluster, record: Adoption, old: Host, host: Host, progress: Progress) -> UndoResult:
     """Give the services back from the services container on ``host``; as ``undo``."""
-    began = time.monotonic()
+    began = cluster.env.clock.monotonic()
     result = UndoResult(record.old, host.name)
     with ExitStack() as stack:
         for one in (old, host):
@@ -168,7 +168,7 @@ def give_back(cluster: Cluster, record: Adoption, old: Host, host: Host, progres
             save_record(cluster, cluster.host(name), replace(record, phase=UNDONE))
         except SmsError as error:
             result.notes.append(f"{name}: the undo could not be recorded: {error.message}")
-    result.seconds = round(time.monotonic() - began, 3)
+    result.seconds = round(cluster.env.clock.monotonic() - began, 3)
     history.note(cluster, host, VERB, "undone", old=record.old, outage=result.outage)
     return result
 
@@ -192,10 +192,10 @@ def _open_agents(
     confinement = query_confinement(cluster, host)
     facts = MigrationFacts(host, old, running.pid, replace(mine, generation=lease.top), how, confinement, confinement)
     request = replace(source_request(cluster, facts, image), verb=VERB, gives=record.request.interfaces)
-    source = stack.enter_context(open_endpoint(host, "adopt_yield", request, progress))
+    source = stack.enter_context(cluster.env.agents.open_endpoint(host, "adopt_yield", request, progress))
     source.receive("ready", patience_s=QUICK_S)
     target = stack.enter_context(
-        open_endpoint(old, "adopt_return", _return_request(cluster, record, host.name), progress)
+        cluster.env.agents.open_endpoint(old, "adopt_return", _return_request(cluster, record, host.name), progress)
     )
     target.receive("ready", patience_s=QUICK_S)
     return source, target
@@ -228,7 +228,7 @@ def _steps(current: _Undo) -> None:
         copy_changes(source, write)
     if request.accounting and accounting:
         with progress.step("stop the accounting; copy its database to the old node") as step:
-            since = time.monotonic()
+            since = current.cluster.env.clock.monotonic()
             _halt(current, accounting.name)
             conf, number = accounting_conf(record.slurm_conf), str(int(record.at))
             reader = Command(current.host, inside_argv(cluster.site, cluster.services, *DUMP))
@@ -243,7 +243,7 @@ def _steps(current: _Undo) -> None:
     )
     with progress.step("stop slurmctld; copy the last changes to the old node") as step:
         copy_changes(source, write)
-        stopped = time.monotonic()
+        stopped = current.cluster.env.clock.monotonic()
         _halt(current, controller.name)
         step.detail(f"{copy_round(source, write) >> 10} KiB")
     with progress.step("switch the addresses") as step:
@@ -251,13 +251,13 @@ def _steps(current: _Undo) -> None:
         _, lines = source.receive("connections", patience_s=QUICK_S)
         target.send("arm", lines)
         target.receive("armed", patience_s=QUICK_S)
-        began = time.monotonic()
+        began = current.cluster.env.clock.monotonic()
         source.send("release")
         released, lines = source.receive("released", patience_s=SWITCH_S)
         current.ordered = True
         target.send("up", lines)
         up, _ = target.receive("up", patience_s=SWITCH_S)
-        took = time.monotonic() - began
+        took = current.cluster.env.clock.monotonic() - began
         result.connections = int(released["connections"])
         if up.get("trouble"):
             result.notes.append(f"connections could not be transferred: {up['trouble']}")
@@ -265,9 +265,9 @@ def _steps(current: _Undo) -> None:
     with progress.step(f"start slurmctld on {record.old}"):
         target.send("serve")
         target.receive("serves", patience_s=START_WAIT_S)
-        if not _answers(current.old):
+        if not _answers(current.old, current.cluster.env.clock):
             result.notes.append(f"slurmctld does not answer on {record.old} yet: `journalctl -u slurmctld` there")
-    now = time.monotonic()
+    now = current.cluster.env.clock.monotonic()
     for service in cluster.services:
         result.outage[service.name] = round(took if service.live else now - stopped, 3)
     if since:
@@ -280,13 +280,13 @@ def _steps(current: _Undo) -> None:
         result.notes.append(f"job {', '.join(lost[:10])} was lost or requeued; see `scontrol show job`")
 
 
-def _answers(old: Host) -> bool:
+def _answers(old: Host, clock: Clock) -> bool:
     """Wait until slurmctld answers, which has its unit active before: it reads its state. Return whether it does."""
-    deadline = time.monotonic() + START_WAIT_S
+    deadline = clock.monotonic() + START_WAIT_S
     while "is UP" not in old.run("scontrol", "ping", ok=None, timeout=60).text:
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             return False
-        time.sleep(PING_S)
+        clock.sleep(PING_S)
     return True
 
 
@@ -380,7 +380,9 @@ def finish(cluster: Cluster, progress: Progress) -> Adoption:
     _refuse_configured(old, record)
     with (
         progress.step(f"finish on {record.old}"),
-        open_endpoint(old, "adopt_return", _return_request(cluster, record, record.host), progress) as target,
+        cluster.env.agents.open_endpoint(
+            old, "adopt_return", _return_request(cluster, record, record.host), progress
+        ) as target,
     ):
         target.receive("ready", patience_s=QUICK_S)
         target.send("forget")

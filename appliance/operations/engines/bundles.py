@@ -25,9 +25,9 @@ def find_engine(cluster: Cluster, host: Host, name: str) -> Engine:
         ConfigError: there is no such engine, or it is not in the site file.
     """
     if name == "kubernetes":
-        return find_kubernetes(cluster.site, host)
+        return find_kubernetes(cluster, host)
     if name == "nomad":
-        return find_on_nomad(cluster.site, host)
+        return find_on_nomad(cluster, host)
     raise ConfigError(f"services cannot be deployed to {name}", hint=f"one of {', '.join(ENGINES)}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -117,7 +116,7 @@ def apply_bundle(
         Refused: an admin host has taken the lease since, or the image is not signed; nothing was changed.
         Unverified: the engine has the services, and one of them is not ready.
     """
-    began, progress = time.monotonic(), run.progress
+    began, progress = cluster.env.clock.monotonic(), run.progress
     record = _next_record(cluster, host, bundle, run.record)
     take_for_engine(run.leases, bundle.engine, progress)
     begin(cluster, host, bundle, record, progress)
@@ -134,7 +133,7 @@ def apply_bundle(
                     with progress.step(f"apply {item.name}"):
                         engine.apply(item)
             items = [one for one in wave if one.kind != "namespace"]
-            waited |= wait(engine, bundle, items, progress=progress, timeout_s=run.timeout_s)
+            waited |= wait(engine, bundle, items, clock=cluster.env.clock, progress=progress, timeout_s=run.timeout_s)
     except Refused as error:  # something may have been changed by now
         raise SmsError(error.message, hint=error.hint) from error
     _check_applied(engine, bundle, changed)
@@ -148,7 +147,7 @@ def apply_bundle(
         record.digest,
         {one.name: one.change for one in differences},
         created,
-        round(time.monotonic() - began, 1),
+        round(cluster.env.clock.monotonic() - began, 1),
         {name: seconds for name, seconds in waited.items() if name in changed},
         silent,
     )
@@ -190,7 +189,7 @@ def _next_record(cluster: Cluster, host: Host, bundle: Bundle, before: Deployed 
         next_generation(before, bundle),
         bundle.digest,
         previous,
-        time.time(),
+        cluster.env.clock.time(),
         host.name,
         bundle.image,
         image.sha256 if image else "",
@@ -271,7 +270,7 @@ def stop_locked(cluster: Cluster, host: Host, record: Deployed, progress: Progre
     Raises:
         Unverified: some did not end in time, as on a client that is off: the engine has been asked to stop all of them.
     """
-    began, late = time.monotonic(), None
+    began, late = cluster.env.clock.monotonic(), None
     bundle, engine = current_bundle(cluster, host, record), find_engine(cluster, host, record.engine)
     stopped: dict[str, str] = {}
     if record.phase != STOPPED:
@@ -285,12 +284,18 @@ def stop_locked(cluster: Cluster, host: Host, record: Deployed, progress: Progre
             stopped[item.name] = "stop" if item.name in running else "unchanged"
         if running and not late:
             try:
-                wait_for_end(engine, part, progress)
+                wait_for_end(engine, part, cluster.env.clock, progress)
             except Unverified as error:
                 late = error
     if late:
         raise late
     record = set_phase(cluster, host, record, STOPPED, progress)
     return Outcome(
-        record.engine, bundle.cluster, record.generation, record.digest, stopped, [], round(time.monotonic() - began, 1)
+        record.engine,
+        bundle.cluster,
+        record.generation,
+        record.digest,
+        stopped,
+        [],
+        round(cluster.env.clock.monotonic() - began, 1),
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
@@ -41,7 +39,7 @@ def _on_others(cluster: Cluster, host: Host, act: Callable[[Host], Found]) -> di
         except (Unreachable, CommandError) as error:
             return error
 
-    with ThreadPoolExecutor(max(1, len(names))) as pool:
+    with cluster.env.pool(max(1, len(names))) as pool:
         return dict(zip(names, pool.map(attempt, names), strict=True))
 
 
@@ -105,7 +103,7 @@ def begin(cluster: Cluster, host: Host, bundle: Bundle, record: Deployed, progre
 
 def set_phase(cluster: Cluster, host: Host, record: Deployed, phase: str, progress: Progress) -> Deployed:
     """Write the record with another phase, and return it."""
-    changed = replace(record, phase=phase, at=time.time(), by=host.name)
+    changed = replace(record, phase=phase, at=cluster.env.clock.time(), by=host.name)
     data = to_json(changed)
 
     def write(one: Host) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from appliance.operations.deployed import STOPPED
 from appliance.operations.engines.bundles import current_bundle, find_engine, need_deployed
 from appliance.operations.engines.engine import Engine
 from appliance.operations.engines.move_lock import lock_moves
+from appliance.operations.env import Clock
 from appliance.progress import Progress
 from appliance.text import one_line
 
@@ -84,7 +84,7 @@ def drain(cluster: Cluster, host: Host, node: str, progress: Progress, *, timeou
             with progress.step(f"drain {node} in Slurm"):
                 if "drain" not in known.state:
                     _slurm(engine, bundle, "scontrol", "update", f"nodename={node}", "state=drain", f"reason={REASON}")
-            waited = _wait_for_jobs(engine, bundle, node, progress, timeout_s)
+            waited = _wait_for_jobs(engine, bundle, node, cluster.env.clock, progress, timeout_s)
         done: list[str] = []
         if here:
             with progress.step(f"drain {node} on {bundle.engine}"):
@@ -170,15 +170,15 @@ def undo(cluster: Cluster, host: Host, node: str, progress: Progress) -> Drained
                 done.append(f"{node} is used again")
         # It may have been the machine of the controller.
         with progress.step("wait for the controller"):
-            deadline = time.monotonic() + UNDO_S
+            deadline = cluster.env.clock.monotonic() + UNDO_S
             while True:
                 try:
                     known = find_slurm_node(engine, bundle, node)
                     break
                 except SmsError:
-                    if time.monotonic() > deadline:
+                    if cluster.env.clock.monotonic() > deadline:
                         raise
-                    time.sleep(POLL_S)
+                    cluster.env.clock.sleep(POLL_S)
         _need_either(known, here, node, bundle)
         if known is None:
             return Drained(node, True, "", done)
@@ -240,24 +240,26 @@ def _slurm(engine: Engine, bundle: Bundle, *argv: str) -> str:
     return result.stdout.decode(errors="replace")
 
 
-def _wait_for_jobs(engine: Engine, bundle: Bundle, node: str, progress: Progress, timeout_s: float) -> float:
+def _wait_for_jobs(
+    engine: Engine, bundle: Bundle, node: str, clock: Clock, progress: Progress, timeout_s: float
+) -> float:
     """Wait until no job is on a node; return the seconds.
 
     Raises:
         SmsError: they did not end in time.
     """
-    began = time.monotonic()
+    began = clock.monotonic()
     with progress.step(f"wait for the jobs of {node}") as step:
         while jobs := _jobs(engine, bundle, node):
             step.detail(f"{len(jobs)}: {_some(jobs)}")
-            if time.monotonic() - began > timeout_s:
+            if clock.monotonic() - began > timeout_s:
                 raise SmsError(
                     f"{len(jobs)} jobs still run on {node} after {timeout_s:g} s: {_some(jobs)}; "
                     f"it is drained in Slurm, {bundle.engine} was not touched",
                     hint=f"`sms deploy drain {node}` waits again; `sms deploy drain {node} --undo` undoes it",
                 )
-            time.sleep(POLL_S)
-    return round(time.monotonic() - began, 1)
+            clock.sleep(POLL_S)
+    return round(clock.monotonic() - began, 1)
 
 
 def _jobs(engine: Engine, bundle: Bundle, node: str) -> list[str]:

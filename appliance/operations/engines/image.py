@@ -11,7 +11,6 @@ from appliance.errors import Refused
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_build_host
 from appliance.operations.image.deliver import trust
-from appliance.operations.preflight import only_one
 from appliance.progress import Progress
 from appliance.shared.files import sync_folder
 from appliance.tools import apptainer, files
@@ -64,7 +63,7 @@ def make_oci(cluster: Cluster, image: Path, folder: Path, progress: Progress) ->
         hint="free space there, or name another folder: -o DIR",
     )  # fmt: skip
     lock = f"{cluster.places.lock.parent}/{cluster.site.cluster}.oci.lock"
-    with only_one(host, lock, "another `sms image oci` is at work"):
+    with cluster.env.locks.hold(host, lock, "another `sms image oci` is at work"):
         work = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(work, ignore_errors=True)  # of a killed run
         try:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from appliance.config.engines import SecretRef
-from appliance.config.model import Site
 from appliance.engines.attachment import DEFINITIONS
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.kubernetes import find_secrets
@@ -26,6 +23,7 @@ from appliance.operations.engines.engine import (
     with_answers,
 )
 from appliance.operations.engines.export import UNBUILT
+from appliance.operations.env import Env
 from appliance.plan.services.probes import read_probe
 from appliance.progress import Progress
 from appliance.tools.engine import Forbidden, at, text_at
@@ -56,6 +54,7 @@ class OnKubernetes:
 
     kubectl: Kubectl
     secret_refs: Mapping[str, SecretRef]
+    env: Env
     node: str = ""
     attached: bool = False
     name = "kubernetes"
@@ -88,7 +87,7 @@ class OnKubernetes:
             )
 
     def _check_image(self, image: str, progress: Progress) -> None:
-        deadline, said = time.monotonic() + REPORTED_S, False
+        deadline, said = self.env.clock.monotonic() + REPORTED_S, False
         while True:
             try:
                 nodes = [one for one in self.kubectl.nodes() if one.ready and not one.cordoned]
@@ -97,12 +96,12 @@ class OnKubernetes:
                 return
             nodes = [one for one in nodes if self.node in ("", one.name)]
             lacking = [one.name for one in nodes if image not in one.images and len(one.images) < LISTED]
-            if len(lacking) < len(nodes) or time.monotonic() > deadline:
+            if len(lacking) < len(nodes) or self.env.clock.monotonic() > deadline:
                 break
             if not said:
                 progress.report(f"note: no node has reported the image yet, which can take {REPORTED_S} s: waiting")
                 said = True
-            time.sleep(1)
+            self.env.clock.sleep(1)
         hint = (
             "`sms image oci -o DIR --load HOST` imports it on an admin host; on others: "
             "tar -C DIR -c oci-layout index.json blobs | ssh NODE ctr -n k8s.io images import --digests -"
@@ -119,7 +118,7 @@ class OnKubernetes:
         if self.kubectl.get("namespace", bundle.namespace) is None:
             return [Difference(one.name, "create", one.text) for one in bundle.items]
         there = {one.name for one in self.kubectl.stateful_sets()} | {"namespace"}
-        with ThreadPoolExecutor(3) as pool:
+        with self.env.pool(3) as pool:
             texts = list(pool.map(lambda one: self.kubectl.diff(one.text.encode()), bundle.items))
         return [
             Difference(one.name, "unchanged" if not text else "change" if one.name in there else "create", text)
@@ -184,7 +183,7 @@ class OnKubernetes:
     def states(self, bundle: Bundle) -> list[WorkloadState]:
         """Return the state of each StatefulSet."""
         chosen = selector(bundle)
-        with ThreadPoolExecutor(3) as pool:
+        with self.env.pool(3) as pool:
             sets = pool.submit(self.kubectl.stateful_sets, chosen)
             claims = pool.submit(self.kubectl.find, "persistentvolumeclaims", chosen_claims(bundle))
             pods = self.kubectl.pods(chosen)
@@ -211,7 +210,7 @@ class OnKubernetes:
             answer = next(filter(None, map(read_probe, result.stdout.decode(errors="replace").splitlines())), None)
             return (answer.ok, answer.detail) if answer else (False, "no answer")
 
-        with ThreadPoolExecutor(4) as pool:
+        with self.env.pool(4) as pool:
             answers = dict(zip(todo, pool.map(ask, todo), strict=True))
         return [with_answers(state, answers) for state in states]
 
@@ -281,10 +280,11 @@ def chosen_claims(bundle: Bundle) -> str:
     return f"app.kubernetes.io/instance={bundle.cluster}"
 
 
-def find_kubernetes(site: Site, host: Host) -> OnKubernetes:
+def find_kubernetes(cluster: Cluster, host: Host) -> OnKubernetes:
     """Return the site's cluster, with ``kubectl`` of a host."""
-    given = site.engines.kubernetes
-    return OnKubernetes(find_kubectl(site, host), find_secrets(site), given.node or "", given.network == "attached")
+    site, given = cluster.site, cluster.site.engines.kubernetes
+    kubectl, secrets = find_kubectl(site, host), find_secrets(site)
+    return OnKubernetes(kubectl, secrets, cluster.env, given.node or "", given.network == "attached")
 
 
 def _volume(claim: dict[str, object]) -> str:

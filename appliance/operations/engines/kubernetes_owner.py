@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from secrets import token_hex
 from typing import Any
@@ -41,7 +40,7 @@ class KubernetesOwner(EngineOwner):
     def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str], progress: Progress) -> None:
         super().__init__(cluster, host, paths, progress)
         self.kubectl = find_kubectl(cluster.site, host)
-        self.kubernetes = find_kubernetes(cluster.site, host)
+        self.kubernetes = find_kubernetes(cluster, host)
         self.where = f"Kubernetes (namespace {self.bundle.namespace})"
         self.pod = f"{POD}-{token_hex(4)}"
         self._mounted: bool | None = None
@@ -57,11 +56,11 @@ class KubernetesOwner(EngineOwner):
 
     def open(self) -> None:
         self.kubernetes.prepare_namespace(self.bundle)
-        deadline = time.monotonic() + ACCOUNT_S
+        deadline = self.cluster.env.clock.monotonic() + ACCOUNT_S
         while self.kubectl.get("serviceaccount", "default") is None:  # without it no pod is accepted
-            if time.monotonic() > deadline:
+            if self.cluster.env.clock.monotonic() > deadline:
                 raise SmsError(f"namespace {self.bundle.namespace} has no service account `default`")
-            time.sleep(0.5)
+            self.cluster.env.clock.sleep(0.5)
         self.check_image()
 
     def prepare(self) -> None:

@@ -6,7 +6,6 @@ step fails, after that the next run starts the target.
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
@@ -52,7 +51,7 @@ def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force
         Unverified: the target has the services, and one of them is not ready.
         SmsError: a step failed, and the source could not be started again.
     """
-    began = time.monotonic()
+    began = cluster.env.clock.monotonic()
     with inspected(cluster, host, target, progress, force=force) as (plan, current):
         refuse_left(plan, force=force)
         result = MoveResult(plan.source, plan.target, current.leases.top, plan.files, plan.bytes, resumed=plan.resumes)
@@ -69,7 +68,7 @@ def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force
         _start(current, result)
         if not result.same:  # a start of the services container takes the lease, and so the next generation
             result.generation = query_lease(host, cluster).generation
-        result.parts, result.seconds = current.parts, round(time.monotonic() - began, 3)
+        result.parts, result.seconds = current.parts, round(cluster.env.clock.monotonic() - began, 3)
         if not plan.resumes:
             result.outage_s = round(sum(current.parts.values()), 3)
         if not result.same:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -90,7 +89,9 @@ def _begin(cluster: Cluster, host: Host, target: str, progress: Progress) -> Mov
     names = _moving(cluster, (came_from, target))
     paths = moved_paths([one for one in cluster.services if one.name in names])
     source, to = (find_owner(cluster, host, name, paths, progress) for name in (came_from, target))
-    record = StateMove(cluster.site.cluster, STARTING if resumes else STOPPING, came_from, target, time.time())
+    record = StateMove(
+        cluster.site.cluster, STARTING if resumes else STOPPING, came_from, target, cluster.env.clock.time()
+    )
     if resumes and before and before.target == target:
         record = before
     interrupted = before is not None and not before.ended and before.source == came_from

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from appliance.errors import Refused
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.preflight import only_one
 
 
 @contextmanager
@@ -29,7 +28,7 @@ def lock_moves(cluster: Cluster, host: Host, *, tolerant: bool = False) -> Itera
             what = f"another `sms migrate --to` or `sms deploy` is at work; {name} has its lock"
             try:
                 one = host if name == host.name else cluster.host(name)
-                stack.enter_context(only_one(one, path, what))
+                stack.enter_context(cluster.env.locks.hold(one, path, what))
             except Unreachable as error:
                 if not tolerant or name == host.name:
                     raise unreachable([name]) from error

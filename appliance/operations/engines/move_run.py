@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,10 +63,10 @@ class Move:
     @contextmanager
     def timed(self, part: str, text: str) -> Iterator[Any]:
         """Measure and show a part."""
-        began = time.monotonic()
+        began = self.cluster.env.clock.monotonic()
         with self.progress.step(text) as step:
             yield step
-        self.parts[part] = round(time.monotonic() - began, 3)
+        self.parts[part] = round(self.cluster.env.clock.monotonic() - began, 3)
 
 
 def record_path(cluster: Cluster) -> str:

@@ -6,11 +6,9 @@ import base64
 import ipaddress
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.config.model import Site
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.nomad import NODE_JOB, SLURMD_PORT, inside_script, volume_name
 from appliance.errors import Refused, SmsError
@@ -26,6 +24,7 @@ from appliance.operations.engines.engine import (
     decode_secret,
     with_answers,
 )
+from appliance.operations.env import Env
 from appliance.operations.image.deliver import deliver, missing_image, trust
 from appliance.plan.services.probes import read_probe
 from appliance.progress import Progress
@@ -55,6 +54,7 @@ class OnNomad:
     nomad: Nomad
     client: str
     pool: str
+    env: Env
     name = "nomad"
 
     def check(self, cluster: Cluster, bundle: Bundle, progress: Progress, *, send: bool = True) -> None:
@@ -98,7 +98,7 @@ class OnNomad:
             argv = probe_argv(client.address, SLURMD_PORT)
             return _is_address(client.address) and self.nomad.host.works(*argv)
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with self.env.pool(AT_ONCE) as pool:
             return sorted(one.name for one, found in zip(nodes, pool.map(listens, nodes), strict=True) if found)
 
     def _need_image(self, cluster: Cluster, bundle: Bundle) -> None:
@@ -260,9 +260,9 @@ class OnNomad:
             found = {each.name: (each.ok, each.detail) for each in map(read_probe, lines) if each}
             return {(allocation[:8], unit): found.get(unit, (False, "no answer")) for unit in item.units}
 
-        with ThreadPoolExecutor(3) as pool:
+        with self.env.pool(3) as pool:
             answers = {key: answer for each in pool.map(ask, services) for key, answer in each.items()}
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with self.env.pool(AT_ONCE) as pool:
             keys = [(name, task) for _, name, task in todo]
             answers |= dict(zip(keys, pool.map(ask_node, todo), strict=True))
         return [with_answers(state, answers) for state in states]
@@ -344,10 +344,10 @@ class OnNomad:
                 self.nomad.set_eligible(one.id, True)
 
 
-def find_on_nomad(site: Site, host: Host) -> OnNomad:
+def find_on_nomad(cluster: Cluster, host: Host) -> OnNomad:
     """Return the site's cluster, with ``nomad`` of a host."""
-    given = site.engines.nomad
-    return OnNomad(find_nomad(site, host), given.host or site.admin_hosts[0].name, given.compute_pool)
+    site, given = cluster.site, cluster.site.engines.nomad
+    return OnNomad(find_nomad(site, host), given.host or site.admin_hosts[0].name, given.compute_pool, cluster.env)
 
 
 def _instance(item: Item, one: Allocation, checks: Sequence[Check], version: int) -> Instance:

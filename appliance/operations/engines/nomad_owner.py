@@ -70,7 +70,7 @@ class NomadOwner(EngineOwner):
         self.lock(CONTAINER)
 
     def _send_image(self) -> None:
-        find_on_nomad(self.cluster.site, self.host).send_image(self.cluster, self.bundle, self.progress)
+        find_on_nomad(self.cluster, self.host).send_image(self.cluster, self.bundle, self.progress)
         self.check_image()
 
     def _refuse_running(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from appliance.engines.deploy import Bundle, Item
 from appliance.errors import SmsError, Unverified
 from appliance.host.base import Unreachable
 from appliance.operations.engines.engine import Engine, WorkloadState
+from appliance.operations.env import Clock
 from appliance.progress import Progress
 
 POLL_S = 1.0
@@ -25,15 +25,15 @@ REPORT_S = 15
 
 
 def wait(
-    engine: Engine, bundle: Bundle, items: Sequence[Item], *, progress: Progress, timeout_s: float
+    engine: Engine, bundle: Bundle, items: Sequence[Item], *, clock: Clock, progress: Progress, timeout_s: float
 ) -> dict[str, float]:
     """Wait until workloads are ready; return the seconds of each.
 
     Raises:
         Unverified: one is not in time, with the last lines of its log.
     """
-    began, done = time.monotonic(), dict[str, float]()
-    said, said_at, restarts = "", began, Restarts()
+    began, done = clock.monotonic(), dict[str, float]()
+    said, said_at, restarts = "", began, Restarts(clock)
     names = [one.name for one in items]
     if not names:
         return {}
@@ -45,7 +45,7 @@ def wait(
             states = [restarts.judge(state) for state in states]
             for state in states:
                 if state.ready:
-                    done.setdefault(state.name, round(time.monotonic() - began, 1))
+                    done.setdefault(state.name, round(clock.monotonic() - began, 1))
                 else:
                     done.pop(state.name, None)
                     with suppress(Unreachable):
@@ -56,12 +56,12 @@ def wait(
                 return done
             why = "; ".join(f"{state.name}: {state.why}" for state in waiting)[:200]
             step.detail(why)
-            if why != said and time.monotonic() - said_at > REPORT_S:  # without a terminal, no step shows its detail
-                said, said_at = why, time.monotonic()
+            if why != said and clock.monotonic() - said_at > REPORT_S:  # without a terminal, no step shows its detail
+                said, said_at = why, clock.monotonic()
                 progress.report(f"note: not ready after {said_at - began:.0f} s: {why}")
-            if time.monotonic() - began > timeout_s:
+            if clock.monotonic() - began > timeout_s:
                 raise not_ready(engine, bundle, waiting, timeout_s)
-            time.sleep(POLL_S)
+            clock.sleep(POLL_S)
 
 
 @dataclass
@@ -71,6 +71,7 @@ class Restarts:
     Two slurmd on one node stop each other in turn, and each of them answers now and then.
     """
 
+    clock: Clock
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     at: dict[str, float] = field(default_factory=dict)
 
@@ -81,8 +82,8 @@ class Restarts:
         for one in state.instances:
             if one.restarts > self.counts.setdefault((state.name, one.name), one.restarts):
                 self.counts[state.name, one.name] = one.restarts
-                self.at[state.name] = time.monotonic()
-        if state.name not in self.at or time.monotonic() - self.at[state.name] > STEADY_S or not state.ready:
+                self.at[state.name] = self.clock.monotonic()
+        if state.name not in self.at or self.clock.monotonic() - self.at[state.name] > STEADY_S or not state.ready:
             return state
         return replace(state, problem="it was restarted just now")
 
@@ -115,19 +116,19 @@ def not_ready(engine: Engine, bundle: Bundle, waiting: Sequence[WorkloadState], 
     )
 
 
-def wait_for_end(engine: Engine, bundle: Bundle, progress: Progress) -> None:
+def wait_for_end(engine: Engine, bundle: Bundle, clock: Clock, progress: Progress) -> None:
     """Wait until nothing of the workloads runs.
 
     Raises:
         Unverified: something does after the time that they may take.
     """
     limit = max(one.stop_s for one in bundle.items) + END_S
-    deadline = time.monotonic() + limit
+    deadline = clock.monotonic() + limit
     with progress.step(f"stop {', '.join(one.name for one in bundle.items)}"):
         while left := _running(engine, bundle):
-            if time.monotonic() > deadline:
+            if clock.monotonic() > deadline:
                 raise Unverified(f"{left} after {limit} s", hint="`sms deploy stop` waits again")
-            time.sleep(POLL_S)
+            clock.sleep(POLL_S)
 
 
 def _running(engine: Engine, bundle: Bundle) -> str:

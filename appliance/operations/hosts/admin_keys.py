@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from concurrent.futures import ThreadPoolExecutor
 
 from appliance.config.model import AdminHost
 from appliance.errors import SmsError
@@ -23,7 +22,7 @@ def key_variables(cluster: Cluster, name: str, progress: Progress) -> dict[str, 
     """
     hosts = {host.name: host for host in cluster.site.admin_hosts}
     target, others = hosts[name], [host for host in hosts.values() if host.name != name]
-    with ThreadPoolExecutor(max_workers=8) as pool:
+    with cluster.env.pool(8) as pool:
         found = list(pool.map(lambda other: _line(cluster, other, target), others))
     for each in found:
         if isinstance(each, str):

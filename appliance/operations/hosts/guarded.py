@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import PurePath
 
 from appliance.errors import SmsError
@@ -108,11 +107,11 @@ def _start_unit(cluster: Cluster, host: Host, sms: str) -> str:
     if host.write(f"/etc/systemd/system/{name}", text.encode()):
         host.run("systemctl", "daemon-reload")
     host.run("systemctl", "start", "--no-block", name)
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = cluster.env.clock.monotonic() + START_TIMEOUT_S
     while not is_guarded(cluster, host):
-        if time.monotonic() > deadline:
+        if cluster.env.clock.monotonic() > deadline:
             return f"it did not start within {START_TIMEOUT_S} s; see `journalctl -u {name}`"
-        time.sleep(POLL_S)
+        cluster.env.clock.sleep(POLL_S)
     return ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -84,7 +83,7 @@ def failure(play: Play, name: str) -> SmsError | None:
 
 def list_hosts(cluster: Cluster) -> list[HostLine]:
     """Return the state of every admin host, queried in parallel."""
-    with ThreadPoolExecutor(max_workers=8) as pool:
+    with cluster.env.pool(8) as pool:
         return list(pool.map(lambda admin: _line(cluster, admin), cluster.site.admin_hosts))
 
 

@@ -18,7 +18,7 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_build_host, need_root, runtime_files
 from appliance.operations.image.deliver import check_signature
 from appliance.operations.image.sources import Sources, credentials_folder, find_sources
-from appliance.operations.preflight import only_one, prepare_confinement
+from appliance.operations.preflight import prepare_confinement
 from appliance.plan.image.definition import (
     BuildInputs,
     BuildPlan,
@@ -185,7 +185,7 @@ def build(
     images.mkdir(parents=True, exist_ok=True, mode=0o700)
     image = images / f"{made.key}.sif"
     host = Local()
-    with only_one(host, str(images / ".build.lock"), "another build is running"):
+    with cluster.env.locks.hold(host, str(images / ".build.lock"), "another build is running"):
         fresh = force or not _is_complete(image)
         if fresh:
             _build_image(cluster, made, sources, image, progress)

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.host.local import Local
-from appliance.operations.preflight import only_one
+from appliance.operations.env import Env
 from appliance.progress import Progress, Step
 from appliance.tools import files
 from appliance.tools.scripts import script_argv
@@ -29,7 +29,7 @@ class HostFile:
     sha256: str
 
 
-def copy_file(source: HostFile, target: Host, path: str, what: str, progress: Progress) -> bool:
+def copy_file(env: Env, source: HostFile, target: Host, path: str, what: str, progress: Progress) -> bool:
     """Copy a file to ``path`` on a host, readable only by root, unless it is there; return whether anything was sent.
 
     The file appears when it is complete and verified. A copy that was interrupted is resumed by the next call.
@@ -45,7 +45,7 @@ def copy_file(source: HostFile, target: Host, path: str, what: str, progress: Pr
         return False
     lock = LOCK.format(PurePosixPath(path).name, source.sha256[:16])
     # Of two copies at once, each would continue or replace what the other one has begun.
-    with only_one(target, lock, f"another command copies {source.path} to {target.name}"):
+    with env.locks.hold(target, lock, f"another command copies {source.path} to {target.name}"):
         if _is_there(source, target, path):
             return False
         _copy(source, target, path, what, progress)

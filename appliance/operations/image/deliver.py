@@ -73,7 +73,7 @@ def deliver(
     if find_digest(host, target, needed=False) == digest:
         return target, digest
     before_sending()
-    copy_file(HostFile(Local(), str(source), digest), host, target, "the image", progress)
+    copy_file(cluster.env, HostFile(Local(), str(source), digest), host, target, "the image", progress)
     return target, digest
 
 

@@ -147,14 +147,6 @@ def release_nodes(lab: Lab) -> str:
     return f"{len(lab.nodes)} nodes; the exported jobs start them"
 
 
-def deploy_on(lab: Lab, engine: str) -> str:
-    """Stop the services container, if it runs, and deploy the services on an engine."""
-    admin = lab.host(CARRIER)
-    admin.run("sms", "-q", "stop", timeout=LIMIT_S, ok=(0, 3))
-    done = json.loads(admin.run("sms", "-q", "deploy", "--engine", engine, "--json", timeout=LIMIT_S).stdout)
-    return ", ".join(f"{name} after {seconds:.0f} s" for name, seconds in done["waited"].items())
-
-
 def _deploy_again(admin: Host) -> str:
     done = json.loads(admin.run("sms", "-q", "deploy", "--json", timeout=LIMIT_S).stdout)
     if changed := [name for name, change in done["changes"].items() if change != "unchanged"]:
@@ -230,9 +222,3 @@ def _drain(lab: Lab) -> str:
     admin.run("sms", "-q", "deploy", "drain", drained, "--undo", timeout=LIMIT_S)
     _wait_usable(node, len(lab.nodes))
     return f"job {job} {state} first, after {done['waited_s']:.0f} s; then {drained} was drained; idle again"
-
-
-def stop_on(admin: Host) -> str:
-    """Stop the services on their engine."""
-    admin.run("sms", "-q", "deploy", "stop", timeout=LIMIT_S)
-    return "the services have ended; their volumes, slurmd and jobs stay"

@@ -19,7 +19,6 @@ from appliance.plan.services.jobs import ASK_NODES
 from appliance.plan.services.network import INTERFACES, isolated_bridges, macvlan_requests
 from appliance.progress import Progress, Silent
 from appliance.shared.migration import MigrationRequest, SourceRequest, TargetRequest
-from appliance.tools.move import open_endpoint
 
 LONG_S = 3600.0
 """Timeout in seconds of requests that read a whole overlay, or end an instance."""
@@ -50,9 +49,9 @@ def open_agents(
     """
     source, target, notes_only = inspected.source, inspected.target, NotesOnly(progress)
     requests = target_request(cluster, inspected), source_request(cluster, inspected, image)
-    on_source = stack.enter_context(open_endpoint(source, "leave", requests[1], notes_only))
+    on_source = stack.enter_context(cluster.env.agents.open_endpoint(source, "leave", requests[1], notes_only))
     on_source.receive("ready", patience_s=QUICK_S)
-    on_target = stack.enter_context(open_endpoint(target, "arrive", requests[0], notes_only))
+    on_target = stack.enter_context(cluster.env.agents.open_endpoint(target, "arrive", requests[0], notes_only))
     on_target.receive("ready", patience_s=QUICK_S)
     generation, shared = inspected.lease.generation + 1, inspected.plan.shared
     result = MigrationResult(source.name, target.name, image.path, generation, shared=shared)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from appliance.operations.migration.agents import LONG_S, QUICK_S
 from appliance.operations.migration.state import Migration
 from appliance.operations.overlay.standby import open_standby
@@ -58,7 +56,7 @@ def stop_services(migration: Migration) -> None:
     """Stop the stateful services and copy the last changes."""
     source, target, result = migration.source, migration.target, migration.result
     with migration.progress.step("stop stateful services; send the last changes") as step:
-        migration.stopped_at = time.monotonic()
+        migration.stopped_at = migration.cluster.env.clock.monotonic()
         source.send("stop")
         sent = _relay(migration, step, 0)
         final, _ = source.receive("final", patience_s=QUICK_S)
@@ -66,7 +64,7 @@ def stop_services(migration: Migration) -> None:
         target.send("place", digests=final["digests"])
         target.receive("placed", patience_s=QUICK_S)
         migration.complete = True
-        took = time.monotonic() - migration.stopped_at
+        took = migration.cluster.env.clock.monotonic() - migration.stopped_at
         result.last_bytes = sent["sent_bytes"]
         result.frozen_ms = round(final["frozen_s"] * 1000, 1)
         result.measured("stop", final["stop_s"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,7 +122,7 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
         Refused: the holder is alive or not known to be off, or there is nothing to start from; nothing was changed.
         SmsError: a later step failed; run it again.
     """
-    began, began_at = time.monotonic(), time.time()
+    began, began_at = cluster.env.clock.monotonic(), cluster.env.clock.time()
     _learn_identity(cluster, host)
     plan = plan_failover(cluster, host, options, progress)
     if not options.fenced and not plan.taken:
@@ -145,13 +144,13 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
         _restore(cluster, host, plan, result, progress)
         _forget_engine(cluster, host, plan, progress)
         started = _start(cluster, host, plan, options, progress)
-        served = time.time()
+        served = cluster.env.clock.time()
     except Refused as error:  # not a refusal of the whole: earlier steps were done
         hint = f"{error.hint + '; then r' if error.hint else 'R'}un this again: it resumes from here"
         raise SmsError(error.message, hint=hint) from error
     result.generation, result.services = started.generation, started.services
     result.jobs = _count_jobs(cluster, host)
-    result.seconds = round(time.monotonic() - began, 1)
+    result.seconds = round(cluster.env.clock.monotonic() - began, 1)
     loss = measure_loss(taken=result.taken or plan.alive, alive=plan.alive, began=began_at, served=served)
     result.lost_s, result.dead_s = loss.lost_s if result.taken else None, loss.dead_s
     facts = {"lost_s": result.lost_s, "dead_s": result.dead_s, "alive": plan.alive, "seconds": result.seconds}
@@ -393,7 +392,7 @@ def _steps(cluster: Cluster, plan: Plan, options: FailoverOptions) -> tuple[str,
         how = "assumed to be off (--i-have-fenced)" if options.fenced else describe_fence(find_admin(cluster, name))
         steps.append(f"{name}: {how}")
     if plan.snapshot:
-        age = format_uptime(int(time.time() - plan.snapshot["taken"]))
+        age = format_uptime(int(cluster.env.clock.time() - plan.snapshot["taken"]))
         steps.append(f"restore snapshot {plan.snapshot['number']} of {plan.snapshot['host']}, {age} old")
     elif plan.shared:
         steps.append(f"start from the shared overlay {cluster.places.overlay}")
@@ -406,7 +405,7 @@ def _fence(cluster: Cluster, plan: Plan, progress: Progress) -> None:
     for name in plan.old:
         admin = find_admin(cluster, name)
         with progress.step(f"fence {name}"):
-            fence(admin)
+            fence(admin, cluster.env.hosts.this)
 
 
 def _start(cluster: Cluster, host: Host, plan: Plan, options: FailoverOptions, progress: Progress) -> Started:
@@ -434,7 +433,7 @@ def _restore(cluster: Cluster, host: Host, plan: Plan, result: FailoverResult, p
     result.snapshot, result.taken_on, result.taken = chosen["number"], chosen["host"], chosen["taken"]
     with progress.step(f"restore snapshot {chosen['number']}") as step:
         restored = restore(cluster, host, str(chosen["number"]), progress, fenced=plan.old)
-        step.detail(f"of {chosen['host']}, {format_uptime(int(time.time() - chosen['taken']))} old")
+        step.detail(f"of {chosen['host']}, {format_uptime(int(cluster.env.clock.time() - chosen['taken']))} old")
     if restored.kept and not restored.kept.same:
         result.kept = restored.kept.path or f"snapshot {restored.kept.snapshot}"
     note(cluster, host, VERB, "restored", snapshot=chosen["number"], uuid=chosen["uuid"], kept=result.kept)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.engines.gateway import find_gateway, find_silent, start_gateway
@@ -61,16 +59,16 @@ def failover_gateway(
         Refused: as ``plan_gateway``; nothing was changed.
         SmsError: a later step failed.
     """
-    began, engine = time.monotonic(), query_lease(host, cluster).engine
+    began, engine = cluster.env.clock.monotonic(), query_lease(host, cluster).engine
     plan_gateway(cluster, host, old, options)
     alive = last_sign(cluster.of_gateway(), host, (old,))
     if not options.fenced:
         with progress.step(f"fence {old}"):
-            fence(find_admin(cluster, old))
+            fence(find_admin(cluster, old), cluster.env.hosts.this)
     start = StartOptions(options.image, options.wait_s, keep=True, fenced=(old,), generation_bump=GENERATION_BUMP)
     part, started = start_gateway(cluster, host, engine, progress, start)
     assert started  # None is for a start at boot
     note(cluster, host, VERB, "done for what stays", old=[old], generation=started.generation)
     result = FailoverResult(host.name, [old], started.generation, False, alive=alive, services=started.services)
-    result.seconds = round(time.monotonic() - began, 1)
+    result.seconds = round(cluster.env.clock.monotonic() - began, 1)
     return part, result

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 from appliance.config.model import AdminHost, Redfish
 from appliance.errors import Refused, SmsError
-from appliance.host.local import Local
+from appliance.host.base import Host
 from appliance.operations.context import read_password
 from appliance.tools import ipmi, redfish
 from appliance.tools.redfish_power import switch
@@ -41,15 +39,14 @@ def check_fence(admin: AdminHost) -> None:
         read_password(controller.password_file)
 
 
-def fence(admin: AdminHost) -> None:
-    """Power off the host and verify that it is off.
+def fence(admin: AdminHost, here: Host) -> None:
+    """Power off the host from ``here`` and verify that it is off.
 
     Raises:
         Refused: it is not known to be off.
     """
     check_fence(admin)
     assert admin.fence
-    here = Local(socket.gethostname())
     try:
         if admin.fence.command:
             here.run(*admin.fence.command, timeout=admin.fence.timeout_s)

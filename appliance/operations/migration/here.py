@@ -6,7 +6,6 @@ It has a copy of the overlay with the site's files of now, and may have other ad
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -340,12 +339,12 @@ def _check_networks(cluster: Cluster, host: Host, now: Running) -> None:
         address = str(network.address.ip)
         if not moved and address == now.addresses[name]:
             continue
-        user = bridge.taken(host, {address: network.bridge}).get(address, "").lower()
+        user = bridge.taken(host, {address: network.bridge}, cluster.env.pool).get(address, "").lower()
         if user and user not in now.macs.values():
             problems.append(f"{address} is already used by {user} on {network.bridge}")
     public = cluster.site.networks.public
     gateway = str(public.gateway)
-    if not bridge.taken(host, {gateway: public.bridge}):
+    if not bridge.taken(host, {gateway: public.bridge}, cluster.env.pool):
         problems.append(f"no machine has the gateway's address {gateway} on {public.bridge}")
     if problems:
         raise Refused("; ".join(problems), hint="correct the site file: nothing was changed")
@@ -371,7 +370,7 @@ def _run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: P
         Busy, Refused: as ``open_agents``; nothing was changed.
         RolledBack, Unverified, SmsError: as ``_raise_outcome``.
     """
-    began = time.monotonic()
+    began = cluster.env.clock.monotonic()
     with ExitStack() as agents:
         migration = open_agents(cluster, inspected, image, progress, agents)
         try:
@@ -388,7 +387,7 @@ def _run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: P
         except BaseException as error:
             end_agents(migration, error)
             _raise_outcome(migration, error)
-    migration.result.seconds = round(time.monotonic() - began, 3)
+    migration.result.seconds = round(cluster.env.clock.monotonic() - began, 3)
     return migration.result, failures
 
 

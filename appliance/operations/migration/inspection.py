@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations import history
 from appliance.operations.context import Cluster
+from appliance.operations.env import Clock
 from appliance.operations.hosts.guarded import start_guard
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import query_all_leases, query_lease
@@ -106,7 +106,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
             unreachable.append(host.name)
             return None
 
-    with ThreadPoolExecutor(len(hosts)) as pool:
+    with cluster.env.pool(len(hosts)) as pool:
         leases = dict(zip((host.name for host in hosts), pool.map(query, hosts), strict=True))
     views = {name: View(lease) for name, lease in leases.items()}
     refuse_other_cluster(views)
@@ -213,7 +213,7 @@ def gather_facts(
 ) -> Facts:
     """Query both hosts in parallel. ``addresses``: also probe the addresses of the services container."""
     where, hosts = cluster.places, (source, target)
-    with ThreadPoolExecutor(12) as pool:
+    with cluster.env.pool(12) as pool:
         both = [pool.submit(_gather_host, cluster, host) for host in hosts]
         histories = [pool.submit(history.read_history, cluster, host) for host in hosts]
         sharing = pool.submit(shares_overlay, cluster, source, target)
@@ -245,9 +245,9 @@ def gather_facts(
 
 
 def _gather_host(cluster: Cluster, host: Host) -> HostFacts:
-    with ThreadPoolExecutor(3) as pool:
+    with cluster.env.pool(3) as pool:
         missing = pool.submit(find_lacking, cluster, host)
-        offset = pool.submit(clock_offset, host)
+        offset = pool.submit(clock_offset, host, cluster.env.clock)
         version = pool.submit(apptainer.version, host)
     return HostFacts(host.name, missing.result(), offset.result(), version.result())
 
@@ -267,7 +267,9 @@ def find_lacking(cluster: Cluster, host: Host) -> list[str]:
 def _check_addresses(cluster: Cluster, target: Host) -> list[str]:
     """Return a problem for each network where the target does not see the services container at its address."""
     networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
-    seen = bridge.taken(target, {str(network.address.ip): network.uplink(target.name) for network in networks})
+    seen = bridge.taken(
+        target, {str(network.address.ip): network.uplink(target.name) for network in networks}, cluster.env.pool
+    )
     problems = []
     for network in networks:
         mac = seen.get(str(network.address.ip), "").lower()
@@ -281,15 +283,15 @@ def _check_addresses(cluster: Cluster, target: Host) -> list[str]:
     return problems
 
 
-def clock_offset(host: Host) -> float:
+def clock_offset(host: Host, clock: Clock) -> float:
     """Return the seconds that the host's clock is ahead of the local one, to within half the round-trip time.
 
     Raises:
         SmsError: its `date` prints something else.
     """
-    before = time.time()
+    before = clock.time()
     shown = host.run("date", "+%s.%N").text
-    after = time.time()
+    after = clock.time()
     try:
         return float(shown) - (before + after) / 2
     except ValueError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import NoReturn
 
 from appliance.errors import RolledBack, SmsError, Unverified
@@ -76,7 +75,7 @@ def take_over(migration: Migration, cause: BaseException) -> bool:
             activate(migration, generation_bump=GENERATION_BUMP)
             result.generation += GENERATION_BUMP
             activated = True
-            migration.count_outage(time.monotonic(), migration.stopped_at)
+            migration.count_outage(migration.cluster.env.clock.monotonic(), migration.stopped_at)
         if failures := check_services(migration):
             # There is no host to roll back to.
             result.notes.append(failures)
@@ -118,7 +117,7 @@ def _fence_source(migration: Migration) -> None:
     admin = next(host for host in migration.cluster.site.admin_hosts if host.name == migration.source.name)
     if admin.fence:
         with migration.progress.step(f"fence {admin.name}"):
-            fence(admin)
+            fence(admin, migration.cluster.env.hosts.this)
     else:
         migration.result.notes.append(
             f"{admin.name} was not fenced, as no fencing is configured: if it was only partitioned, its guard "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError
@@ -53,7 +51,7 @@ def start_isolated(migration: Migration, jobs: dict[str, str]) -> None:
     Raises:
         SmsError: a service does not answer, or the controller does not know a job.
     """
-    began = time.monotonic()
+    began = migration.cluster.env.clock.monotonic()
     cluster, target, result = migration.cluster, migration.target, migration.result
     with migration.progress.step(f"start isolated on {target.name}") as step:
         here = migration.inspected.here
@@ -64,7 +62,7 @@ def start_isolated(migration: Migration, jobs: dict[str, str]) -> None:
         launch(migration)
         probe_isolated(migration, [one.name for one in cluster.services])
         compare_jobs(migration, jobs)
-        result.measured("start", time.monotonic() - began)
+        result.measured("start", migration.cluster.env.clock.monotonic() - began)
         step.detail(f"{len(result.services)} services answer; {result.jobs} jobs known")
 
 
@@ -86,7 +84,7 @@ def probe_isolated(migration: Migration, names: Sequence[str]) -> None:
     """
     external, here = needs_outside(migration.cluster.services), migration.inspected.here
     inside = [name for name in names if name not in external]
-    with ThreadPoolExecutor(1) as pool:
+    with migration.cluster.env.pool(1) as pool:
         confined = pool.submit(_check_confined, migration)
         failures = _probe(migration, inside, here.wait_s if here else WAIT_S)
         confined.result()
@@ -158,13 +156,13 @@ def open_gate(migration: Migration) -> None:
     if not migration.gated:
         return
     with migration.progress.step("probe the way out") as step:
-        began = time.monotonic()
+        began = migration.cluster.env.clock.monotonic()
         if failures := _probe(migration, _gated_by(migration), GATE_S):
             raise SmsError(failures)
         migration.gated = False  # from here on
         migration.target.send("ask", argv=["nft", "delete", "table", "inet", GATE])
         migration.target.receive("told", patience_s=QUICK_S)
-        now = time.monotonic()
+        now = migration.cluster.env.clock.monotonic()
         migration.result.measured("start", migration.result.parts["start"] + now - began)
         migration.count_outage(now, now, live=False)
         step.detail("services with state can be reached")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 
 from appliance.errors import SmsError
@@ -28,7 +27,7 @@ def run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: Pr
         Unverified: a step after the switch failed; it serves on the target.
         SmsError: a step failed; the message says which host serves now.
     """
-    began, failures = time.monotonic(), ""
+    began, failures = cluster.env.clock.monotonic(), ""
     with ExitStack() as agents:
         migration = open_agents(cluster, inspected, image, progress, agents)
         with ExitStack() as undo:
@@ -39,7 +38,7 @@ def run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: Pr
                 clean_up(migration)
             except SmsError as error:
                 raise target_serves(migration, error.message) from error
-    migration.result.seconds = round(time.monotonic() - began, 3)
+    migration.result.seconds = round(cluster.env.clock.monotonic() - began, 3)
     return migration.result, failures
 
 

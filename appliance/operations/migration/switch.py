@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from appliance.errors import SmsError
 from appliance.host.base import Unreachable
 from appliance.operations.migration.agents import LONG_S, QUICK_S
@@ -19,11 +17,11 @@ def hand_over(migration: Migration) -> None:
     """With a shared overlay: end the instance on the source, so that the target can use the overlay."""
     source, result = migration.source, migration.result
     with migration.progress.step(f"stop on {source.name}") as step:
-        began = migration.stopped_at = time.monotonic()
+        began = migration.stopped_at = migration.cluster.env.clock.monotonic()
         source.send("hand")
         handed, migration.connections = source.receive("handed", patience_s=LONG_S)
         result.connections, migration.neighbours = handed["connections"], handed["neighbours"]
-        result.measured("stop", time.monotonic() - began)
+        result.measured("stop", migration.cluster.env.clock.monotonic() - began)
         result.measured("last changes", 0)
         step.detail("the overlay is free")
         migration.complete = True
@@ -37,12 +35,12 @@ def switch_addresses(migration: Migration) -> None:
         source.send("connections")
         _, migration.connections = source.receive("connections", patience_s=QUICK_S)
         arm(migration, migration.connections)
-        began = time.monotonic()
+        began = migration.cluster.env.clock.monotonic()
         source.send("release")
         released, migration.connections = source.receive("released", patience_s=SWITCH_S)
         result.connections = released["connections"]
         activate(migration)
-        now = time.monotonic()
+        now = migration.cluster.env.clock.monotonic()
         result.measured("switch", now - began)
         migration.count_outage(now, began)
         step.detail(f"{(now - began) * 1000:.0f} ms; {result.connections} connections kept")
@@ -52,12 +50,12 @@ def activate_addresses(migration: Migration) -> None:
     """With a shared overlay: attach the target to the networks; the instance on the source has ended."""
     result = migration.result
     with migration.progress.step("activate the addresses") as step:
-        began = time.monotonic()
+        began = migration.cluster.env.clock.monotonic()
         arm(migration)
         activate(migration)
-        result.measured("switch", time.monotonic() - began)
+        result.measured("switch", migration.cluster.env.clock.monotonic() - began)
         step.detail(f"{result.connections} connections kept")
-    migration.count_outage(time.monotonic(), migration.stopped_at)
+    migration.count_outage(migration.cluster.env.clock.monotonic(), migration.stopped_at)
 
 
 def flush(migration: Migration, patience_s: float) -> None:

@@ -299,14 +299,14 @@ def notify_clients(cluster: Cluster, api: Api, progress: Progress, wait_s: float
     """Notify all clients. Returns their reports when all online ones have reported, or after ``wait_s`` seconds."""
     number = read_answer(PushNumber, api.request("POST", f"{SYNC}/push"))["push"]
     with progress.step("clients") as step:
-        deadline = time.monotonic() + wait_s
+        deadline = cluster.env.clock.monotonic() + wait_s
         while True:
             reports = read_reports(cluster, api, push=number)
             waiting = [one for one in reports if one.state == "waits"]
             step.detail(f"{sum(one.state == 'has all' for one in reports)} of {len(reports)} are up to date")
-            if not waiting or time.monotonic() >= deadline:
+            if not waiting or cluster.env.clock.monotonic() >= deadline:
                 return reports
-            time.sleep(POLL_S)
+            cluster.env.clock.sleep(POLL_S)
 
 
 def read_reports(cluster: Cluster, api: Api, *, push: int = 0) -> tuple[ClientReport, ...]:

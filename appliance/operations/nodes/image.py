@@ -17,7 +17,6 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_build_host, need_root, runtime_files
 from appliance.operations.image.build import logging, remove_left, resolve, work_folder
 from appliance.operations.image.sources import find_mirrors
-from appliance.operations.preflight import only_one
 from appliance.operations.vm.client import tls_folder
 from appliance.plan.image.definition import apt_sources
 from appliance.plan.nodes.image import (
@@ -145,7 +144,7 @@ def build_node(cluster: Cluster, name: str, progress: Progress, *, force: bool =
     plan = plan_image(cluster, name, progress)
     folder = nodes_folder(cluster) / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with only_one(host, str(folder / ".lock"), f"another build of {name} is running"):
+    with cluster.env.locks.hold(host, str(folder / ".lock"), f"another build of {name} is running"):
         remove_left(folder)
         found = None if force else _built_before(cluster, plan, folder)
         digest = found or _build(cluster, plan, folder, progress)

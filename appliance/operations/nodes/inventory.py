@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -140,7 +139,7 @@ def cache_path(cluster: Cluster) -> Path:
 
 def cache_nodes(cluster: Cluster, nodes: Sequence[Node]) -> None:
     """Write the cache for the time when the VM is off; does nothing without write permission."""
-    text = json.dumps({"at": int(time.time()), "nodes": nodes})
+    text = json.dumps({"at": int(cluster.env.clock.time()), "nodes": nodes})
     try:
         Local().write(str(cache_path(cluster)), text.encode(), mode=0o600)
     except (SmsError, OSError):
@@ -157,7 +156,7 @@ def read_cache(cluster: Cluster) -> tuple[list[Node], float]:
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(LARGEST_B))
-        return clean_nodes(found["nodes"]), max(0.0, time.time() - float(found["at"]))
+        return clean_nodes(found["nodes"]), max(0.0, cluster.env.clock.time() - float(found["at"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused(
             f"the provisioning VM does not answer, and this machine has no cached inventory ({path})",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -179,14 +178,14 @@ def _wait(
     progress: Progress,
 ) -> list[Outcome]:
     """Wait until slurmd of each node answers, or the node has reported its files to the VM since the restart."""
-    deadline = time.monotonic() + wait_s
+    deadline = cluster.env.clock.monotonic() + wait_s
     outcomes = {one.name: one for one in done}
     left = {node["name"]: str(node["address"]) for node in nodes if not outcomes[node["name"]].error}
     with progress.step(
         f"wait until {_number(nodes)} are up" if len(nodes) != 1 else f"wait for {_number(nodes)}"
     ) as step:
         total = len(left)
-        while left and time.monotonic() < deadline:
+        while left and cluster.env.clock.monotonic() < deadline:
             reported = _reported_since(cluster, before)
             names = list(left)
             answers = dict(run_parallel(names, lambda name: _answers(left[name]), workers=WORKERS))
@@ -196,7 +195,7 @@ def _wait(
                     del left[name]
             step.detail(f"{total - len(left)} of {total} up")
             if left:
-                time.sleep(POLL_S)
+                cluster.env.clock.sleep(POLL_S)
     for name in left:
         outcomes[name] = Outcome(
             name,

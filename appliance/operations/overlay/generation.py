@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from appliance.errors import SmsError
@@ -22,7 +20,7 @@ from appliance.plan.overlay.generation import (
     refusal,
 )
 from appliance.shared.overlay import MarkOverlay, mark_path
-from appliance.tools import agent, ext3, files
+from appliance.tools import ext3, files
 from appliance.tools.scripts import script_argv
 
 SETTLE_S = 1.0
@@ -77,7 +75,7 @@ def query_overlays(cluster: Cluster, leases: Leases) -> dict[str, OverlayState |
                 invalid[name] = error
             return None
 
-    with ThreadPoolExecutor(max(1, len(leases.hosts))) as pool:
+    with cluster.env.pool(max(1, len(leases.hosts))) as pool:
         found = dict(zip(leases.hosts, pool.map(query, leases.hosts), strict=True))
     mine = found[leases.me]
     for name, error in invalid.items():
@@ -104,7 +102,8 @@ def mark_overlay(cluster: Cluster, host: Host, generation: int) -> None:
     Raises:
         SmsError: it could not be written.
     """
-    agent.perform(host, MarkOverlay(mark_path(str(cluster.places.overlay)), cluster.site.cluster, generation))
+    mark = MarkOverlay(mark_path(str(cluster.places.overlay)), cluster.site.cluster, generation)
+    cluster.env.agents.perform(host, mark)
 
 
 def refuse_older(cluster: Cluster, host: Host, leases: Leases, *, set_aside: bool = True, chosen: int = 0) -> int:
@@ -166,7 +165,7 @@ def _set_aside(cluster: Cluster, host: Host, mine: OverlayState, newer: Newer) -
     # By the start notes, which are never shared, the only overlay of two hosts could look older than itself.
     if not mine.exists or not mine.marked:
         return ""
-    time.sleep(SETTLE_S)
+    cluster.env.clock.sleep(SETTLE_S)
     if is_shared(query_lease(host, cluster), host.name):
         return ""
     return retire_overlay(cluster, host, newer.generation)

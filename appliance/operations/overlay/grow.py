@@ -16,7 +16,7 @@ from appliance.operations.preflight import check_programs, find_instance, lock_h
 from appliance.plan.overlay.grow import MIB, SizeSpec, grown, new_size
 from appliance.plan.overlay.grow import parse_size as parse_size  # for the cli, too
 from appliance.progress import Progress
-from appliance.tools import agent, ext3, files
+from appliance.tools import ext3, files
 from appliance.tools.space import need_space
 
 
@@ -70,7 +70,7 @@ def _grow(cluster: Cluster, host: Host, progress: Progress, spec: SizeSpec, *, r
         return Grown(host.name, path, system, size, running, False)
     request = {"overlay": path, "size": size, "lock": str(cluster.places.lock)}
     if running:
-        agent.call(host, "grow", {**request, "rehearse": True})
+        cluster.env.agents.call(host, "grow", {**request, "rehearse": True})
     mirror = find_mirror(cluster, host) if is_linked(cluster, host) else None
     if mirror:
         check_members_room(host, mirror, size)
@@ -88,7 +88,7 @@ def _grow(cluster: Cluster, host: Host, progress: Progress, spec: SizeSpec, *, r
             with progress.step("enlarge the mirror"):
                 _enlarge_mirror(cluster, host, size, running=running)
         if running:
-            agent.call(host, "grow", request, progress)
+            cluster.env.agents.call(host, "grow", request, progress)
         else:
             _grow_stopped(host, path, size, progress)
     return Grown(host.name, path, system, size, running, True, steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from appliance.operations.overlay.mirrored import (
     write_note,
 )
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
-from appliance.operations.preflight import check_programs, find_instance, lock_host, only_one
+from appliance.operations.preflight import check_programs, find_instance, lock_host
 from appliance.plan.overlay.mirror import (
     GIB,
     REBUILD,
@@ -38,7 +37,7 @@ from appliance.plan.overlay.mirror import (
     select_members,
 )
 from appliance.progress import Progress
-from appliance.tools import agent, ext3, files, loop
+from appliance.tools import ext3, files, loop
 from appliance.tools.space import need_space
 
 
@@ -178,7 +177,7 @@ def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None
         new = make_members(cluster, host, progress, new)
         with progress.step("check the overlay"):
             ext3.check(host, path, whole=True)
-        agent.call(host, "carry", {"source": path, "target": str(cluster.places.mirrored)}, progress)
+        cluster.env.agents.call(host, "carry", {"source": path, "target": str(cluster.places.mirrored)}, progress)
         # Kept until the overlay has been checked through its new path.
         host.run("ln", "-fT", path, _before(cluster))
         with progress.step("switch to the mirror"):
@@ -280,7 +279,8 @@ def remove(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = 
             if not dry_run:
                 with progress.step("check the overlay"):
                     ext3.check(host, path, whole=True)
-                agent.call(host, "carry", {"source": str(cluster.places.mirrored), "target": f"{path}.new"}, progress)
+                request = {"source": str(cluster.places.mirrored), "target": f"{path}.new"}
+                cluster.env.agents.call(host, "carry", request, progress)
                 files.rename(host, f"{path}.new", path, replace=True)
         if not dry_run:
             with progress.step("remove the mirror"):
@@ -300,7 +300,7 @@ def _lock_mirror(cluster: Cluster, host: Host, progress: Progress) -> Iterator[M
     check_programs(host)
     with ExitStack() as stack:
         busy = f"another run is at work on the mirror on {host.name}"
-        stack.enter_context(only_one(host, f"{cluster.places.lock}.mirror", busy))
+        stack.enter_context(cluster.env.locks.hold(host, f"{cluster.places.lock}.mirror", busy))
         if not find_instance(cluster, host):
             stack.enter_context(keep_stopped(cluster, host, progress))
         mirror = find_mirror(cluster, host)
@@ -347,7 +347,7 @@ def _scrub(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror) -> 
         found = tool.scrub(host, mirror.uuid, folder, step)
     due = "" if not found.lost else f"{found.lost} blocks are corrupt on both members"
     now = find_mirror(cluster, host) or mirror  # a stop may have changed the note meanwhile
-    write_note(cluster, host, replace(now, scrubbed=time.time(), mended=found.mended, due=due))
+    write_note(cluster, host, replace(now, scrubbed=cluster.env.clock.time(), mended=found.mended, due=due))
     if found.lost:
         raise SmsError(
             f"{found.lost} blocks of the mirror cannot be repaired ({found.mended} were repaired)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
+from appliance.operations.env import Clock
 from appliance.plan.overlay.mirror import (
     Device,
     Mirror,
@@ -131,7 +131,7 @@ def open_members(cluster: Cluster, host: Host, mirror: Mirror, progress: Progres
     if tool.mounted(host, mirror.uuid, folder):
         return mirror
     with progress.step("open the mirror") as step:
-        mirror = replace(_select_members(tool, host, mirror, patience_s), mounted_on=host.name)
+        mirror = replace(_select_members(tool, host, mirror, cluster.env.clock, patience_s), mounted_on=host.name)
         write_note(cluster, host, mirror)
         mount_members(cluster, host, mirror)
         step.detail(", ".join(member.folder for member in mirror.active))
@@ -153,14 +153,14 @@ def mount_members(cluster: Cluster, host: Host, mirror: Mirror) -> None:
             loop.detach(host, one)
 
 
-def _select_members(tool: Tool, host: Host, mirror: Mirror, patience_s: float) -> Mirror:
-    deadline = time.monotonic() + patience_s
+def _select_members(tool: Tool, host: Host, mirror: Mirror, clock: Clock, patience_s: float) -> Mirror:
+    deadline = clock.monotonic() + patience_s
     while True:
         seen = {member.number: tool.inspect(host, mirror.path(member)) for member in mirror.members}
         late = [member for member in mirror.active if not seen[member.number].there]
-        if not late or time.monotonic() > deadline:
+        if not late or clock.monotonic() > deadline:
             return select_members(mirror, seen)
-        time.sleep(1)
+        clock.sleep(1)
 
 
 def close_mirror(cluster: Cluster, host: Host) -> None:

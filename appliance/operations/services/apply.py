@@ -19,7 +19,8 @@ from appliance.errors import ConfigError, Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, runtime_files
-from appliance.operations.history import Event, note, read_history
+from appliance.operations.env import Event
+from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import Image, LacksService, deliver, trust
 from appliance.operations.overlay.overlay import overlay_mark, seeds_for
 from appliance.operations.preflight import find_instance, lock_host

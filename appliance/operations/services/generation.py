@@ -15,7 +15,6 @@ from appliance.operations.snapshots.transfer import Offsite
 from appliance.operations.start_note import read_note
 from appliance.plan.migration.lease import was_taken
 from appliance.shared.lease import LAST_RAISING
-from appliance.tools import agent
 
 READ_S, SHORT_S = 60, 10
 """Seconds that reading the snapshots of a host may take: after every lease was lost, and if a lease is known."""
@@ -114,8 +113,8 @@ def query_generation(cluster: Cluster, host: Host) -> int:
 
 
 def _in_snapshots(cluster: Cluster, host: Host, timeout: float) -> list[object]:
-    found: list[object] = agent.query(host, "brief", {"store": store(cluster)}, timeout=timeout)["generations"]
-    return found
+    reply = cluster.env.agents.query(host, "brief", {"store": store(cluster)}, timeout=timeout)
+    return list(reply["generations"])
 
 
 def _in_records(cluster: Cluster, host: Host) -> list[object]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -105,7 +104,7 @@ class Guard:
         if name not in self.leases.hosts:
             return  # an engine, which has no such file
         holds = self.holds()
-        began, read = time.monotonic(), False
+        began, read = self.cluster.env.clock.monotonic(), False
         try:
             # How long ago a failed host was last heard from is known on the others by these queries.
             view = self.leases.query_host(name, runs=False, alive=holds and name != self.host.name)
@@ -127,7 +126,7 @@ class Guard:
 
     def is_current(self) -> bool:
         """Return whether the leases of all other hosts have just been read, or their hosts are known not to answer."""
-        now = time.monotonic()
+        now = self.cluster.env.clock.monotonic()
         queried = [
             self._queried.get(name, (-FAILED_S * 1.0, False)) for name in self.leases.hosts if name != self.host.name
         ]
@@ -209,7 +208,7 @@ class Guard:
             running = find_instance(self.cluster, self.host) if newer and not (move and move.moves_ports) else None
             if not newer or not running:
                 return
-            first, self._stopping = self._stopping is None, self._stopping or time.monotonic()
+            first, self._stopping = self._stopping is None, self._stopping or self.cluster.env.clock.monotonic()
             with suppress(CommandError):
                 ports.detach(self.host, ports.find_ports(self.host, running.pid).values(), down=True)
         if first:
@@ -222,7 +221,7 @@ class Guard:
 
     def _is_settled(self, newer: Lease) -> bool:
         """Return whether the own file agrees and no instance runs here, which is checked only every ``RECHECK_S``."""
-        mine, now = self.leases.views[self.host.name].lease, time.monotonic()
+        mine, now = self.leases.views[self.host.name].lease, self.cluster.env.clock.monotonic()
         if self._stopping is not None:
             return False
         if not mine or (mine.holder, mine.generation) != (newer.holder, newer.generation):
@@ -254,7 +253,7 @@ class Guard:
         # When the own file names this host as the holder, the other host uses a different overlay.
         if mine and (mine.holder == name or (began is not None and has_own_overlay(mine, name))):
             facts["kept"] = retire_overlay(self.cluster, self.host, newer.generation)
-        took = round(time.monotonic() - began, 3) if began is not None else 0.0
+        took = round(self.cluster.env.clock.monotonic() - began, 3) if began is not None else 0.0
         if began is not None:
             self.record("stopped", f"stopped on {name} after {took:.1f} s", facts)
         self._stopping = None
@@ -364,7 +363,7 @@ def guard(cluster: Cluster, host: Host, report: Report, *, on_step_down: Callabl
             if part.holds():
                 with whole.reporting_errors():
                     whole.end_gateway()
-            time.sleep(OWN_INTERVAL_S)
+            cluster.env.clock.sleep(OWN_INTERVAL_S)
 
 
 def _has_lease(watcher: Guard) -> bool:
@@ -384,7 +383,7 @@ def _query_forever(watcher: Guard, name: str) -> None:
     while True:
         with watcher.reporting_errors():
             watcher.query(name)
-        time.sleep(OTHERS_INTERVAL_S)
+        watcher.cluster.env.clock.sleep(OTHERS_INTERVAL_S)
 
 
 def _watch_uplinks(watcher: Guard) -> None:

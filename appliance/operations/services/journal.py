@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from appliance.errors import SmsError
 from appliance.operations.context import Cluster
-from appliance.operations.history import Event, read_history
+from appliance.operations.env import Event
+from appliance.operations.history import read_history
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def read_journal(cluster: Cluster, only: str | None, *, last: int) -> Journal:
             silent[name] = error.message
             return []
 
-    with ThreadPoolExecutor(len(names)) as pool:
+    with cluster.env.pool(len(names)) as pool:
         lines = [line for found in pool.map(read, names) for line in found]
     lines.sort(key=_time_of)
     if len(silent) == len(names):

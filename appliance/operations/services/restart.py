@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -97,7 +96,7 @@ def restart_service(cluster: Cluster, host: Host, service: Service, wait_s: floa
     Raises:
         SmsError: the supervisor did not restart it.
     """
-    began, limit = time.monotonic(), service.stop_wait_s + 30
+    began, limit = cluster.env.clock.monotonic(), service.stop_wait_s + 30
     argv = inside_argv(cluster.site, cluster.services, *script_argv("restart-service", service.name))
     result = host.run(*argv, ok=None, timeout=limit)
     pids = result.text.split()
@@ -107,7 +106,7 @@ def restart_service(cluster: Cluster, host: Host, service: Service, wait_s: floa
             f"the supervisor did not restart {service.name}: {output}", hint="`sms logs supervisor` shows what it did"
         )
     ok, detail = wait_for_answer(cluster, host, service, wait_s)
-    return Restarted(service.name, ok, round(time.monotonic() - began, 3), detail)
+    return Restarted(service.name, ok, round(cluster.env.clock.monotonic() - began, 3), detail)
 
 
 def wait_for_answer(cluster: Cluster, host: Host, service: Service, wait_s: float) -> tuple[bool, str]:

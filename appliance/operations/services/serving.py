@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from concurrent.futures import ThreadPoolExecutor
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Unreachable
@@ -31,7 +30,7 @@ def find_serving(cluster: Cluster) -> str | None:
             problems[name] = "cannot be reached" if isinstance(error, Unreachable) else error.message
             return View(None)
 
-    with ThreadPoolExecutor(len(names)) as pool:
+    with cluster.env.pool(len(names)) as pool:
         views = dict(zip(names, pool.map(query, names), strict=True))
     if lease := find_holder(views):
         if lease.engine:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.deployed import refuse_deployed
+from appliance.operations.env import Clock
 from appliance.operations.history import note
 from appliance.operations.hosts.guarded import start_guard
 from appliance.operations.identity import ensure_identity
@@ -114,13 +113,14 @@ class Started:
 class Stopwatch:
     """Measures the parts of a start."""
 
-    def __init__(self, parts: dict[str, float]) -> None:
+    def __init__(self, parts: dict[str, float], clock: Clock) -> None:
         self.parts = parts
-        self.last = time.monotonic()
+        self.clock = clock
+        self.last = clock.monotonic()
 
     def lap(self, name: str) -> None:
         """Record the time of the part that ends now."""
-        now = time.monotonic()
+        now = self.clock.monotonic()
         self.parts[name] = round(now - self.last, 3)
         self.last = now
 
@@ -320,9 +320,9 @@ def _check_running(
 
 def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> Started:
     parts: dict[str, float] = {}
-    stopwatch = Stopwatch(parts)
+    stopwatch = Stopwatch(parts, cluster.env.clock)
     leases = Leases(host, cluster, without=options.fenced, tolerant=True)
-    with ThreadPoolExecutor(1) as pool:
+    with cluster.env.pool(1) as pool:
         query = pool.submit(_query_known, cluster, leases, options)  # while the image is verified
         with progress.step("check the host"):
             refuse_deployed(cluster, host)
@@ -374,7 +374,7 @@ def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path
     folders = (where.images, where.overlay.parent, where.journal, where.public_keys)
     # Existing folders keep their mode: a shared one may have been set up differently.
     files.make_folders(host, *map(str, folders))
-    with ThreadPoolExecutor(1) as pool:
+    with cluster.env.pool(1) as pool:
         # The query for an unused address takes a second.
         addresses = pool.submit(_refuse_taken, cluster, host)
         delivered = deliver(cluster, host, chosen, progress, before_sending=addresses.result)
@@ -403,7 +403,7 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
     """
     before = query_lease(host, leases.cluster)
     with progress.step("take the lease") as step:
-        if time.monotonic() - leases.queried_at > MAX_AGE_S:
+        if leases.cluster.env.clock.monotonic() - leases.queried_at > MAX_AGE_S:
             leases.query()
         # What stays while an engine has the other services has no snapshots, and no state that must not get lost.
         rest = leases.cluster.is_gateway

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 
 from appliance.errors import SmsError
@@ -87,7 +87,7 @@ def status(cluster: Cluster, host: Host) -> Status:
     """Collect the status; changes nothing except for the log line that the syslog probe sends."""
     lease, problem = _lease(cluster, host)
     trouble = [*filter(None, [problem]), *_interrupted_upgrade(cluster, host)]
-    with ThreadPoolExecutor(2) as pool:  # while services are probed
+    with cluster.env.pool(2) as pool:  # while services are probed
         snapshots = pool.submit(snapshot_status, cluster, host, lease)
         of_vm = pool.submit(vm_snapshot_status, cluster.of_vm(), host) if cluster.site.provisioning else None
         return _with_snapshots(_container_status(cluster, host, lease, trouble, problem), snapshots, of_vm)
@@ -148,7 +148,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
             warnings.append(f"{lease.holder} holds the lease: `sms status --host {lease.holder}`")
         return found
     confined = is_confined(host, running)
-    with ThreadPoolExecutor(8) as pool:  # a VM that is off is detected only by a timeout
+    with cluster.env.pool(8) as pool:  # a VM that is off is detected only by a timeout
         services = pool.submit(query_services, cluster, host, confined=confined)
         inside = pool.submit(inspect_inside, cluster, host)
         links = pool.submit(inspect_links, host, running.pid)

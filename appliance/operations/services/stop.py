@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
+from appliance.operations.env import Clock
 from appliance.operations.history import note
 from appliance.operations.hosts.guarded import stop_guard
 from appliance.operations.image.deliver import find_refusal
@@ -78,14 +77,14 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
     if not keep_lease:
         _warn(cluster, host, progress)
     with lock_host(cluster, host):
-        began = time.monotonic()
+        began = cluster.env.clock.monotonic()
         leases = Leases(host, cluster)
         stop_guard(cluster, host)
-        with progress.step("stop the services") as step, ThreadPoolExecutor(1) as pool:
+        with progress.step("stop the services") as step, cluster.env.pool(1) as pool:
             query = pool.submit(leases.query) if not keep_lease else None  # while they stop
             ran = take_down(cluster, host)
             ran |= stop_gateway(cluster, host, keep_lease=keep_lease)
-            took = time.monotonic() - began
+            took = cluster.env.clock.monotonic() - began
             step.detail("" if ran else "not running")
         holder = _query_holder(cluster, host, ran=ran)
         held = holder == host.name
@@ -157,21 +156,21 @@ def take_down(cluster: Cluster, host: Host) -> bool:
         host.run(*stop_argv(cluster.site, limit), timeout=limit + 30)
     if second := find_second(cluster, host):  # it may serve
         host.run(*stop_argv(cluster.site, limit, name=second), timeout=limit + 30)
-        _wait_for_overlay(host, second_overlay(cluster))
+        _wait_for_overlay(host, second_overlay(cluster), cluster.env.clock)
     # A host that neither ran it nor holds the lease must not wait for a shared overlay.
     if running or query_lease(host, cluster).holder == host.name:
-        _wait_for_overlay(host, str(cluster.places.overlay))
+        _wait_for_overlay(host, str(cluster.places.overlay), cluster.env.clock)
     close_mirror(cluster, host)
     return running is not None
 
 
-def _wait_for_overlay(host: Host, overlay: str, timeout_s: float = 20) -> None:
+def _wait_for_overlay(host: Host, overlay: str, clock: Clock, timeout_s: float = 20) -> None:
     """Wait until the loop device of the overlay is gone; only then may the lease be released."""
-    deadline = time.monotonic() + timeout_s
+    deadline = clock.monotonic() + timeout_s
     while users := ext3.users_of(host, overlay):
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             raise SmsError(
                 f"the services container has stopped, but its overlay is still in use by {', '.join(users)}",
                 hint="the lease is kept; find what uses it (`losetup -l`, `fuser`), then run this again",
             )
-        time.sleep(0.1)
+        clock.sleep(0.1)

@@ -6,7 +6,6 @@ An upgrade writes its record before each step, so that the next run can resume i
 from __future__ import annotations
 
 import json
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from appliance.operations.lease import Leases
 from appliance.operations.overlay.generation import refuse_older
 from appliance.operations.overlay.mirrored import DISK_WAIT_S, close_mirror, find_mirror, open_members
 from appliance.operations.overlay.overlay import seeded_with
-from appliance.operations.preflight import find_instance, lock_host, only_one
+from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.snapshots.restore import restore_own
 from appliance.plan.migration.failover import OpenFailover, find_open_failover, measure_loss
 from appliance.plan.upgrade.upgrade import (
@@ -36,7 +35,6 @@ from appliance.plan.upgrade.upgrade import (
 from appliance.progress import Progress, Silent
 from appliance.shared.migration import MoveMark
 from appliance.shared.records import RecordError, from_json, to_json
-from appliance.tools import agent
 
 OVERLAY_REPLACED = {("migrate", "up"), ("migrate", "arrived"), ("failover", "restored")}
 """Verbs and events of the history after which the host has another overlay."""
@@ -107,8 +105,8 @@ def resume_migration(cluster: Cluster, host: Host) -> dict[str, Any]:
     """
     _reopen_mirror(cluster, host)
     mark, lock = second_paths(cluster)
-    second = {"second_mark": mark, "second_lock": lock}
-    found = agent.call(host, "resume", {"mark": mark_path(cluster), "lock": str(cluster.places.lock), **second})
+    own = {"mark": mark_path(cluster), "lock": str(cluster.places.lock)}
+    found = cluster.env.agents.call(host, "resume", {**own, "second_mark": mark, "second_lock": lock})
     close_idle_mirror(cluster, host)
     return found
 
@@ -126,7 +124,8 @@ def _reopen_mirror(cluster: Cluster, host: Host) -> None:
         return  # the agent reports it
     mirror = find_mirror(cluster, host) if used else None
     if mirror and mirror.uuid and not find_instance(cluster, host):
-        with only_one(host, f"{cluster.places.lock}.mirror", f"another run is at work on the mirror on {host.name}"):
+        busy = f"another run is at work on the mirror on {host.name}"
+        with cluster.env.locks.hold(host, f"{cluster.places.lock}.mirror", busy):
             open_members(cluster, host, mirror, Silent(), patience_s=DISK_WAIT_S)
 
 
@@ -276,6 +275,6 @@ def find_restored(cluster: Cluster, host: Host, *, top: int, holds_lease: bool) 
 def end_failover(cluster: Cluster, host: Host, found: OpenFailover) -> FailoverLoss:
     """Return what an interrupted failover lost, now that its snapshot serves; write it to the history."""
     alive = last_sign(cluster, host, found.old)
-    loss = measure_loss(taken=found.taken, alive=alive, began=found.began, served=time.time())
+    loss = measure_loss(taken=found.taken, alive=alive, began=found.began, served=cluster.env.clock.time())
     note(cluster, host, "failover", "done", lost_s=loss.lost_s, dead_s=loss.dead_s, alive=alive)
     return FailoverLoss(found.old, found.snapshot, found.taken, alive, loss.lost_s, loss.dead_s)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -84,16 +82,16 @@ class UplinkWatch:
             self._save()
         for port, bridge in self._find_ports().items():
             if carrier.has_uplink(bridge, port):
-                self._seen[bridge] = time.monotonic()
+                self._seen[bridge] = self.cluster.env.clock.monotonic()
             elif bridge in self._seen and self._is_attached(port, bridge):
                 self._take_off(port, bridge)
         ready = {port: bridge for port, bridge in self.kept_off.items() if carrier.has_uplink(bridge, port)}
         if not ready:
             self._back_at = None
-        elif time.monotonic() < self._flap_ends:
-            self._returned_at = time.monotonic()
+        elif self.cluster.env.clock.monotonic() < self._flap_ends:
+            self._returned_at = self.cluster.env.clock.monotonic()
             self._put_back(ready, ", before the leases are read: it was lost for a moment only")
-            leases = Leases(self.host, replace(self.cluster))
+            leases = Leases(self.host, self.cluster.reconnecting())
             threading.Thread(target=self._read_leases, args=(leases,), daemon=True).start()
         elif self._may_return():
             unread = ", ".join(self._leases.unreachable) if self._leases else ""
@@ -103,7 +101,7 @@ class UplinkWatch:
         """Return bridge or parent by the instance's port; empty without an instance."""
         if self._ports and all(carrier.exists(port) for port in self._ports):
             return self._ports
-        self._ports, now = {}, time.monotonic()
+        self._ports, now = {}, self.cluster.env.clock.monotonic()
         if now - self._looked_at >= INSTANCE_INTERVAL_S:
             self._looked_at = now
             running = find_instance(self.cluster, self.host)
@@ -137,7 +135,7 @@ class UplinkWatch:
         except Busy:  # with the next check
             return
         # With connections of its own: those of before may wait for long until they send again.
-        self._leases, self._back_at = Leases(self.host, replace(self.cluster)), None
+        self._leases, self._back_at = Leases(self.host, self.cluster.reconnecting()), None
         message = f"{bridge} has lost its uplink: {port} is detached until the leases have been read again"
         self.record("uplink lost", message, {"bridge": bridge})
 
@@ -148,11 +146,11 @@ class UplinkWatch:
     def _may_return(self) -> bool:
         """Read the leases of all hosts; return whether no other one has taken over, as far as they can be read."""
         if self._back_at is None:
-            self._back_at = time.monotonic()
-        self._leases = self._leases or Leases(self.host, replace(self.cluster))
+            self._back_at = self.cluster.env.clock.monotonic()
+        self._leases = self._leases or Leases(self.host, self.cluster.reconnecting())
         if find_newer(self.host.name, self._read_leases(self._leases)) or not self.known.may_return():
             return False  # the guard stops the instance
-        return not self._leases.unreachable or time.monotonic() - self._back_at > PATIENCE_S
+        return not self._leases.unreachable or self.cluster.env.clock.monotonic() - self._back_at > PATIENCE_S
 
     def _read_leases(self, leases: Leases) -> dict[str, View]:
         views = leases.query_readable()

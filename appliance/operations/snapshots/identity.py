@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.identity import new_uuid
 from appliance.operations.lease import Leases, query_all_leases
-from appliance.operations.preflight import lock_host, only_one
+from appliance.operations.preflight import lock_host
 from appliance.operations.snapshots.list import Snapshot, list_snapshots
 from appliance.operations.snapshots.transfer import Offsite
 from appliance.plan.migration.lease import check_plausible, find_holder, find_identity
@@ -132,7 +131,7 @@ def set_identity(
             where = holder.holder if holder else next(name for name, view in leases.views.items() if view.runs)
             raise Refused(f"the services container runs on {where}", hint=f"sms stop --host {where}")
         shown = _inspect(cluster, leases)
-        chosen = new_uuid() if selector == NEW else _choose(shown, selector)
+        chosen = cluster.env.new_uuid() if selector == NEW else _choose(shown, selector)
         found = shown.found.get(chosen, Found())
         check_plausible(found.generation, Lease("", leases.top))
         same = [
@@ -177,7 +176,7 @@ def _name_vm(cluster: Cluster, host: Host, chosen: str) -> None:
     if not cluster.site.provisioning:
         return
     where = VmPlaces(cluster.site)
-    with only_one(host, str(where.lock), f"another sms is at work on the VM on {host.name}"):
+    with cluster.env.locks.hold(host, str(where.lock), f"another sms is at work on the VM on {host.name}"):
         try:
             holder = read_holder(host.read(str(where.holder)))
         except RecordError as error:

@@ -15,9 +15,10 @@ from appliance.progress import Progress
 from appliance.shared.identity import Identity, uuid_of
 from appliance.shared.manifest import Manifest
 from appliance.shared.records import RecordError, check_value, from_value
-from appliance.tools import agent
+from appliance.tools.agent import Bounds
+from appliance.tools.reply import ENDED_HINT
 
-LIST_BOUNDS = agent.Bounds(300.0, 64 << 20)
+LIST_BOUNDS = Bounds(300.0, 64 << 20)
 """Seconds that the manifests of a store may take, on a slow disk, and their bytes: tens of thousands."""
 Snapshot = dict[str, Any]
 """A manifest with ``number`` and ``health``, as the agent reports it."""
@@ -105,7 +106,7 @@ def list_snapshots(cluster: Cluster, host: Host, *, identity: Identity | None = 
         Refused: the host has no Python.
         SmsError: what it reports is not a list of snapshots.
     """
-    reply = agent.call(host, "list", store_request(cluster, host), bounds=LIST_BOUNDS)
+    reply = cluster.env.agents.call(host, "list", store_request(cluster, host), bounds=LIST_BOUNDS)
     try:
         there = from_value(Identity, reply.get("identity", {}))
         # The host may be compromised, and a manifest not what it has stored.
@@ -114,9 +115,9 @@ def list_snapshots(cluster: Cluster, host: Host, *, identity: Identity | None = 
             from_value(Manifest, one, f"snapshots[{number}]")
         broken = {int(number): why for number, why in check_value(dict[str, str], reply["broken"], "broken").items()}
     except RecordError as error:
-        raise SmsError(f"{host.name} sent an invalid list of snapshots: {error}", hint=agent.ENDED_HINT) from None
+        raise SmsError(f"{host.name} sent an invalid list of snapshots: {error}", hint=ENDED_HINT) from None
     except ValueError:
-        raise SmsError(f"{host.name} sent an invalid number of a snapshot", hint=agent.ENDED_HINT) from None
+        raise SmsError(f"{host.name} sent an invalid number of a snapshot", hint=ENDED_HINT) from None
     known = identity or there
     return Listing(
         host.name,
@@ -213,7 +214,7 @@ def verify(
     found = [Verified(number, (why,)) for number, why in broken.items()]
     if numbers:
         request = {"store": store(cluster), "numbers": numbers, **check_request(cluster)}
-        reply = agent.call(host, "verify", request, progress)
+        reply = cluster.env.agents.call(host, "verify", request, progress)
         found += [Verified(one["number"], tuple(one["damage"])) for one in reply["snapshots"]]
     return sorted(found, key=lambda one: one.number)
 

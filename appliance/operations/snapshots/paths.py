@@ -21,7 +21,6 @@ from appliance.operations.snapshots.restore import other_image, real_path, resto
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
 from appliance.progress import Progress, Silent
 from appliance.shared.results import PathResult as PathResult  # for the cli, too
-from appliance.tools import agent
 from appliance.tools.programs import has_program
 
 MAX_LINES = 1000
@@ -159,7 +158,7 @@ def _query_diff(cluster: Cluster, host: Host, comparison: Comparison, progress: 
         "limit": comparison.limit,
         "lock": str(cluster.places.lock) if comparison.lock else "",
     }
-    reply = agent.call(host, "diff", request, progress, on_rows=rows.add)
+    reply = cluster.env.agents.call(host, "diff", request, progress, on_rows=rows.add)
     return Diff(host.name, before, after, reply["counts"], reply["lines"], reply["told"], rows)
 
 
@@ -183,12 +182,12 @@ def restore_paths(
             return RestoredPaths(host.name, number, same, (), 0.0, changed=False)
         overlay = real_path(cluster, host)
         request = {"store": store(cluster), "overlay": overlay, "snapshot": str(number), "paths": list(paths)}
-        reply = agent.call(host, "restore_paths", request, progress)
+        reply = cluster.env.agents.call(host, "restore_paths", request, progress)
         try:
             why = f"{restore_reason(chosen)}: {' '.join(one['path'] for one in reply['paths'])}"
             taking = SnapshotOptions(reason=why[:MAX_REASON_CHARS])
             kept = take_snapshot(cluster, host, progress, OverlayUse(lease), taking)
-            agent.call(host, "place_paths", {"overlay": overlay, "was": reply["was"]}, progress)
+            cluster.env.agents.call(host, "place_paths", {"overlay": overlay, "was": reply["was"]}, progress)
         except BaseException:
             host.remove(reply["staged"])
             raise
@@ -258,7 +257,7 @@ def extract_paths(
         "folder": folder,
         "rehearse": dry_run,
     }
-    reply = agent.call(host, "extract_paths", request, progress)
+    reply = cluster.env.agents.call(host, "extract_paths", request, progress)
     return RestoredPaths(
         host.name,
         chosen["number"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -21,7 +20,6 @@ from appliance.operations.snapshots.list import (
 from appliance.plan.snapshots.retention import NEWEST, Candidate, Decision, decide, newest_of_hosts
 from appliance.progress import Progress
 from appliance.shared.identity import Identity, uuid_of
-from appliance.tools import agent
 
 NAMED = "named"
 NOT_NAMED = "not named"
@@ -86,7 +84,8 @@ def prune(
     if dry_run or not listing.stored_bytes:
         return found
     doomed = [one.number for one in decisions if not one.keep]
-    reply = agent.call(host, "remove", {"store": store(cluster), "numbers": doomed, "sweep": True}, progress)
+    request = {"store": store(cluster), "numbers": doomed, "sweep": True}
+    reply = cluster.env.agents.call(host, "remove", request, progress)
     return replace(
         found,
         broken={number: why for number, why in listing.broken.items() if number not in doomed},
@@ -108,7 +107,7 @@ def certain(listing: Listing) -> Listing:
 
 def by_rule(cluster: Cluster, listing: Listing) -> list[Decision]:
     """Decide by the site's retention; snapshots with an unreadable manifest are left alone."""
-    return decide(_candidates(listing), cluster.site.retention, now=time.time())
+    return decide(_candidates(listing), cluster.site.retention, now=cluster.env.clock.time())
 
 
 def _candidates(listing: Listing) -> list[Candidate]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -149,7 +148,7 @@ class Push:
         """Return the snapshots to send, oldest first; those that are there already are left out."""
         if self.chosen is None:
             retention = self.cluster.site.retention
-            return missing(self.listing.snapshots, there, retention, now=time.time())
+            return missing(self.listing.snapshots, there, retention, now=self.cluster.env.clock.time())
         for one in there:
             if one["uuid"] == self.chosen["uuid"]:
                 return []
@@ -157,7 +156,7 @@ class Push:
 
     def push_one(self, snapshot: Snapshot, work: Callable[[], Sent]) -> bool:
         """Push one snapshot and report the result; return whether to continue with the next."""
-        began = time.monotonic()
+        began = self.cluster.env.clock.monotonic()
         number = snapshot["number"]
         try:
             sent = work()
@@ -165,7 +164,7 @@ class Push:
             self.report(failure(self.target, number, error))
             return False
         state = PRESENT if sent.present else WOULD_PUSH if self.dry_run else PUSHED
-        seconds = round(time.monotonic() - began, 3)
+        seconds = round(self.cluster.env.clock.monotonic() - began, 3)
         self.report(Pushed(self.target, number, state, sent.name, sent.bytes, seconds))
         return True
 

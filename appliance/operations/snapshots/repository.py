@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import socket
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -227,7 +226,7 @@ def _compare(cluster: Cluster, host: Host, offsite: Offsite, key: bytes, path: P
             f"{path} is not the key of {offsite.repository.url}, but {why}",
             hint="export it to another file: sms overlay key export FILE",
         )
-    note = KeyNote(_digest(key), str(path.absolute()), round(time.time(), 3))
+    note = KeyNote(_digest(key), str(path.absolute()), round(cluster.env.clock.time(), 3))
     host.write(str(cluster.places.borg_key_note), to_json(note), mode=0o600)
     return KeyCopy(offsite.repository.url, str(path), written)
 

@@ -21,7 +21,6 @@ from appliance.plan.migration.lease import check_plausible
 from appliance.progress import Progress
 from appliance.shared.identity import uuid_of
 from appliance.shared.lease import Lease
-from appliance.tools import agent
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """A name for ``--as``: a file beside the overlay, without its .img."""
@@ -200,7 +199,7 @@ def _request_restore(
     cluster: Cluster, host: Host, chosen: Snapshot, target: str, over: bool, progress: Progress
 ) -> tuple[int, float]:
     request = {"store": store(cluster), "snapshot": str(chosen["number"]), "target": target, "replace": over}
-    reply = agent.call(host, "restore", request, progress)
+    reply = cluster.env.agents.call(host, "restore", request, progress)
     return reply["bytes"], reply["seconds"]
 
 

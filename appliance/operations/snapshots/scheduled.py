@@ -5,7 +5,6 @@ Failures are reported by syslog and mail.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,12 +13,13 @@ from functools import partial
 from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
+from appliance.operations.env import Clock
 from appliance.operations.hosts.guarded import replace_guard
 from appliance.operations.identity import ensure_identity
 from appliance.operations.lease import Leases, query_lease
 from appliance.operations.overlay.mirror import scrub
 from appliance.operations.overlay.mirrored import find_mirror
-from appliance.operations.preflight import find_instance, only_one
+from appliance.operations.preflight import find_instance
 from appliance.operations.snapshots.list import store
 from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.push import FAILED, PushOptions, push, site_targets
@@ -44,7 +44,6 @@ from appliance.plan.snapshots.runs import (
 from appliance.plan.snapshots.schedule import installed
 from appliance.progress import Progress, Silent
 from appliance.shared.lease import Lease
-from appliance.tools import agent
 
 REREAD_EVERY_S = 86400
 
@@ -63,6 +62,7 @@ class NotesOnly(Silent):
 class RunState:
     """The results of a run so far."""
 
+    clock: Clock
     number: int | None = None
     errors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class RunState:
     def run(self, started: float, *interrupted: str) -> Run:
         """Return the record of the run."""
         errors = interrupted or self.errors
-        run = Run(started, time.time(), not errors, self.number, "\n".join(errors), self.notes, self.stored_bytes)
+        run = Run(started, self.clock.time(), not errors, self.number, "\n".join(errors), self.notes, self.stored_bytes)
         return replace(
             run,
             put_off=self.put_off,
@@ -115,8 +115,8 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
     None: no snapshot was taken, because the container does not run on this host, or another run is in progress.
     Failures are not raised; they are recorded and reported by syslog and mail.
     """
-    started = time.time()
-    work = RunState()
+    started = cluster.env.clock.time()
+    work = RunState(cluster.env.clock)
     try:
         try:
             lease = query_lease(host, cluster)
@@ -177,7 +177,7 @@ def run_scheduled_vm(cluster: Cluster, host: Host, progress: Progress) -> Run | 
     Args:
         cluster: ``of_vm``.
     """
-    started, work = time.time(), RunState()
+    started, work = cluster.env.clock.time(), RunState(cluster.env.clock)
     try:
         try:
             if not has_vm(cluster, host):
@@ -207,7 +207,7 @@ def run_scheduled_vm(cluster: Cluster, host: Host, progress: Progress) -> Run | 
 
 def _record_skipped(cluster: Cluster, host: Host, error: Busy) -> None:
     """Record that a run did nothing because another one is at work."""
-    overlap = record_overlap(read_record(cluster, host), now=time.time(), what=one_line(error.message))
+    overlap = record_overlap(read_record(cluster, host), now=cluster.env.clock.time(), what=one_line(error.message))
     write_record(cluster, host, overlap)
 
 
@@ -237,13 +237,15 @@ def prune_and_push(cluster: Cluster, host: Host, progress: Progress, work: RunSt
         work.errors += (error,) if error else ()
     for target in site_targets(cluster, host.name):
         if busy := work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress)):
-            work.push_waits_since, error = judge_waiting_push(read_record(cluster, host), busy, now=time.time())
+            work.push_waits_since, error = judge_waiting_push(
+                read_record(cluster, host), busy, now=cluster.env.clock.time()
+            )
             work.errors += (f"push to {target}: {error}",) if error else ()
 
 
 def _renew_certificates(cluster: Cluster, host: Host) -> None:
     """Renew certificates on a host that takes no snapshots, which may be the one with the authority's key."""
-    work = RunState()
+    work = RunState(cluster.env.clock)
     work.attempt("certificates", partial(renew_due, cluster))
     for error in work.errors:
         host.run("logger", "-t", "sms", "-p", "cron.err", "--", one_line(error)[:900], ok=None)
@@ -255,7 +257,7 @@ def reread_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:
     Raises:
         SmsError: it is damaged.
     """
-    reply = agent.call(host, "reread", {"store": store(cluster), "every_s": REREAD_EVERY_S}, progress)
+    reply = cluster.env.agents.call(host, "reread", {"store": store(cluster), "every_s": REREAD_EVERY_S}, progress)
     if reply["damage"]:
         raise SmsError(f"snapshot {reply['number']} is damaged: {reply['damage'][0]}", hint="sms overlay verify --all")
 
@@ -278,7 +280,7 @@ def detect_gap(cluster: Cluster, host: Host, lease: Lease, now: float) -> str:
 def scrub_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:
     """Scrub the mirror once a week, where there is one: nothing else finds corruption in blocks that are never read."""
     mirror = find_mirror(cluster, host)
-    if mirror and scrub_is_due(mirror, now=time.time()):
+    if mirror and scrub_is_due(mirror, now=cluster.env.clock.time()):
         scrub(cluster, host, progress)
 
 
@@ -290,7 +292,7 @@ def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> No
         SmsError: a push failed.
     """
     lock = f"/run/sms/{cluster.label}.push-{target}.lock"
-    with only_one(host, lock, f"another run pushes to {target}"):
+    with cluster.env.locks.hold(host, lock, f"another run pushes to {target}"):
         repository = cluster.site.snapshots.borg
         prunes = target == BORG and repository is not None and not repository.append_only
         done = push(cluster, host, PushOptions(all_missing=True, prune=prunes), [target], progress)

@@ -19,7 +19,7 @@ from appliance.plan.machine import dump_argv, inside_argv
 from appliance.plan.services.apply import SERVICES
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
-from appliance.tools import agent, ext3
+from appliance.tools import ext3
 from appliance.tools.apptainer import Instance
 
 FREEZE_LIMIT_S = 5.0
@@ -211,7 +211,7 @@ def take_snapshot(
         "reason": options.reason,
         "notes": list(notes),
     }
-    taken: Snapshot = agent.call(host, "take", request, progress)["snapshot"]
+    taken: Snapshot = cluster.env.agents.call(host, "take", request, progress)["snapshot"]
     return taken
 
 

@@ -27,7 +27,6 @@ from appliance.plan.snapshots.runs import (
 )
 from appliance.plan.snapshots.schedule import has_drill, installed
 from appliance.shared.lease import Lease
-from appliance.tools import agent
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def snapshot_status(cluster: Cluster, host: Host, lease: Lease) -> SnapshotStatu
     settings, option = cluster.site.snapshots, " --vm" * cluster.vm
     files = [record_path(cluster), record_path(cluster, DRILLS), *schedule_files(cluster)]
     try:
-        reply = agent.call(host, "brief", {**store_request(cluster, host), "files": files})
+        reply = cluster.env.agents.call(host, "brief", {**store_request(cluster, host), "files": files})
     except Unreachable:
         raise
     except SmsError as error:

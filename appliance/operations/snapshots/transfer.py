@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,6 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.preflight import only_one
 from appliance.operations.snapshots.list import Snapshot, check_request, store
 from appliance.plan.snapshots.offsite import (
     BORG,
@@ -70,8 +68,8 @@ def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Pr
     }
     export_request = {"store": store(cluster), "snapshot": number, "compress": over_ssh}
     with (
-        agent.open_session(source, "export", export_request) as exporter,
-        agent.open_session(target, "import", import_request, progress) as importer,
+        cluster.env.agents.open_session(source, "export", export_request) as exporter,
+        cluster.env.agents.open_session(target, "import", import_request, progress) as importer,
     ):
         reply = relay_snapshot(exporter, importer)
     return _sent(reply)
@@ -116,8 +114,8 @@ def estimate(cluster: Cluster, source: Host, number: int, target: Host) -> Sent:
     """
     request = {"store": store(cluster), "cluster": cluster.label}
     with (
-        agent.open_session(source, "export", {**request, "snapshot": number}) as exporter,
-        agent.open_session(target, "estimate", request) as estimating,
+        cluster.env.agents.open_session(source, "export", {**request, "snapshot": number}) as exporter,
+        cluster.env.agents.open_session(target, "estimate", request) as estimating,
     ):
         _relay_offer(exporter, estimating)
         exporter.write(EMPTY_REQUEST)
@@ -188,7 +186,9 @@ class Offsite:
             Busy: another run holds the lock.
         """
         lock = str(self.cluster.places.borg_lock)
-        stack.enter_context(only_one(self.host, lock, f"another push or pull is at work on {self.host.name}"))
+        stack.enter_context(
+            self.cluster.env.locks.hold(self.host, lock, f"another push or pull is at work on {self.host.name}")
+        )
 
     def open(self) -> list[tuple[Snapshot, float]]:
         """Return the manifests of its archives, each with borg's time; empty where there is no repository.
@@ -224,7 +224,7 @@ class Offsite:
             )
         what = f"push snapshot {one['number']} to {self.repository.url}"
         request = {"store": store(self.cluster), "snapshot": one["number"], "what": what}
-        source = agent.argv(agent.install(self.host), "image", request)
+        source = agent.argv(self.cluster.env.agents.install(self.host), "image", request)
         name = archive_name(one)
         archive = borg.NewArchive(name, comment(one), archive_time(one, known))
         stats = borg.create(self.host, self.repository, archive, source, progress)
@@ -240,7 +240,7 @@ class Offsite:
     def select_removed(self, there: list[Snapshot]) -> list[Snapshot]:
         """Return the manifests of the archives that the site's retention does not keep, and that may be removed."""
         there = [one for one in there if self.may_remove(one)]
-        return not_kept(there, self.cluster.site.retention, now=time.time())
+        return not_kept(there, self.cluster.site.retention, now=self.cluster.env.clock.time())
 
     def prune(self, there: list[Snapshot], progress: Progress, *, dry_run: bool = False) -> list[Snapshot]:
         """Remove the archives that the site's retention does not keep; return their manifests.
@@ -277,7 +277,9 @@ class Offsite:
             "what": f"pull {archive_name(one)}",
         }
         lines = borg.LastLines()
-        with agent.open_session(self.host, "import_image", request, progress, on_line=lines.add) as conversation:
+        with self.cluster.env.agents.open_session(
+            self.host, "import_image", request, progress, on_line=lines.add
+        ) as conversation:
             conversation.end()
             try:
                 reply = conversation.outcome()

@@ -10,7 +10,6 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.lease import query_lease
-from appliance.operations.preflight import only_one
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
 from appliance.operations.snapshots.pull import find_remote, list_remote, pull
 from appliance.operations.snapshots.vm_state import lock_path, remove_copy
@@ -22,7 +21,7 @@ from appliance.progress import Progress
 from appliance.shared.identity import uuid_of
 from appliance.shared.lease import LAST_RAISING
 from appliance.shared.records import to_json
-from appliance.tools import agent, files
+from appliance.tools import files
 from appliance.tools.qemu import write_disk
 from appliance.tools.space import SPARE_BYTES, need_space, query_used
 
@@ -65,7 +64,7 @@ def restore_state(cluster: Cluster, host: Host, progress: Progress, wanted: Stat
     check_programs(host)
     where, part = VmPlaces(cluster.site), f"{store(cluster)}.part"
     check_state(cluster, host, wanted)
-    with only_one(host, lock_path(cluster), "another run works on snapshots of the VM's state"):
+    with cluster.env.locks.hold(host, lock_path(cluster), "another run works on snapshots of the VM's state"):
         choice = choose(cluster, host, wanted)
         number = choice.snapshot["number"]
         if wanted.source != host.name:
@@ -77,7 +76,7 @@ def restore_state(cluster: Cluster, host: Host, progress: Progress, wanted: Stat
         try:
             host.run("mkdir", "-m", "0700", part)
             request = {"store": store(cluster), "snapshot": str(number), "target": f"{part}/state.raw"}
-            agent.call(host, "restore", request, progress)
+            cluster.env.agents.call(host, "restore", request, progress)
             with lock_vm_everywhere(cluster, host):
                 holder = check_state(cluster, host, wanted, choice)
                 tidy(cluster, host)

@@ -14,7 +14,6 @@ from typing import Any
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.preflight import only_one
 from appliance.operations.snapshots.list import Snapshot, check_request, list_snapshots, store
 from appliance.operations.snapshots.pull import list_remote
 from appliance.operations.snapshots.push import site_targets
@@ -29,7 +28,7 @@ from appliance.progress import Progress
 from appliance.shared.lease import LAST_RAISING
 from appliance.shared.order import order
 from appliance.shared.records import RecordError, from_json, to_json
-from appliance.tools import agent, files
+from appliance.tools import files
 from appliance.tools.space import SPARE_BYTES, need_space, query_used
 
 COPY_S = 4 * 3600
@@ -115,7 +114,7 @@ def take_vm_state(
     """
     check_programs(host)
     part = f"{store(cluster)}.part"
-    with only_one(host, lock_path(cluster), "another run works on snapshots of the VM's state"):
+    with cluster.env.locks.hold(host, lock_path(cluster), "another run works on snapshots of the VM's state"):
         remove_copy(host, part)  # of a run that was killed
         try:
             copied = _copy_disk(cluster, host, part, progress, if_changed=if_changed)
@@ -138,7 +137,7 @@ def take_vm_state(
                 "reason": reason,
                 **check_request(cluster),
             }
-            taken: Snapshot = agent.call(host, "take", request, progress)["snapshot"]
+            taken: Snapshot = cluster.env.agents.call(host, "take", request, progress)["snapshot"]
         finally:
             with suppress(SmsError):
                 remove_copy(host, part)
@@ -201,7 +200,7 @@ def _copy_disk(cluster: Cluster, host: Host, part: str, progress: Progress, *, i
         host.run("mkdir", "-p", "-m", "0700", str(PurePosixPath(part).parent), part)
         with progress.step("copy the state disk") as step:
             if running:
-                taken, frozen_ms = copy_running(host, where, part, step, ["state"])
+                taken, frozen_ms = copy_running(host, where, part, step, cluster.env.clock, ["state"])
                 facts |= {"taken": round(taken, 3), "frozen_ms": round(frozen_ms, 1)}
                 step.detail(f"frozen for {frozen_ms:.0f} ms")
             else:

@@ -7,7 +7,6 @@ its own without a way out, with a lease, locks, and state of its own. Of product
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ from appliance.errors import Busy, SmsError
 from appliance.host.local import Local
 from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster, need_root
+from appliance.operations.env import Clock
 from appliance.operations.hosts.host import list_hosts
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.preflight import check_programs
@@ -121,7 +121,7 @@ def drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> DrillR
     remove_leftovers(cluster, progress)
     here = Local(socket.gethostname())
     done = DrillResult(here.name)
-    tried = Checks(progress, done.checks)
+    tried = Checks(progress, cluster.env.clock, done.checks)
     targets = choose_targets(cluster, here.name, [options.source] if options.source else [], option="--from")
     image = _prepare(cluster, here, progress)
     if BORG in targets:
@@ -129,7 +129,7 @@ def drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> DrillR
     found = find_newest(cluster, here, targets, options.snapshot, tried)
     if not found:
         return done
-    _describe(done, found, image)
+    _describe(done, found, image, cluster.env.clock.time())
     ready = Ready(
         image,
         found.source,
@@ -139,12 +139,12 @@ def drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> DrillR
         make_fetch(cluster, here, found, progress),
         _production(cluster, found.snapshot["taken"], done),
     )
-    began = time.monotonic()
+    began = cluster.env.clock.monotonic()
     try:
         done.checks += run_rehearsal(cluster, RehearsalOptions(nodes=0, wait_s=options.wait_s), ready, progress).checks
     except SmsError as error:  # such as damage in what was fetched: this is what a drill looks for
         done.checks.append(
-            Check("it is fetched and restored", False, error.message, round(time.monotonic() - began, 2))
+            Check("it is fetched and restored", False, error.message, round(cluster.env.clock.monotonic() - began, 2))
         )
     return done
 
@@ -160,7 +160,7 @@ def plan_drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> l
     here = Local(socket.gethostname())
     targets = choose_targets(cluster, here.name, [options.source] if options.source else [], option="--from")
     image = _prepare(cluster, here, progress, dry_run=True)
-    tried = Checks(progress)
+    tried = Checks(progress, cluster.env.clock)
     found = find_newest(cluster, here, targets, options.snapshot, tried)
     if not found:
         raise SmsError("; ".join(check.seen for check in tried.done))
@@ -192,7 +192,9 @@ def _prepare(cluster: Cluster, here: Local, progress: Progress, *, dry_run: bool
 
 def check_borg(cluster: Cluster, here: Local, tried: Checks, done: DrillResult) -> None:
     """Check the repository, and note whether a copy of its key is known."""
-    tried.try_out("borg check of the repository", lambda: retry(lambda: check_repository(cluster, here)))
+    tried.try_out(
+        "borg check of the repository", lambda: retry(lambda: check_repository(cluster, here), cluster.env.clock)
+    )
     try:
         warning = warn_about_key(cluster, here)
     except SmsError as error:
@@ -216,10 +218,10 @@ def find_newest(cluster: Cluster, here: Local, targets: Sequence[str], selector:
     return max(found, key=lambda one: order(one.snapshot), default=None)
 
 
-def _describe(done: DrillResult, found: Found, image: Image) -> None:
+def _describe(done: DrillResult, found: Found, image: Image, now: float) -> None:
     taken = found.snapshot["taken"]
     done.source, done.snapshot, done.name = found.source, found.snapshot["number"], archive_name(found.snapshot)
-    done.taken, done.age_s, done.image = taken, round(time.time() - taken, 1), image.key
+    done.taken, done.age_s, done.image = taken, round(now - taken, 1), image.key
 
 
 def make_fetch(cluster: Cluster, here: Local, found: Found, progress: Progress) -> Fetch:
@@ -233,23 +235,23 @@ def make_fetch(cluster: Cluster, here: Local, found: Found, progress: Progress) 
             offsite.lock_repository(stack)
             return into, int(offsite.pull(found.snapshot, progress, into=into).name)
 
-    return lambda folder: retry(lambda: fetch(folder))
+    return lambda folder: retry(lambda: fetch(folder), cluster.env.clock)
 
 
-def retry(work: Callable[[], Value]) -> Value:
+def retry(work: Callable[[], Value], clock: Clock) -> Value:
     """Do what needs the repository for itself; wait while a push uses it.
 
     Raises:
         Busy: it was in use for too long.
     """
-    until = time.monotonic() + BUSY_S
+    until = clock.monotonic() + BUSY_S
     while True:
         try:
             return work()
         except Busy:
-            if time.monotonic() > until:
+            if clock.monotonic() > until:
                 raise
-        time.sleep(RETRY_S)
+        clock.sleep(RETRY_S)
 
 
 def _production(cluster: Cluster, taken: float, done: DrillResult) -> frozenset[int] | None:
@@ -275,10 +277,10 @@ def run_scheduled_drill(cluster: Cluster, work: Callable[[], DrillResult]) -> Ru
     Args:
         work: the drill.
     """
-    here, started, subject = Local(socket.gethostname()), time.time(), VM_DRILLS if cluster.vm else DRILLS
+    here, started, subject = Local(socket.gethostname()), cluster.env.clock.time(), VM_DRILLS if cluster.vm else DRILLS
 
     def record(number: int | None, error: str, notes: Sequence[str] = ()) -> Run:
-        return Run(started, time.time(), not error, number, error, tuple(notes))
+        return Run(started, cluster.env.clock.time(), not error, number, error, tuple(notes))
 
     try:
         try:

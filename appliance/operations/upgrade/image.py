@@ -55,7 +55,7 @@ def send_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -
         target = path
         if not found:  # unused name: never replace an image that may be running
             break
-    copy_file(HostFile(Local(), str(source), digest), host, target, "the image", progress)
+    copy_file(cluster.env, HostFile(Local(), str(source), digest), host, target, "the image", progress)
     return Side(target, key, digest)
 
 

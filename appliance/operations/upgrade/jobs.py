@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
@@ -53,7 +51,7 @@ def check_jobs(cluster: Cluster, host: Host, progress: Progress, now: Upgrade) -
         return f"{count_jobs(query_jobs(cluster, host))}, as in snapshot {now.lay}"
     with progress.step("check every job") as step:
         for pause_s in (0, SETTLE_S):
-            time.sleep(pause_s if active_jobs(now.jobs) else 0)
+            cluster.env.clock.sleep(pause_s if active_jobs(now.jobs) else 0)
             after = query_jobs(cluster, host)
             if lost := lost_jobs(now.jobs, {**_ended(cluster, host), **after}):
                 raise SmsError("; ".join(lost[:10]) + (f"; and {len(lost) - 10} more" if len(lost) > 10 else ""))

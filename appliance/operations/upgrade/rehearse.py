@@ -15,7 +15,6 @@ from appliance.lab import Lab, Layout, put_up_cables, up_planned
 from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster, need_root
 from appliance.operations.hosts.host import list_hosts
-from appliance.operations.identity import new_uuid
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lab import demo
@@ -49,7 +48,7 @@ from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
 from appliance.shared.identity import uuid_of
 from appliance.shared.lease import Lease
-from appliance.tools import agent, ext3, files
+from appliance.tools import ext3, files
 from appliance.tools.sha256 import find_digest
 from appliance.tools.space import query_space
 
@@ -304,7 +303,7 @@ def _fetch_image(cluster: Cluster, source: Host, path: str, progress: Progress, 
         raise Refused(f"{path} is only on {source.name}", hint="without --dry-run it is fetched")
     if target.exists():
         target = target.with_name(f"{target.stem}-{digest[:12]}.sif")
-    copy_file(HostFile(source, there, digest), Local(), str(target), "the image", progress)
+    copy_file(cluster.env, HostFile(source, there, digest), Local(), str(target), "the image", progress)
     return str(target)
 
 
@@ -329,10 +328,11 @@ def _run(
     cluster: Cluster, options: RehearsalOptions, ready: Ready, folder: Path, done: RehearsalResult, progress: Progress
 ) -> None:
     """Set up the rehearsal and run all checks; setup errors are raised, failed checks recorded."""
-    mine = replace(cluster, site=rehearsal_site(cluster.site, folder, without_vm=options.without_vm))
+    site = rehearsal_site(cluster.site, folder, without_vm=options.without_vm)
+    mine = replace(cluster.reconnecting(), site=site)
     overlay = str(mine.places.overlay)
-    tried = Checks(progress, done.checks)
-    _copy(ready, folder, overlay, progress)
+    tried = Checks(progress, cluster.env.clock, done.checks)
+    _copy(mine, ready, folder, overlay, progress)
     _name_copy(mine, ready.snapshot)
     image = _place_image(cluster, mine, ready.image, folder)
     if not tried.try_out("the copy of the overlay is whole", lambda: checks.check_file_system(Local(), overlay)):
@@ -400,17 +400,17 @@ def _use(lab: Lab, inside: Inside, tried: Checks, user: str) -> None:
         tried.try_out("a node's clock follows the container", lambda: demo.clock_follows(lab.host(lab.nodes[0])))
 
 
-def _copy(ready: Ready, folder: Path, overlay: str, progress: Progress) -> None:
+def _copy(mine: Cluster, ready: Ready, folder: Path, overlay: str, progress: Progress) -> None:
     """Restore the snapshot as the rehearsal's overlay."""
     here = Local(socket.gethostname())
     here.run("mkdir", "-p", "-m", "0700", str(Path(overlay).parent))
     where, number = ready.fetch(folder)
-    agent.call(here, "restore", {"store": where, "snapshot": str(number), "target": overlay}, progress)
+    mine.env.agents.call(here, "restore", {"store": where, "snapshot": str(number), "target": overlay}, progress)
 
 
 def _name_copy(mine: Cluster, snapshot: Snapshot) -> None:
     """Write the UUID of the snapshot's cluster to the rehearsal's lease: else its start would create and report one."""
-    lease = Lease(mine.site.cluster, file=CARRIER, cluster_uuid=uuid_of(snapshot) or new_uuid())
+    lease = Lease(mine.site.cluster, file=CARRIER, cluster_uuid=uuid_of(snapshot) or mine.env.new_uuid())
     Local().write(str(mine.places.lease), lease.text(), mode=0o600)
 
 

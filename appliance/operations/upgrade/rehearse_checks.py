@@ -16,6 +16,7 @@ from appliance.host.netns import Netns
 from appliance.lab import Lab, put_up_cables
 from appliance.lab.layout import PUBLIC
 from appliance.operations.context import Cluster
+from appliance.operations.env import Clock
 from appliance.operations.lab import demo
 from appliance.operations.preflight import find_instance
 from appliance.operations.upgrade.rehearse_plan import CARRIER, OUTSIDE
@@ -46,11 +47,12 @@ class Checks:
     """Results so far; a failed check does not end the rehearsal."""
 
     progress: Progress
+    clock: Clock
     done: list[Check] = field(default_factory=list)
 
     def try_out(self, what: str, work: Callable[[], str], *, own_progress: bool = False) -> bool:
         """Run a check; return whether it succeeded."""
-        began = time.monotonic()
+        began = self.clock.monotonic()
         try:
             with nullcontext() if own_progress else self.progress.step(what) as step:
                 seen, ok = work(), True
@@ -58,7 +60,7 @@ class Checks:
                     step.detail(seen)
         except SmsError as error:
             seen, ok = error.message, False
-        self.done.append(Check(what, ok, seen, round(time.monotonic() - began, 2)))
+        self.done.append(Check(what, ok, seen, round(self.clock.monotonic() - began, 2)))
         return ok
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from appliance.host.local import Local
 from appliance.lab import down
 from appliance.lab.layout import LOCKS
 from appliance.operations.context import Cluster
-from appliance.operations.preflight import LOCKED
+from appliance.operations.env import LOCKED
 from appliance.progress import Progress
 from appliance.shared.records import RecordError, from_json
 
@@ -48,7 +47,7 @@ def new_folder(cluster: Cluster, image: str, snapshot: int) -> Iterator[tuple[st
         folder = root(cluster) / name
         # Created before anything else, so that all leftovers can be found by their folders.
         Local().run("mkdir", "-p", "-m", "0700", str(root(cluster)), str(folder))
-        write_record(folder, Record(name, image, snapshot, time.time()))
+        write_record(folder, Record(name, image, snapshot, cluster.env.clock.time()))
         yield name, folder
 
 

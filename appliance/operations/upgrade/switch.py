@@ -6,7 +6,6 @@ the agents (``recover_migration``); then the overlay in place decides which imag
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from appliance.errors import Refused, RolledBack, SmsError, Unverified
@@ -63,9 +62,8 @@ def switch_over(
     taking = SnapshotOptions(reason=f"{UPGRADE} to {after.key[:12]}, before the switch")
     done.kept = snapshot(cluster, host, progress, taking).snapshot["number"]
     inode = overlay_inode(cluster, host) or 0
-    begun = Upgrade(
-        cluster.site.cluster, SWITCHING, before, after, time.time(), done.snapshot, done.kept, jobs=jobs, inode=inode
-    )  # fmt: skip
+    began, kept = cluster.env.clock.time(), (done.snapshot, done.kept)
+    begun = Upgrade(cluster.site.cluster, SWITCHING, before, after, began, *kept, jobs=jobs, inode=inode)
     image = trust(cluster, host, after.path)
     now = write_phase(cluster, host, begun)
     try:

@@ -6,7 +6,6 @@ stopped, and the new image started on its overlay.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +14,12 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster
+from appliance.operations.env import Clock
 from appliance.operations.history import read_history
 from appliance.operations.image.deliver import LacksService, trust
 from appliance.operations.lease import query_lease
 from appliance.operations.migration.here import record_interrupted, shown_outages
-from appliance.operations.preflight import check_networks, check_programs, find_instance, only_one
+from appliance.operations.preflight import check_networks, check_programs, find_instance
 from appliance.operations.services.inside import need_running
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.stop import stop
@@ -71,7 +71,7 @@ def upgrade(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOp
     """
     check_programs(host)
     lock = f"{cluster.places.lock.parent}/{cluster.site.cluster}.upgrade.lock"
-    with only_one(host, lock, f"another upgrade is under way on {host.name}"):
+    with cluster.env.locks.hold(host, lock, f"another upgrade is under way on {host.name}"):
         recover_migration(cluster, host, progress)
         record_interrupted(cluster, host, progress)
         last = read_last_upgrade(cluster, host)
@@ -111,7 +111,7 @@ def plan_upgrade(cluster: Cluster, host: Host, options: UpgradeOptions) -> list[
             *(f"predicted {line}" for line in shown_outages(switch.away)),
             "on a failure until NAT answers: the running instance goes on as before; later ones are reported",
         ]
-    predicted, basis = predict_outage(read_history(cluster, host), {}, _round_trip(host))
+    predicted, basis = predict_outage(read_history(cluster, host), {}, _round_trip(host, cluster.env.clock))
     return [
         *steps,
         f"no second instance: {why}",
@@ -212,10 +212,12 @@ def _upgrade(
             progress.report(f"predicted {line}")
         return switch_over(cluster, host, progress, options, done)
     progress.report(f"no second instance: {done.stopped}")
-    done.predicted_s, basis = predict_outage(read_history(cluster, host), parts, _round_trip(host))
+    done.predicted_s, basis = predict_outage(read_history(cluster, host), parts, _round_trip(host, cluster.env.clock))
     jobs = list_before(cluster, host, progress, options)
     progress.report(f"predicted outage: {done.predicted_s:.0f} s, {basis}; {count_jobs(jobs)} jobs")
-    begun = Upgrade(cluster.site.cluster, STOPPING, before, after, time.time(), done.snapshot, lay=lay, jobs=jobs)
+    begun = Upgrade(
+        cluster.site.cluster, STOPPING, before, after, cluster.env.clock.time(), done.snapshot, lay=lay, jobs=jobs
+    )
     return _switch(cluster, host, progress, options, begun, done)
 
 
@@ -256,12 +258,12 @@ def _rehearse(
     return result.parts
 
 
-def _round_trip(host: Host) -> float:
+def _round_trip(host: Host, clock: Clock) -> float:
     """Measure the duration of an empty command on the host, in seconds."""
     host.run("true")  # the first command opens the connection
-    began = time.monotonic()
+    began = clock.monotonic()
     host.run("true")
-    return time.monotonic() - began
+    return clock.monotonic() - began
 
 
 def _resume(
@@ -324,7 +326,7 @@ def _switch(
         done.kept = now.kept
         started = start(cluster, host, progress, StartOptions(Path(now.after.path), options.wait_s))
         assert started
-        now = replace(now, outage_s=round(time.time() - now.stopped_at, 2) if now.stopped_at else 0.0)
+        now = replace(now, outage_s=round(cluster.env.clock.time() - now.stopped_at, 2) if now.stopped_at else 0.0)
         _check_services(cluster, started)
         done.outage_s, done.parts = now.outage_s, {**done.parts, **started.parts}
         done.jobs = check_jobs(cluster, host, progress, now)
@@ -338,7 +340,7 @@ def _switch(
 
 def _stop(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, done: UpgradeResult) -> Upgrade:
     """Stop the running image and take a snapshot of its overlay."""
-    now = write_phase(cluster, host, replace(now, stopped_at=now.stopped_at or time.time()))
+    now = write_phase(cluster, host, replace(now, stopped_at=now.stopped_at or cluster.env.clock.time()))
     try:
         stopped = stop(cluster, host, progress, keep_lease=True)
     except SmsError:
@@ -346,9 +348,9 @@ def _stop(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, done: 
         if find_instance(cluster, host):
             raise
         stopped = stop(cluster, host, progress, keep_lease=True)
-    began = time.monotonic()
+    began = cluster.env.clock.monotonic()
     taken = snapshot(cluster, host, progress, SnapshotOptions(reason=f"{UPGRADE} to {now.after.key[:12]}, stopped"))
-    done.parts = {"stop": stopped.seconds, "snapshot": round(time.monotonic() - began, 3)}
+    done.parts = {"stop": stopped.seconds, "snapshot": round(cluster.env.clock.monotonic() - began, 3)}
     now = replace(now, kept=taken.snapshot["number"])
     return write_phase(cluster, host, now.at(LAYING)) if now.lay else now
 

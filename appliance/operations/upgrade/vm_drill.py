@@ -11,7 +11,6 @@ import json
 import re
 import socket
 import sqlite3
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root
-from appliance.operations.preflight import only_one
 from appliance.operations.snapshots.list import Snapshot
 from appliance.operations.snapshots.push import choose_targets
 from appliance.operations.upgrade.drill import DrillOptions, DrillResult, check_borg, find_newest, make_fetch
@@ -31,7 +29,6 @@ from appliance.operations.vm.vm import all_hosts, find_running
 from appliance.plan.snapshots.offsite import BORG, archive_name
 from appliance.plan.vm.vm import STATE, VmPlaces, need_vm
 from appliance.progress import Progress
-from appliance.tools import agent
 from appliance.tools.guest import open_guest
 from appliance.tools.programs import find_missing
 from appliance.tools.space import SPARE_BYTES, need_space
@@ -75,7 +72,7 @@ def drill_vm(cluster: Cluster, options: DrillOptions, progress: Progress) -> Dri
     here, targets = _prepare(cluster, options)
     with work_folder(cluster, here) as folder:
         done = DrillResult(here.name)
-        tried = Checks(progress, done.checks)
+        tried = Checks(progress, cluster.env.clock, done.checks)
         if BORG in targets:
             check_borg(cluster, here, tried, done)
         found = find_newest(cluster, here, targets, options.snapshot, tried)
@@ -83,7 +80,7 @@ def drill_vm(cluster: Cluster, options: DrillOptions, progress: Progress) -> Dri
             return done
         one = found.snapshot
         done.source, done.snapshot, done.name = found.source, one["number"], archive_name(one)
-        done.taken, done.age_s = one["taken"], round(time.time() - one["taken"], 1)
+        done.taken, done.age_s = one["taken"], round(cluster.env.clock.time() - one["taken"], 1)
         # Its chunks, the disk, and the files in it.
         need_space(here, str(folder), 3 * one["used_bytes"] + SPARE_BYTES, "MiB free, %d are needed", hint="")
         image = folder / "state.img"
@@ -91,7 +88,8 @@ def drill_vm(cluster: Cluster, options: DrillOptions, progress: Progress) -> Dri
         def fetch() -> str:
             store, number = make_fetch(cluster, here, found, progress)(folder)
             request = {"store": store, "snapshot": str(number), "target": str(image)}
-            return f"{agent.call(here, 'restore', request, progress)['bytes'] >> 20} MiB, every digest verified"
+            restored = cluster.env.agents.call(here, "restore", request, progress)
+            return f"{restored['bytes'] >> 20} MiB, every digest verified"
 
         restored = tried.try_out("it is fetched and restored", fetch, own_progress=True)
         if restored and tried.try_out("e2fsck of the copy", lambda: check_file_system(here, str(image))):
@@ -107,7 +105,7 @@ def plan_drill_vm(cluster: Cluster, options: DrillOptions, progress: Progress) -
         SmsError: no snapshot elsewhere can be found.
     """
     here, targets = _prepare(cluster, options)
-    tried = Checks(progress)
+    tried = Checks(progress, cluster.env.clock)
     found = find_newest(cluster, here, targets, options.snapshot, tried)
     if not found:
         raise SmsError("; ".join(check.seen for check in tried.done))
@@ -137,7 +135,7 @@ def work_folder(cluster: Cluster, here: Local) -> Iterator[Path]:
         Busy: another drill runs.
     """
     folder = Path(cluster.site.state) / "drills" / cluster.label
-    with only_one(here, f"/run/sms/{cluster.label}.drill.lock", "another drill of the VM runs"):
+    with cluster.env.locks.hold(here, f"/run/sms/{cluster.label}.drill.lock", "another drill of the VM runs"):
         remove = ("rm", "-rf", "--one-file-system", "--", str(folder))
         here.run(*remove, timeout=300)
         here.run("mkdir", "-p", "-m", "0700", str(folder.parent), str(folder))

@@ -20,7 +20,6 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_build_host, need_root
 from appliance.operations.image.build import check_versions, logging, make_current, resolve, work_folder
-from appliance.operations.preflight import only_one
 from appliance.operations.vm.image import DISK
 from appliance.plan.image.definition import apt_sources, missing_mirrors, repository_urls
 from appliance.plan.vm.vm import VmPlaces, need_vm
@@ -109,7 +108,7 @@ def build_vm(cluster: Cluster, progress: Progress, *, force: bool = False) -> Bu
     images = Path(VmPlaces(cluster.site).images)
     images.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = images / plan.key
-    with only_one(Local(), str(images / ".build.lock"), "another build of the VM is running"):
+    with cluster.env.locks.hold(Local(), str(images / ".build.lock"), "another build of the VM is running"):
         fresh = force or not _is_sealed(cluster, folder)
         if fresh:
             _build(cluster, plan, folder, progress)

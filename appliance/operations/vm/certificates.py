@@ -16,7 +16,7 @@ from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.installed import SITE_FILE, lies_there
-from appliance.operations.preflight import find_instance, only_one
+from appliance.operations.preflight import find_instance
 from appliance.operations.site import ca
 from appliance.operations.site.issued import read_revoked, revoked_map
 from appliance.operations.vm.client import tls_folder
@@ -182,13 +182,15 @@ def _install_in_vm(cluster: Cluster, host: Host, done: Installed) -> None:
 def _renew_vm(cluster: Cluster, host: Host, server: bytes) -> bool:
     """Install newer certificates of the VM if its own, of which ``server`` is one, expire soon; return whether."""
     hostname, addresses = vm_names(cluster)
-    if issuer_days(read_note(cluster, host)) >= ca.ISSUER_SOON_DAYS or not ca.is_for(server, hostname, addresses):
+    days = issuer_days(read_note(cluster, host), cluster.env.clock.time())
+    if days >= ca.ISSUER_SOON_DAYS or not ca.is_for(server, hostname, addresses):
         return False  # with another address in the site file, the next start issues others
     try:
         ends = issuer_end(cluster)
     except ConfigError:
         return False  # the key is on another machine
-    with only_one(host, str(VmPlaces(cluster.site).lock), f"another sms is at work on the VM on {host.name}"):
+    busy = f"another sms is at work on the VM on {host.name}"
+    with cluster.env.locks.hold(host, str(VmPlaces(cluster.site).lock), busy):
         written = read_note(cluster, host)
         if ends <= written.issuer_ends:
             return False
@@ -199,7 +201,7 @@ def _renew_vm(cluster: Cluster, host: Host, server: bytes) -> bool:
 
 def _check_end(cluster: Cluster, host: Host) -> None:
     """Raise SmsError if certificates of the VM expire soon: the machine that has the key would have renewed them."""
-    days = issuer_days(read_note(cluster, host))
+    days = issuer_days(read_note(cluster, host), cluster.env.clock.time())
     if days < ca.ALARM_DAYS:
         raise SmsError(
             f"its certificates expire in {max(days, 0)} days",

@@ -17,6 +17,7 @@ from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.host.stream import Stream
 from appliance.operations.context import Cluster
+from appliance.operations.env import Clock
 from appliance.operations.vm.image import deliver_vm, make_current
 from appliance.operations.vm.start import VmNote, boot, issuer_end, make_note, read_note, stop_and_clean
 from appliance.operations.vm.vm import find_running, tidy_run
@@ -45,7 +46,8 @@ class Handover:
         problems: what failed after that.
     """
 
-    def __init__(self, source: Host, target: Host, where: VmPlaces, holder: Holder) -> None:
+    def __init__(self, source: Host, target: Host, where: VmPlaces, holder: Holder, clock: Clock) -> None:
+        self.clock = clock
         self.hosts = (target, source)
         self.where = where
         self.holder = holder
@@ -113,7 +115,7 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
     accel = (written.accel or "tcg", written.why)
     # The VM keeps the issuer that it has.
     started = make_note(target, image, holder, accel, written.issuer_ends or issuer_end(cluster))
-    handover = Handover(source, target, where, holder)
+    handover = Handover(source, target, where, holder, cluster.env.clock)
     with ExitStack() as undo:
         try:
             undo.callback(stop_and_clean, cluster, target)
@@ -236,7 +238,7 @@ def _end_source(cluster: Cluster, source: Host, handover: Handover) -> None:
 
 def move_memory(source: Host, target: Host, where: VmPlaces, step: Any, handover: Handover) -> float:
     """Transfer the memory, commit ``handover`` and let the target run. Returns the pause in milliseconds."""
-    failed: list[BaseException] = []
+    failed, clock = list[BaseException](), handover.clock
     with ExitStack() as stack:
         ends = [
             stack.enter_context(open_memory(host, str(where.qmp), sends=host is source)) for host in (source, target)
@@ -248,20 +250,20 @@ def move_memory(source: Host, target: Host, where: VmPlaces, step: Any, handover
         # With it, the source has only completed once the target has loaded everything.
         _set_capabilities(qmp, "return-path")
         qmp.execute("migrate-set-parameters", **LIMITS)
-        began = None if qmp.execute("query-kvm")["enabled"] else time.monotonic()
+        began = None if qmp.execute("query-kvm")["enabled"] else clock.monotonic()
         if began is not None:
             qmp.execute("stop")
         qmp.execute("migrate", uri=MEMORY_URI)
         pumps = [threading.Thread(target=_pump, args=(*way, failed), daemon=True) for way in (ends, ends[::-1])]
         for pump in pumps:
             pump.start()
-        downtime_ms = _wait(qmp, there, step, failed, paused=began is not None)
+        downtime_ms = _wait(qmp, there, step, failed, clock=clock, paused=began is not None)
         if began is None:
-            began = time.monotonic() - downtime_ms / 1000
-        _wait_for_state(there, "paused")
+            began = clock.monotonic() - downtime_ms / 1000
+        _wait_for_state(there, "paused", clock)
         handover.commit()
         continue_there(there, handover)
-        return (time.monotonic() - began) * 1000
+        return (clock.monotonic() - began) * 1000
 
 
 def _set_capabilities(qmp: Qmp, *names: str) -> None:
@@ -282,7 +284,7 @@ def continue_there(there: Qmp, handover: Handover) -> None:
     except SmsError:
         handover.begun = False  # QEMU refused: it could not open the disks
         raise
-    _wait_for_state(there, "running")
+    _wait_for_state(there, "running", handover.clock)
     handover.done = True
 
 
@@ -295,9 +297,9 @@ def _pump(source: Stream, target: Stream, failed: list[BaseException]) -> None:
         failed.append(error)
 
 
-def _wait(qmp: Qmp, there: Qmp, step: Any, failed: list[BaseException], *, paused: bool) -> float:
+def _wait(qmp: Qmp, there: Qmp, step: Any, failed: list[BaseException], *, clock: Clock, paused: bool) -> float:
     """Wait until the memory is transferred; return the milliseconds for which QEMU has stopped the VM."""
-    deadline = time.monotonic() + (PAUSED_S if paused else MIGRATE_S)
+    deadline = clock.monotonic() + (PAUSED_S if paused else MIGRATE_S)
     while True:
         there.execute("query-status")  # it is alive, and the session stays open
         found: Mapping[str, Any] = qmp.execute("query-migrate")
@@ -309,16 +311,16 @@ def _wait(qmp: Qmp, there: Qmp, step: Any, failed: list[BaseException], *, pause
             raise SmsError(f"QEMU could not move the VM: {found.get('error-desc', found['status'])}")
         if failed:
             raise SmsError(f"the connection to the other host failed: {failed[0]}")
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             slow = f"its memory was not transferred within {PAUSED_S:g} s, in which a VM without KVM is paused"
             fast = "the VM changes its memory faster than it can be transferred"
             raise SmsError(slow if paused else fast, hint="`--stopped` stops it for the move")
-        time.sleep(0.1)
+        clock.sleep(0.1)
 
 
-def _wait_for_state(qmp: Qmp, wanted: str) -> None:
-    deadline = time.monotonic() + SETTLE_S
+def _wait_for_state(qmp: Qmp, wanted: str, clock: Clock) -> None:
+    deadline = clock.monotonic() + SETTLE_S
     while (state := qmp.execute("query-status")["status"]) != wanted:
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             raise SmsError(f"the VM is {state} on the target, not {wanted}", hint="`sms vm console` shows it")
-        time.sleep(0.02)
+        clock.sleep(0.02)

@@ -118,7 +118,7 @@ def migrate_vm(
         Refused: the VM cannot move; nothing was changed.
         SmsError: the move failed; the host shown by `sms vm status` has intact disks, and a second run resumes.
     """
-    began = time.monotonic()
+    began = cluster.env.clock.monotonic()
     target = cluster.target(to)
     paused = 0.0
     with lock_vm_everywhere(cluster, target):
@@ -139,7 +139,7 @@ def migrate_vm(
         note(cluster, target, "vm migrate", "moved", source=source.name, live=plan.live, generation=generation)
     if plan.running and not plan.live:
         start_vm(cluster, target, progress, StartOptions(image=plan.image))
-    took = round(time.monotonic() - began, 1)
+    took = round(cluster.env.clock.monotonic() - began, 1)
     return MovedVm(source.name, to, plan.running, plan.live, plan.copy_bytes, paused, generation, took)
 
 
@@ -157,9 +157,9 @@ def _transfer_disks(
                 undo.callback(target.remove, beside)
                 undo.callback(remove_partial, target, beside)  # the VM goes on with the source's disk
                 found = HostFile(source, path, find_digest(source, path, timeout=DIGEST_S))
-                copy_file(found, target, beside, f"the disk {disk}", progress)
+                copy_file(cluster.env, found, target, beside, f"the disk {disk}", progress)
             generation = stale_generation(target.name, read_holder(target.read(str(where.holder))))
-            _keep_as_snapshot(target, where, "moved over", prefix="before-arrival", generation=generation)
+            _keep_as_snapshot(cluster, target, "moved over", prefix="before-arrival", generation=generation)
             for disk in DISKS:
                 target.run("mv", "-T", "--", f"{where.disks}/{disk}.arrived", f"{where.disks}/{disk}.qcow2")
             if digest := source.read(str(where.root_image)):
@@ -174,15 +174,16 @@ def _transfer_disks(
     source.write(str(where.holder), to_json(holder), mode=0o600)
     with progress.step(f"keep the disks of {source.name} as a snapshot") as step:
         reason = f"moved to {target.name}"
-        step.detail(_keep_as_snapshot(source, where, reason, prefix="before-move", generation=holder.generation - 1))
+        step.detail(_keep_as_snapshot(cluster, source, reason, prefix="before-move", generation=holder.generation - 1))
 
 
-def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str, generation: int) -> str:
+def _keep_as_snapshot(cluster: Cluster, host: Host, reason: str, *, prefix: str, generation: int) -> str:
     """Turn a host's disks into a snapshot. Returns its name; empty if the host had no disks.
 
     Args:
         generation: under which the disks were written last.
     """
+    where = VmPlaces(cluster.site)
     present = [path for path in (where.root, where.state, where.root_image) if host.works("test", "-e", str(path))]
     if not {where.root, where.state} & set(present):
         return ""
@@ -191,7 +192,9 @@ def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str, 
     sequence = max((one.sequence for one in list_folder(host, where)), default=0) + 1
     files.make_folders(host, f"{where.snapshots}/{kept}")
     # First: a folder without it is not listed.
-    about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key, generation=generation, sequence=sequence)
+    about = VmSnapshot(
+        kept, round(cluster.env.clock.time(), 3), reason=reason, key=key, generation=generation, sequence=sequence
+    )
     holder = read_holder(host.read(str(where.holder)))
     about = replace(about, cluster_uuid=holder.cluster_uuid if holder else "")
     host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)

@@ -109,7 +109,7 @@ def exchange_disks(cluster: Cluster, host: Host, progress: Progress) -> str:
     kept = f"before-restore-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     with progress.step("exchange the disks") as step:
         generation, sequence = assign_place(host, where, newest_holder(view_hosts(cluster, host)))
-        about = VmSnapshot(kept, round(time.time(), 3), reason="the disks before a restore")
+        about = VmSnapshot(kept, round(cluster.env.clock.time(), 3), reason="the disks before a restore")
         about = replace(about, cluster_uuid=cluster_uuid(cluster, host))
         _exchange(host, where, replace(about, generation=generation, sequence=sequence))
         step.detail(f"the old disks are kept as snapshot {kept}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,7 +106,7 @@ def _of_node(cluster: Cluster, name: str) -> list[Revocation]:
         )
     log = read_certificates(open_api(cluster), name)
     found = [
-        Revocation(one.serial, f"CN={name},OU=node", time.time(), one.ends)
+        Revocation(one.serial, f"CN={name},OU=node", cluster.env.clock.time(), one.ends)
         for one in log.certificates
         if one.ends > log.now and SERIAL.fullmatch(one.serial)
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
@@ -25,7 +23,7 @@ def merge_revoked(cluster: Cluster) -> dict[str, str]:
     folder = tls_folder(cluster)
     problems: dict[str, str] = {}
     hosts = [cluster.host(admin.name) for admin in cluster.site.admin_hosts]
-    with ThreadPoolExecutor(8) as pool:
+    with cluster.env.pool(8) as pool:
         found = list(pool.map(lambda host: _read(cluster, host), hosts))
     add_revoked(folder, [each for one in found if isinstance(one, list) for each in one])
     union = read_revoked(folder)

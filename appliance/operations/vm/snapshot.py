@@ -15,6 +15,7 @@ from typing import Any
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
+from appliance.operations.env import Clock
 from appliance.operations.history import note
 from appliance.operations.vm.snapshots import (
     NOTE,
@@ -88,10 +89,10 @@ def take_locked(
         host.run(*find, "-exec", "rm", "-rf", "--", "{}", "+")
         host.run("mkdir", "-m", "0700", part)
         generation, sequence = assign_place(host, where, newest_holder(view_hosts(cluster, host)))
-        taken, frozen_ms = time.time(), 0.0
+        taken, frozen_ms = cluster.env.clock.time(), 0.0
         with progress.step("copy both disks") as step:
             if running:
-                taken, frozen_ms = copy_running(host, where, part, step)
+                taken, frozen_ms = copy_running(host, where, part, step, cluster.env.clock)
                 step.detail(f"frozen for {frozen_ms:.0f} ms")
             else:
                 for source in (where.root, where.state):
@@ -115,7 +116,7 @@ def take_locked(
 
 
 def copy_running(
-    host: Host, where: VmPlaces, part: str, step: Any, disks: Sequence[str] = DISKS
+    host: Host, where: VmPlaces, part: str, step: Any, clock: Clock, disks: Sequence[str] = DISKS
 ) -> tuple[float, float]:
     """Copy disks of a running VM. Returns the time of the copy, and how long the VM was frozen, in ms.
 
@@ -130,7 +131,7 @@ def copy_running(
     with ExitStack() as stack:
         targets = [f"{part}/{disk}.qcow2" for disk in disks]
         qmp = stack.enter_context(open_qmp(host, str(where.qmp), silence_s=300, files=targets))
-        clear_jobs(qmp)
+        clear_jobs(qmp, clock)
         for disk in disks:
             qmp.execute("blockdev-add", **_target(qmp.pass_file(), disk))
             stack.callback(_forget, qmp, disk)
@@ -138,9 +139,9 @@ def copy_running(
         if guest and guest.execute("guest-fsfreeze-status") != "thawed":
             guest.execute("guest-fsfreeze-thaw")  # the run that froze them was killed
         try:
-            taken, frozen_ms = _begin(qmp, guest, disks)
+            taken, frozen_ms = _begin(qmp, guest, disks, clock)
         except SmsError:
-            clear_jobs(qmp)
+            clear_jobs(qmp, clock)
             raise
         try:
             names = [f"snap-{disk}" for disk in disks]
@@ -158,17 +159,17 @@ def _guest(host: Host, where: VmPlaces, stack: ExitStack) -> Guest | None:
     return None
 
 
-def _begin(qmp: Qmp, guest: Guest | None, disks: Sequence[str]) -> tuple[float, float]:
+def _begin(qmp: Qmp, guest: Guest | None, disks: Sequence[str], clock: Clock) -> tuple[float, float]:
     """Freeze the file systems, start all copies at one point in time, thaw them."""
     watchdog = guest.start({"path": "/bin/sh", "arg": ["-c", THAW_WATCHDOG]}) if guest else 0
-    began = time.monotonic()
+    began = clock.monotonic()
     frozen = guest.count("guest-fsfreeze-freeze") if guest else 0
     try:
-        taken = time.time()
+        taken = clock.time()
         qmp.execute("transaction", actions=[_action(disk) for disk in disks])
     finally:
         thawed = guest.count("guest-fsfreeze-thaw") if guest else 0
-        frozen_ms = (time.monotonic() - began) * 1000 if guest else 0.0
+        frozen_ms = (clock.monotonic() - began) * 1000 if guest else 0.0
     if guest:
         guest.kill(watchdog)
     if thawed < frozen:
@@ -206,19 +207,19 @@ def _forget(qmp: Qmp, disk: str) -> None:
         qmp.execute("blockdev-del", **{"node-name": f"snap-{disk}"})
 
 
-def clear_jobs(qmp: Qmp) -> None:
+def clear_jobs(qmp: Qmp, clock: Clock) -> None:
     """Cancel jobs and remove block devices that a killed run has left in QEMU."""
     ours = [job for job in qmp.execute("query-jobs") if str(job["id"]).startswith("snap-")]
     for job in ours:
         with suppress(SmsError):
             qmp.execute("job-cancel", id=job["id"])
-    deadline = time.monotonic() + 30
-    while ours and time.monotonic() < deadline:
+    deadline = clock.monotonic() + 30
+    while ours and clock.monotonic() < deadline:
         there = {job["id"]: job["status"] for job in qmp.execute("query-jobs")}
         for job in ours:
             if there.get(job["id"]) == "concluded":
                 qmp.execute("job-dismiss", id=job["id"])
         ours = [job for job in ours if there.get(job["id"]) not in (None, "concluded")]
-        time.sleep(0.1 if ours else 0)
+        clock.sleep(0.1 if ours else 0)
     for disk in DISKS:
         _forget(qmp, disk)

@@ -50,7 +50,7 @@ from appliance.progress import Progress
 from appliance.shared.lease import LAST_RAISING
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.shared.secret import SecretInput
-from appliance.tools import agent, bridge, files, qemu
+from appliance.tools import bridge, files, qemu
 from appliance.tools.guest import open_guest
 from appliance.tools.space import query_space
 
@@ -153,18 +153,18 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOpt
         written = make_note(host, image, holder, qemu.probe_accel(host), issuer_end(cluster))
         started = _describe(host, written)
         with _undo_on_failure(cluster, started) as undo:
-            clock = time.monotonic()
+            clock = cluster.env.clock.monotonic()
             _take_disks(cluster, host, progress, holder, undo)
             others.close()
             _prepare(cluster, host, progress, image, started, undo)
-            started.parts["disks"] = round(time.monotonic() - clock, 1)
+            started.parts["disks"] = round(cluster.env.clock.monotonic() - clock, 1)
             undo.callback(stop_and_clean, cluster, host)
             boot(cluster, host, progress, written)
             undo.callback(keep_console, cluster, host)
-            started.parts["boot"] = round(time.monotonic() - clock, 1)
+            started.parts["boot"] = round(cluster.env.clock.monotonic() - clock, 1)
             started.services = _wait_for_services(cluster, host, progress, options, started.accel)
             make_current(cluster, host, image.path)
-            started.parts["serves"] = round(time.monotonic() - clock, 1)
+            started.parts["serves"] = round(cluster.env.clock.monotonic() - clock, 1)
             facts = {"accel": started.accel, "digest": image.digest, "generation": holder.generation}
             note(cluster, host, "vm start", "started", **facts)
     return started
@@ -227,7 +227,7 @@ def _known_generation(cluster: Cluster, host: Host, *, lost: bool) -> int:
     known = [one.generation for one in list_snapshots(cluster, host)]
     if lost:
         store = {"store": str(cluster.of_vm().places.snapshots)}
-        known += [one for one in agent.call(host, "brief", store)["generations"] if one <= LAST_RAISING]
+        known += [one for one in cluster.env.agents.call(host, "brief", store)["generations"] if one <= LAST_RAISING]
     return max([0, *known, *(one for one in numbers if type(one) is int)])
 
 
@@ -252,7 +252,7 @@ def check_host(cluster: Cluster, host: Host, progress: Progress) -> None:
         Refused: it cannot, or an address is in use; names all problems.
     """
     check_target(cluster, host, progress)
-    taken = bridge.taken(host, {card.address: card.bridge for card in cards(cluster.site)})
+    taken = bridge.taken(host, {card.address: card.bridge for card in cards(cluster.site)}, cluster.env.pool)
     if taken:
         problems = "; ".join(f"{address} is already used by {mac}" for address, mac in taken.items())
         raise Refused(problems, hint="another machine has it, or the VM runs on a host that is not in the site file")
@@ -308,7 +308,7 @@ def _check_running(
     with progress.step("check the running VM") as step:
         written = read_note(cluster, host)
         health = _wait(cluster, host, process, options, written.accel, step.detail)
-    if health.ok and issuer_days(written) < ca.ISSUER_SOON_DAYS:
+    if health.ok and issuer_days(written, cluster.env.clock.time()) < ca.ISSUER_SOON_DAYS:
         with progress.step("renew its certificates"):
             written = replace(written, issuer_ends=renew_certificates(cluster, host))
             host.write(str(where.note), to_json(written), mode=0o600)
@@ -335,9 +335,9 @@ def read_note(cluster: Cluster, host: Host) -> VmNote:
         return VmNote()
 
 
-def issuer_days(written: VmNote) -> int:
+def issuer_days(written: VmNote, now: float) -> int:
     """Return for how many whole days the VM can still sign certificates of nodes, from its start record."""
-    return int((written.issuer_ends - time.time()) // 86400) if written.issuer_ends else 0
+    return int((written.issuer_ends - now) // 86400) if written.issuer_ends else 0
 
 
 def renew_certificates(cluster: Cluster, host: Host) -> float:
@@ -478,7 +478,7 @@ def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, i
         host.run("cp", "--", VARIABLES, str(where.variables))
         for card in cards(cluster.site):
             qemu.plug(host, card)
-        host.write(str(where.note), to_json(replace(written, at=round(time.time(), 1))), mode=0o600)
+        host.write(str(where.note), to_json(replace(written, at=round(cluster.env.clock.time(), 1))), mode=0o600)
         machine = qemu_machine(cluster.site, written.image, written.accel, incoming=incoming)
         qemu.launch(host, machine, qemu.Run(account, str(where.pid), str(where.qmp), str(where.run / "qemu.log")))
         host.remove(str(where.seed))

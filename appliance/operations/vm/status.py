@@ -103,7 +103,7 @@ def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
         str(settings.address.ip),
         host.name,
         process is not None,
-        process is not None and health.ok and issuer_days(written) >= UNHEALTHY_DAYS,
+        process is not None and health.ok and issuer_days(written, cluster.env.clock.time()) >= UNHEALTHY_DAYS,
         round(process.since) if process else 0,
         written.accel,
         written.why,
@@ -121,7 +121,7 @@ def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
         snapshots[-1].taken if snapshots else 0,
         health.api,
         silent,
-        issuer_days(written) if process else 0,
+        issuer_days(written, cluster.env.clock.time()) if process else 0,
         count_elsewhere(cluster, host),
         files.is_locked(host, str(where.lock)),
     )

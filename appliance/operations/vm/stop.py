@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -43,14 +42,14 @@ def stop_vm(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: floa
 
 def stop_locked(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float) -> StoppedVm:
     """Stop the VM; the caller holds the lock of every host."""
-    began = time.monotonic()
+    began = cluster.env.clock.monotonic()
     how = "not running"
     if process := find_running(cluster, host):
         with progress.step("stop the VM") as step:
             how = _end(cluster, host, process, timeout_s, step)
             step.detail(how)
     tidy(cluster, host)
-    took = round(time.monotonic() - began, 1)
+    took = round(cluster.env.clock.monotonic() - began, 1)
     if how != "not running":
         host.run("sync", "-f", str(VmPlaces(cluster.site).disks), timeout=300)
         note(cluster, host, "vm stop", "stopped", how=how, seconds=took)
@@ -59,7 +58,7 @@ def stop_locked(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: 
 
 def _end(cluster: Cluster, host: Host, process: Process, timeout_s: float, step: Step) -> str:
     where = VmPlaces(cluster.site)
-    began = time.monotonic()
+    began = cluster.env.clock.monotonic()
     step.detail("shut down through the guest agent")
     # Errors do not matter here: a later attempt is stronger.
     with suppress(SmsError), open_guest(host, str(where.guest), silence_s=5) as guest:
@@ -74,7 +73,7 @@ def _end(cluster: Cluster, host: Host, process: Process, timeout_s: float, step:
     step.detail("kill it")
     with suppress(SmsError), open_qmp(host, str(where.qmp), silence_s=5) as qmp:
         qmp.execute("quit")
-        if _ended(cluster, host, process, time.monotonic() + 5):
+        if _ended(cluster, host, process, cluster.env.clock.monotonic() + 5):
             return "killed"
     end_machine(host, process)
     return "killed"
@@ -85,6 +84,6 @@ def _ended(cluster: Cluster, host: Host, process: Process, deadline: float) -> b
         found = find_running(cluster, host)
         if (found is None or found.pid != process.pid) and has_ended(host, process):
             return True
-        if time.monotonic() > deadline:
+        if cluster.env.clock.monotonic() > deadline:
             return False
-        time.sleep(0.3)
+        cluster.env.clock.sleep(0.3)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.preflight import only_one
 from appliance.plan.vm.holder import HostView, has_disks, newest_holder, read_holder, running_host
 from appliance.plan.vm.vm import PROGRAMS, VmPlaces, cards, machine_name, need_vm
 from appliance.shared.records import RecordError
@@ -132,7 +129,7 @@ def all_hosts(cluster: Cluster, first: Host) -> list[Host]:
 
 def view_hosts(cluster: Cluster, first: Host) -> list[HostView]:
     """Return the view of every admin host, queried in parallel."""
-    with ThreadPoolExecutor(8) as pool:
+    with cluster.env.pool(8) as pool:
         return list(pool.map(lambda host: view_host(cluster, host), all_hosts(cluster, first)))
 
 
@@ -171,7 +168,7 @@ def lock_vm_everywhere(cluster: Cluster, here: Host) -> Iterator[ExitStack]:
     with ExitStack() as own, ExitStack() as others:
         for host in sorted(all_hosts(cluster, here), key=lambda one: one.name):
             try:
-                lock = only_one(host, path, f"another sms is at work on the VM on {host.name}")
+                lock = cluster.env.locks.hold(host, path, f"another sms is at work on the VM on {host.name}")
                 (own if host.name == here.name else others).enter_context(lock)
             except Unreachable:
                 if host.name == here.name:
@@ -220,7 +217,7 @@ def wait_for_health(cluster: Cluster, host: Host, process: Process, wait_s: floa
     Raises:
         SmsError: the VM ended, or a service is not healthy in time.
     """
-    deadline = time.monotonic() + wait_s
+    deadline = cluster.env.clock.monotonic() + wait_s
     health = Health()
     why = "the guest agent does not answer"
     while True:
@@ -235,9 +232,9 @@ def wait_for_health(cluster: Cluster, host: Host, process: Process, wait_s: floa
         found = find_running(cluster, host)
         if found is None or found.pid != process.pid:
             raise SmsError("the VM ended during its start", hint="`sms vm console --log` shows its last output")
-        if time.monotonic() > deadline:
+        if cluster.env.clock.monotonic() > deadline:
             raise SmsError(
                 f"the VM is not healthy after {wait_s:g} s: {why}",
                 hint="--wait 20m waits longer; --keep leaves it running, for `sms vm exec -- journalctl -b`",
             )
-        time.sleep(0.5)
+        cluster.env.clock.sleep(0.5)

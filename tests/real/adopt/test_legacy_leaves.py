@@ -22,8 +22,8 @@ from appliance.operations.lab.lab import lab_power
 from appliance.progress import Silent
 from appliance.share import share
 from appliance.shared.adopt import AdoptRequest, OldInterface, ReturnRequest
-from appliance.tools import agent
-from appliance.tools.move import Endpoint, open_endpoint
+from appliance.tools.agent import Agents
+from appliance.tools.move import Endpoint
 from tests.real.labs import fresh_lab, need_machine
 from tests.waiting import wait_until
 
@@ -171,7 +171,7 @@ def test_it_takes_its_services_back_when_the_coordinator_is_gone(lab: Lab, reque
     number = submit(lab, 600)
     # Before root has created it, too: then it would be the user's file.
     assert user_lock(old, LOCK, "echo held; exec sleep 1000") != "held\n"
-    with open_endpoint(old, "adopt_leave", request_, Silent()) as endpoint:
+    with Agents().open_endpoint(old, "adopt_leave", request_, Silent()) as endpoint:
         leave(endpoint)
         assert not old.works("systemctl", "is-active", "slurmctld") and addresses(old)["pub0"] == ["10.78.0.5/24"]
     wait_until(lambda: not old.works("test", "-e", RETURN.mark), "it is done", 60)
@@ -183,7 +183,7 @@ def test_it_stays_away_at_a_boot_and_returns_by_an_undo(lab: Lab, request_: Adop
     old = lab.host(OLD)
     before = (addresses(old), macs(old))
     number = submit(lab, 1800)
-    with open_endpoint(old, "adopt_leave", request_, Silent()) as endpoint:
+    with Agents().open_endpoint(old, "adopt_leave", request_, Silent()) as endpoint:
         leave(endpoint)
         with target(lab, request_):
             ask(endpoint, "given", "given")
@@ -197,7 +197,7 @@ def test_it_stays_away_at_a_boot_and_returns_by_an_undo(lab: Lab, request_: Adop
             assert not old.works("systemctl", "is-active", "slurmctld")
             old.run("systemctl", "start", "slurmctld")
             assert not old.works("systemctl", "is-active", "slurmctld")
-            found = agent.call(old, "adopt_resume", {"mark": RETURN.mark, "lock": RETURN.lock})
+            found = Agents().call(old, "adopt_resume", {"mark": RETURN.mark, "lock": RETURN.lock})
             assert (found["found"], found["state"], found["trouble"]) == ("given", "given", "")
     copy_state(old)
     unit = "/etc/systemd/system/sms-adopted.service"
@@ -206,7 +206,7 @@ def test_it_stays_away_at_a_boot_and_returns_by_an_undo(lab: Lab, request_: Adop
         old.run("systemctl", *argv)
     assert "Permission denied" in user_lock(old, LOCK, "true")
     assert user_lock(old, EARLIER, "echo held; exec sleep 1000") == "held\n"
-    with open_endpoint(old, "adopt_return", RETURN, Silent()) as endpoint:
+    with Agents().open_endpoint(old, "adopt_return", RETURN, Silent()) as endpoint:
         assert endpoint.receive("ready")[0]["state_new"] == f"{STATE}.sms-new"
         ask(endpoint, "arm", "armed")
         message, _ = ask(endpoint, "up", "up")

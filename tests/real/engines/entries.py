@@ -11,11 +11,12 @@ import yaml
 
 from appliance.host.netns import Netns
 from appliance.lab import Lab
-from appliance.lab.engines.hosts import LabRunner, Runner
+from appliance.lab.engines.hosts import Runner
 from appliance.lab.engines.pki import Authority
 from appliance.operations.context import Cluster, open_cluster
 from appliance.progress import Silent
 from tests.images import ON_ENGINES
+from tests.real.runners import LabRunner
 
 SITE = Path("/etc/sms")
 """Where admin hosts have the site file and its files."""

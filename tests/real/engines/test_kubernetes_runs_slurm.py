@@ -18,7 +18,6 @@ import pytest
 from appliance.host.netns import Netns
 from appliance.lab import Lab
 from appliance.lab.engines.agents import IMPORT
-from appliance.lab.engines.hosts import LabRunner
 from appliance.operations.engines.distribute import LAYOUT, load_image
 from appliance.operations.engines.export import export
 from appliance.operations.engines.image import make_oci
@@ -42,6 +41,7 @@ from tests.real.engines.deploying import (
 )
 from tests.real.engines.entries import PASSWORD, USER, Entries
 from tests.real.labs import build_image, fresh_lab
+from tests.real.runners import LabRunner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real

@@ -14,7 +14,6 @@ import pytest
 
 from appliance.host.netns import Netns
 from appliance.lab import Lab
-from appliance.lab.engines.hosts import LabRunner
 from appliance.lab.engines.members import API, DISK, STATE
 from appliance.lab.engines.nomad import NomadClient
 from appliance.operations.engines.export import export
@@ -37,6 +36,7 @@ from tests.real.engines.deploying import (
 )
 from tests.real.engines.entries import USER, Entries
 from tests.real.labs import build_image, fresh_lab
+from tests.real.runners import LabRunner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real

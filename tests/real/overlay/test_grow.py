@@ -22,7 +22,7 @@ from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.overlay.grow import _grow_stopped, grow
 from appliance.plan.overlay.grow import MIB, parse_size
 from appliance.progress import Silent
-from appliance.tools import agent
+from appliance.tools.agent import Agents
 from tests.places import DEBIAN_SITE
 
 pytestmark = pytest.mark.real
@@ -169,10 +169,10 @@ def test_one_in_use_grows_or_is_left_alone(mounted: tuple[Cluster, str, Path]) -
     capable = int(dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())["CapEff"], 16)
     if not capable >> CAP_SYS_RESOURCE & 1:
         with pytest.raises(Refused, match="no CAP_SYS_RESOURCE"):
-            agent.call(Local("host-a"), "grow", request)
+            Agents().call(Local("host-a"), "grow", request)
         assert Path(overlay).stat().st_size == device_bytes(loop) == 96 * MIB
         return
-    agent.call(Local("host-a"), "grow", request)
+    Agents().call(Local("host-a"), "grow", request)
     assert Path(overlay).stat().st_size == system_size(loop) == GIB
     assert os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize > 900 * MIB
 
@@ -181,5 +181,5 @@ def test_the_host_is_held_meanwhile(mounted: tuple[Cluster, str, Path]) -> None:
     cluster, loop, _ = mounted
     request = {"overlay": str(cluster.places.overlay), "size": GIB, "lock": str(cluster.places.lock)}
     with Local("host-a").lock(str(cluster.places.lock)), pytest.raises(Busy, match="another sms is at work"):
-        agent.call(Local("host-a"), "grow", request)
+        Agents().call(Local("host-a"), "grow", request)
     assert device_bytes(loop) == Path(cluster.places.overlay).stat().st_size == 96 * MIB

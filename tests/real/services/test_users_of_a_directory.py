@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from appliance.lab.engines.hosts import LabRunner
 from tests.real.conftest import Playground
 from tests.real.engines.entries import PASSWORD, UID, USER, Entries
 from tests.real.labs import build_image
+from tests.real.runners import LabRunner
 
 pytestmark = [pytest.mark.real, pytest.mark.full]
 

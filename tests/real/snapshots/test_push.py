@@ -19,7 +19,6 @@ import pytest
 from appliance.agent.store import CHUNK, chunk_path
 from appliance.errors import Refused, SmsError
 from appliance.host.local import Local
-from appliance.operations.context import Cluster
 from appliance.operations.snapshots.list import list_snapshots
 from appliance.operations.snapshots.pull import archive_name, pull
 from appliance.operations.snapshots.push import (
@@ -38,6 +37,7 @@ from tests import stores
 from tests.real.snapshots.conftest import Place, behind_ssh
 from tests.real.sshd import Server
 from tests.stores import keep_image, make_image
+from tests.support.env import FakeHosts, with_env
 
 pytestmark = pytest.mark.real
 
@@ -319,23 +319,24 @@ def test_what_a_restore_kept_stays_there_as_long_as_here(place: Place) -> None:
         assert place.numbers() == [2, 4]
 
 
-def test_a_standby_is_pruned_on_request(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standby_is_pruned_on_request(place: Place) -> None:
     place = place.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
-    standby = replace(place.elsewhere(), host=Local("host-b"))
-    monkeypatch.setattr(Cluster, "host", lambda *_: standby.host)
-    monkeypatch.setattr("appliance.operations.snapshots.push.choose_targets", lambda *_: ["host-b"])
+    site = place.cluster.site
+    admins = (*site.admin_hosts, site.admin_hosts[0].model_copy(update={"name": "host-b"}))
+    cluster = replace(place.cluster, site=site.model_copy(update={"admin_hosts": admins}))
+    cluster = with_env(cluster, hosts=FakeHosts({"host-b": Local("host-b")}))
     for seed in (1, 2):
         place.add(seed=seed)
     listed = list_snapshots(place.cluster, place.host)
     assert plan_removals(place.cluster, listed, [{**listed.snapshots[-1], "number": 2}]) == [1, 2]
     # Both "hosts" are this one, and share its store here: all of it is there, and one is thinned out.
-    done = push(place.cluster, place.host, PushOptions(prune=True, dry_run=True), [], Silent())
+    done = push(cluster, place.host, PushOptions(prune=True, dry_run=True), ["host-b"], Silent())
     assert [(one.snapshot, one.state) for one in done] == [(2, PRESENT), (1, WOULD_REMOVE)]
     assert stores.numbers(place.store) == [1, 2]
-    done = push(place.cluster, place.host, PushOptions(prune=True), [], Silent())
+    done = push(cluster, place.host, PushOptions(prune=True), ["host-b"], Silent())
     assert [(one.snapshot, one.state) for one in done] == [(2, PRESENT), (1, REMOVED)]
     assert stores.numbers(place.store) == [2]
-    assert [one.state for one in push(place.cluster, place.host, PushOptions(prune=True), [], Silent())] == [PRESENT]
+    assert [one.state for one in push(cluster, place.host, PushOptions(prune=True), ["host-b"], Silent())] == [PRESENT]
 
 
 def test_all_that_is_missing_goes_the_oldest_first(place: Place) -> None:

@@ -22,6 +22,7 @@ from tests.real.overlays import file_system
 from tests.real.snapshots.conftest import Place, behind_ssh
 from tests.real.sshd import Server
 from tests.stores import keep_image, make_image
+from tests.support.env import Impatient, with_env
 
 pytestmark = pytest.mark.real
 
@@ -182,8 +183,8 @@ def test_somebody_else_is_at_work_on_it(with_one: Place, monkeypatch: pytest.Mon
     place.pushed()
 
 
-def test_a_second_run_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("appliance.operations.preflight.LOCK_WAIT_S", 0.1)
+def test_a_second_run_is_refused(place: Place) -> None:
+    place = replace(place, cluster=with_env(place.cluster, locks=Impatient()))
     place.add()
     with place.host.lock(str(place.cluster.places.borg_lock)):
         assert "another push or pull is at work" in place.failed().error

@@ -534,8 +534,8 @@ def test_the_newest_is_read_again_once_a_day(overlay: Bed) -> None:
 CALLER = """
 import json, sys
 from appliance.host.local import Local
-from appliance.tools import agent
-agent.call(Local(), "take", json.loads(sys.argv[1]))
+from appliance.tools.agent import Agents
+Agents().call(Local(), "take", json.loads(sys.argv[1]))
 """
 
 

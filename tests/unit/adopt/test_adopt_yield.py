@@ -3,48 +3,74 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from appliance.agent import adopt_other, arp, endpoint, migration_resume, migration_source
 from appliance.agent.adopt_yield import AdoptYield
 from appliance.agent.channel import Disconnected
-from appliance.agent.endpoint import Instance, read_mark
+from appliance.agent.endpoint import read_mark
 from appliance.agent.migration_resume import resume
 from appliance.agent.protocol import Problem, read_request
 from appliance.shared.lease import Lease, parse_lease
 from appliance.shared.migration import SourceRequest
+from tests.support.system import FakeSystem
 from tests.unit.adopt.requests import INTERFACE
 from tests.unit.migration.requests import SOURCE
 
+STOP = tuple(SOURCE["stop_argv"])
+ADDRESS = SOURCE["addresses"]["eth0"]
 
-@dataclass
+
+class Host(FakeSystem):
+    """A host on which the services container runs.
+
+    Attributes:
+        network: whether another machine answers, at each look: the last one lasts.
+        returns: what answers for the addresses as soon as the network works.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(77)
+        self.network: list[bool] = []
+        self.returns = ""
+        self.outputs[STOP] = self.end
+
+    def end(self, *argv: str) -> bytes:
+        self.pid = 0
+        return b""
+
+    def find_macs(self, interface: str, addresses: Sequence[str]) -> dict[str, str]:
+        works = not self.network or self.network.pop(0)
+        if works and self.returns:
+            self.answers.setdefault(ADDRESS, self.returns)
+        return dict.fromkeys(INTERFACE["witnesses"], "aa") if works else {}
+
+    def wait_until_unused(self, overlay: str, patience_s: float) -> None:
+        pass
+
+
 class Container:
-    """A host on which the services container runs, and what its agent did."""
+    """The agent of the container, and what it did."""
 
-    folder: Path
-    did: list[Any] = field(default_factory=list)
-    answers: str = ""
-    """The MAC address that answers for the addresses."""
-    network: list[bool] = field(default_factory=list)
-    """Whether another machine answers, at each look: the last one lasts."""
-    returns: str = ""
-    """What answers for the addresses as soon as the network works."""
-    runs: bool = True
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.system = Host()
+        self.did: list[Any] = self.system.did
         names = ("overlay", "lease", "history", "mark", "lock")
         paths = {name: str(self.folder / name) for name in names}
         request = {**SOURCE, **paths, "peer": "old", "stop": [["slurmctld"], ["slurmdbd"]], "stream_ports": []}
         request["gives"] = [INTERFACE]
         self.path("overlay").write_bytes(b"newest")
         self.path("lease").write_bytes(Lease("c", 4, "a", 1.0, "a").text())
-        self.one = AdoptYield(read_request(SourceRequest, request), None)
+        self.one = AdoptYield(read_request(SourceRequest, request), None, self.system)
+
+    @property
+    def runs(self) -> bool:
+        return bool(self.system.pid)
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -66,7 +92,7 @@ class Container:
         return self.one.run()
 
     def resume(self) -> dict[str, Any]:
-        return resume({"mark": str(self.path("mark")), "lock": str(self.path("lock"))})
+        return resume({"mark": str(self.path("mark")), "lock": str(self.path("lock"))}, self.system)
 
     def lease(self) -> Lease:
         return parse_lease(self.path("lease").read_bytes())
@@ -76,62 +102,32 @@ class Container:
 
 
 @pytest.fixture
-def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
-    made = Container(tmp_path)
-
-    def run(*argv: str, **_: Any) -> bytes:
-        made.did.append(argv)
-        made.runs = made.runs and argv != tuple(SOURCE["stop_argv"])
-        return b""
-
-    monkeypatch.setattr(endpoint, "find_instance", lambda name: Instance(77) if made.runs else None)
-    monkeypatch.setattr(endpoint, "run", run)
-
-    def find_macs(*_: Any) -> dict[str, str]:
-        works = not made.network or made.network.pop(0)
-        made.answers = made.answers or made.returns * works
-        return dict.fromkeys(INTERFACE["witnesses"], "aa") if works else {}
-
-    monkeypatch.setattr(endpoint, "find_mac", lambda bridge, address: made.answers)
-    monkeypatch.setattr(arp, "find_macs", find_macs)
-    monkeypatch.setattr(arp, "read_mac", lambda _: "02:00:00:00:00:99")
-    monkeypatch.setattr(adopt_other, "AGAIN_S", 0.0)
-    monkeypatch.setattr(endpoint, "is_attached", lambda port, bridge: False)
-    monkeypatch.setattr(endpoint, "set_bridges", made.did.append)
-    monkeypatch.setattr(endpoint, "read_connections", lambda _: [])
-    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
-    for module in (migration_source, migration_resume):
-        monkeypatch.setattr(module, "private_mounts", lambda: None)
-    monkeypatch.setattr(migration_source, "RECLAIM_S", 0.0)
-    monkeypatch.setattr(migration_source, "DatagramCounter", lambda *_: None)
-    monkeypatch.setattr(Instance, "ports", lambda *_: {"eth0": "veth0"})
-    monkeypatch.setattr(Instance, "announce", lambda *_: made.did.append("announced"))
-    monkeypatch.setattr(Instance, "stop_services", lambda _, names, wait_s: made.did.append(("stop", *names)))
-    monkeypatch.setattr(Instance, "start_services", lambda _, names: made.did.append(("start", *names)))
-    return made
+def container(tmp_path: Path) -> Container:
+    return Container(tmp_path)
 
 
 HALT: list[dict[str, Any]] = [{"do": "halt", "names": ["slurmctld"]}, {"do": "halt", "names": ["slurmdbd"]}]
 SWITCH: list[dict[str, Any]] = [*HALT, {"do": "connections"}, {"do": "release"}]
 BACK = ("start", "slurmdbd", "slurmctld", "rsyslog")
+TAKEN: list[Any] = ["released", ("bridges", {"veth0": "br-prov"}), ("announce", ADDRESS), BACK]
 
 
 def test_it_yields(container: Container) -> None:
     assert container.follow(*SWITCH, {"do": "given"}, {"do": "finish"}) == {"state": "gone"}
     assert container.did == [
         *("ready", ("stop", "slurmctld"), "halted", ("stop", "slurmdbd"), "halted", "connections"),
-        *({"veth0": None}, "released", "given", ("stop", "rsyslog"), tuple(SOURCE["stop_argv"]), "finished"),
+        *(("bridges", {"veth0": None}), "released", "given", ("stop", "rsyslog"), STOP, "finished"),
     ]
     assert container.path("overlay").read_bytes() == b"newest" and not container.path("mark").exists()
     lease = container.lease()
     assert (lease.holder, lease.generation, lease.last) == (None, 5, "a")
 
 
-def test_its_state_is_copied_while_it_runs(container: Container, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_state_is_copied_while_it_runs(container: Container) -> None:
     """The folder inside; what has changed until its controller has stopped comes last."""
     root = container.path("root")
     (root / "state").mkdir(parents=True)
-    monkeypatch.setattr(Instance, "root", str(root))
+    container.system.root = str(root)
     container.follow({"do": "note", "folder": "/state"}, {"do": "round"}, *HALT, {"do": "round"})
     assert container.did[:8] == [
         *("ready", "noted", "delta", ("stop", "slurmctld"), "halted", ("stop", "slurmdbd"), "halted", "delta"),
@@ -142,8 +138,8 @@ def test_its_state_is_copied_while_it_runs(container: Container, monkeypatch: py
     ("messages", "end"),
     [
         (HALT[:1], ["halted", BACK]),
-        (SWITCH, ["released", {"veth0": "br-prov"}, "announced", BACK]),
-        ([*SWITCH, {"do": "abort", "sure": True}], ["released", {"veth0": "br-prov"}, "announced", BACK, "back"]),
+        (SWITCH, TAKEN),
+        ([*SWITCH, {"do": "abort", "sure": True}], [*TAKEN, "back"]),
     ],
 )
 def test_it_takes_back_what_nobody_else_has(container: Container, messages: list[Any], end: list[Any]) -> None:
@@ -159,7 +155,7 @@ def test_before_anything_stops_nothing_is_done(container: Container) -> None:
 
 @pytest.mark.parametrize("end", [[], [{"do": "abort"}]])
 def test_it_ends_if_the_old_node_serves(container: Container, end: list[Any]) -> None:
-    container.answers = SOURCE["macs"][0]
+    container.system.answers[ADDRESS] = SOURCE["macs"][0]
     if end:
         with pytest.raises(Problem, match="run on old"):
             container.follow(*SWITCH, *end)
@@ -172,20 +168,20 @@ def test_it_ends_if_the_old_node_serves(container: Container, end: list[Any]) ->
 @pytest.mark.parametrize("serves", [True, False])
 def test_it_waits_while_its_own_network_is_down(container: Container, serves: bool) -> None:
     """The old node may serve then, and it would not see that this host has the lease."""
-    container.network = [False, False, False, True]
-    container.returns = SOURCE["macs"][0] * serves
+    container.system.network = [False, False, False, True]
+    container.system.returns = SOURCE["macs"][0] * serves
     container.follow(*SWITCH)
-    assert container.network == []
-    assert container.did[-1] == (tuple(SOURCE["stop_argv"]) if serves else BACK)
+    assert container.system.network == []
+    assert container.did[-1] == (STOP if serves else BACK)
     assert container.lease().holder == (None if serves else "a")
 
 
 def test_an_order_to_take_them_back_waits_too(container: Container) -> None:
     """The coordinator may run on this host: it shows nothing of its network."""
-    container.network = [False] * 5 + [True]
+    container.system.network = [False] * 5 + [True]
     with pytest.raises(Problem, match="nobody answers"):
         container.follow(*SWITCH, {"do": "abort", "sure": False})
-    assert container.network == [] and container.did[-1] == BACK
+    assert container.system.network == [] and container.did[-1] == BACK
 
 
 def test_what_was_given_is_not_taken_back(container: Container) -> None:
@@ -204,9 +200,9 @@ STATES: dict[str, Callable[[Container], object]] = {
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_killed_one_is_recovered(container: Container, state: str, answers: bool) -> None:
-    container.answers = SOURCE["macs"][0] if answers else ""
+    container.system.answers[ADDRESS] = SOURCE["macs"][0] if answers else ""
     STATES[state](container)
-    mark = read_mark(str(container.path("mark")))
+    mark = read_mark(container.system, str(container.path("mark")))
     assert mark and mark.moves_ports == (state != "stopping")
     gone = state == "given" or (state == "released" and answers)
     assert container.resume() == {"found": state, "side": "adopt_yield", "state": "gone"}

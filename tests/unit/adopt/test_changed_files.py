@@ -7,13 +7,12 @@ import os
 import shutil
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from appliance.agent import adopt_changes
-from appliance.agent.adopt_changes import ChangedFiles
+from appliance.agent.adopt_changes import SETTLED_NS, ChangedFiles
 from appliance.agent.protocol import Problem
 
 INSIDE = "/var/lib/slurm/state"
@@ -27,7 +26,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("job_state", "hash.1/script", "hash.1/environment", ".sms-lease"):
         (folder / name).write_text("old")
     (folder / "link").symlink_to("job_state")
-    monkeypatch.setattr(adopt_changes, "SETTLED_NS", 20_000_000)
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + SETTLED_NS - 20_000_000)
     time.sleep(0.05)
     return folder
 
@@ -106,25 +106,32 @@ def test_a_change_is_in_the_next_delta_and_in_no_later_one(state: Path, case: st
 
 def test_what_was_changed_just_now_is_read_again(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may change a second time without another time of change."""
-    monkeypatch.setattr(adopt_changes, "SETTLED_NS", 3600 * 10**9)
+    now = (state / "job_state").stat().st_ctime_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now)
     files = ChangedFiles(str(state), INSIDE)
     files.note()
     for _ in range(2):
         assert read(files.delta()[0])[1]["job_state"] == b"old"
 
 
-def test_an_entry_that_goes_away_meanwhile_is_removed_later(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = ChangedFiles(str(state), INSIDE)
+class ChangedMeanwhile(ChangedFiles):
+    """The folder is changed as soon as it has been listed."""
+
+    def __init__(self, *where: str) -> None:
+        super().__init__(*where)
+        self.change: Callable[[], object] = lambda: None
+
+    def _scan(self) -> Iterator[tuple[bytes, os.stat_result]]:
+        found = list(super()._scan())
+        self.change()
+        return iter(found)
+
+
+def test_an_entry_that_goes_away_meanwhile_is_removed_later(state: Path) -> None:
+    files = ChangedMeanwhile(str(state), INSIDE)
     files.note()
     (state / "job_state").write_text("new")
-    scan = files._scan
-
-    def scan_then_remove() -> object:
-        found = list(scan())
-        (state / "job_state").unlink(missing_ok=True)
-        return found
-
-    monkeypatch.setattr(files, "_scan", scan_then_remove)
+    files.change = lambda: (state / "job_state").unlink(missing_ok=True)
     assert "job_state" not in read(files.delta()[0])[1]
     assert read(files.delta()[0])[0] == ["job_state"]
 
@@ -139,7 +146,7 @@ def test_what_is_not_a_folder_is_refused(state: Path) -> None:
         ChangedFiles(str(state), INSIDE).delta()
 
 
-def test_no_link_leads_out_of_a_root(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_link_leads_out_of_a_root(tmp_path: Path, state: Path) -> None:
     """Those who write the state may replace a folder while it is read, in a container by a link to the host's files."""
     root, secrets = tmp_path / "root", tmp_path / "secrets"
     (root / "var").mkdir(parents=True)
@@ -147,17 +154,14 @@ def test_no_link_leads_out_of_a_root(tmp_path: Path, state: Path, monkeypatch: p
     time.sleep(0.05)
     secrets.mkdir()
     (secrets / "script").write_text("of the host")
-    files = ChangedFiles("/var/state", INSIDE, str(root))
+    files = ChangedMeanwhile("/var/state", INSIDE, str(root))
     assert files.note() == (6, 9)
     (root / "var/state/job_state").write_text("new")
     (root / "var/state/hash.1/script").write_text("new")
-    scan = files._scan
 
-    def scan_then_replace() -> object:
-        found = list(scan())
+    def replace() -> None:
         shutil.rmtree(root / "var/state/hash.1")
         (root / "var/state/hash.1").symlink_to(secrets)
-        return found
 
-    monkeypatch.setattr(files, "_scan", scan_then_replace)
+    files.change = replace
     assert read(files.delta()[0]) == ([], {"job_state": b"new"})

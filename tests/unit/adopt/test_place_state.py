@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from appliance.agent import adopt_place
 from appliance.agent.adopt_place import place_state
 
 
@@ -18,35 +18,22 @@ class Killed(BaseException):
 
 
 class Calls:
-    """os, with renames of which some fail, and after a number of changes the end."""
+    """Renames of which some fail, and after a number of changes the end; what ``shutil`` removes does not count."""
 
-    def __init__(self, state: Path, refused: int, left: int) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, state: Path, refused: int, left: int) -> None:
         self.state, self.refused, self.left = state, refused, left
+        for name in ("rename", "unlink", "rmdir"):
+            patch.setattr(os, name, partial(self.call, getattr(os, name)))
+        patch.setattr(os, "sync", lambda: None)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def change(self) -> None:
-        if not self.left:
-            raise Killed
-        self.left -= 1
-
-    def rename(self, source: str, target: str) -> None:
-        if self.refused and (source == str(self.state) or Path(source).name == "lower"):
-            raise OSError(self.refused, os.strerror(self.refused))
-        self.change()
-        Path(source).rename(target)
-
-    def unlink(self, path: str) -> None:
-        self.change()
-        Path(path).unlink()
-
-    def rmdir(self, path: str) -> None:
-        self.change()
-        Path(path).rmdir()
-
-    def sync(self) -> None:
-        pass
+    def call(self, change: Callable[..., None], path: str, *target: str, **by_descriptor: int | None) -> None:
+        if not by_descriptor:
+            if target and self.refused and (path == str(self.state) or Path(path).name == "lower"):
+                raise OSError(self.refused, os.strerror(self.refused))
+            if not self.left:
+                raise Killed
+            self.left -= 1
+        change(path, *target, **by_descriptor)
 
 
 @pytest.fixture
@@ -83,7 +70,7 @@ def test_a_state_is_put_in_place_after_each_kill(state: Path, monkeypatch: pytes
     kills = 0
     for left in range(40):
         with monkeypatch.context() as patch:
-            patch.setattr(adopt_place, "os", Calls(state, refused, 1))
+            Calls(patch, state, refused, 1)
             try:
                 place_state(str(state))
                 break
@@ -97,13 +84,13 @@ def test_a_state_is_put_in_place_after_each_kill(state: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("refused", [0, errno.EXDEV])
 def test_where_the_old_one_is(state: Path, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
-    monkeypatch.setattr(adopt_place, "os", Calls(state, refused, 100))
+    Calls(monkeypatch, state, refused, 100)
     assert place_state(str(state)) == f"{state}.before-sms.1"
     check(state)
 
 
 def test_another_error_leaves_all_as_it_was(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adopt_place, "os", Calls(state, errno.EACCES, 100))
+    Calls(monkeypatch, state, errno.EACCES, 100)
     with pytest.raises(PermissionError):
         place_state(str(state))
     assert contents(state)["job_state"] == "old" and contents(state.with_name("state.sms-new"))["job_state"] == "new"

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from appliance.host.base import Host
-from appliance.operations.adopt import inspection
 from appliance.operations.adopt.inspection import resume_old
-from appliance.operations.context import Cluster
-from appliance.tools import agent
+from appliance.operations.adopt.record import save_record
+from appliance.plan.adopt.adoption import BEGUN, Adoption
+from appliance.plan.machine import instance_name
+from appliance.shared.adopt import AdoptRequest
+from appliance.shared.lease import Lease
+from appliance.shared.records import from_value
+from appliance.tools.apptainer import Instance
+from appliance.tools.scripts import read_script
+from tests.pairs import Pair
+from tests.support.env import FakeAgents
+from tests.support.fake import Fake
+from tests.unit.adopt.requests import ADOPT
 
-OLD = cast("Host", SimpleNamespace(name="old"))
-CLUSTER = cast("Cluster", SimpleNamespace(host=lambda name: name, site=SimpleNamespace(cluster="c")))
 BACKED_OUT = {"verb": "adopt", "event": "backed out", "peer": "old"}
 GIVEN = {"verb": "adopt", "event": "given", "peer": "old"}
 FAILED = {"verb": "adopt", "event": "failed"}
@@ -27,26 +34,37 @@ CABLE = {"verb": "guard", "event": "uplink back"}
         pytest.param("released", [BACKED_OUT, FAILED, CABLE], None, False, True, id="the container has ended"),
         pytest.param("up", [GIVEN], None, False, True, id="the container has given all back"),
         pytest.param("up", [GIVEN, {**GIVEN, "event": "gone"}], None, False, True, id="and has ended"),
-        pytest.param("released", [BACKED_OUT], "a", False, False, id="a host has the lease"),
+        pytest.param("released", [BACKED_OUT], "host-a", False, False, id="a host has the lease"),
         pytest.param("released", [BACKED_OUT], None, True, False, id="an instance runs"),
         pytest.param("released", [{**GIVEN, "event": "arrived"}], None, False, False, id="it has served"),
         pytest.param("up", [GIVEN, {"verb": "start", "event": "started"}], None, False, False, id="started since"),
-        pytest.param("up", [{**GIVEN, "peer": "b"}], None, False, False, id="given to another admin host"),
+        pytest.param("up", [{**GIVEN, "peer": "host-b"}], None, False, False, id="given to another admin host"),
         pytest.param("up", [BACKED_OUT], None, False, False, id="the event of the other direction"),
         pytest.param("given", [GIVEN], None, False, False, id="it has decided"),
         pytest.param("", [], None, False, False, id="nothing is stored"),
     ],
 )
 def test_it_is_ordered_to_serve(
-    monkeypatch: pytest.MonkeyPatch, *, state: str, history: list[Any], holder: str | None, runs: bool, sure: bool
+    tmp_path: Path, *, state: str, history: list[Any], holder: str | None, runs: bool, sure: bool
 ) -> None:
     orders: list[bool] = []
-    monkeypatch.setattr(inspection, "query_mark", lambda *_: "" if True in orders else state)
-    monkeypatch.setattr(agent, "call", lambda _, command, request: orders.append(request["sure"]))
-    monkeypatch.setattr(inspection, "find_record", lambda _: SimpleNamespace(old="old", host="a"))
-    monkeypatch.setattr(inspection, "query_all_leases", lambda *_: SimpleNamespace(views={}))
-    monkeypatch.setattr(inspection, "find_holder", lambda _: holder and SimpleNamespace(holder=holder, engine=""))
-    monkeypatch.setattr(inspection, "find_instance", lambda *_: runs)
-    monkeypatch.setattr(inspection, "read_history", lambda *_: history)
-    assert resume_old(CLUSTER, OLD) == ("" if sure else state)
+
+    def resume(_: object, request: dict[str, Any]) -> dict[str, Any]:
+        orders.append(request["sure"])
+        return {}
+
+    def facts(*_: object) -> tuple[int, str]:
+        return 0, f"mark {state}\n" if state and True not in orders else ""
+
+    pair = Pair(tmp_path, shared=False, agents=FakeAgents(answers={"adopt_resume": resume}))
+    cluster, host = pair.cluster, pair.hosts["host-a"]
+    name = cluster.site.cluster
+    request = from_value(AdoptRequest, ADOPT)
+    save_record(cluster, host, Adoption(name, "old", "old", host.name, BEGUN, 1.0, (), "/etc/slurm.conf", request))
+    host.write(str(cluster.places.lease), Lease(name, 5, holder, 1.0, host.name).text())
+    host.write(str(cluster.places.history), b"".join(json.dumps(line).encode() + b"\n" for line in history))
+    if runs:
+        host.instances.append(Instance(instance_name(cluster.site), 7, "image"))
+    old = Fake({("sh", "-c", read_script("adopt-facts")): facts}, name="old")
+    assert resume_old(cluster, old) == ("" if sure else state)
     assert orders == [*([False] if state else []), *([True] if sure else [])]

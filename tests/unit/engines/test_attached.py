@@ -13,13 +13,14 @@ import yaml
 
 from appliance.engines.render import Export, make_bundle, render
 from appliance.errors import ConfigError, Refused
-from appliance.host.fake import Fake
 from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.operations.site.find import open_site
 from appliance.plan.services.controllers import find_controllers, other_controllers
 from appliance.progress import Silent
 from appliance.tools.engine import BOUNDED
 from appliance.tools.kubectl import Kubectl
+from tests.support.env import fake_env
+from tests.support.fake import Fake
 from tests.unit.engines.attachments import ANNOTATION, KIND, check_attachments, check_definition, check_selection
 from tests.unit.engines.cases import ATTACHED, FULL, NOMAD, SITES, SMALL, case_input, make_input
 from tests.unit.engines.deployments import BUNDLE
@@ -160,7 +161,7 @@ def test_a_cluster_without_multus_is_refused(installed: bool) -> None:
             (*limited, "get", "customresourcedefinition"): (0, '{"kind": "CustomResourceDefinition"}' * installed),
         }
     )
-    found = OnKubernetes(Kubectl(fake, "lab"), {}, attached=True)
+    found = OnKubernetes(Kubectl(fake, "lab"), {}, fake_env(), attached=True)
     if installed:
         found.check(None, BUNDLE, Silent())  # type: ignore[arg-type]
         return

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -16,26 +17,29 @@ from appliance.config.engines import SecretRef
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.render import make_bundle, render
 from appliance.errors import ConfigError, Refused, Unverified
+from appliance.host.base import Result
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import APPLYING, DEPLOYED, read_deployed, record_path, refuse_deployed
 from appliance.operations.engines import deploy as deploy_module
-from appliance.operations.engines import waiting
 from appliance.operations.engines.deployed import begin, find_deployed, read_bundle
-from appliance.operations.engines.engine import WorkloadState
 from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.operations.engines.nomad import OnNomad
 from appliance.operations.engines.secret_files import compare_secrets, new_secrets
 from appliance.operations.engines.writer import refuse_moved, refuse_other_writer
 from appliance.operations.lease import Leases
 from appliance.operations.migration import failover
-from appliance.plan.migration.lease import View
+from appliance.plan.machine import instance_name
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import from_json, to_json
 from appliance.shared.state_lease import StateLease
+from appliance.tools.apptainer import Instance
+from tests.pairs import Pair
+from tests.support.env import FakeClock, FakeHosts, fake_env, with_env
+from tests.support.nomad import WithNomad, on_nomad
 from tests.unit.engines.cases import CASES, make_input
-from tests.unit.engines.deployments import BUNDLE, READY, RECORD
+from tests.unit.engines.deployments import BUNDLE, RECORD
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "kubernetes-balanced", "nomad", "nomad-small"])
@@ -115,20 +119,16 @@ def test_another_engine_with_the_services_refuses(cluster: Cluster) -> None:
         ("host-b", False, "host-b cannot be queried and has the lease"),
     ],
 )
-def test_who_has_the_lease_refuses(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, holder: str | None, runs: bool, message: str
-) -> None:
+def test_who_has_the_lease_refuses(tmp_path: Path, holder: str | None, runs: bool, message: str) -> None:
     """Also where nothing runs: a host that was stopped for a reboot starts the services again."""
-    views = {"host-a": View(Lease(cluster.site.cluster, 7, holder, 1.0, "host-a"), runs), "host-b": View(None)}
-
-    def query(leases: Leases) -> dict[str, View]:
-        leases.views = views
-        return views
-
-    monkeypatch.setattr(Leases, "query", query)
-    host = Local("host-a")
+    pair = Pair(tmp_path, shared=False)
+    host, site = pair.hosts["host-a"], pair.cluster.site
+    host.write(str(pair.cluster.places.lease), Lease(site.cluster, 7, holder, 1.0, "host-a").text())
+    if runs:
+        host.instances.append(Instance(instance_name(site), 7, "/i.sif"))
+    pair.hosts["host-b"].cut = True
     with pytest.raises(Refused, match=message) if message else nullcontext() as caught:
-        refuse_other_writer(cluster, host, BUNDLE, None)
+        refuse_other_writer(pair.cluster, host, BUNDLE, None)
     assert caught is None or holder == "host-b" or "sms migrate --to nomad" in caught.value.hint
 
 
@@ -138,8 +138,7 @@ def test_a_state_that_was_moved_away_is_not_deployed_again(cluster: Cluster, tmp
     nomad = cluster.site.engines.nomad.model_copy(update={"address": "10.0.0.9", "state": tmp_path / "nomad"})
     engines = cluster.site.engines.model_copy(update={"nomad": nomad})
     here = replace(cluster, site=cluster.site.model_copy(update={"engines": engines}))
-    for one in here.site.admin_hosts:
-        here._hosts[one.name] = Local(one.name)
+    here = with_env(here, hosts=FakeHosts({one.name: Local(one.name) for one in here.site.admin_hosts}))
     bundle = replace(BUNDLE, items=(Item("slurm-ctl", "service", "", lease="/var/spool/slurmctld"),))
     refuse_moved(here, bundle)
     path = tmp_path / "nomad/var/spool/slurmctld/.sms-lease"
@@ -179,7 +178,7 @@ def test_secrets_of_an_engine(
     found: OnNomad | OnKubernetes
     if engine == "nomad":
         items = {"munge_key": text} | ({"created_by": "sms"} if own else {})
-        found = OnNomad(program, "host-a", "compute")
+        found = OnNomad(program, "host-a", "compute", fake_env())
         program.get.return_value = {}
         program.variable.return_value = items if there is not None else {}
         program.allocations.return_value = [SimpleNamespace(id="x", runs=True)]
@@ -187,7 +186,7 @@ def test_secrets_of_an_engine(
     else:
         labels = {"app.kubernetes.io/part-of": "sms"} if own else {}
         present = {"data": {"munge.key": text}, "metadata": {"labels": labels}}
-        found = OnKubernetes(program, {"munge_key": SecretRef(name="munge-key", key="munge.key")})
+        found = OnKubernetes(program, {"munge_key": SecretRef(name="munge-key", key="munge.key")}, fake_env())
         program.get.return_value = present if there is not None else None
         put, restart = program.put_secret, program.delete
     if outcome == "refused":
@@ -215,7 +214,7 @@ def test_a_new_secret_reaches_what_runs_also_after_a_kill(cluster: Cluster, tmp_
     found: OnNomad | OnKubernetes
     if engine == "nomad":
         variable = {"munge_key": text, "created_by": "sms"}
-        found = OnNomad(program, "host-a", "compute")
+        found = OnNomad(program, "host-a", "compute", fake_env())
         program.get.return_value = {}
         program.variable.side_effect = lambda _: dict(variable)
         program.put_variable.side_effect = lambda _, items, marks: variable.update({**items, **marks})
@@ -223,7 +222,7 @@ def test_a_new_secret_reaches_what_runs_also_after_a_kill(cluster: Cluster, tmp_
         restart = program.stop_allocation
     else:
         present = {"data": {"munge.key": text}, "metadata": {"labels": {"app.kubernetes.io/part-of": "sms"}}}
-        found = OnKubernetes(program, {"munge_key": SecretRef(name="munge-key", key="munge.key")})
+        found = OnKubernetes(program, {"munge_key": SecretRef(name="munge-key", key="munge.key")}, fake_env())
         program.get.return_value = present
 
         def put(_: str, values: dict[str, bytes], labels: dict[str, str]) -> None:
@@ -260,13 +259,11 @@ A, B, C = (replace(BUNDLE, image=f"/{name}.sif") for name in "abc")
     ids=["first", "second", "after one that failed", "stopped", "rollback", "again", "only one that failed"],
 )
 def test_a_rollback_goes_back_to_what_was_ready(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, digest: Bundle, previous: Bundle | str, phase: str, then: Bundle,
-    expected: Bundle | str,
+    cluster: Cluster, digest: Bundle, previous: Bundle | str, phase: str, then: Bundle, expected: Bundle | str
 ) -> None:  # fmt: skip
     def name(one: Bundle | str) -> str:
         return one.digest if isinstance(one, Bundle) else one
 
-    monkeypatch.setattr(deploy_module, "find_signed", lambda *_: None)
     before = replace(RECORD, digest=name(digest), previous=name(previous), phase=phase)
     record = deploy_module._next_record(cluster, Local("host-a"), then, before)
     assert record.previous == name(expected)
@@ -274,17 +271,22 @@ def test_a_rollback_goes_back_to_what_was_ready(
     assert other.previous == "", "that of another engine cannot be applied"
 
 
-def test_an_image_that_is_not_signed_leaves_the_lease(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise Refused("it is not signed")
+def test_an_image_that_is_not_signed_leaves_the_lease(cluster: Cluster, tmp_path: Path) -> None:
+    class Unsigned(Local):
+        def run(self, *argv: str, **options: Any) -> Result:
+            if argv[0] == "apptainer":
+                return Result(self.name, argv, 255, b"", b"it is not signed").expect(options.get("ok", (0,)))
+            return super().run(*argv, **options)
 
-    monkeypatch.setattr(deploy_module, "find_signed", refuse)
-    monkeypatch.setattr(deploy_module, "take_for_engine", lambda *_: pytest.fail("the lease is taken"))
-    host = Local(cluster.site.admin_hosts[0].name)
-    run = deploy_module.Run(None, MagicMock(), Silent(), 1)
+    host, cluster = Unsigned(cluster.site.admin_hosts[0].name), on_nomad(cluster, tmp_path)
+    host.write(str(cluster.places.current), b"not an image")
+    leases = Leases(host, cluster)
+    leases.query()
+    run = deploy_module.Run(None, leases, Silent(), 1)
     with pytest.raises(Refused, match="not signed"):
         deploy_module.apply_bundle(cluster, host, MagicMock(), BUNDLE, [], run)
     assert find_deployed(cluster, host) is None
+    assert host.read(str(cluster.places.lease)) is None, "the lease was not taken"
 
 
 def test_the_container_does_not_start_what_an_engine_has(cluster: Cluster) -> None:
@@ -314,17 +316,14 @@ def test_a_failover_from_an_engine_records_that_it_has_the_services_no_more(clus
     refuse_deployed(cluster, host)
 
 
-def test_what_does_not_end_keeps_nothing_from_being_stopped(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_end_keeps_nothing_from_being_stopped(cluster: Cluster) -> None:
     """As on a client that is off: when it is on again, it starts none of them."""
-    host, engine = Local(cluster.site.admin_hosts[0].name), MagicMock()
-    engine.states.side_effect = lambda part: [
-        WorkloadState(one.name, "service", True, 1, (READY,)) for one in part.items
-    ]
-    monkeypatch.setattr(deploy_module, "find_engine", lambda *_: engine)
-    monkeypatch.setattr(waiting, "END_S", -1000)
+    host, cluster = WithNomad(cluster.site.admin_hosts[0].name), with_env(cluster, clock=FakeClock())
+    for name in ("a", "b"):
+        host.has_job(name, allocation=f"of-{name}")
     begin(cluster, host, BUNDLE, RECORD, Silent())
-    with pytest.raises(Unverified, match="slurmctld-0 on n1 did not end"):
+    with pytest.raises(Unverified, match="of-b on n1 did not end"):
         deploy_module.stop_locked(cluster, host, RECORD, Silent())
-    assert [call.args[0].name for call in engine.stop.call_args_list] == ["b", "a"]
+    assert host.stopped == ["b", "a"]
     found = find_deployed(cluster, host)
     assert found and found.phase == "stopping"

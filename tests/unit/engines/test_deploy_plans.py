@@ -6,20 +6,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 
 from appliance.engines.deploy import Bundle
 from appliance.errors import Busy, Refused, SmsError
 from appliance.host.local import Local
-from appliance.operations import preflight
 from appliance.operations.context import Cluster
-from appliance.operations.engines import deploy_plan, drain
+from appliance.operations.engines import drain
 from appliance.operations.engines.deploy import deploy, rollback, stop
 from appliance.operations.engines.deploy_plan import plan_rollback, plan_stop
 from appliance.operations.engines.deployed import begin, find_deployed
-from appliance.operations.engines.engine import Difference, Instance, WorkloadState
+from appliance.operations.engines.engine import Instance, WorkloadState
 from appliance.operations.engines.move_lock import lock_moves
 from appliance.operations.engines.writer import refuse_interrupted
 from appliance.operations.services.unfinished import moved_path
@@ -27,28 +25,29 @@ from appliance.plan.migration.state import COMMITTING, COPYING, RETURNED, STARTI
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
+from tests.support.env import FakeClock, FakeHosts, Impatient, with_env
+from tests.support.nomad import WithNomad
 from tests.unit.engines.deployments import BUNDLE, GOOD_PART, RECORD
 
-OTHER = replace(BUNDLE, image="/j.sif")
+OTHER = replace(BUNDLE, image="/j.sif", items=tuple(replace(one, text="another job") for one in BUNDLE.items))
 """What is deployed after ``BUNDLE``."""
 
 
-def test_dry_runs_of_a_stop_and_of_a_rollback(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_runs_of_a_stop_and_of_a_rollback(cluster: Cluster) -> None:
     """What would stop, in its order; the differences to what was before, not to the site file."""
-    host, engine = Local("host-a"), MagicMock()
-    engine.states.return_value = [WorkloadState("a", "service", True, 1, (Instance("x", "n1", True, True, ()),))]
-    engine.differences.side_effect = lambda bundle: [Difference(bundle.image, "change", "")]
-    monkeypatch.setattr(deploy_plan, "find_engine", lambda *_: engine)
-    monkeypatch.setattr(deploy_plan, "refuse_other_writer", lambda *_: None)
-    monkeypatch.setattr(deploy_plan, "compare_secrets", lambda *_: [])
+    host = WithNomad("host-a")
+    cluster = with_env(cluster, hosts=FakeHosts({"host-a": host}))
+    host.has_clients("host-a")
+    host.has_job("a", allocation="x")
     begin(cluster, host, BUNDLE, RECORD, Silent())
     assert list(plan_stop(cluster, host).changes.items()) == [("b", "unchanged"), ("a", "stop")]
     with pytest.raises(Refused, match="nothing was deployed before"):
         plan_rollback(cluster, host, Silent())
     begin(cluster, host, OTHER, replace(RECORD, digest=OTHER.digest, previous=BUNDLE.digest), Silent())
-    assert [one.name for one in plan_rollback(cluster, host, Silent()).differences] == ["/i.sif"]
-    changed = {name for name, *_ in engine.method_calls} - {"states", "differences", "check"}
-    assert not changed
+    host.write(str(cluster.places.current), b"an image")
+    plan = plan_rollback(cluster, host, Silent())
+    assert [one.name for one in plan.differences] == ["b", "a"] and not plan.refusal
+    assert host.planned == ["job", "job"] and not host.commands
 
 
 CHANGES: dict[str, Callable[[Cluster, Local], object]] = {
@@ -81,11 +80,9 @@ def test_an_interrupted_move_goes_on_first(cluster: Cluster, phase: str, *, refu
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_nothing_is_changed_while_a_move_is_at_work(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_nothing_is_changed_while_a_move_is_at_work(cluster: Cluster, name: str) -> None:
     """The engine is not even queried; afterwards the same command begins."""
-    monkeypatch.setattr(preflight, "LOCK_WAIT_S", 0)
+    cluster = with_env(cluster, locks=Impatient(), clock=FakeClock())
     host = Local(cluster.site.admin_hosts[0].name)
     begin(cluster, host, BUNDLE, RECORD, Silent())
     with lock_moves(cluster, host), pytest.raises(Busy, match="another `sms migrate --to` or `sms deploy`") as caught:

@@ -18,14 +18,13 @@ from appliance.engines.nomad import inside_script
 from appliance.engines.render import make_bundle
 from appliance.errors import Refused, Unverified
 from appliance.host.base import Unreachable
-from appliance.host.fake import Fake
-from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.engines import deploy_status, waiting
+from appliance.operations.engines.bundles import render_bundle
 from appliance.operations.engines.deploy_status import DeployStatus
 from appliance.operations.engines.deployed import begin
 from appliance.operations.engines.engine import Part, WorkloadState
-from appliance.operations.engines.kubernetes import OnKubernetes
+from appliance.operations.engines.kubernetes import REPORTED_S, OnKubernetes
 from appliance.operations.engines.nomad import OnNomad
 from appliance.operations.engines.waiting import STEADY_S, Restarts
 from appliance.progress import Silent
@@ -33,6 +32,9 @@ from appliance.shared.lease import Lease
 from appliance.tools.engine import BOUNDED
 from appliance.tools.kubectl import Kubectl
 from appliance.tools.nomad import Client, read_allocation, read_job
+from tests.support.env import FakeClock, fake_env
+from tests.support.fake import Fake
+from tests.support.nomad import WithNomad, on_nomad
 from tests.unit.engines.cases import CASES, make_input
 from tests.unit.engines.deployments import BUNDLE, GOOD_PART, NODE_BUNDLE, READY, RECORD
 
@@ -60,10 +62,10 @@ def test_when_a_workload_is_ready(state: WorkloadState, ready: bool, why: str) -
     assert ready or why in state.why
 
 
-def test_an_image_that_no_node_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from appliance.operations.engines import kubernetes
-
-    monkeypatch.setattr(kubernetes, "REPORTED_S", 0)
+def test_an_image_that_no_node_has_is_refused() -> None:
+    """Once kubelets have had the time to report it."""
+    clock = FakeClock()
+    env = fake_env(clock=clock)
     ready = [{"type": "Ready", "status": "True"}]
     nodes = [
         {
@@ -79,14 +81,15 @@ def test_an_image_that_no_node_has_is_refused(monkeypatch: pytest.MonkeyPatch) -
             (*limited, "get", "nodes"): (0, json.dumps({"items": nodes})),
         }
     )
-    found = OnKubernetes(Kubectl(fake, "lab"), {"munge_key": SecretRef(name="munge-key", key="munge.key")})
+    found = OnKubernetes(Kubectl(fake, "lab"), {"munge_key": SecretRef(name="munge-key", key="munge.key")}, env)
     bundle = replace(BUNDLE, image="localhost/sms/sample:k")
     found.check(None, bundle, Silent())  # type: ignore[arg-type]
     for one in (replace(found, node="n2"), found):
         image = bundle.image if one.node else "localhost/sms/sample:other"
         with pytest.raises(Refused, match="no node has the image") as caught:
             one.check(None, replace(bundle, image=image), Silent())  # type: ignore[arg-type]
-        assert "sms image oci" in caught.value.hint
+        assert "sms image oci" in caught.value.hint and sum(clock.slept) > REPORTED_S
+        clock.slept.clear()
 
 
 @pytest.mark.parametrize(("case", "job"), [("nomad-small", "slurm-ctl"), ("nomad-full", "login")])
@@ -118,40 +121,40 @@ def test_a_command_runs_as_its_task_does(tmp_path: Path, case: str, job: str) ->
     assert inside_script(["-D"], ["x"]) == ""
 
 
-def test_an_engine_that_does_not_answer_has_not_stopped_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_answer_has_not_stopped_anything() -> None:
     """Else a stop would release the lease while the services run."""
     runs = WorkloadState("a", "service", True, 1, (READY,))
     engine = MagicMock()
     engine.states.side_effect = [[runs], Unreachable("no answer"), [runs], [replace(runs, instances=())]]
-    monkeypatch.setattr(waiting, "POLL_S", 0)
-    waiting.wait_for_end(engine, BUNDLE, Silent())
+    waiting.wait_for_end(engine, BUNDLE, FakeClock(), Silent())
     assert engine.states.call_count == 4
     engine.states.side_effect = Unreachable("no answer")
-    monkeypatch.setattr(waiting, "END_S", -1000)
     with pytest.raises(Unverified, match="it is not known what runs: no answer"):
-        waiting.wait_for_end(engine, BUNDLE, Silent())
+        waiting.wait_for_end(engine, BUNDLE, FakeClock(), Silent())
 
 
-def test_a_wait_outlasts_an_engine_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_outlasts_an_engine_that_does_not_answer() -> None:
     runs = WorkloadState("a", "service", True, 1, (READY,))
     engine = MagicMock()
     engine.states.side_effect = [[replace(runs, instances=())], Unreachable("no answer"), [runs]]
     engine.nudge.side_effect = Unreachable("no answer")
-    monkeypatch.setattr(waiting, "POLL_S", 0)
-    assert waiting.wait(engine, BUNDLE, BUNDLE.items[1:], progress=Silent(), timeout_s=60).keys() == {"a"}
+    done = waiting.wait(engine, BUNDLE, BUNDLE.items[1:], clock=FakeClock(), progress=Silent(), timeout_s=60)
+    assert done.keys() == {"a"}
 
 
 def test_a_job_of_nodes_that_was_restarted_is_not_ready_yet() -> None:
+    clock = FakeClock()
+
     def state(restarts: int, kind: str = "node") -> WorkloadState:
         parts = (replace(GOOD_PART, restarts=restarts),)
         return WorkloadState("slurm-cn", kind, True, 1, (replace(READY, parts=parts),))
 
-    seen = Restarts()
+    seen = Restarts(clock)
     assert seen.judge(state(3)).ready, "before the wait"
     assert seen.judge(state(3)).ready
     assert "restarted" in seen.judge(state(4)).why
     assert "restarted" in seen.judge(state(4)).why, "for a while"
-    seen.at["slurm-cn"] -= STEADY_S
+    clock.sleep(STEADY_S + 1)
     assert seen.judge(state(4)).ready
     assert seen.judge(state(5, "service")).ready, "of those, the engine's checks say when"
 
@@ -179,7 +182,7 @@ def test_services_of_nodes_are_asked(answer: bytes, ready: bool) -> None:
     args = ["--jobsync", "slurmd"]
     program.spec.return_value = {"TaskGroups": [{"Tasks": [{"Name": "slurm-cn", "Config": {"args": args}}]}]}
     program.exec.return_value = SimpleNamespace(stdout=answer, status=0)
-    found = OnNomad(program, "host-a", "compute")
+    found = OnNomad(program, "host-a", "compute", fake_env())
     (state,) = found.states(NODE_BUNDLE)
     assert state.ready
     (probed,) = found.probe(NODE_BUNDLE, [state])
@@ -201,7 +204,7 @@ def test_a_slurmd_beside_nomad_is_found() -> None:
     program.allocations.return_value = [SimpleNamespace(node="node3", state="running")]
     program.host.works.side_effect = lambda *argv: "10.0.0.2" not in argv
     progress = MagicMock()
-    OnNomad(program, "host-a", "compute").check(MagicMock(), NODE_BUNDLE, progress, send=False)
+    OnNomad(program, "host-a", "compute", fake_env()).check(MagicMock(), NODE_BUNDLE, progress, send=False)
     ((line,), _) = progress.report.call_args
     assert line.startswith("warning: node2 already runs a slurmd")
 
@@ -214,7 +217,7 @@ def test_a_dry_run_needs_an_image(tmp_path: Path) -> None:
     cluster.site.admin_hosts = [SimpleNamespace(name="host-a")]
     cluster.places.current = tmp_path / "lab.sif"
     bundle = replace(NODE_BUNDLE, items=())
-    engine = OnNomad(program, "host-a", "compute")
+    engine = OnNomad(program, "host-a", "compute", fake_env())
     cluster.host.return_value.works.return_value = False
     with pytest.raises(Refused, match="there is no image"):
         engine.check(cluster, bundle, MagicMock(), send=False)
@@ -245,20 +248,17 @@ def test_an_unfinished_deployment_is_not_shown_as_healthy(phase: str, healthy: b
     ],
 )
 def test_what_was_stopped_and_drained_is_told(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, holder: str | None, said: list[str]
+    cluster: Cluster, tmp_path: Path, holder: str | None, said: list[str]
 ) -> None:
-    host, program = Local("host-a"), MagicMock()
-    begin(cluster, host, BUNDLE, RECORD, Silent())
-    program.job.return_value = read_job({"ID": "a", "Type": "service", "Stop": True, "TaskGroups": []})
-    program.allocations.return_value = []
-    program.clients.return_value = [
-        Client(name, name, "ready", eligible, False, "compute", "") for name, eligible in (("n1", True), ("n2", False))
-    ]
-    lease = Lease(cluster.site.cluster, 7, holder, 1.0, "host-a")
-    monkeypatch.setattr(deploy_status, "find_engine", lambda *_: OnNomad(program, "host-a", "compute"))
-    monkeypatch.setattr(deploy_status, "query_lease", lambda *_: lease)
-    monkeypatch.setattr(deploy_status, "render_bundle", lambda *_: BUNDLE)
-    found = deploy_status.deploy_status(cluster, host, record=replace(RECORD, phase="stopped"))
+    host, cluster = WithNomad("host-a"), on_nomad(cluster, tmp_path)
+    bundle = render_bundle(cluster, "nomad")
+    record = replace(RECORD, digest=bundle.digest)
+    begin(cluster, host, bundle, record, Silent())
+    host.has_clients("n1", "n2", drained="n2")
+    for item in bundle.items:
+        host.has_job(item.name, runs=item.kind == "node")
+    host.write(str(cluster.places.lease), Lease(cluster.site.cluster, 7, holder, 1.0, "host-a").text())
+    found = deploy_status.deploy_status(cluster, host, record=replace(record, phase="stopped"))
     assert found.healthy and not any(one.problem for one in found.workloads)
     drained = "n2 is drained on nomad: nothing starts there; `sms deploy drain n2 --undo` uses it again"
     assert list(found.warnings) == [*said, drained]

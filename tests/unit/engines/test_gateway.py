@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 from unittest.mock import MagicMock
 
 import pytest
@@ -18,39 +20,44 @@ from appliance.cli.services.status import Shown
 from appliance.config.types import Name
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.render import make_bundle
-from appliance.errors import Busy, ConfigError, Refused, SmsError
-from appliance.host.base import Unreachable
-from appliance.operations import preflight
+from appliance.errors import ConfigError, Refused, SmsError
+from appliance.host.base import Host, OnLine, Result
+from appliance.host.stream import LineReader, Stream
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.deployed import DEPLOYED, Deployed, record_path
-from appliance.operations.engines import abandon, bundles, deploy_plan
 from appliance.operations.engines import deploy as deploy_module
+from appliance.operations.engines import deploy_plan
 from appliance.operations.engines import gateway as module
 from appliance.operations.engines.bundles import units_of
 from appliance.operations.engines.deploy import Outcome
 from appliance.operations.engines.gateway import find_gateway, find_silent, keep_gateway, missing_gateway
 from appliance.operations.engines.writer import refuse_interrupted
+from appliance.operations.env import Locks
 from appliance.operations.lease import give_lease, hand_over, query_lease
 from appliance.operations.migration.failover import FailoverOptions
 from appliance.operations.migration.failover_gateway import find_dead_gateway
 from appliance.operations.migration.inspection import find_source
+from appliance.operations.preflight import lock_host
 from appliance.operations.services import guard, inside, restart, status, stop
 from appliance.operations.services.apply import plan_apply
 from appliance.operations.services.guard import Guard
-from appliance.operations.services.restart import Restarted
 from appliance.operations.services.start import StartOptions
 from appliance.operations.services.status import Status
 from appliance.operations.services.unfinished import moved_path
 from appliance.operations.snapshots.snapshot import inspect_overlay
+from appliance.plan.machine import instance_name
 from appliance.plan.migration.state import COPYING, DONE, RETURNED, STOPPING, StateMove
 from appliance.plan.services.gateway import find_staying, find_stopping
 from appliance.progress import Silent
 from appliance.share import share
 from appliance.shared.lease import ENGINE
 from appliance.shared.records import to_json
-from appliance.tools import ext3
-from tests.pairs import Pair
+from appliance.tools.apptainer import Instance
+from tests.pairs import HostInFolder, Pair
 from tests.places import DEBIAN_SITE
+from tests.support.env import FakeHosts, with_env
+from tests.support.fake import FakeStream
+from tests.support.nomad import WithNomad, on_nomad
 from tests.unit.engines.cases import CASES, make_input
 
 ALL = {"slurmctld", "munge", "slurmdbd", "mariadb", "slurmrestd", "login", "sssd"}
@@ -112,16 +119,55 @@ def test_its_files_are_others_than_those_of_the_cluster() -> None:
     assert not re.fullmatch(get_args(Name)[1].pattern, part.site.cluster), "no cluster has this name"
 
 
+class Admin(WithNomad, HostInFolder):
+    """An admin host; ``inside``: commands in its instances, which print what ``prints`` has for one of their words."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        super().__init__(name, folder)
+        self.inside: list[tuple[str, ...]] = []
+        self.debugged: list[tuple[str, ...]] = []
+        self.prints: dict[str, str] = {}
+
+    def run(self, *argv: str, **options: Any) -> Result:
+        if argv[0] == "debugfs":
+            self.debugged.append(argv)
+            return Result(self.name, argv, 0, b"", b"")
+        if any(word.startswith("instance://") for word in argv):
+            self.inside.append(argv)
+            printed = next((text for word, text in self.prints.items() if word in argv), "")
+            return Result(self.name, argv, 0, printed.encode(), b"")
+        return super().run(*argv, **options)
+
+    def interact(self, *argv: str) -> int:
+        return self.run(*argv).status
+
+    @contextmanager
+    def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
+        yield FakeStream(self.name, argv, lambda _: self.run(*argv), LineReader(on_line))
+
+
+class Moved(Pair):
+    """Two hosts; Nomad has the lease, and the deployment is recorded on host-a. ``admins``: these hosts."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, shared=False)
+        self.admins = {name: Admin(name, host.folder) for name, host in self.hosts.items()}
+        self.hosts = dict[str, HostInFolder](self.admins)
+        self.cluster = with_env(on_nomad(self.cluster, folder), hosts=FakeHosts(self.hosts))
+        self.take("host-a")
+        hand_over(self.hosts["host-a"], self.cluster, self.leases("host-a"), holder=f"{ENGINE}nomad", generation=2)
+        write_record(self, to_json(RECORD))
+
+    def part(self) -> Pair:
+        """Return the same hosts with what stays."""
+        found = Pair(self.hosts["host-a"].folder.parent, shared=False)
+        found.cluster, found.hosts = self.cluster.of_gateway(), self.hosts
+        return found
+
+
 @pytest.fixture
-def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    """Two hosts; Nomad has the lease, and the deployment is recorded on host-a."""
-    apart = Pair(tmp_path, shared=False)
-    monkeypatch.setattr(Cluster, "host", lambda _, name: apart.hosts[name])
-    monkeypatch.setattr(module, "render_bundle", lambda *_: BUNDLE)
-    apart.take("host-a")
-    hand_over(apart.hosts["host-a"], apart.cluster, apart.leases("host-a"), holder=f"{ENGINE}nomad", generation=2)
-    write_record(apart, to_json(RECORD))
-    return apart
+def moved(tmp_path: Path) -> Moved:
+    return Moved(tmp_path)
 
 
 def write_record(pair: Pair, data: bytes, name: str = "host-a") -> None:
@@ -130,7 +176,7 @@ def write_record(pair: Pair, data: bytes, name: str = "host-a") -> None:
     path.write_bytes(data)
 
 
-def test_what_the_engine_has_never_stays(moved: Pair) -> None:
+def test_what_the_engine_has_never_stays(moved: Moved) -> None:
     """By the record, and by what the site file gives to the engine now: whatever is in one of them."""
     host = moved.hosts["host-a"]
     names = {one.name for one in find_gateway(moved.cluster, host, "nomad").services}
@@ -148,13 +194,13 @@ def test_what_the_engine_has_never_stays(moved: Pair) -> None:
         (to_json(Deployed("nomad", DEPLOYED, 1, "0", "", 1.0, "host-a")), "nomad has the services"),
     ],
 )
-def test_a_record_that_does_not_tell_what_the_engine_has(moved: Pair, record: bytes, message: str) -> None:
+def test_a_record_that_does_not_tell_what_the_engine_has(moved: Moved, record: bytes, message: str) -> None:
     write_record(moved, record)
     with pytest.raises(Refused, match=message):
         find_gateway(moved.cluster, moved.hosts["host-a"], "nomad")
 
 
-def test_an_engine_that_has_the_lease_no_more(moved: Pair) -> None:
+def test_an_engine_that_has_the_lease_no_more(moved: Moved) -> None:
     """Also where the file of this host does not know it: another one has been written since."""
     with pytest.raises(Refused, match="nomad has the lease by now, not kubernetes"):
         find_gateway(moved.cluster, moved.hosts["host-a"], "kubernetes")
@@ -168,15 +214,9 @@ def test_an_engine_that_has_the_lease_no_more(moved: Pair) -> None:
 
 
 @pytest.mark.parametrize("damaged", [True, False])
-def test_what_should_stay_and_does_not_run_is_not_healthy(
-    moved: Pair, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
-) -> None:
+def test_what_should_stay_and_does_not_run_is_not_healthy(moved: Moved, *, damaged: bool) -> None:
     """On the host that has its lease, or had it, while an engine has the other services."""
-    for one in (status, preflight):
-        monkeypatch.setattr(one, "find_instance", lambda *_: None)
-    monkeypatch.setattr(status, "find_refusal", lambda *_: "")
-    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
-    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    part = moved.part()
     engine, container = MagicMock(healthy=True), MagicMock(running=False)
 
     def shown(name: str) -> Status | None:
@@ -197,7 +237,7 @@ def test_what_should_stay_and_does_not_run_is_not_healthy(
 
 
 @pytest.mark.parametrize("released", [True, False])
-def test_a_host_that_did_not_hear_of_a_takeover(moved: Pair, *, released: bool) -> None:
+def test_a_host_that_did_not_hear_of_a_takeover(moved: Moved, *, released: bool) -> None:
     """Its file names the engine: nothing stays there, and a start is one of all services, as on any admin host."""
     host = moved.hosts["host-a"]
     assert module.serving_engine(moved.cluster, host) == "nomad"
@@ -216,7 +256,7 @@ def test_a_host_that_did_not_hear_of_a_takeover(moved: Pair, *, released: bool) 
 
 
 @pytest.mark.parametrize("last", ["", "host-a", "host-b"])
-def test_a_host_that_was_off_when_the_engine_gave_the_lease_back(moved: Pair, last: str) -> None:
+def test_a_host_that_was_off_when_the_engine_gave_the_lease_back(moved: Moved, last: str) -> None:
     """`sms deploy stop` on the other host released it; nobody has taken it since. A dry run writes nothing."""
     host = moved.hosts["host-a"]
     host.cut = True
@@ -230,7 +270,7 @@ def test_a_host_that_was_off_when_the_engine_gave_the_lease_back(moved: Pair, la
     assert moved.take("host-a") == 10
 
 
-def test_a_move_that_was_interrupted_on_the_other_host(moved: Pair) -> None:
+def test_a_move_that_was_interrupted_on_the_other_host(moved: Moved) -> None:
     """Its record is there only. A later one, such as that which served from the source again, counts instead."""
 
     def record(name: str, move: StateMove) -> None:
@@ -253,10 +293,9 @@ def test_a_move_that_was_interrupted_on_the_other_host(moved: Pair) -> None:
     refuse_interrupted(moved.cluster, moved.hosts["host-a"])  # what it has recorded is not known
 
 
-def test_what_stays_is_not_moved_while_it_runs(moved: Pair) -> None:
+def test_what_stays_is_not_moved_while_it_runs(moved: Moved) -> None:
     """The hint names what there is: no `sms migrate`, which is refused while an engine has the services."""
-    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
-    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    part = moved.part()
     part.take("host-b")
     with pytest.raises(Refused, match="stay on host-b") as refused:
         module.start_gateway(moved.cluster, moved.hosts["host-a"], "nomad", Silent(), StartOptions())
@@ -264,17 +303,13 @@ def test_what_stays_is_not_moved_while_it_runs(moved: Pair) -> None:
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_a_guard_ends_it_once_another_host_has_all_services(
-    moved: Pair, monkeypatch: pytest.MonkeyPatch, *, knows: bool
-) -> None:
+def test_a_guard_ends_it_once_another_host_has_all_services(moved: Moved, *, knows: bool) -> None:
     """By the lease of the whole; while the engine has that, and after it is free, it stays."""
-    stopped: list[str] = []
-    monkeypatch.setattr(guard, "stop_gateway", lambda _, host: stopped.append(host.name))
-    monkeypatch.setattr(guard, "lock_host", lambda *_: nullcontext())
+    part = moved.part()
+    part.take("host-a")
     watcher = Guard(moved.cluster, moved.hosts["host-a"], lambda _: None)
 
     def check() -> None:
-        watcher.leases.hosts |= moved.hosts
         watcher.leases.query()
         watcher.end_gateway()
 
@@ -282,26 +317,31 @@ def test_a_guard_ends_it_once_another_host_has_all_services(
     leases = moved.leases("host-b")
     hand_over(moved.hosts["host-b"], moved.cluster, leases, holder=None, generation=9)
     check()
-    assert stopped == []
+    assert query_lease(moved.hosts["host-a"], part.cluster).holder == "host-a"
     moved.hosts["host-a"].cut = not knows
     moved.take("host-b")
     moved.hosts["host-a"].cut = False
     check()
-    assert stopped == ["host-a"]
+    assert query_lease(moved.hosts["host-a"], part.cluster).holder is None, "it was stopped"
 
 
-def test_a_guard_leaves_it_to_a_start_that_is_under_way(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_leaves_it_to_a_start_that_is_under_way(moved: Moved) -> None:
     """It has the lease of all services already, and stops what stays only when it needs the addresses."""
     hand_over(moved.hosts["host-a"], moved.cluster, moved.leases("host-a"), holder=None, generation=9)
     moved.take("host-a")
-    monkeypatch.setattr(guard, "stop_gateway", lambda *_: pytest.fail("it was stopped"))
-    monkeypatch.setattr(guard, "lock_host", MagicMock(side_effect=Busy("another sms is at work")))
-    watcher = Guard(moved.cluster, moved.hosts["host-a"], lambda _: None)
+    part = moved.part()
+    part.take("host-a")
+    reported: list[str] = []
+    watcher = Guard(moved.cluster, moved.hosts["host-a"], reported.append)
     watcher.leases.query()
+    with lock_host(moved.cluster, moved.hosts["host-a"]):
+        watcher.end_gateway()
+    assert query_lease(moved.hosts["host-a"], part.cluster).holder == "host-a" and not reported
     watcher.end_gateway()
+    assert query_lease(moved.hosts["host-a"], part.cluster).holder is None, "once nobody else is at work"
 
 
-def test_it_is_not_back_on_the_network_beside_the_whole(moved: Pair) -> None:
+def test_it_is_not_back_on_the_network_beside_the_whole(moved: Moved) -> None:
     """After a cable was out: the lease of all services is read, too, before its ports are on their bridges again."""
     whole = Guard(moved.cluster, moved.hosts["host-a"], lambda _: None)
     whole.leases.query()
@@ -317,7 +357,7 @@ def test_it_is_not_back_on_the_network_beside_the_whole(moved: Pair) -> None:
 
 
 def test_a_damaged_lease_of_what_stays_does_not_keep_the_whole_running(
-    moved: Pair, monkeypatch: pytest.MonkeyPatch
+    moved: Moved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[str] = []
     checked: list[str] = []
@@ -331,9 +371,14 @@ def test_a_damaged_lease_of_what_stays_does_not_keep_the_whole_running(
     assert len(reported) == 1 and str(part.places.lease) in reported[0]
 
 
-def test_a_stop_without_it_costs_one_query(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop, "lock_host", lambda *_: pytest.fail("nothing is locked"))
-    assert not stop.stop_gateway(moved.cluster, moved.hosts["host-a"])
+def test_a_stop_without_it_costs_one_query(moved: Moved) -> None:
+    class Unused(Locks):
+        @contextmanager
+        def hold(self, host: Host, path: str, what: str) -> Iterator[None]:
+            pytest.fail("nothing is locked")
+            yield
+
+    assert not stop.stop_gateway(with_env(moved.cluster, locks=Unused()), moved.hosts["host-a"])
 
 
 @pytest.mark.parametrize(
@@ -345,19 +390,11 @@ def test_a_stop_without_it_costs_one_query(moved: Pair, monkeypatch: pytest.Monk
         (False, True, "", ""),
     ],
 )
-def test_which_failover_it_is(
-    moved: Pair, monkeypatch: pytest.MonkeyPatch, *, silent: bool, fenced: bool, snapshot: str, gateway: str
-) -> None:
+def test_which_failover_it_is(moved: Moved, *, silent: bool, fenced: bool, snapshot: str, gateway: str) -> None:
     """An engine that does not answer may run the services: their state is restored only if the user says so."""
-    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
-    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
-
-    def silent_engine(*_: object) -> None:
-        raise Unreachable("nomad does not answer")
-
-    monkeypatch.setattr(abandon, "render_bundle", lambda *_: BUNDLE)
-    monkeypatch.setattr(abandon, "find_engine", silent_engine)
-    host = moved.hosts["host-b"]
+    part = moved.part()
+    host = moved.admins["host-b"]
+    host.error = "dial tcp 10.0.0.1:4646: connect: connection refused"
     assert missing_gateway(moved.cluster, host, BUNDLE) != []
     part.take("host-a")
     assert missing_gateway(moved.cluster, host, BUNDLE) == []
@@ -366,55 +403,45 @@ def test_which_failover_it_is(
     assert find_dead_gateway(moved.cluster, host, FailoverOptions(fenced=fenced, snapshot=snapshot)) == gateway
 
 
-def test_a_stop_of_the_engine_names_what_stays(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_of_the_engine_names_what_stays(moved: Moved) -> None:
     """Before and after: NAT runs on where it has its lease."""
-    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
-    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
-    engine, host, shown = MagicMock(), moved.hosts["host-a"], MagicMock()
-    engine.states.return_value = []
-    for one in (deploy_module, deploy_plan):
-        monkeypatch.setattr(one, "find_engine", lambda *_: engine)
-    monkeypatch.setattr(bundles, "render_bundle", lambda *_: BUNDLE)
-    monkeypatch.setattr(deploy_module, "lock_moves", lambda *_, **__: nullcontext())  # both hosts are this one
+    part = moved.part()
+    host, shown = moved.hosts["host-a"], MagicMock()
     assert deploy_plan.plan_stop(moved.cluster, host).stays == module.Stays()
     part.take("host-b")
-    (line,) = [*deploy_verbs._stop_plan_lines(deploy_plan.plan_stop(moved.cluster, host))][1:]
+    lines = deploy_verbs._stop_plan_lines(deploy_plan.plan_stop(moved.cluster, host))
+    (line,) = (one for one in lines if " stay: " in one)
     assert re.search("on host-b stay: .*nat.*; `sms stop --host host-b` stops them", line) and "slurmctld" not in line
     deploy_module.stop(moved.cluster, host, shown)
     assert f"note: {line}" in [one.args[0] for one in shown.report.call_args_list]
 
 
-def test_a_deployment_starts_it_where_it_ran(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployment_starts_it_where_it_ran(moved: Moved, monkeypatch: pytest.MonkeyPatch) -> None:
     """Why it does not start is returned: the engine's services are deployed nevertheless."""
-    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
-    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    part = moved.part()
     there: list[str] = []
 
     def refused(_: Cluster, host: object, *__: object) -> None:
         there.append(getattr(host, "name", ""))
         raise Refused("its image is missing")
 
-    monkeypatch.setattr(module, "start_gateway", refused)
+    monkeypatch.setattr(module, "start_gateway", refused)  # a real one would start a container on this machine
     assert keep_gateway(moved.cluster, moved.hosts["host-a"], BUNDLE, Silent()) == "its image is missing"
     part.take("host-b")
     keep_gateway(moved.cluster, moved.hosts["host-a"], BUNDLE, Silent())
     assert there == ["host-a", "host-b"]
     # A site from which they were removed, such as before the engine takes the address of the container.
-    monkeypatch.setattr(module, "stop_gateway", lambda _, host: there.append(f"stop on {host.name}"))
     without = dataclasses.replace(
         moved.cluster, services=tuple(one for one in moved.cluster.services if one.name in ("slurmctld", "munge"))
     )
     assert keep_gateway(without, moved.hosts["host-a"], BUNDLE, Silent()) == ""
-    assert there[2:] == ["stop on host-b"]
+    assert there[2:] == [] and query_lease(moved.hosts["host-b"], part.cluster).holder is None, "it was stopped there"
 
 
 @pytest.mark.parametrize("network", ["attached", "service"])
-def test_its_address_is_not_given_to_a_pod_while_it_may_have_it(
-    moved: Pair, monkeypatch: pytest.MonkeyPatch, network: str
-) -> None:
+def test_its_address_is_not_given_to_a_pod_while_it_may_have_it(moved: Moved, network: str) -> None:
     """The host that ran it cannot be reached: with another address the deployment goes on, with a warning."""
-    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
-    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    part = moved.part()
     part.take("host-b")
     moved.hosts["host-b"].cut = True
     engines = moved.cluster.site.engines
@@ -443,12 +470,11 @@ def test_the_exit_status_says_that_it_does_not_serve(monkeypatch: pytest.MonkeyP
     assert [run(arguments), run(arguments)] == [0, 4]
 
 
-def test_a_boot_starts_it_only_where_it_ran(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_boot_starts_it_only_where_it_ran(moved: Moved, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing stays: the unit of the whole has nothing to do then, which is not a failure."""
-    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
-    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+    part = moved.part()
     started: list[str] = []
-    monkeypatch.setattr(module, "start", lambda _, host, *__: started.append(host.name))
+    monkeypatch.setattr(module, "start", lambda _, host, *__: started.append(host.name))  # as above
     boot = StartOptions(boot=True, unit=False)
 
     def start(name: str) -> None:
@@ -463,7 +489,7 @@ def test_a_boot_starts_it_only_where_it_ran(moved: Pair, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("ends", ["serves", "refused", "runs on"])
-def test_its_guard_starts_first(moved: Pair, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+def test_its_guard_starts_first(moved: Moved, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     """Else a kill before it would leave it running without one. Where nothing runs then, the guard ends again."""
     done: list[str] = []
 
@@ -474,8 +500,8 @@ def test_its_guard_starts_first(moved: Pair, monkeypatch: pytest.MonkeyPatch, en
         return MagicMock(stale=False)
 
     monkeypatch.setattr(module, "start", start)
-    monkeypatch.setattr(module, "is_guarded", lambda *_: False)
-    monkeypatch.setattr(module, "find_instance", lambda *_: None if ends == "refused" else "runs")
+    if ends != "refused":
+        moved.hosts["host-a"].instances.append(Instance(instance_name(moved.cluster.site), 7, "/i.sif"))
     for name in ("start_guard", "stop_guard", "install_unit"):
         monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name))
     try:
@@ -493,102 +519,76 @@ def test_its_guard_starts_first(moved: Pair, monkeypatch: pytest.MonkeyPatch, en
 
 
 @pytest.fixture
-def stays(moved: Pair, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What stays runs on host-a; the commands that were run in an instance."""
-    part = Pair(moved.hosts["host-a"].folder.parent, shared=False)
-    part.cluster, part.hosts = moved.cluster.of_gateway(), moved.hosts
+def stays(moved: Moved) -> Moved:
+    """What stays runs on host-a."""
+    part, host = moved.part(), moved.admins["host-a"]
     part.take("host-a")
     write_record(moved, to_json(RECORD), "host-b")
-    names = {one.name for one in find_gateway(moved.cluster, moved.hosts["host-a"], "nomad").services}
-
-    def find(cluster: Cluster, host: object) -> object:
-        return "runs" if cluster.is_gateway and getattr(host, "name", "") == "host-a" else None
-
-    def running(cluster: Cluster, host: object) -> Cluster | None:
-        chosen = [one for one in cluster.services if one.name in names]
-        return cluster.of_gateway(chosen) if find(cluster.of_gateway(), host) else None
-
-    commands: list[str] = []
-
-    def interact(*argv: str) -> int:
-        commands.append(" ".join(argv))
-        return 0
-
-    for one in (inside, preflight):
-        monkeypatch.setattr(one, "find_instance", find)
-    monkeypatch.setattr(inside, "running_gateway", running)
-    for host in moved.hosts.values():
-        monkeypatch.setattr(host, "interact", interact)
-    return commands
+    names = [one.name for one in find_gateway(moved.cluster, host, "nomad").services]
+    host.prints["/etc/sms/services.json"] = json.dumps({"services": names})
+    host.instances.append(Instance(instance_name(part.cluster.site), 7, "/i.sif"))
+    return moved
 
 
-def test_a_command_runs_in_what_stays_here(moved: Pair, stays: list[str]) -> None:
+def test_a_command_runs_in_what_stays_here(stays: Moved) -> None:
     """`sms exec` and `sms shell`; on the other host the message names the one where it runs."""
-    assert inside.run_inside(moved.cluster, moved.hosts["host-a"], ("chronyc", "sources")) == 0
-    assert "instance://sms-sample_gateway" in stays[0] and stays[0].endswith("chronyc sources")
+    host = stays.admins["host-a"]
+    assert inside.run_inside(stays.cluster, host, ("chronyc", "sources")) == 0
+    assert "instance://sms-sample_gateway" in host.inside[-1] and host.inside[-1][-2:] == ("chronyc", "sources")
+    commands = len(host.inside)
     with pytest.raises(Refused, match="does not run on host-b, but on host-a") as refused:
-        inside.run_inside(moved.cluster, moved.hosts["host-b"], ("true",))
-    assert refused.value.hint == "--host host-a" and len(stays) == 1
+        inside.run_inside(stays.cluster, stays.hosts["host-b"], ("true",))
+    assert refused.value.hint == "--host host-a" and len(host.inside) == commands
+    assert not stays.admins["host-b"].inside
 
 
 @pytest.mark.parametrize("name", ["slurmctld", "munge"])
-def test_what_the_engine_has_is_not_looked_for_here(moved: Pair, stays: list[str], name: str) -> None:
-    host = moved.hosts["host-a"]
+def test_what_the_engine_has_is_not_looked_for_here(stays: Moved, name: str) -> None:
+    host = stays.hosts["host-a"]
     for act in (
-        lambda: inside.show_log(moved.cluster, host, name, lines=1, follow=False, write=MagicMock()),
-        lambda: restart.plan_restart(moved.cluster, host, [name]),
+        lambda: inside.show_log(stays.cluster, host, name, lines=1, follow=False, write=MagicMock()),
+        lambda: restart.plan_restart(stays.cluster, host, [name]),
     ):
         with pytest.raises(Refused, match=f"{name} is not in the services container of host-a: nomad has it"):
             act()
     with pytest.raises(ConfigError, match="no log nonsense"):
-        inside.show_log(moved.cluster, host, "nonsense", lines=1, follow=False, write=MagicMock())
+        inside.show_log(stays.cluster, host, "nonsense", lines=1, follow=False, write=MagicMock())
 
 
-def test_a_log_is_that_of_what_stays(moved: Pair, stays: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_that_of_what_stays(stays: Moved) -> None:
     """Also where it is stopped: that of its own overlay."""
-    host, stream, read_inside = moved.hosts["host-a"], MagicMock(), MagicMock(return_value=b"")
-    stream.return_value.__enter__.return_value.read.return_value = b""
-    monkeypatch.setattr(host, "stream", stream)
-    inside.show_log(moved.cluster, host, "nat", lines=1, follow=False, write=MagicMock())
-    argv = stream.call_args.args
+    host = stays.admins["host-a"]
+    inside.show_log(stays.cluster, host, "nat", lines=1, follow=False, write=MagicMock())
+    argv = host.inside[-1]
     assert "instance://sms-sample_gateway" in argv and argv[-1] == "/var/log/sms/nat.log"
-    monkeypatch.setattr(inside, "find_instance", lambda *_: None)
-    monkeypatch.setattr(inside, "running_gateway", lambda *_: None)
-    monkeypatch.setattr(inside, "is_linked", lambda *_: False)
-    monkeypatch.setattr(ext3, "read_inside", read_inside)
-    overlay = moved.cluster.of_gateway().places.overlay
+    host.instances.clear()
+    overlay = stays.cluster.of_gateway().places.overlay
     host.run("mkdir", "-p", str(overlay.parent))
     host.run("touch", str(overlay))
-    inside.show_log(moved.cluster, host, "nat", lines=1, follow=False, write=MagicMock())
-    assert read_inside.call_args.args[1:] == (str(overlay), "/upper/var/log/sms/nat.log")
+    inside.show_log(stays.cluster, host, "nat", lines=1, follow=False, write=MagicMock())
+    assert host.debugged == [("debugfs", "-R", 'cat "/upper/var/log/sms/nat.log"', str(overlay))]
 
 
-def test_a_restart_is_one_in_what_stays(moved: Pair, stays: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    restarted: list[str] = []
-
-    def restart_service(cluster: Cluster, *_: object) -> Restarted:
-        restarted.append(cluster.site.cluster)
-        return Restarted("nat", True, 0.1, "")
-
-    monkeypatch.setattr(restart, "restart_service", restart_service)
-    monkeypatch.setattr(restart, "lock_host", lambda *_: nullcontext())
-    (done,) = restart.restart(moved.cluster, moved.hosts["host-a"], ["nat"], Silent(), wait_s=1)
-    assert done.ok and restarted == [moved.cluster.of_gateway().site.cluster]
+def test_a_restart_is_one_in_what_stays(stays: Moved) -> None:
+    host = stays.admins["host-a"]
+    host.prints |= {"--wait": '{"name": "nat", "ok": true}', "nat": "12 13"}
+    (done,) = restart.restart(stays.cluster, host, ["nat"], Silent(), wait_s=1)
+    assert done.ok and all("instance://sms-sample_gateway" in argv for argv in host.inside)
 
 
-def test_what_does_not_act_on_it_names_the_way(moved: Pair, stays: list[str]) -> None:
+def test_what_does_not_act_on_it_names_the_way(stays: Moved) -> None:
     """`sms apply`, a snapshot of the overlay, and a migration to another host."""
-    host = moved.hosts["host-a"]
+    host = stays.hosts["host-a"]
     with pytest.raises(Refused, match="nomad has the services") as refused:
-        plan_apply(moved.cluster, host, Silent())
+        plan_apply(stays.cluster, host, Silent())
     assert "`sms deploy` applies the site file, also to what stays" in refused.value.hint
     with pytest.raises(Refused, match="nomad has the services and their state: the overlay on host-a") as refused:
-        inspect_overlay(moved.cluster, host)
+        inspect_overlay(stays.cluster, host)
     assert "what stays in the services container has none of Slurm, and no snapshots" in refused.value.hint
     for name, way in (
         ("host-b", "`sms stop --host host-a`, then `sms start --host host-b`"),
         ("host-a", "`sms deploy`"),
     ):
         with pytest.raises(Refused, match="nomad has the services") as refused:
-            find_source(moved.cluster, moved.hosts[name], recover=False, progress=Silent())
+            find_source(stays.cluster, stays.hosts[name], recover=False, progress=Silent())
         assert refused.value.hint.startswith(way)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +14,8 @@ import pytest
 from appliance.errors import Busy, Refused, RolledBack, SmsError, Unverified
 from appliance.host.base import CommandError, Result, Unreachable
 from appliance.host.local import Local
-from appliance.operations import preflight
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.engines import move as module
-from appliance.operations.engines import move_checks
 from appliance.operations.engines import transfer as pump
 from appliance.operations.engines.move import rehearse_move
 from appliance.operations.engines.move_checks import _answers, _refuse_elsewhere
@@ -26,6 +24,7 @@ from appliance.operations.engines.move_run import Move, record_path
 from appliance.operations.engines.owners import Command, Owner, script_argv
 from appliance.operations.engines.transfer import transfer
 from appliance.operations.lease import Leases, hand_over, query_lease
+from appliance.operations.preflight import lock_host
 from appliance.plan.migration.state import (
     COMMITTING,
     COPYING,
@@ -42,6 +41,8 @@ from appliance.plan.migration.state import (
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from tests.sites import GOOD
+from tests.support.env import FakeHosts, Impatient, Reports, with_env
+from tests.support.nomad import on_nomad
 
 PATH = "/var/spool/slurmctld"
 OLD = 7
@@ -60,6 +61,10 @@ class Volume(Owner):
         self.moved = ""
         self.calls: list[str] = []
         self.faults: dict[str, BaseException] = {}
+        self.image: Versions | None = None
+        """Versions of the image; None: those of this machine."""
+        self.started: Callable[[], None] = lambda: None
+        """Called after a start."""
         (folder / PATH[1:]).mkdir(parents=True)
         (folder / PATH[1:] / "job_state").write_text(name)
 
@@ -77,6 +82,12 @@ class Volume(Owner):
 
     def runs(self) -> bool:
         return self.serves
+
+    def open(self) -> None:
+        self._call("open")
+
+    def versions(self) -> Versions:
+        return self.image or super().versions()
 
     def free_bytes(self) -> int:
         return -1
@@ -100,6 +111,7 @@ class Volume(Owner):
         self._call("start")
         assert not self.moved, "no task starts with a state that was moved"
         self.serves = True
+        self.started()
 
     def control(self, *argv: str) -> Result:
         return self.host.run("false", ok=None)
@@ -174,7 +186,7 @@ def phase(current: Move) -> str:
 def current(
     request: pytest.FixtureRequest, cluster: Cluster, host: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Move:
-    monkeypatch.setattr(module, "keep_stopped", lambda *_: nullcontext())
+    monkeypatch.setattr(module, "keep_stopped", lambda *_: nullcontext())  # it needs an overlay
     return make_move(cluster, host, tmp_path, *request.param)
 
 
@@ -191,21 +203,18 @@ def test_the_generation_is_that_with_which_the_target_serves(current: Move, monk
     """A start of the services container takes one more."""
     plan = MagicMock(source=current.source.name, target=current.target.name, resumes=False, left={}, files=0, bytes=0)
     monkeypatch.setattr(module, "inspected", lambda *_, **__: nullcontext((plan, current)))
-    start = current.target.start
+    assert isinstance(current.target, Volume)
 
-    def start_and_take() -> None:
-        start()
+    def take() -> None:
         lease = query_lease(current.host, current.cluster)
         current.host.write(str(current.cluster.places.lease), replace(lease, generation=lease.generation + 1).text())
 
-    monkeypatch.setattr(current.target, "start", start_and_take)
+    current.target.started = take
     done = module.move(current.cluster, current.host, current.target.name, Silent())
     assert done.generation == current.generation + 1 == query_lease(current.host, current.cluster).generation
 
 
-def test_a_source_that_is_gone_after_the_commit_does_not_keep_the_target_from_starting(
-    current: Move, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_is_gone_after_the_commit_does_not_keep_the_target_from_starting(current: Move) -> None:
     source, target = current.source, current.target
     assert isinstance(source, Volume) and isinstance(target, Volume)
     source.faults["close"] = Unreachable("it is gone")
@@ -214,24 +223,25 @@ def test_a_source_that_is_gone_after_the_commit_does_not_keep_the_target_from_st
     assert target.serves and not source.serves and phase(current) == STARTING
 
 
-def test_a_record_that_cannot_be_written_names_who_has_the_state(
-    current: Move, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_cannot_be_written_names_who_has_the_state(current: Move) -> None:
     """After the commit: the next run starts the target."""
+
+    class Full(Local):
+        def write(self, path: str, data: bytes, *, mode: int = 0o644) -> bool:
+            raise SmsError("no space left")
+
     module._copy_and_commit(current)
-    monkeypatch.setattr(Move, "enter", MagicMock(side_effect=SmsError("no space left")))
+    current.host = Full(current.host.name)
     with pytest.raises(Unverified, match=r"has the state .* does not serve: no space left") as caught:
         module._start(current, MoveResult(current.source.name, current.target.name, current.generation))
     assert "run this again" in caught.value.hint
 
 
 @pytest.mark.parametrize("newer", [False, True])
-def test_an_image_that_could_not_be_checked_is_checked_before_the_stop(
-    current: Move, monkeypatch: pytest.MonkeyPatch, *, newer: bool
-) -> None:
+def test_an_image_that_could_not_be_checked_is_checked_before_the_stop(current: Move, *, newer: bool) -> None:
     current.unread = Tree(slurm=0x2700 if newer else 0x2600)
-    monkeypatch.setattr(current.target, "versions", lambda: Versions("22.05", ""))
-    monkeypatch.setattr(current.target, "open", lambda: current.target._call("open"))  # type: ignore[attr-defined]
+    assert isinstance(current.target, Volume)
+    current.target.image = Versions("22.05", "")
     with pytest.raises(Refused, match="wrote the state") if newer else nullcontext():
         module._copy_and_commit(current)
     source, target = current.source, current.target
@@ -300,16 +310,10 @@ def test_a_refusal_before_the_stop_is_one(current: Move) -> None:
 
 @pytest.mark.parametrize("source", ["nomad", "kubernetes"])
 def test_who_works_on_the_overlay_keeps_a_move_from_stopping_an_engine(
-    cluster: Cluster, host: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+    cluster: Cluster, host: Local, tmp_path: Path, source: str
 ) -> None:
-    @contextmanager
-    def busy(*_: Any) -> Iterator[None]:
-        raise Busy("another run is at work on the overlay")
-        yield
-
-    monkeypatch.setattr(module, "keep_stopped", busy)
-    current = make_move(cluster, host, tmp_path, source, "container")
-    with pytest.raises(Busy):
+    current = make_move(with_env(cluster, locks=Impatient()), host, tmp_path, source, "container")
+    with lock_host(cluster, host), pytest.raises(Busy):
         module._copy_and_commit(current)
     owners = current.source, current.target
     assert [one.calls for one in owners if isinstance(one, Volume)] == [[], []] and phase(current) == ""
@@ -387,18 +391,17 @@ def test_a_lost_engine_is_not_started_again(current: Move) -> None:
 # One at a time
 
 
-def test_there_is_one_move(cluster: Cluster, host: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_one_move(cluster: Cluster, host: Local, tmp_path: Path) -> None:
     """The second one, also a rehearsal, ends before it looks at anything."""
-    monkeypatch.setattr(preflight, "LOCK_WAIT_S", 0)
-    monkeypatch.setattr(move_checks, "check_reports", lambda *_: None)
-    monkeypatch.setattr(move_checks, "_begin", lambda *_: pytest.fail("it has begun"))
+    progress = Reports()
+    cluster = with_env(on_nomad(cluster, tmp_path), locks=Impatient())
     with lock_moves(cluster, host), pytest.raises(Busy, match="another `sms migrate --to`"):
-        rehearse_move(cluster, host, "nomad", Silent())
+        rehearse_move(cluster, host, "nomad", progress)
+    assert not progress.steps, "it has not begun"
 
 
-def test_the_lock_is_on_every_admin_host(cluster: Cluster, host: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_is_on_every_admin_host(cluster: Cluster, host: Local) -> None:
     """Two admin hosts start a move at once; one of them that cannot be reached refuses it."""
-    monkeypatch.setattr(preflight, "LOCK_WAIT_S", 0)
     opened = []
 
     class Gone(Local):
@@ -410,8 +413,7 @@ def test_the_lock_is_on_every_admin_host(cluster: Cluster, host: Local, monkeypa
 
     two = [cluster.site.admin_hosts[0], cluster.site.admin_hosts[0].model_copy(update={"name": "other"})]
     both = replace(cluster, site=cluster.site.model_copy(update={"admin_hosts": two}))
-    both._hosts["other"] = Gone("other")
-    monkeypatch.setattr(type(both), "host", lambda self, name: self._hosts[name])
+    both = with_env(both, hosts=FakeHosts({"other": Gone("other")}), locks=Impatient())
     with pytest.raises(Refused, match="other cannot be reached"), lock_moves(both, host):
         pytest.fail("it has begun")
     assert len(opened) == 1

@@ -11,11 +11,11 @@ import pytest
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Stuck, Unreachable
-from appliance.host.fake import Answer, Fake
 from appliance.host.local import Local
 from appliance.tools.engine import BOUNDED, Forbidden, run_program
 from appliance.tools.kubectl import Kubectl, read_pod
 from appliance.tools.nomad import Nomad, read_allocation, read_job, readable_plan
+from tests.support.fake import Answer, Fake
 
 KUBECTL = ("kubectl", "--kubeconfig=/k", "--namespace=lab")
 NOMAD = ("env", "NOMAD_NAMESPACE=default", "NOMAD_CLI_SHOW_HINTS=false", "nomad")

@@ -12,12 +12,13 @@ from appliance.config.engines import SecretRef
 from appliance.engines.deploy import Bundle, Item
 from appliance.engines.render import render
 from appliance.errors import ConfigError
-from appliance.host.fake import Fake
 from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.operations.engines.kubernetes_owner import _pod
 from appliance.operations.site.find import open_site
 from appliance.tools.engine import BOUNDED
 from appliance.tools.kubectl import Kubectl
+from tests.support.env import fake_env
+from tests.support.fake import Fake
 from tests.unit.engines.cases import KUBERNETES, SITES, case_input, make_input
 
 
@@ -51,7 +52,7 @@ def test_a_secret_of_the_site_has_its_own_key(tmp_path: Path) -> None:
 def test_a_deployment_reads_and_writes_that_key() -> None:
     limited = (*BOUNDED, "kubectl", "--namespace=lab", "--request-timeout=30s")
     fake = Fake({(*limited, "get", "secret", "slurm.munge"): (0, '{"data": {"munge": "a2V5", "munge.key": "bm8="}}')})
-    found = OnKubernetes(Kubectl(fake, "lab"), {"munge_key": SecretRef(name="slurm.munge", key="munge")})
+    found = OnKubernetes(Kubectl(fake, "lab"), {"munge_key": SecretRef(name="slurm.munge", key="munge")}, fake_env())
     items = (Item("slurmctld", "service", "", secrets=("munge_key",)),)
     (state,) = found.secrets(Bundle("kubernetes", "sample", "lab", "image", "slurmctld", items))
     assert (state.where, state.value) == ("secret slurm.munge", b"key")

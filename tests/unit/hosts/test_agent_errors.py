@@ -9,12 +9,12 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, CommandTimeout, Result
-from appliance.host.fake import Answer, Fake, FakeStream
 from appliance.host.stream import LineReader
 from appliance.progress import Silent
 from appliance.shared.lease import SwapLease
-from appliance.tools import agent, python
-from appliance.tools.agent import AgentEnded, MessageReader, Session, installed_path
+from appliance.tools import python
+from appliance.tools.agent import AgentEnded, Agents, MessageReader, Session
+from tests.support.fake import Answer, Fake, FakeStream
 
 REQUEST = {"cluster": "lab", "overlay": "/o/lab.img"}
 STEP = json.dumps({"kind": "step", "name": "leave.offer", "text": ""})
@@ -24,7 +24,7 @@ INNER = ("lab.img", "pyz", "python3", "{", "kind", "early:", "bytes")
 
 def session(status: int, *lines: str) -> Session:
     """Return the session of an agent that has printed these lines on standard error, and ended."""
-    argv = ("python3", "-I", installed_path(), "leave", json.dumps(REQUEST))
+    argv = ("python3", "-I", Agents().installed_path(), "leave", json.dumps(REQUEST))
     reader = MessageReader(Silent(), ExitStack())
     errors = "\n".join(lines).encode()
     stream = FakeStream("a", argv, lambda _: Result("a", argv, status, b"", errors), LineReader(reader.feed))
@@ -74,8 +74,8 @@ def test_a_request_that_fails_is_not_shown(timeout: bool) -> None:
         raise (CommandTimeout if timeout else CommandError)(result)
 
     for work in (
-        lambda: agent.perform(host(fail), SwapLease("/o/lab.img.lease", "{}")),
-        lambda: agent.call(host(fail), "resume", REQUEST),
+        lambda: Agents().perform(host(fail), SwapLease("/o/lab.img.lease", "{}")),
+        lambda: Agents().call(host(fail), "resume", REQUEST),
     ):
         with pytest.raises(AgentEnded, match="sh: not found") as caught:
             work()

@@ -14,7 +14,6 @@ import pytest
 
 from appliance.config.model import Secrets
 from appliance.host.base import Unreachable
-from appliance.host.fake import Fake
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.hosts.doctor import _files, collect_facts, diagnose
 from appliance.plan.hosts.apptainer import PINS as PINS_FILE
@@ -32,6 +31,8 @@ from appliance.plan.hosts.doctor import (
 from appliance.plan.hosts.facts import Bridge, Facts, parse_values, read_bridges, read_masters
 from appliance.progress import Silent
 from appliance.share import share
+from tests.support.env import FakeHosts, with_env
+from tests.support.fake import Fake
 
 Need = Callable[[str], str]
 DEBIAN = 'NAME="Debian GNU/Linux"\nID=debian\n'
@@ -415,13 +416,15 @@ def test_a_host_is_queried_once_and_nothing_is_changed(cluster: Cluster) -> None
     assert [argv[0] for argv in host.asked] == ["sh", "ip"]
 
 
-def test_an_unreachable_host_is_one_finding(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> Facts:
+def test_an_unreachable_host_is_one_finding(cluster: Cluster) -> None:
+    def refuse(*_: object) -> tuple[int, str]:
         raise Unreachable("host-a: no route to host", hint="is the host up?")
 
-    monkeypatch.setattr("appliance.operations.hosts.doctor.collect_facts", refuse)
     name = cluster.site.admin_hosts[0].name
-    assert diagnose(cluster, name) == [Finding("SSH", "missing", "host-a: no route to host; is the host up?")]
+    hosts = FakeHosts({name: Fake({(): refuse})})
+    assert diagnose(with_env(cluster, hosts=hosts), name) == [
+        Finding("SSH", "missing", "host-a: no route to host; is the host up?")
+    ]
 
 
 def test_files_are_checked_as_by_config_check(cluster: Cluster, tmp_path: Path) -> None:

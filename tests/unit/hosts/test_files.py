@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import Refused
-from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.tools import files
 from appliance.tools.programs import find_program
 from appliance.tools.space import need_space
+from tests.support.fake import Fake
 
 HERE = Local()
 
@@ -70,17 +70,6 @@ def test_what_others_can_write(tmp_path: Path, folder: int, file: int, unsafe: b
     assert files.others_can_write(HERE, str(path)) == unsafe
     os.chown(path, 1, 1)
     assert files.others_can_write(HERE, str(path))
-
-
-def test_names_like_a_pattern(tmp_path: Path) -> None:
-    patterns = ("c.img.moved", "c.img.past-*")
-    assert not files.has_name_like(HERE, str(tmp_path / "none"), *patterns)
-    (tmp_path / "c.img").write_text("x"), (tmp_path / "d.img.past-1").write_text("x")
-    assert not files.has_name_like(HERE, str(tmp_path), *patterns)
-    for name in ("c.img.past-7", "c.img.moved"):
-        (tmp_path / name).write_text("x")
-        assert files.has_name_like(HERE, str(tmp_path), *patterns)
-        (tmp_path / name).unlink()
 
 
 def test_memory() -> None:

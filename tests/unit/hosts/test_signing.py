@@ -7,11 +7,13 @@ import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from appliance.errors import Refused
-from appliance.host.local import ENVIRONMENT, Local
+from appliance.host.base import Result
+from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_build_host, open_cluster
 from appliance.operations.engines.image import make_oci
 from appliance.operations.hosts.signing import examine_signing, refuse_signing_keys
@@ -89,14 +91,20 @@ def test_where_a_signing_key_is(
         refuse_signing_keys(cluster, host)
 
 
-def test_without_openssl_nothing_is_assumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openssl_nothing_is_assumed(folder: Path) -> None:
     copied(folder)
     programs = folder / "programs"
     programs.mkdir()
     for name in ("sh", "env", "find", "xargs", "grep", "sort", "test"):
         (programs / name).symlink_to(str(shutil.which(name)))
-    monkeypatch.setitem(ENVIRONMENT, "PATH", str(programs))
-    cluster, host = site(folder, "elsewhere"), Local(HERE)
+
+    class Bare(Local):
+        """This machine with these programs alone."""
+
+        def run(self, *argv: str, **options: Any) -> Result:
+            return super().run("env", f"PATH={programs}", *argv, **options)
+
+    cluster, host = site(folder, "elsewhere"), Bare(HERE)
     (found,) = examine_signing(cluster, host)
     assert found.state == "warning" and "were not compared: openssl is not installed" in found.detail
     with pytest.raises(Refused, match="openssl is not installed"):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.tools.programs import find_missing, has_program
 from appliance.tools.space import Space, query_space, query_used
+from tests.support.fake import Fake
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from appliance.catalog import read_bases
-from appliance.host.fake import Fake
 from appliance.operations.image.sources import _host_mirrors
 from appliance.share import share
 from appliance.tools.apt import find_mirrors
+from tests.support.fake import Fake
 
 SUITES = {"debian": ["bookworm", "bookworm-updates"], "security": ["bookworm-security"]}
 CLEAN = "http://near.example.org/debian/ Debian|bookworm"

@@ -16,6 +16,7 @@ from appliance.errors import Busy, SmsError
 from appliance.host.base import Result
 from appliance.host.local import Local
 from appliance.host.stream import Stream
+from appliance.operations.env import Env
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.progress import Silent
 
@@ -54,10 +55,10 @@ def test_a_partial_copy_is_resumed(tmp_path: Path, part: bytes | None) -> None:
         target.part.parent.mkdir()
         target.part.write_bytes(part)
         target.part.chmod(0o600)
-    assert copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+    assert copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
     assert target.image.read_bytes() == DATA and target.image.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in target.image.parent.iterdir()] == ["a.sif"]
-    assert not copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+    assert not copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
 
 
 def test_a_corrupt_copy_is_removed(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_a_corrupt_copy_is_removed(tmp_path: Path) -> None:
     source.image.write_bytes(DATA)
     target.part.write_bytes(b"x" * 1000)
     with pytest.raises(SmsError, match="is corrupt"):
-        copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+        copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
     assert list(target.image.parent.iterdir()) == []
 
 
@@ -78,7 +79,7 @@ def test_what_is_left_of_another_version_is_removed(tmp_path: Path) -> None:
     source.image.write_bytes(DATA)
     for name in ("a.sif.part", "a.sif.0123456789abcdef.part", "aa.sif.part"):
         (tmp_path / "b" / name).write_bytes(DATA[:1000])
-    assert copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+    assert copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["a.sif", "aa.sif.part"]
 
 
@@ -91,7 +92,7 @@ def test_the_copy_of_another_version_goes_on(tmp_path: Path) -> None:
     other.write_bytes(DATA[:1000])
     with other.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+        assert copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
     assert other.read_bytes() == DATA[:1000]
     assert target.image.read_bytes() == DATA
 
@@ -105,7 +106,7 @@ def test_two_copies_at_once(tmp_path: Path) -> None:
     with target.part.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(Busy):
-            copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+            copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
     assert target.part.read_bytes() == DATA[:1000]
 
 
@@ -116,7 +117,7 @@ def test_copies_that_begin_at_once_end_well(tmp_path: Path) -> None:
     source.image.write_bytes(DATA)
 
     def copy(_: int) -> bool:
-        return copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+        return copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
 
     with ThreadPoolExecutor(4) as pool:
         sent = list(pool.map(copy, range(4)))

@@ -6,12 +6,12 @@ import pytest
 
 from appliance.catalog import Base, read_bases
 from appliance.errors import ConfigError, Refused
-from appliance.host.fake import Fake
 from appliance.operations.image.sources import _host_mirrors, _repository_keys
 from appliance.plan.image.repositories import Credential
 from appliance.share import share
 from appliance.tools.programs import FIND
 from appliance.tools.rpm import find_mirrors
+from tests.support.fake import Fake
 
 DNF4 = """\
 Repo-id            : appstream

@@ -81,9 +81,13 @@ def test_slurmd_waits_for_the_controller_of_any_of_them() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="it compiles the first process of pods")
-def test_secrets_are_readable_by_root_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Layout, "engines_disk", tmp_path)
-    keys = make_keys(LAYOUT)
+def test_secrets_are_readable_by_root_only(tmp_path: Path) -> None:
+    class Here(Layout):
+        @property
+        def engines_disk(self) -> Path:
+            return tmp_path
+
+    keys = make_keys(Here("t-lab", 2, engines=LAYOUT.engines))
     assert {name for name, own in keys.items() if KUBECONFIG in own} == {"control", "host-a", "host-b", "admin"}
     for host in LAYOUT.hosts:
         made = files(host, render.Keys(b"", KEYS.authorized, KEYS.host, engines=keys))

@@ -26,7 +26,7 @@ def off(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of hosts that are off; the lab's record is ``WHOLE``."""
     dead: set[str] = set()
     found = {f"/run/netns/{WHOLE.layout.namespace(name)}": name for name in NAMES}
-    monkeypatch.setattr(journal, "_same_namespace", lambda _, space: found[space] not in dead)
+    monkeypatch.setattr(Path, "samefile", lambda _, space: found[space] not in dead)
     for module in (lab, journal):
         monkeypatch.setattr(module, "read_journal", lambda _: WHOLE)
     return dead

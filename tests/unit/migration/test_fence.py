@@ -12,12 +12,13 @@ import pytest
 from appliance.config.model import AdminHost
 from appliance.errors import Refused, SmsError
 from appliance.host import local
-from appliance.host.fake import Fake
+from appliance.host.local import Local
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
 from appliance.tools import ipmi, redfish
 from appliance.tools.redfish_power import switch
 from tests.ownnet import own_network
 from tests.redfish import PASSWORD, USER, UUID, Emulator, emulator
+from tests.support.fake import Fake
 
 
 @pytest.fixture
@@ -37,9 +38,9 @@ def by_redfish(bmc: Emulator, **more: Any) -> AdminHost:
 @pytest.mark.slow
 def test_redfish_powers_a_host_off(bmc: Emulator) -> None:
     assert bmc.power() == "On"
-    fence(by_redfish(bmc))
+    fence(by_redfish(bmc), Local())
     assert bmc.power() == "Off"
-    fence(by_redfish(bmc))  # already off
+    fence(by_redfish(bmc), Local())  # already off
 
 
 @pytest.mark.slow
@@ -64,12 +65,12 @@ def test_wrong_password_and_unknown_certificate_are_refused(bmc: Emulator, tmp_p
     wrong.write_text("wrong\n")
     wrong.chmod(0o600)
     with pytest.raises(Refused, match=r"not known to be off.*401") as caught:
-        fence(by_redfish(bmc, password_file=wrong))
+        fence(by_redfish(bmc, password_file=wrong), Local())
     assert "--i-have-fenced" in caught.value.hint
     with pytest.raises(Refused, match="certificate verification failed"):
-        fence(by_redfish(bmc, ca=None))
+        fence(by_redfish(bmc, ca=None), Local())
     assert bmc.power() == "On"
-    fence(by_redfish(bmc, ca=None, insecure=True))
+    fence(by_redfish(bmc, ca=None, insecure=True), Local())
     assert bmc.power() == "Off"
 
 
@@ -104,14 +105,14 @@ def test_host_without_fencing_is_refused() -> None:
 
 def test_command_reports_by_exit_status(tmp_path: Path) -> None:
     mark = tmp_path / "off"
-    fence(admin(command=["touch", str(mark)]))
+    fence(admin(command=["touch", str(mark)]), Local())
     assert mark.exists()
     with pytest.raises(Refused, match="not known to be off"):
-        fence(admin(command=["false"]))
+        fence(admin(command=["false"]), Local())
     with pytest.raises(Refused, match="not known to be off"):
-        fence(admin(command=["sleep", "60"], timeout_s=1))
+        fence(admin(command=["sleep", "60"], timeout_s=1), Local())
     with pytest.raises(Refused, match="not known to be off"):
-        fence(admin(command=["/nowhere/fence"]))
+        fence(admin(command=["/nowhere/fence"]), Local())
 
 
 POWER = ("ipmitool", "-I", "lanplus", "-H", "bmc", "-U", "ADMIN", "-f", "/etc/sms/bmc", "chassis", "power")
@@ -193,7 +194,7 @@ def test_ipmi_powers_a_host_off(tmp_path: Path, need: Callable[[str], str], monk
         simulator = subprocess.Popen([need("ipmi_sim"), *words], stdin=quiet, stdout=quiet, stderr=quiet)
         try:
             settings = {"address": address, "user": "ADMIN", "password_file": tmp_path / "password"}
-            fence(admin(ipmi=settings))
+            fence(admin(ipmi=settings), Local())
         finally:
             simulator.terminate()
             simulator.wait(10)

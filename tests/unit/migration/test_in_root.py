@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -9,16 +10,17 @@ import socket
 import threading
 import xmlrpc.client
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from appliance.agent import in_root, migration_source
-from appliance.agent.endpoint import Instance
 from appliance.agent.in_root import by_descriptor, open_in_root
-from appliance.agent.migration_source import MigrationSource
+from appliance.agent.instance import Instance
+from appliance.agent.migration_source import TAIL_BYTES, MigrationSource
 from appliance.agent.protocol import read_request
 from appliance.shared.migration import SourceRequest
+from tests.support.system import FakeInstance, FakeSystem
 from tests.unit.migration.requests import SOURCE
 
 SECRET = b"of the host"
@@ -35,9 +37,40 @@ class Sent:
         self.messages.append((kind, bytes(body), facts))
 
 
-def refuse(_: int, path: str) -> int:
-    """Stands for the call where a seccomp filter refuses it."""
-    raise PermissionError(errno.EPERM, "refused", path)
+class Refusal:
+    """Stands for syscall(2) where the kernel has not the call, or a seccomp filter refuses it."""
+
+    restype: object = None
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, *arguments: object) -> int:
+        ctypes.set_errno(self.number)
+        return -1
+
+
+class OwnHost(FakeSystem):
+    """The host of a container with that root."""
+
+    less = 0
+    """How many bytes less than otherwise are read of its logs."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(77)
+        self.root = str(root)
+
+    def instance(self, pid: int) -> Instance:
+        return Logs(pid, self)
+
+
+class Logs(FakeInstance):
+    """An instance whose logs are read up to another limit."""
+
+    system: OwnHost
+
+    def read_from(self, path: str, offset: int, limit: int) -> tuple[bytes, bool]:
+        return super().read_from(path, offset, limit - self.system.less)
 
 
 @pytest.fixture(params=["openat2", "ENOSYS", "EPERM"])
@@ -46,30 +79,24 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 
     For kernels with openat2(2), and without it.
     """
-    if request.param == "ENOSYS":
-        monkeypatch.setattr(in_root, "SYS_OPENAT2", 100_000)
-    elif request.param == "EPERM":
-        monkeypatch.setattr(in_root, "_openat2", refuse)
+    if request.param != "openat2":
+        refusal = Refusal(getattr(errno, request.param))
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syscall=refusal))
     made = tmp_path / "root"
     for folder in (made / "var/log", made / "run/sms", tmp_path / "host"):
         folder.mkdir(parents=True)
     (tmp_path / "host/messages").write_bytes(SECRET)
-    monkeypatch.setattr(Instance, "root", str(made))
     return made
 
 
-@pytest.fixture
-def at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log server has ended."""
-    monkeypatch.setattr(Instance, "stop_services", lambda *_: None)
-
-
-def source_of(folder: Path) -> tuple[MigrationSource, Sent]:
-    """The source of a migration, and what it sends."""
+def source_of(folder: Path, *, less: int = 0) -> tuple[MigrationSource, Sent]:
+    """The source of a migration, whose log server has ended, and what it sends."""
     paths = {name: str(folder / name) for name in ("overlay", "lease", "history", "mark", "lock")}
     channel = Sent()
     request = read_request(SourceRequest, {**SOURCE, **paths, "loggers": [], "tails": ["/var/log/messages"]})
-    return MigrationSource(request, channel), channel  # type: ignore[arg-type]
+    system = OwnHost(folder / "root")
+    system.less = less
+    return MigrationSource(request, channel, system), channel  # type: ignore[arg-type]
 
 
 def sent_tail(folder: Path) -> bytes:
@@ -87,21 +114,18 @@ def escapes(root: Path) -> dict[str, str]:
     return {"absolute": str(outside), "dots": f"../../../host/{outside.name}", "many dots": "../" * 40 + str(outside)}
 
 
-@pytest.mark.usefixtures("at_rest")
 @pytest.mark.parametrize("kind", ["absolute", "dots", "many dots"])
 def test_a_log_that_is_a_link_to_a_file_of_the_host_is_not_sent(root: Path, kind: str) -> None:
     (root / "var/log/messages").symlink_to(escapes(root)[kind])
     assert sent_tail(root.parent) == b""
 
 
-@pytest.mark.usefixtures("at_rest")
 def test_a_log_in_a_folder_that_is_a_link_to_one_of_the_host_is_not_sent(root: Path) -> None:
     (root / "var/log").rmdir()
     (root / "var/log").symlink_to(root.parent / "host")
     assert sent_tail(root.parent) == b""
 
 
-@pytest.mark.usefixtures("at_rest")
 def test_a_log_behind_an_absolute_link_inside_is_sent(root: Path) -> None:
     (root / "srv").mkdir()
     (root / "srv/messages").write_bytes(LINE)
@@ -109,7 +133,6 @@ def test_a_log_behind_an_absolute_link_inside_is_sent(root: Path) -> None:
     assert sent_tail(root.parent) == LINE
 
 
-@pytest.mark.usefixtures("at_rest")
 def test_only_what_follows_the_freeze_is_sent(root: Path) -> None:
     (root / "var/log/messages").write_bytes(b"before\n" + LINE)
     source, channel = source_of(root.parent)
@@ -119,23 +142,20 @@ def test_only_what_follows_the_freeze_is_sent(root: Path) -> None:
     assert channel.messages[0][1] == LINE
 
 
-@pytest.mark.usefixtures("at_rest")
-def test_a_log_of_any_size_does_not_stop_the_migration(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_of_any_size_does_not_stop_the_migration(root: Path) -> None:
     """Whole lines within the limit are sent. A process inside may make a file larger than memory, such as a hole."""
-    monkeypatch.setattr(migration_source, "TAIL_BYTES", 3 * len(LINE))
     log = root / "var/log/messages"
     for content, size, sent in ((3, 0, 3), (5, 0, 3), (2, 1 << 40, 2), (0, 1 << 40, 0)):
         log.write_bytes(LINE * content)
         if size:
             os.truncate(log, size)
-        source, channel = source_of(root.parent)
+        source, channel = source_of(root.parent, less=TAIL_BYTES - 3 * len(LINE))
         source.send_log_tails({})
         (_, body, facts), *_ = channel.messages
         assert body == LINE * sent
         assert facts["cut"] == (["/var/log/messages"] if size or content > sent else [])
 
 
-@pytest.mark.usefixtures("at_rest")
 def test_a_log_that_is_a_pipe_does_not_stop_the_migration(root: Path) -> None:
     os.mkfifo(root / "var/log/messages")
     found: list[bytes] = []
@@ -158,7 +178,7 @@ def test_the_socket_of_the_supervisor_is_not_one_of_the_host(root: Path) -> None
     with listen(root.parent / "host/sock") as server:
         (root / "run/sms/supervisor.sock").symlink_to(root.parent / "host/sock")
         with pytest.raises(FileNotFoundError):
-            Instance(77).supervisor().getAllProcessInfo()
+            OwnHost(root).instance(77).supervisor().getAllProcessInfo()
         with pytest.raises(BlockingIOError):
             server.accept()
 
@@ -178,7 +198,7 @@ def test_the_supervisor_is_reached_through_a_link_inside(root: Path) -> None:
                 one.sendall(head + value)
 
         threading.Thread(target=answer, daemon=True).start()
-        assert Instance(77).supervisor().getPID() == 7
+        assert OwnHost(root).instance(77).supervisor().getPID() == 7
 
 
 def test_every_name_is_taken_below_the_root(root: Path) -> None:

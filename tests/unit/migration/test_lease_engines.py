@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
 
 from appliance.errors import Refused
-from appliance.host.base import Host, Unreachable
-from appliance.operations.context import Cluster
-from appliance.operations.deployed import Deployed
-from appliance.operations.engines import abandon
-from appliance.operations.engines import engine as engines
+from appliance.host.base import Host
+from appliance.operations.deployed import Deployed, record_path
 from appliance.operations.engines.writer import release_from_engine, take_for_engine
-from appliance.operations.lease import (
-    Leases,
-    hand_over,
-    query_lease,
-    release_lease,
-)
+from appliance.operations.lease import hand_over, query_lease, release_lease
 from appliance.operations.migration import failover
 from appliance.operations.services import start
 from appliance.progress import Silent
-from appliance.shared.lease import BUSY, ENGINE, SwapLease
-from appliance.tools import agent
-from tests.pairs import Pair
+from appliance.shared.lease import BUSY, ENGINE
+from appliance.shared.records import to_json
+from appliance.shared.requests import Request
+from tests.pairs import AgentsInFolders, HostInFolder, Pair
+from tests.support.env import FakeHosts, with_env
+from tests.support.nomad import WithNomad, on_nomad
 
-GOES_ON = "the host to start on is checked"
+GOES_ON = "host-a cannot run the services container: bridge"
+"""The host to start on is checked, which has no bridges."""
+
+
+class Admin(WithNomad, HostInFolder):
+    """An admin host that reaches Nomad."""
 
 
 @pytest.mark.parametrize("kind", ["apart", "together"])
@@ -71,17 +70,14 @@ def test_a_deployment_takes_the_lease_and_a_stop_releases_it(
     for name in pair.hosts:
         with pytest.raises(Refused, match="nomad has the services"):
             pair.take(name)
-    with MonkeyPatch.context() as patch:
-        patch.setattr(Cluster, "host", lambda _, name: pair.hosts[name])
-        assert release_from_engine(pair.cluster, a, "nomad", Silent())
+    assert release_from_engine(pair.cluster, a, "nomad", Silent())
     assert {holder for holder, _, _ in pair.files().values()} == {None}
     assert query_lease(pair.hosts["host-b"], pair.cluster).last == before
     assert pair.take("host-b") == (4 if before else 3)
 
 
-def test_a_stop_does_not_release_a_lease_that_a_move_gave(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_does_not_release_a_lease_that_a_move_gave(apart: Pair) -> None:
     """A start would use the overlay of before the move."""
-    monkeypatch.setattr(Cluster, "host", lambda _, name: apart.hosts[name])
     a = apart.hosts["host-a"]
     apart.take("host-a")
     hand_over(a, apart.cluster, apart.leases("host-a"), holder=f"{ENGINE}nomad", generation=2)
@@ -92,18 +88,16 @@ def test_a_stop_does_not_release_a_lease_that_a_move_gave(apart: Pair, monkeypat
 
 
 @pytest.mark.parametrize("busy", [1, 9])
-def test_a_host_that_does_not_know_who_has_the_services_is_named(
-    apart: Pair, monkeypatch: pytest.MonkeyPatch, busy: int
-) -> None:
-    perform, left = agent.perform, [busy]
+def test_a_host_that_does_not_know_who_has_the_services_is_named(apart: Pair, busy: int) -> None:
+    left = [busy]
 
-    def locked(host: Host, request: SwapLease, **options: Any) -> str:
+    def locked(host: Host, _: Request) -> str | None:
         if host.name == "host-b" and left[0]:
             left[0] -= 1
             return BUSY
-        return str(perform(host, request, **options))
+        return None
 
-    monkeypatch.setattr(agent, "perform", locked)
+    apart.cluster = with_env(apart.cluster, agents=AgentsInFolders(instead=locked))
     apart.take("host-a")
     left[0] = busy
     leases = apart.leases("host-a")
@@ -115,33 +109,22 @@ def test_a_host_that_does_not_know_who_has_the_services_is_named(
 
 @pytest.mark.parametrize("known", ["by the lease", "by the deployment"])
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_failover_from_a_lost_engine(
-    apart: Pair, monkeypatch: pytest.MonkeyPatch, *, known: str, answers: bool
-) -> None:
+def test_a_failover_from_a_lost_engine(apart: Pair, tmp_path: Path, *, known: str, answers: bool) -> None:
     """With --i-have-fenced only: one that answers and runs the services has not failed."""
-    monkeypatch.setattr(Cluster, "host", lambda _, name: apart.hosts[name])
-    for check in ("check_programs", "find_known"):
-        monkeypatch.setattr(failover, check, lambda *_, **__: None)
-    monkeypatch.setattr(abandon, "render_bundle", lambda *_: None)
-    monkeypatch.setattr(failover, "check_networks", lambda *_: pytest.fail(GOES_ON))
-    a = apart.hosts["host-a"]
+    a = Admin("host-a", apart.hosts["host-a"].folder)
+    apart.hosts["host-a"] = a
+    apart.cluster = with_env(on_nomad(apart.cluster, tmp_path), hosts=FakeHosts(apart.hosts))
     if known == "by the lease":
         take_for_engine(apart.leases("host-a"), "nomad", Silent())
     else:
         apart.take("host-b")
         apart.hosts["host-b"].cut = True
-        monkeypatch.setattr(apart.hosts["host-b"], "accepts_connections", lambda: False)
         deployed = Deployed("nomad", "deployed", 1, "", "", 1.0, "host-a")
-        monkeypatch.setattr(failover, "read_deployed", lambda *_: deployed)
-
-    class Engine:
-        def states(self, _: object) -> list[engines.WorkloadState]:
-            if not answers:
-                raise Unreachable("no answer")
-            allocation = engines.Instance("1", "c1", True, True, ())
-            return [engines.WorkloadState("slurm-ctl", "service", True, 1, (allocation,))]
-
-    monkeypatch.setattr(abandon, "find_engine", lambda *_: Engine())
+        a.write(record_path(apart.cluster), to_json(deployed))
+    if answers:
+        a.has_job("slurm-ctl", allocation="1")
+    else:
+        a.error = "dial tcp 10.0.0.1:4646: connect: connection refused"
 
     def plan(*, fenced: bool) -> None:
         failover.plan_failover(apart.cluster, a, failover.FailoverOptions(fenced=fenced), Silent())
@@ -149,28 +132,19 @@ def test_a_failover_from_a_lost_engine(
     if known == "by the lease":
         with pytest.raises(Refused, match="nomad has the services and their state"):
             plan(fenced=False)
-    if answers:
-        with pytest.raises(Refused, match="nomad answers and runs 1"):
-            plan(fenced=True)
-    else:
-        with pytest.raises(pytest.fail.Exception, match=GOES_ON):
-            plan(fenced=True)
+    with pytest.raises(Refused, match="nomad answers and runs 1" if answers else GOES_ON):
+        plan(fenced=True)
 
 
-def test_a_start_of_a_failover_takes_the_lease_of_a_lost_engine(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_of_a_failover_takes_the_lease_of_a_lost_engine(apart: Pair) -> None:
     a, nomad = apart.hosts["host-a"], f"{ENGINE}nomad"
     apart.take("host-a")
     hand_over(a, apart.cluster, apart.leases("host-a"), holder=nomad, generation=2)
-    for name in ("check_programs", "recover_migration"):
-        monkeypatch.setattr(start, name, lambda *_: None)
-    monkeypatch.setattr(start, "image_of_unfinished", lambda *_: pytest.fail(GOES_ON))
     with pytest.raises(Refused, match="nomad has the services"):
         start.start(apart.cluster, a, Silent(), start.StartOptions())
-    with pytest.raises(pytest.fail.Exception, match=GOES_ON):
+    with pytest.raises(Refused, match=GOES_ON):
         start.start(apart.cluster, a, Silent(), start.StartOptions(fenced=(nomad,)))
-    leases = Leases(a, apart.cluster, without=(nomad,))
-    leases.hosts = dict(apart.hosts)
-    leases.query()
+    leases = apart.leases("host-a", without=(nomad,))
     assert leases.check().holder == "host-a"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from appliance.agent.endpoint import HostState
 from appliance.agent.protocol import read_request
+from appliance.agent.system import System
 from appliance.shared.lease import BUSY, LOST_RACE, SAME, WRITTEN, Lease, SwapLease, digest, parse_lease, peek
 from appliance.shared.locks import hold_lock
 from appliance.shared.migration import TargetRequest
@@ -77,7 +78,7 @@ def test_a_writer_that_does_not_know_the_cluster_keeps_its_uuid(tmp_path: Path) 
     """Such as the agents of a migration."""
     path = tmp_path / "c.lease"
     path.write_bytes(Lease("c", 5, "a", 1.0, "a", cluster_uuid=UUID, adopted=3).text())
-    state = HostState(read_request(TargetRequest, {**TARGET, "lease": str(path)}), "arrive")
+    state = HostState(read_request(TargetRequest, {**TARGET, "lease": str(path)}), "arrive", System())
     assert state.write_lease("b", 6)
     found = parse_lease(path.read_bytes())
     assert (found.holder, found.generation, found.cluster_uuid, found.adopted) == ("b", 6, UUID, 3)
@@ -141,7 +142,8 @@ def test_peek(data: bytes | None, found: tuple[int, str]) -> None:
 @pytest.mark.parametrize(("shared", "file"), [(False, "a"), (True, "b")])
 def test_the_agent_of_a_migration_writes_by_the_same_rules(tmp_path: Path, shared: bool, file: str) -> None:
     path = tmp_path / "c.lease"
-    state = HostState(read_request(TargetRequest, {**TARGET, "lease": str(path), "shared": shared}), "arrive")
+    request = read_request(TargetRequest, {**TARGET, "lease": str(path), "shared": shared})
+    state = HostState(request, "arrive", System())
     assert (state.generation(), state.holder()) == (0, "")
     assert not state.write_lease("b", 6, only_from=5)
     assert state.write_lease("b", 6, only_from=0) and not state.write_lease("b", 5)

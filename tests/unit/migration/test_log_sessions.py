@@ -7,20 +7,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from appliance.agent import endpoint, log_sessions
-from appliance.agent.endpoint import Instance
+from appliance.agent.instance import Instance
 from appliance.agent.log_sessions import LogSessions
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.protocol import read_request
 from appliance.shared.migration import SourceRequest
 from tests.ownnet import own_network
+from tests.support.system import BridgeChange, FakeInstance, FakeSystem
 from tests.unit.migration.requests import SOURCE
 
 ADDRESS = ("127.0.0.1", 514)
@@ -148,21 +149,22 @@ def test_sessions_that_began_meanwhile_are_closed_the_second_time(server: Server
             assert (first.recv(1), second.recv(1)) == (b"", b"")
 
 
-def test_senders_may_connect_again_although_another_process_cannot_be_reached(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.sessions.close()
-    duplicate, fault = log_sessions._duplicate_sockets, PermissionError(1, "not permitted")
+class BesideAnother(LogSessions):
+    """Sessions in whose network there is another process, which cannot be reached."""
 
-    def refuse(pid: int, known: set[int]) -> Iterator[tuple[int, socket.socket]]:
+    def _processes(self) -> list[int]:
+        return [0, self.pid]
+
+    def _sockets(self, pid: int, known: set[int]) -> Iterator[tuple[int, socket.socket, bool]]:
         if pid == 0:
-            raise fault
-        return duplicate(pid, known)
+            raise PermissionError(1, "not permitted")
+        return super()._sockets(pid, known)
 
-    monkeypatch.setattr(log_sessions, "_duplicate_sockets", refuse)
-    monkeypatch.setattr(LogSessions, "_processes", lambda _: [0, server.process.pid])
+
+def test_senders_may_connect_again_although_another_process_cannot_be_reached(server: Server) -> None:
+    server.sessions.close()
     with pytest.raises(PermissionError):
-        server.sessions.reopen()
+        BesideAnother(server.process.pid, [514]).reopen()
     server.connect().close()
 
 
@@ -182,25 +184,58 @@ def test_without_log_ports_nothing_is_read() -> None:
     assert sessions.wait_until_noticed(0) and sessions.wait_until_read(0)
 
 
+class Ordered(FakeSystem):
+    """A host that keeps the order of what is done to sessions, ports and services; some of it may fail."""
+
+    def __init__(self, done: list[str]) -> None:
+        super().__init__(77)
+        self.done = done
+        self.fault: Exception | None = None
+        """Of announcements and bridges."""
+
+    def instance(self, pid: int) -> Instance:
+        return OrderedInstance(pid, self)
+
+    def read_connections(self, instance: Instance) -> list[str]:
+        self.done.append("connections")
+        return []
+
+    def set_bridges(self, ports: BridgeChange, *, timeout: float = 60) -> None:
+        if self.fault:
+            raise self.fault
+        self.done.append(f"bridge {ports['veth0']}")
+
+
+class OrderedInstance(FakeInstance):
+    """Its instance."""
+
+    system: Ordered
+
+    def stop_services(self, names: Sequence[str], patience_s: float) -> None:
+        self.system.done.append("stop_services")
+
+    def start_services(self, names: Sequence[str]) -> None:
+        self.system.done.append("start_services")
+
+    def announce(self, addresses: dict[str, str]) -> None:
+        if self.system.fault:
+            raise self.system.fault
+        self.system.done.append("announce")
+
+
 class Recorder:
     """The source of a migration, and the order of what it does to sessions, ports and services."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception | None = None) -> None:
+    def __init__(self, folder: Path, fault: Exception | None = None) -> None:
         self.done: list[str] = []
         self.fault = fault
+        self.system = Ordered(self.done)
         paths = {name: str(folder / name) for name in ("overlay", "lease", "history", "mark", "lock")}
         request = read_request(SourceRequest, {**SOURCE, **paths, "mac": "", "tails": []})
-        self.source = MigrationSource(request, self)  # type: ignore[arg-type]
-        self.source.sessions = self  # type: ignore[assignment]
+        channel: Any = self
+        self.source = MigrationSource(request, channel, self.system)
+        self.source.sessions = channel
         self.source.ports = {"eth0": "veth0"}
-        monkeypatch.setattr(endpoint, "read_connections", self.read_connections)
-        monkeypatch.setattr(endpoint, "set_bridges", lambda ports: self.done.append(f"bridge {ports['veth0']}"))
-        for name in ("announce", "start_services", "stop_services"):
-            monkeypatch.setattr(Instance, name, lambda *_, name=name: self.done.append(name))
-
-    def read_connections(self, _: object) -> list[object]:
-        self.done.append("connections")
-        return []
 
     def close(self) -> None:
         self.done.append("close")
@@ -222,8 +257,8 @@ class Recorder:
         self.done.append(f"sent {kind}")
 
 
-def test_sessions_end_while_the_network_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(tmp_path, monkeypatch)
+def test_sessions_end_while_the_network_is_up(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
     recorder.source.send_connections({})
     assert recorder.done == ["close", "noticed", "connections", "sent connections"]
     del recorder.done[:]
@@ -234,8 +269,8 @@ def test_sessions_end_while_the_network_is_up(tmp_path: Path, monkeypatch: pytes
     assert recorder.done == ["read", "stop_services", "sent tails"]
 
 
-def test_a_rollback_lets_senders_connect_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(tmp_path, monkeypatch)
+def test_a_rollback_lets_senders_connect_again(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
     recorder.source.release({})
     del recorder.done[:]
     recorder.source.restore_service("a test")
@@ -243,27 +278,20 @@ def test_a_rollback_lets_senders_connect_again(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("fault", [PermissionError(1, "not permitted"), AttributeError("pidfd_open: not permitted")])
-def test_a_kernel_that_does_not_allow_it_does_not_stop_the_migration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], fault: Exception
-) -> None:
-    recorder = Recorder(tmp_path, monkeypatch, fault)
+def test_a_kernel_that_does_not_allow_it_does_not_stop_the_migration(tmp_path: Path, fault: Exception) -> None:
+    recorder = Recorder(tmp_path, fault)
     recorder.source.release({})
     assert recorder.done == ["close", "bridge None", "connections", "sent released"]
-    printed = capfd.readouterr().out
-    assert "lines may be lost: " in printed and "not permitted" in printed
+    (note,) = recorder.system.notes
+    assert "lines may be lost: " in note and "not permitted" in note
     recorder.source.restore_service("a test")
     assert recorder.done[-1] == "start_services"
 
 
-def test_services_start_again_whatever_else_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(tmp_path, monkeypatch, RuntimeError("no thread"))
+def test_services_start_again_whatever_else_fails(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, RuntimeError("no thread"))
     recorder.source.release({})
-
-    def fail(*_: object) -> None:
-        raise FileNotFoundError(2, "no arping")
-
-    monkeypatch.setattr(Instance, "announce", fail)
-    monkeypatch.setattr(endpoint, "set_bridges", fail)
+    recorder.system.fault = FileNotFoundError(2, "no arping")
     recorder.source.restore_service("a test")
     assert recorder.done[-2:] == ["reopen", "start_services"] and not (tmp_path / "mark").exists()
     assert (tmp_path / "history").read_text().count("trouble") == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select as kernel
 import struct
 import threading
 import zlib
@@ -13,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.agent import channel
 from appliance.agent.changes import Changes
-from appliance.agent.channel import Channel, Disconnected
+from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
 from appliance.agent.chunk_frames import HEAD, FrameEncoder, chunk_digest, decode_frames
-from appliance.agent.endpoint import CONNECTION, NEIGHBOUR, parse_translated, without_timeout
+from appliance.agent.connections import CONNECTION, NEIGHBOUR, parse_translated, without_timeout
 from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK, ZERO, digest_of
 from appliance.agent.transfer import COMPRESSED, PLAIN
@@ -421,9 +421,16 @@ def test_a_sent_message(wire: Wire) -> None:
 
 
 def test_a_receiver_that_does_not_read(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "PATIENCE_S", 0.05)
+    ready, patience = kernel.select, list[float]()
+
+    def select_soon(reads: list[int], writes: list[int], other: list[int], seconds: float) -> object:
+        patience.append(seconds)
+        return ready(reads, writes, other, 0.05)
+
+    monkeypatch.setattr(kernel, "select", select_soon)
     with pytest.raises(Disconnected):
         wire.channel.send("parcels", bytes(1 << 22))
+    assert set(patience) == {PATIENCE_S}
 
 
 def test_a_receiver_that_is_gone(wire: Wire) -> None:

@@ -13,6 +13,7 @@ from appliance.agent.migration_resume import resume
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem, read_request
+from appliance.agent.system import System
 from appliance.shared.migration import MoveMark, SourceRequest, TargetRequest
 from tests.unit.migration.requests import SOURCE, TARGET
 
@@ -42,7 +43,7 @@ def test_marks_of_version_519381b(tmp_path: Path, written: dict[str, Any], mark:
     """As that version wrote them; the request has all that the state machine needs."""
     path = tmp_path / "c.move"
     path.write_text(json.dumps(written))
-    assert read_mark(str(path)) == mark
+    assert read_mark(System(), str(path)) == mark
     if mark.side == "leave":
         assert MigrationSource(read_request(SourceRequest, mark.request), None).host_state.side == "leave"
     else:
@@ -51,13 +52,13 @@ def test_marks_of_version_519381b(tmp_path: Path, written: dict[str, Any], mark:
 
 def test_what_is_stored_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "c.move"
-    state = HostState(read_request(TargetRequest, {**TARGET, "mark": str(path)}), "arrive")
+    state = HostState(read_request(TargetRequest, {**TARGET, "mark": str(path)}), "arrive", System())
     state.save_state("started", ports=PORTS, inode=5)
-    found = read_mark(str(path))
+    found = read_mark(System(), str(path))
     assert found and (found.side, found.state, found.ports, found.inode) == ("arrive", "started", PORTS, 5)
     assert read_request(TargetRequest, found.request) == state.request
     state.clear_state()
-    assert read_mark(str(path)) is None
+    assert read_mark(System(), str(path)) is None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_an_invalid_one_is_reported(tmp_path: Path, data: bytes, error: str) -> 
     path = tmp_path / "c.move"
     path.write_bytes(data)
     with pytest.raises(Problem, match=error) as caught:
-        read_mark(str(path))
+        read_mark(System(), str(path))
     assert str(path) in caught.value.hint
     with pytest.raises(Problem, match=error):
         resume({"mark": str(path), "lock": str(tmp_path / "lock")})
@@ -85,5 +86,5 @@ def test_an_invalid_one_is_reported(tmp_path: Path, data: bytes, error: str) -> 
 
 
 def test_one_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError):
-        read_mark(str(tmp_path))
+    with pytest.raises(OSError, match="not a regular file"):
+        read_mark(System(), str(tmp_path))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +13,49 @@ from typing import Any
 
 import pytest
 
-from appliance.agent import endpoint, migration_source
-from appliance.agent.endpoint import HostState, Instance, read_mark
+from appliance.agent.endpoint import HostState, read_mark
+from appliance.agent.instance import Instance
 from appliance.agent.migration_resume import resume
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.protocol import Problem, read_request
+from appliance.agent.system import System
 from appliance.shared.lease import Lease
 from appliance.shared.locks import hold_lock, ports_lock
 from appliance.shared.migration import SourceRequest
+from tests.support.system import FakeInstance, FakeSystem
 from tests.unit.migration.requests import SOURCE
+
+STOP = tuple(SOURCE["stop_argv"])
+
+
+class OwnHost(FakeSystem):
+    """The host of an instance, which the command for it ends."""
+
+    fault: Exception | None = None
+    """Of the supervisor."""
+    wait_until_unused = System.wait_until_unused
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
+        self.outputs[STOP] = self.end
+
+    def end(self, *argv: str) -> bytes:
+        self.pid = 0
+        return b""
+
+    def instance(self, pid: int) -> Instance:
+        return Supervised(pid, self)
+
+
+class Supervised(FakeInstance):
+    """An instance whose supervisor may fail."""
+
+    system: OwnHost
+
+    def stop_services(self, names: Sequence[str], patience_s: float) -> None:
+        super().stop_services(names, patience_s)
+        if self.system.fault:
+            raise self.system.fault
 
 
 @dataclass
@@ -27,17 +63,14 @@ class Source:
     """A host whose migration was killed in state ``given``."""
 
     folder: Path
-    runs: bool = True
     loops: list[str] = field(default_factory=list)
     """Those that losetup lists."""
-    fault: Exception | None = None
-    """Of the supervisor."""
-    ran: list[tuple[str, ...]] = field(default_factory=list)
+    system: OwnHost = field(default_factory=lambda: OwnHost(77))
 
     def __post_init__(self) -> None:
         names = ("overlay", "lease", "history", "mark", "lock")
         paths = {name: str(self.folder / name) for name in names}
-        self.state = HostState(read_request(SourceRequest, {**SOURCE, **paths}), "leave")
+        self.state = HostState(read_request(SourceRequest, {**SOURCE, **paths}), "leave", self.system)
         self.state.save_state("given")
         self.path("overlay").write_bytes(b"stale")
 
@@ -46,16 +79,7 @@ class Source:
 
     def resume(self) -> dict[str, str]:
         """Do what the next verb does there."""
-        return resume({"mark": str(self.path("mark")), "lock": str(self.path("lock"))})
-
-    def run(self, *argv: str, ok: object = None, timeout: float = 0) -> bytes:
-        self.ran.append(argv)
-        self.runs = False
-        return b""
-
-    def stop_services(self, names: tuple[str, ...], patience_s: float) -> None:
-        if self.fault:
-            raise self.fault
+        return resume({"mark": str(self.path("mark")), "lock": str(self.path("lock"))}, self.system)
 
     def events(self) -> list[str]:
         return [json.loads(line)["event"] for line in self.path("history").read_text().splitlines()]
@@ -64,13 +88,7 @@ class Source:
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     made = Source(tmp_path)
-    monkeypatch.setattr(endpoint, "find_instance", lambda name: Instance(77) if made.runs else None)
-    monkeypatch.setattr(endpoint, "run", made.run)
-    monkeypatch.setattr(Instance, "stop_services", lambda _, names, patience_s: made.stop_services(names, patience_s))
     monkeypatch.setattr(subprocess, "check_output", lambda argv: "\n".join(made.loops).encode())
-    monkeypatch.setattr(migration_source, "private_mounts", lambda: None)
-    wait = endpoint.wait_until_unused
-    monkeypatch.setattr(endpoint, "wait_until_unused", lambda path, patience_s: wait(path, 0))
     return made
 
 
@@ -83,33 +101,30 @@ def check_ended(source: Source) -> None:
 
 def test_the_instance_ends(source: Source) -> None:
     assert source.resume() == {"found": "given", "side": "leave", "state": "gone"}
-    assert source.ran == [tuple(SOURCE["stop_argv"])]
+    assert source.system.did == [("stop", "rsyslog"), STOP]
     assert source.events() == ["gone"]
     check_ended(source)
 
 
 @pytest.mark.parametrize("fault", [TimeoutError(), Problem("rsyslog did not end within 90 s")])
 def test_it_ends_although_its_supervisor_does_not_answer(source: Source, fault: Exception) -> None:
-    source.fault = fault
+    source.system.fault = fault
     assert source.resume()["state"] == "gone"
-    assert source.ran == [tuple(SOURCE["stop_argv"])]
+    assert source.system.did == [("stop", "rsyslog"), STOP]
     assert source.events() == ["trouble", "gone"]
     check_ended(source)
 
 
 @pytest.mark.parametrize("state", ["given", "released"])
-def test_a_target_that_has_served_and_was_stopped_since_keeps_the_newest_state(
-    source: Source, monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
+def test_a_target_that_has_served_and_was_stopped_since_keeps_the_newest_state(source: Source, state: str) -> None:
     """Nobody answers for the addresses then: its release in the own lease file shows it, and stays there."""
-    monkeypatch.setattr(endpoint, "find_mac", lambda bridge, address: "")
     source.state.save_state(state)
     free = Lease("c", 5, None, 2.0, "a", last="b").text()
     source.path("lease").write_bytes(free)
     assert source.resume() == {"found": state, "side": "leave", "state": "gone"}
     assert source.path("overlay.moved").exists() and not source.path("overlay").exists()
     assert source.path("lease").read_bytes() == free
-    assert not source.runs
+    assert not source.system.pid
 
 
 def test_an_overlay_that_is_still_open_is_renamed_later(source: Source) -> None:
@@ -125,50 +140,53 @@ def test_an_overlay_that_is_still_open_is_renamed_later(source: Source) -> None:
 def test_an_overlay_of_the_same_name_on_another_host_of_a_lab_is_not_waited_for(source: Source) -> None:
     """Killed between the last two steps: losetup then compares names, and the target uses one of the same name."""
     source.path("overlay").rename(source.path("overlay.moved"))
-    source.runs, source.loops = False, ["/dev/loop7"]
+    source.system.pid, source.loops = 0, ["/dev/loop7"]
     assert source.resume()["state"] == "gone"
     check_ended(source)
 
 
-def test_its_own_instance_does_not_count_as_the_target(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_own_instance_does_not_count_as_the_target(source: Source) -> None:
     """Killed before the ports were detached, or after they were attached again: its own instance answers."""
-    attached = set[str]()
+    system = source.system
     source.state.save_state("released", ports={"eth0": "veth0"})
-    monkeypatch.setattr(endpoint, "find_mac", lambda bridge, address: SOURCE["macs"][0])
-    monkeypatch.setattr(endpoint, "is_attached", lambda port, bridge: (port, bridge) == ("veth0", "br-prov"))
-    monkeypatch.setattr(endpoint, "set_bridges", lambda ports: attached.update(ports))
-    monkeypatch.setattr(Instance, "start_services", lambda _, names: source.ran.append(tuple(names)))
-    monkeypatch.setattr(Instance, "announce", lambda _, addresses: None)
+    system.answers = {SOURCE["addresses"]["eth0"]: SOURCE["macs"][0]}
+    system.attached = {"veth0": "br-prov"}
     assert source.resume() == {"found": "released", "side": "leave", "state": "gone"}
-    assert source.runs and source.path("overlay").exists() and attached == {"veth0"}
-    assert source.ran == [("slurmctld", "rsyslog")] and source.events() == ["back"]
+    assert system.pid and source.path("overlay").exists()
+    back = ("announce", "10.1.0.1"), ("start", "slurmctld", "rsyslog")
+    assert system.did == [("bridges", {"veth0": "br-prov"}), *back]
+    assert source.events() == ["back"]
 
 
-def test_no_port_is_moved_while_another_process_moves_them(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+class LockedPorts(OwnHost):
+    """A host with the lock of its ports."""
+
+    ports_locked = System.ports_locked
+
+
+def test_no_port_is_moved_while_another_process_moves_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard reads the stored state under the lock of the ports, and then attaches one."""
-    monkeypatch.setattr(endpoint, "PORTS_WAIT_S", 0.1)
-    moved: list[object] = []
-    monkeypatch.setattr(endpoint, "set_bridges", moved.append)
-    monkeypatch.setattr(migration_source, "DatagramCounter", lambda *_: None)
-    monkeypatch.setattr(endpoint, "read_connections", lambda _: [])
-    monkeypatch.setattr(Instance, "start_services", lambda *_: None)
-    monkeypatch.setattr(Instance, "announce", lambda *_: None)
+    system = LockedPorts(77)
+    source = Source(tmp_path, system=system)
+    waited: list[float] = []
+    begin = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: begin + sum(waited))
+    monkeypatch.setattr(time, "sleep", waited.append)
     sent: list[str] = []
     channel: Any = SimpleNamespace(send=lambda kind, *_, **__: sent.append(kind))
-    one = MigrationSource(source.state.request, channel)  # type: ignore[arg-type]
-    monkeypatch.setattr(one, "_close_sessions", lambda: None)
+    one = MigrationSource(source.state.request, channel, system)  # type: ignore[arg-type]
     one.state, one.ports = "stopping", {"eth0": "veth0"}
     one.host_state.save_state("stopping", ports=one.ports)
     with hold_lock(ports_lock(str(source.path("lock")))):
         with pytest.raises(Problem, match="another process moves the ports"):
             one.release({})
-        mark = read_mark(str(source.path("mark")))
-        assert mark and mark.state == "stopping" and not mark.moves_ports and moved == [] and sent == []
+        mark = read_mark(system, str(source.path("mark")))
+        assert mark and mark.state == "stopping" and not mark.moves_ports and system.changes == [] and sent == []
         one.state = "released"
         one.restore_service("")
-        assert moved == [{"veth0": "br-prov"}], "the services must be on the network again"
+        assert system.changes == [{"veth0": "br-prov"}], "the services must be on the network again"
     assert source.events() == ["trouble", "back"]
     one.host_state.save_state("stopping", ports=one.ports)
     one.release({})
-    mark = read_mark(str(source.path("mark")))
-    assert mark and mark.moves_ports and moved[1:] == [{"veth0": None}] and sent == ["released"]
+    mark = read_mark(system, str(source.path("mark")))
+    assert mark and mark.moves_ports and system.changes[1:] == [{"veth0": None}] and sent == ["released"]

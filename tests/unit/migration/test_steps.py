@@ -15,21 +15,21 @@ import pytest
 from appliance.agent.protocol import Problem, read_request
 from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host, Unreachable
-from appliance.host.fake import Fake
-from appliance.operations import history
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.deliver import Image
-from appliance.operations.migration import agents, migrate, rollback, steps
-from appliance.operations.migration.state import Inspected, Migration, MigrationResult
+from appliance.operations.migration import migrate
+from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.migration.steps import run_steps
+from appliance.plan.machine import PROBE
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.jobs import JOBS
-from appliance.progress import Silent
+from appliance.progress import Progress, Silent
 from appliance.shared.lease import Lease
 from appliance.shared.migration import SourceRequest, TargetRequest
-from appliance.tools import agent
 from tests.places import DEBIAN_SITE
+from tests.support.env import FakeAgents, fake_env
+from tests.support.fake import Fake
 from tests.unit.migration.requests import SOURCE, TARGET
 
 CONFINED = Confinement((), "/s/seccomp.json", "/s/empty")
@@ -77,11 +77,15 @@ class World:
 
     log: list[str] = field(default_factory=list)
     fails: dict[str, Exception] = field(default_factory=dict)
-    """By host and request."""
+    """By host and request; with " after up", from when the target serves."""
     late: bool = False
     """The replies whose receipt failed come later."""
     probes: list[bytes] = field(default_factory=list)
     requests: dict[str, Any] = field(default_factory=dict)
+    serves: bool = True
+    """Whether the services answer on the source after a rollback."""
+    leases: dict[str, str] = field(default_factory=dict)
+    """The holder by the lease file of each host; one that is not here cannot be reached by then."""
 
     def add(self, host: Host, what: str) -> None:
         self.log.append(f"{host.name}.{what}")
@@ -91,10 +95,46 @@ class World:
     def host(self, name: str) -> Fake:
         def run(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
             self.add(host, "run")
-            return int("false" in argv), "1 RUNNING\n" if argv[-len(JOBS) :] == JOBS else ""
+            return int(not self.serves and PROBE in argv), "1 RUNNING\n" if argv[-len(JOBS) :] == JOBS else ""
 
-        host = Fake({(): run}, name=name)
+        host = Machine({(): run}, name=name)
+        host.world = self
         return host
+
+
+class Machine(Fake):
+    """A host whose lease file is a name of its world."""
+
+    world: World
+
+    def read(self, path: str) -> bytes | None:
+        if not path.endswith(".lease"):
+            return super().read(path)
+        if self.name not in self.world.leases:
+            raise LOST
+        return Lease("sample", 5, self.world.leases[self.name]).text()
+
+
+@dataclass(frozen=True)
+class WorldAgents(FakeAgents):
+    """Agents that reply from a table."""
+
+    world: World = field(default_factory=World)
+
+    def call(self, host: Host, command: str, request: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+        self.world.add(host, command)
+        return {}
+
+    @contextmanager
+    def open_endpoint(self, host: Host, command: str, request: Any, progress: Progress) -> Iterator[Any]:
+        self.world.requests[command] = request
+        endpoint = FakeEndpoint(self.world, host)
+        self.world.add(host, "open")
+        try:
+            yield endpoint
+        finally:
+            endpoint.close()
+            endpoint.wait()
 
 
 class FakeEndpoint:
@@ -122,7 +162,8 @@ class FakeEndpoint:
             self.replies.extend(REPLIES.get(do, []))
 
     def receive(self, *kinds: str, patience_s: float = 120) -> tuple[dict[str, Any], bytes]:
-        if error := self.world.fails.get(self.world.log[-1]):
+        fails, what = self.world.fails, self.world.log[-1]
+        if error := fails.get(what) or ("b.up" in self.world.log and fails.get(f"{what} after up")):
             if not self.world.late:
                 self.replies.clear()
             raise error
@@ -137,36 +178,25 @@ class FakeEndpoint:
         self.world.log.append(f"{self.name}.wait")
 
 
-def open_sample() -> Cluster:
+def open_sample(world: World | None = None) -> Cluster:
     """Return a cluster of the hosts a and b."""
     opened = open_cluster(DEBIAN_SITE, None, Silent())
     admins = tuple(opened.site.admin_hosts[0].model_copy(update={"name": name}) for name in "ab")
-    return Cluster(opened.site.model_copy(update={"admin_hosts": admins}), opened.services, opened.base)
+    site, env = (
+        opened.site.model_copy(update={"admin_hosts": admins}),
+        fake_env(agents=WorldAgents(world=world or World())),
+    )
+    return Cluster(site, opened.services, opened.base, env=env)
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World()
-
-    @contextmanager
-    def open_endpoint(host: Host, command: str, request: Any, progress: Silent) -> Iterator[FakeEndpoint]:
-        made.requests[command] = request
-        endpoint = FakeEndpoint(made, host)
-        made.add(host, "open")
-        try:
-            yield endpoint
-        finally:
-            endpoint.close()
-            endpoint.wait()
-
-    monkeypatch.setattr(agents, "open_endpoint", open_endpoint)
-    monkeypatch.setattr(agent, "call", lambda host, command, request: made.add(host, command))
-    return made
+def world() -> World:
+    return World()
 
 
 def move(world: World, *, shared: bool = False) -> tuple[MigrationResult, str]:
     """Migrate from host a to host b."""
-    return run_steps(open_sample(), inspect(world, shared=shared), IMAGE, Silent())
+    return run_steps(open_sample(world), inspect(world, shared=shared), IMAGE, Silent())
 
 
 def inspect(world: World, *, shared: bool = False) -> Inspected:
@@ -289,17 +319,10 @@ def test_late_replies_do_not_prevent_the_end(world: World, at: str) -> None:
 LOST = Unreachable("b sent no message for 120 s")
 
 
-def lose(world: World, monkeypatch: pytest.MonkeyPatch, at: str, *, target: bool | None) -> SmsError:
+def lose(world: World, at: str, *, target: bool | None) -> SmsError:
     """Lose the source at a request; return the error. ``target``: whether it holds the lease, None if lost as well."""
     world.fails = {at: LOST, "a.resume": Unreachable("a does not answer"), "b.abort": LOST}
-
-    def query(host: Host, _: Cluster) -> Lease:
-        if target is None:
-            raise LOST
-        return Lease("sample", 5, "b" if target else "a")
-
-    monkeypatch.setattr(rollback, "query_lease", query)
-    monkeypatch.setattr(rollback, "_source_answers", lambda _: True)
+    world.leases = {} if target is None else dict.fromkeys("ab", "b" if target else "a")
     with pytest.raises(SmsError, match="b sent no message for 120 s\n  ") as caught:
         move(world)
     return caught.value
@@ -317,9 +340,9 @@ def lose(world: World, monkeypatch: pytest.MonkeyPatch, at: str, *, target: bool
     ],
 )
 def test_a_broken_connection_names_who_serves(
-    world: World, monkeypatch: pytest.MonkeyPatch, at: str, target: bool | None, status: int, words: str, hint: str
+    world: World, at: str, target: bool | None, status: int, words: str, hint: str
 ) -> None:
-    error = lose(world, monkeypatch, at, target=target)
+    error = lose(world, at, target=target)
     assert error.status == status and hint in error.hint
     assert re.search(words, error.message), error.message
 
@@ -330,31 +353,18 @@ def test_a_broken_connection_names_who_serves(
     [
         ("b.start", "b", 1, "b has the lease of the shared overlay and cannot be reached", "sms failover a"),
         ("b.arm", "b", 1, "if it has failed, no host serves", "sms failover a"),
-        ("check", "b", 4, "serves on b since the switch, unless it has failed", "sms failover a"),
+        ("b.probe after up", "b", 4, "serves on b since the switch, unless it has failed", "sms failover a"),
         ("b.start", "a", 1, " on a again", "sms status --host a"),
     ],
 )
 def test_a_silent_target_with_the_lease_of_a_shared_overlay_is_named(
-    world: World, monkeypatch: pytest.MonkeyPatch, at: str, holder: str, status: int, words: str, hint: str, waits: bool
+    world: World, at: str, holder: str, status: int, words: str, hint: str, waits: bool
 ) -> None:
     """The source still waits for the lease, or has given up; it does not serve, and a start there would be refused."""
-
-    def query(host: Host, _: Cluster) -> Lease:
-        if host.name == "b":
-            raise LOST
-        return Lease("sample", 5, holder)
-
-    def lose_target(_: Migration) -> str:
-        raise LOST
-
     world.fails = {at: LOST, "b.abort": LOST}
+    world.leases, world.serves = {"a": holder}, False
     if waits:
         world.fails["a.resume"] = Busy("a migration is under way", hint="wait")
-    if at == "check":
-        monkeypatch.setattr(steps, "check_services", lose_target)
-    monkeypatch.setattr(rollback, "PROBE", "false")
-    monkeypatch.setattr(rollback, "query_lease", query)
-    monkeypatch.setattr(rollback, "_source_answers", lambda _: True)
     with pytest.raises(SmsError, match="b sent no message for 120 s\n  ") as caught:
         move(world, shared=True)
     assert caught.value.status == status and hint in caught.value.hint
@@ -371,10 +381,9 @@ def test_a_host_that_is_gone_before_the_migration_has_begun_is_refused(
         return IMAGE
 
     monkeypatch.setattr(migrate, "prepare", prepare)
-    monkeypatch.setattr(history, "note", lambda *_, **__: None)
     world.fails[at] = Unreachable("b: the connection broke")
     with pytest.raises(Refused, match=r"broke\n  nothing was changed: the services container runs on a$"):
-        migrate.execute(open_sample(), inspect(world), Silent())
+        migrate.execute(open_sample(world), inspect(world), Silent())
     assert not [one for one in world.log if one.partition(".")[2] not in ("open", "close", "wait")]
 
 

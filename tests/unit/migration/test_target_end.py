@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,15 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from appliance.agent import arp, endpoint
+from appliance.agent import endpoint
 from appliance.agent.adopt_arrive import AdoptArrive
-from appliance.agent.endpoint import Instance
 from appliance.agent.migration_resume import recover_saved
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem, read_request
+from appliance.agent.system import shown
 from appliance.plan.overlay.generation import read_mark
 from appliance.shared.lease import Lease, peek
 from appliance.shared.migration import MoveMark, TargetRequest
+from tests.support.system import FakeSystem
 from tests.unit.migration.requests import TARGET
 
 CONFINED = ["apptainer", "exec", "--no-privs", "instance://sms-c"]
@@ -32,12 +33,9 @@ COMMITTED = [
 
 
 @pytest.mark.parametrize(("generation", "holder", "mark"), COMMITTED)
-def test_the_overlay_is_marked_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generation: int, holder: str, mark: int
-) -> None:
+def test_the_overlay_is_marked_at_the_end(tmp_path: Path, generation: int, holder: str, mark: int) -> None:
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
-    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None)
-    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None, FakeSystem())
     Path(paths["overlay"]).write_bytes(b"")
     Path(paths["lease"]).write_bytes(Lease("c", generation, holder, 1.0, "a").text())
     target.state = "up"
@@ -57,12 +55,10 @@ CASES = [
 
 @pytest.mark.parametrize(("state", "generation", "holder", "after"), CASES)
 def test_lease_after_a_rollback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, generation: int, holder: str, after: tuple[int, str]
+    tmp_path: Path, state: str, generation: int, holder: str, after: tuple[int, str]
 ) -> None:
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
-    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None)
-    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
-    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None, FakeSystem())
     target.host_state.save_state(state)
     target.state = state
     before = Lease("c", generation, holder, 1.0, "a").text()
@@ -75,13 +71,11 @@ def test_lease_after_a_rollback(
     assert "backed out" in Path(paths["history"]).read_text()
 
 
-def test_an_adoption_that_is_rolled_back_leaves_a_free_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adoption_that_is_rolled_back_leaves_a_free_lease(tmp_path: Path) -> None:
     """The old node is not an admin host: one that held the lease would keep it for ever."""
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
     request = {**TARGET, **paths, "prepared": str(tmp_path / "prepared")}
-    target = MigrationTarget(read_request(TargetRequest, request), None)
-    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
-    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
+    target = MigrationTarget(read_request(TargetRequest, request), None, FakeSystem())
     target.state = "started"
     Path(paths["lease"]).write_bytes(Lease("c", 5, "a", 1.0, "a").text())
     target.abandon("the request to take over came too late")
@@ -94,6 +88,18 @@ OLD = {"name": "eno1", "inside": "eth0", **MACS, **MOVED}
 NOBODY: dict[str, str] = {}
 AWAY, SERVES = ({"10.0.0.5": MACS[mac], "10.0.0.9": "aa"} for mac in ("spare_mac", "mac"))
 OFF = {"10.0.0.9": "aa"}
+
+
+class Looks(FakeSystem):
+    """A host with the port ``p0``, on which each look at the network has other answers."""
+
+    def __init__(self, answers: list[dict[str, str]], pid: int = 0) -> None:
+        super().__init__(pid)
+        self.port_names = {"eth0": "p0"}
+        self.pending = list(answers)
+
+    def find_macs(self, interface: str, addresses: Sequence[str]) -> dict[str, str]:
+        return self.pending.pop(0)
 
 
 @pytest.mark.parametrize(
@@ -112,33 +118,24 @@ OFF = {"10.0.0.9": "aa"}
     ],
 )
 def test_an_adoption_without_its_coordinator_asks_for_the_old_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, waits: bool, answers: list[dict[str, str]], served: bool | None
+    tmp_path: Path, *, waits: bool, answers: list[dict[str, str]], served: bool | None
 ) -> None:
     """It knows no lease: what it serves, nobody else may."""
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
     request = {**TARGET, **paths, "prepared": str(tmp_path / "prepared"), "gives": [OLD]}
     channel = Commands("") if waits else None
-    target = AdoptArrive(read_request(TargetRequest, request), channel)  # type: ignore[arg-type]
-    pending = list(answers)
-    monkeypatch.setattr(arp, "find_macs", lambda *_: pending.pop(0))
-    monkeypatch.setattr(arp, "read_mac", lambda _: "02:00:00:00:00:99")
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
-    ports: list[dict[str, str | None]] = []
-    monkeypatch.setattr(endpoint, "set_bridges", ports.append)
-    monkeypatch.setattr(endpoint.Instance, "announce", lambda *_: None)
-    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
+    system = Looks(answers)
+    target = AdoptArrive(read_request(TargetRequest, request), channel, system)  # type: ignore[arg-type]
     Path(paths["overlay"]).write_bytes(b"")
     Path(paths["lease"]).write_bytes(Lease("c", 5, "a", 1.0, "a").text())
-    target.state, target.instance, target.ports = "up", endpoint.Instance(7), {"eth0": "p0"}
+    target.state, target.instance, target.ports = "up", system.instance(7), {"eth0": "p0"}
     with nullcontext() if served is not None else pytest.raises(Problem, match="nobody answers"):
         target.abandon("the connection was lost")
-    assert pending == []
+    assert system.pending == []
     bridge = TARGET["bridges"]["eth0"]
     isolated = [None] * (answers[:2] == [NOBODY, NOBODY])  # while nobody answered
-    assert [one["p0"] for one in ports] == {True: [*isolated, bridge] if isolated else [], False: [None], None: [None]}[
-        served
-    ]
+    ports = {True: [*isolated, bridge] if isolated else [], False: [None], None: [None]}[served]
+    assert [one["p0"] for one in system.changes] == ports
     if served is None:
         return
     assert peek(Path(paths["lease"]).read_bytes()) == (5, "a" if served else "")
@@ -146,27 +143,17 @@ def test_an_adoption_without_its_coordinator_asks_for_the_old_node(
 
 @pytest.mark.parametrize(("answers", "served"), [([AWAY, AWAY], True), ([SERVES], False)])
 def test_an_isolated_instance_of_a_killed_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, answers: list[dict[str, str]], served: bool
+    tmp_path: Path, *, answers: list[dict[str, str]], served: bool
 ) -> None:
     """It may have served before its network failed: it is not ended unless the old node serves."""
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
     request = {**TARGET, **paths, "prepared": str(tmp_path / "prepared"), "gives": [OLD]}
-    pending, ports = list(answers), list[dict[str, str | None]]()
-    monkeypatch.setattr(arp, "find_macs", lambda *_: pending.pop(0))
-    monkeypatch.setattr(arp, "read_mac", lambda _: "02:00:00:00:00:99")
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
-    monkeypatch.setattr(endpoint, "set_bridges", ports.append)
-    monkeypatch.setattr(endpoint, "find_instance", lambda _: Instance(7))
-    monkeypatch.setattr(endpoint, "is_attached", lambda *_: False)
-    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
-    monkeypatch.setattr(Instance, "ports", lambda *_: {"eth0": "p0"})
-    monkeypatch.setattr(Instance, "announce", lambda *_: None)
+    system = Looks(answers, pid=7)
     Path(paths["overlay"]).write_bytes(b"")
     Path(paths["lease"]).write_bytes(Lease("c", 5, "a", 1.0, "a").text())
-    found = recover_saved(MoveMark("arrive", "up", 7, request))
-    assert (pending, found["state"]) == ([], "done")
-    assert ports == ([{"p0": TARGET["bridges"]["eth0"]}] if served else [])
+    found = recover_saved(MoveMark("arrive", "up", 7, request), system)
+    assert (system.pending, found["state"]) == ([], "done")
+    assert system.changes == ([{"p0": TARGET["bridges"]["eth0"]}] if served else [])
     assert peek(Path(paths["lease"]).read_bytes()) == (5, "a" if served else "")
 
 
@@ -209,15 +196,14 @@ class Commands:
         self.replies.append(kind)
 
 
-def test_the_switch_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     """A slow one is waited for before, while the source serves; what the switch requests is answered at once."""
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
-    monkeypatch.setattr(endpoint, "load_connections", lambda *_: "")
-    monkeypatch.setattr(endpoint, "load_neighbours", lambda *_: None)
     channel = Commands("flush")
     channel.read_body = lambda message: b""  # type: ignore[attr-defined]
-    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), channel)  # type: ignore[arg-type]
-    target.instance = endpoint.Instance(7)
+    system = FakeSystem()
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), channel, system)  # type: ignore[arg-type]
+    target.instance = system.instance(7)
     target.flushed = Future()
     threading.Timer(1, target.flushed.set_result, [None]).start()
     with pytest.raises(Problem, match="the disk of a has not written the copy"):
@@ -229,31 +215,23 @@ def test_the_switch_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_target_that_serves_is_aborted_only_on_a_shared_overlay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
-) -> None:
+def test_target_that_serves_is_aborted_only_on_a_shared_overlay(tmp_path: Path, shared: bool) -> None:
     """Otherwise what it has acknowledged since the switch would be lost."""
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
-    channel, stopped = Commands("abort"), list[str]()
-    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths, "shared": shared}), channel)  # type: ignore[arg-type]
-
-    def run(*argv: str, **_: object) -> bytes:
-        stopped.append(argv[1])
-        return b""
-
-    monkeypatch.setattr(endpoint, "run", run)
-    monkeypatch.setattr(endpoint, "find_loops", lambda path: [])
+    channel, system = Commands("abort"), FakeSystem()
+    request = read_request(TargetRequest, {**TARGET, **paths, "shared": shared})
+    target = MigrationTarget(request, channel, system)  # type: ignore[arg-type]
     target.host_state.save_state("up")
     target.host_state.write_lease("b", 5)
     Path(paths["overlay"]).write_bytes(b"newest")
     target.state = "up"
     if shared:
         assert target.run() == {"state": "done"}
-        assert channel.replies == ["aborted"] and "instance" in stopped
+        assert channel.replies == ["aborted"] and tuple(TARGET["stop_argv"]) in system.did
     else:
         with pytest.raises(Problem, match="the services container serves on a"):
             target.run()
-        assert channel.replies == [] and "instance" not in stopped
+        assert channel.replies == [] and "instance" not in [argv[1] for argv in system.did]
         assert "arrived" in Path(paths["history"]).read_text()
     assert Path(paths["overlay"]).read_bytes() == b"newest"
 
@@ -269,25 +247,15 @@ RETURNED = [
 
 @pytest.mark.parametrize(("state", "lease", "runs", "after"), RETURNED)
 def test_a_crashed_target_keeps_the_lease_of_a_shared_overlay(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    state: str,
-    lease: tuple[int, str],
-    runs: bool,
-    after: tuple[int, str],
+    tmp_path: Path, state: str, lease: tuple[int, str], runs: bool, after: tuple[int, str]
 ) -> None:
     """The source waits for it for a time only; then no host would start."""
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
     request = {**TARGET, **paths, "shared": True, "bridges": {"eth0": "br0"}}
-    target = MigrationTarget(read_request(TargetRequest, request), None)
+    target = MigrationTarget(read_request(TargetRequest, request), None, FakeSystem(7 if runs else 0))
     target.host_state.save_state(state)
-    saved = endpoint.read_mark(paths["mark"])
+    saved = endpoint.read_mark(target.system, paths["mark"])
     assert saved
-    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"[]")
-    monkeypatch.setattr(endpoint, "find_loops", lambda path: [])
-    monkeypatch.setattr(endpoint, "find_instance", lambda name: Instance(7) if runs else None)
-    monkeypatch.setattr(endpoint, "is_attached", lambda port, bridge: False)
-    monkeypatch.setattr(Instance, "ports", lambda self, interfaces: {"eth0": "veth7"})
     Path(paths["overlay"]).write_bytes(b"")
     Path(paths["lease"]).write_bytes(Lease("c", *lease, 1.0, lease[1]).text())
     target.recover(saved)
@@ -296,13 +264,10 @@ def test_a_crashed_target_keeps_the_lease_of_a_shared_overlay(
 
 
 @pytest.mark.parametrize("state", ["copy", "placed"])
-def test_a_stale_overlay_set_aside_earlier_stays_set_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
+def test_a_stale_overlay_set_aside_earlier_stays_set_aside(tmp_path: Path, state: str) -> None:
     """A guard or a start named it by the generation that the lease still has at the next migration to this host."""
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
-    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None)
-    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None, FakeSystem())
     stale = tmp_path / "overlay.past-4"
     stale.write_bytes(b"stale")
     if state == "placed":
@@ -313,49 +278,40 @@ def test_a_stale_overlay_set_aside_earlier_stays_set_aside(
 
 
 def test_commands_are_shown_without_the_way_into_the_instance() -> None:
-    instance = endpoint.Instance(7)
-    assert endpoint.shown((*CONFINED, "/opt/sms/bin/sms-probe", "--wait")) == "/opt/sms/bin/sms-probe --wait"
-    assert endpoint.shown(instance.network("conntrack", "-R", "-")) == "conntrack -R -"
-    assert endpoint.shown(("ip", "-force", "-batch", "-", "x")) == "ip -force -batch -"
+    instance = FakeSystem().instance(7)
+    assert shown((*CONFINED, "/opt/sms/bin/sms-probe", "--wait")) == "/opt/sms/bin/sms-probe --wait"
+    assert shown(instance.network("conntrack", "-R", "-")) == "conntrack -R -"
+    assert shown(("ip", "-force", "-batch", "-", "x")) == "ip -force -batch -"
 
 
-def test_an_interrupted_rollback_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_rollback_is_completed(tmp_path: Path) -> None:
     """The host crashed after the copy was renamed back, before the overlay that it had replaced was."""
     paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
-    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
-    monkeypatch.setattr(endpoint, "find_instance", lambda name: None)
-    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
     copy, replaced = tmp_path / "overlay.partial", tmp_path / "overlay.past-4-replaced"
     copy.write_bytes(b"copy")
     replaced.write_bytes(b"before")
     Path(paths["lease"]).write_bytes(Lease("c", 5, "b", 1.0, "a").text())
-    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None)
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None, FakeSystem())
     target.host_state.save_state("up", inode=copy.stat().st_ino)
-    saved = endpoint.read_mark(paths["mark"])
+    saved = endpoint.read_mark(target.system, paths["mark"])
     assert saved
     target.recover(saved)
     assert (tmp_path / "overlay").read_bytes() == b"before" and copy.read_bytes() == b"copy"
     assert not Path(paths["mark"]).exists()
 
 
-def test_programs_of_the_container_run_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_of_the_container_run_confined() -> None:
     """They are those of the overlay, which an intruder may have replaced; nsenter gave them all capabilities."""
-    ran: list[list[str]] = []
-
-    def run(*argv: str, **more: object) -> bytes:
-        ran.append(list(argv))
-        return b""
-
-    monkeypatch.setattr(endpoint, "run", run)
     sent: list[str] = []
     channel = SimpleNamespace(
         send=lambda kind, *body, **more: sent.append(kind), read_body=lambda message: b"line", close=lambda: None
     )
-    target = MigrationTarget(read_request(TargetRequest, {**TARGET, "inside": CONFINED}), channel)  # type: ignore[arg-type]
-    target.instance = Instance(77)
+    request, system = read_request(TargetRequest, {**TARGET, "inside": CONFINED}), FakeSystem()
+    target = MigrationTarget(request, channel, system)  # type: ignore[arg-type]
+    target.instance = system.instance(77)
     target.probe({"do": "probe", "argv": ["sms-probe"], "limit_s": 9})
     target.run_command({"do": "ask", "argv": ["squeue"]})
     target.append_logs({"do": "tails", "files": [{"path": "/var/log/messages", "bytes": 4}]})
     assert sent == ["probed", "told", "appended"]
-    assert [argv[: len(CONFINED)] for argv in ran] == [CONFINED] * 3
-    assert [argv[len(CONFINED)] for argv in ran] == ["sms-probe", "squeue", "dd"]
+    assert [list(argv[: len(CONFINED)]) for argv in system.did] == [CONFINED] * 3
+    assert [argv[len(CONFINED)] for argv in system.did] == ["sms-probe", "squeue", "dd"]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import ConfigError, Refused
-from appliance.host.fake import Fake
 from appliance.operations.nodes.users import Source, SyncOptions, query_sssd, read_folder, sync, too_many_removed
 from appliance.plan.nodes.accounts import compare_lines, read_accounts
 from appliance.progress import Silent
 from appliance.tools.provision import Api
+from tests.support.fake import Fake
 
 ALICE = "alice:x:2001:2001:Alice:/home/alice:/bin/bash"
 TEAM = "team:x:3000:alice,bob"

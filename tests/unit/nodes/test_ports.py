@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from appliance.host.fake import Fake
 from appliance.tools.ports import attach, detach, find_ports
+from tests.support.fake import Fake
 
 INSIDE = [
     {"ifname": "lo", "ifindex": 1},

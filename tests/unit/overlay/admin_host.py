@@ -8,14 +8,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from appliance.host.fake import Answer, Fake
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.start_note import StartNote
 from appliance.plan.machine import inside_argv
 from appliance.progress import Silent
 from appliance.tools import python
-from appliance.tools.agent import installed_path
+from appliance.tools.agent import Agents
 from tests.places import DEBIAN_SITE
+from tests.support.fake import Answer, Fake
 
 NOW = 1_800_000_000.0
 IMAGE = "/nowhere/sms/images/k1.sif"
@@ -99,7 +99,7 @@ def host(
         ("test", str(cluster().places.overlay), "-ef"): (1, ""),
         ("losetup",): (0, "\n".join(users)),
         ("apptainer", "instance", "list"): (0, json.dumps({"instances": instances})),
-        ("python3", "-I", installed_path()): ask,
+        ("python3", "-I", Agents().installed_path()): ask,
         ("readlink",): (0, IMAGE),
         INSIDE: (0, ""),
         **(more or {}),

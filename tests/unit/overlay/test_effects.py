@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError
-from appliance.host.fake import Answer, Fake
 from appliance.operations.context import open_cluster
 from appliance.operations.image.list import prune_images
 from appliance.operations.lease import query_lease
@@ -18,6 +18,8 @@ from appliance.operations.preflight import check_networks, check_programs, refus
 from appliance.progress import Silent
 from appliance.tools import apptainer, bridge, ext3
 from tests.places import DEBIAN_SITE
+from tests.support.env import Serial
+from tests.support.fake import Answer, Fake
 
 
 @pytest.mark.parametrize(
@@ -72,13 +74,13 @@ def test_addresses_in_use(probes: dict[str, tuple[int, str]], taken: dict[str, s
     addresses = dict(zip(("br-prov", "br-pub"), ("10.0.0.1", "192.0.2.1"), strict=True))
     wait = ("arping", "-D", "-c", "2", "-w", "1", "-I")
     host = Fake({(*wait, name, addresses[name]): answer for name, answer in probes.items()})
-    assert bridge.taken(host, {addresses[name]: name for name in probes}) == taken
+    assert bridge.taken(host, {addresses[name]: name for name in probes}, Serial) == taken
 
 
 def test_an_address_that_could_not_be_probed_is_not_free() -> None:
     host = Fake({("arping",): (2, "arping: Interface br-prov is down")})
     with pytest.raises(SmsError, match="is down"):
-        bridge.taken(host, {"10.0.0.1": "br-prov"})
+        bridge.taken(host, {"10.0.0.1": "br-prov"}, Serial)
 
 
 def test_the_containers_own_mac_means_that_it_runs_elsewhere() -> None:
@@ -218,7 +220,7 @@ TAKEN = "FATAL: mount /proc/self/fd/6: error: while mounting image /proc/self/fd
 def test_a_container_is_retried_when_its_loop_device_was_taken(
     monkeypatch: pytest.MonkeyPatch, answers: list[tuple[int, str]], tries: int, works: bool
 ) -> None:
-    monkeypatch.setattr(apptainer, "LOOP_RETRY_S", 0)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     left = iter(answers)
     host = Fake({("apptainer",): lambda *_: next(left)})
     if works:

@@ -28,7 +28,9 @@ from appliance.plan.overlay.generation import Newer, OverlayState, find_newer_ov
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.overlay import mark_path
-from tests.pairs import STATE, Pair
+from appliance.tools.apptainer import Instance
+from tests.pairs import STATE, HostInFolder, Pair
+from tests.support.env import FakeHosts, Reports, with_env
 from tests.unit.migration.test_lease_files import make_guard
 
 NONE = OverlayState(False)
@@ -111,8 +113,7 @@ def test_an_unreadable_mark_is_an_error(data: bytes) -> None:
 
 
 @pytest.fixture
-def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    monkeypatch.setattr(generation, "SETTLE_S", 0)
+def apart(tmp_path: Path) -> Pair:
     return Pair(tmp_path, shared=False)
 
 
@@ -146,9 +147,7 @@ def test_a_host_without_an_overlay_is_refused_while_another_has_one(apart: Pair)
 
 
 def refuse_second_of(pair: Pair, name: str) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation, "query_all_leases", lambda host, cluster: pair.leases(host.name))
-        return refuse_second(pair.cluster, pair.hosts[name])
+    return refuse_second(pair.cluster, pair.hosts[name])
 
 
 def test_the_first_overlay_of_a_site_is_created(apart: Pair) -> None:
@@ -165,7 +164,7 @@ def test_an_overlay_that_is_gone_is_not_replaced_in_silence(apart: Pair) -> None
 
 
 def test_create_leads_on_where_the_newest_is_gone_and_an_older_one_has_no_mark(
-    apart: Pair, monkeypatch: pytest.MonkeyPatch
+    apart: Pair,
 ) -> None:
     """A first start on host-b was killed before it marked its new overlay, then one on host-a before it had one."""
     use(apart, "host-b", mark=False)
@@ -174,7 +173,6 @@ def test_create_leads_on_where_the_newest_is_gone_and_an_older_one_has_no_mark(
     with pytest.raises(Refused, match="out of date, and the newest one, that of host-a, is gone") as caught:
         check(apart, "host-b")
     assert "sms overlay create --host host-b" in caught.value.hint
-    monkeypatch.setattr(generation, "query_all_leases", lambda host, cluster: apart.leases(host.name))
     assert find_lost(apart.cluster, apart.hosts["host-b"])
     kept = create._set_aside(apart.cluster, apart.hosts["host-b"], Silent())
     assert kept.endswith(".past-2") and not overlay(apart, "host-b").exists()
@@ -184,7 +182,7 @@ def test_create_leads_on_where_the_newest_is_gone_and_an_older_one_has_no_mark(
     assert find_lost(apart.cluster, apart.hosts["host-b"]) is None
 
 
-def test_a_stale_overlay_is_set_aside_whoever_wrote_the_lease(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_overlay_is_set_aside_whoever_wrote_the_lease(apart: Pair) -> None:
     """A failover to host-b while host-a was off: the guard there then writes the lease of host-a."""
     old = apart.leases("host-b")
     apart.take("host-a")
@@ -199,7 +197,6 @@ def test_a_stale_overlay_is_set_aside_whoever_wrote_the_lease(apart: Pair, monke
     old.publish(newer)
     assert apart.files()["host-a"] == ("host-b", 1001, "host-a")
     host = apart.hosts["host-a"]
-    monkeypatch.setattr(start, "note", lambda *_, **__: None)
     assert not start._is_still_held(apart.cluster, host, Silent())
     assert not overlay(apart, "host-a").exists()
     assert overlay(apart, "host-a").with_name(f"{overlay(apart, 'host-a').name}.past-1001").read_bytes() == b"stale"
@@ -218,12 +215,11 @@ def test_a_start_sets_it_aside_and_a_dry_run_does_not(apart: Pair, set_aside: bo
     assert ("renamed to" in caught.value.message) is set_aside
 
 
-def test_the_guard_sets_it_aside_as_well(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guard_sets_it_aside_as_well(apart: Pair) -> None:
     use(apart, "host-a")
     newer = apart.leases("host-b").take()
     lines: list[str] = []
     guard = make_guard(apart, "host-a", lines)
-    monkeypatch.setattr("appliance.operations.services.guard.find_instance", lambda *_: None)
     guard.read_own = lambda: guard.query("host-a")  # type: ignore[method-assign]
     for name in ("host-a", "host-b"):
         guard.query(name)
@@ -233,8 +229,7 @@ def test_the_guard_sets_it_aside_as_well(apart: Pair, monkeypatch: pytest.Monkey
     assert not overlay(apart, "host-a").exists() and "was renamed to" in lines[-1]
 
 
-def test_a_shared_overlay_is_never_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "SETTLE_S", 0)
+def test_a_shared_overlay_is_never_set_aside(tmp_path: Path) -> None:
     pair = Pair(tmp_path, shared=True)
     use(pair, "host-a")
     pair.take("host-b")
@@ -243,13 +238,17 @@ def test_a_shared_overlay_is_never_set_aside(tmp_path: Path, monkeypatch: pytest
     assert check(pair, "host-a") == 1
 
 
+def note_start(pair: Pair, name: str, generation: int) -> None:
+    facts = {"image": "/i", "key": "k", "sha256": "s", "signer": "us", "host": name, "started": 1.0}
+    text = json.dumps({**facts, "generation": generation}, indent=1)
+    pair.hosts[name].write(start_note_path(pair.cluster), text.encode())
+
+
 def test_state_of_the_version_before_marks(apart: Pair) -> None:
     """519381b wrote no mark: the start note has the generation."""
     for name, started in (("host-a", 1), ("host-b", 1002)):
         overlay(apart, name).write_bytes(b"x")
-        facts = {"image": "/i", "key": "k", "sha256": "s", "signer": "us", "host": name, "started": 1.0}
-        text = json.dumps({**facts, "generation": started}, indent=1)
-        apart.hosts[name].write(start_note_path(apart.cluster), text.encode())
+        note_start(apart, name, started)
         held = {"cluster": "sample", "generation": 1002, "holder": None, "since": 1.0, "file": name}
         apart.hosts[name].write(str(apart.cluster.places.lease), json.dumps(held).encode())
     assert query_overlay(apart.cluster, apart.hosts["host-a"]) == OverlayState(True, 1)
@@ -268,32 +267,26 @@ def test_an_unreadable_mark_stops_a_start(apart: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mark", "lease", "lease of another cluster"])
-def test_an_invalid_file_of_another_host_does_not_stop_the_holder(
-    apart: Pair, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_an_invalid_file_of_another_host_does_not_stop_the_holder(apart: Pair, kind: str) -> None:
     use(apart, "host-b")
     use(apart, "host-a")
     apart.take("host-a")
     path = mark_path(str(overlay(apart, "host-b"))) if kind == "mark" else lease_path(apart, "host-b")
     Path(path).write_bytes(Lease("other", 7).text() if "another" in kind else b"")
-    host, lines = apart.hosts["host-a"], list[str]()
-    monkeypatch.setattr(Silent, "report", lambda _, text: lines.append(text))
-    monkeypatch.setattr(type(apart.cluster), "host", lambda _, name: apart.hosts[name])
-    assert start._is_still_held(apart.cluster, host, Silent())
+    host, reports = apart.hosts["host-a"], Reports()
+    assert start._is_still_held(apart.cluster, host, reports)
     leases = lease_file.Leases(host, apart.cluster, tolerant=True)
     leases.query()
     with ExitStack() as undo:
-        assert start._take_lease(host, leases, Silent(), undo, start.StartOptions()).generation == 4
+        assert start._take_lease(host, leases, reports, undo, start.StartOptions()).generation == 4
         undo.pop_all()
-    unread = [line for line in lines if "UUID" not in line]
+    unread = [line for line in reports.lines if "UUID" not in line]
     assert len(unread) == 1 and unread[0].startswith("note: host-b counts as unreachable: host-b: ")
     if kind != "mark":
         assert Path(path).read_bytes() in (b"", Lease("other", 7).text()), "it is not replaced"
 
 
-def test_a_newer_overlay_is_seen_although_the_lease_beside_it_is_damaged(
-    apart: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_overlay_is_seen_although_the_lease_beside_it_is_damaged(apart: Pair) -> None:
     """Host-b has taken over and was stopped; host-a's own file still names it as the holder."""
     use(apart, "host-a")
     before = Path(lease_path(apart, "host-a")).read_bytes()
@@ -309,9 +302,7 @@ def test_a_newer_overlay_is_seen_although_the_lease_beside_it_is_damaged(
     undo.pop_all()
 
 
-def test_a_host_that_boots_after_the_one_that_took_over_was_stopped_gives_way(
-    apart: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_boots_after_the_one_that_took_over_was_stopped_gives_way(apart: Pair) -> None:
     """Its own lease file still names it as the holder, which would refuse the start of the newest overlay."""
     overlay(apart, "host-a").write_bytes(b"old")
     mark_overlay(apart.cluster, apart.hosts["host-a"], apart.take("host-a"))
@@ -321,23 +312,20 @@ def test_a_host_that_boots_after_the_one_that_took_over_was_stopped_gives_way(
     Path(lease_path(apart, "host-a")).write_bytes(before)
     with pytest.raises(Refused, match="host-a holds the lease"):
         apart.leases("host-b").check()
-    known = apart.leases("host-a", query=False)
-    monkeypatch.setattr(start, "Leases", lambda *_, **__: known)
-    lines: list[str] = []
-    monkeypatch.setattr(Silent, "report", lambda _, text: lines.append(text))
-    assert start._is_still_held(apart.cluster, apart.hosts["host-a"], Silent()) is False
-    assert "host-b had taken over (generation 2) and was stopped" in lines[0]
+    reports = Reports()
+    assert start._is_still_held(apart.cluster, apart.hosts["host-a"], reports) is False
+    assert "host-b had taken over (generation 2) and was stopped" in reports.lines[0]
     assert not overlay(apart, "host-a").exists()
     assert apart.leases("host-b").check().generation == 3
 
 
-def test_an_instance_runs_on_a_host_whose_lease_is_damaged(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_runs_on_a_host_whose_lease_is_damaged(apart: Pair) -> None:
     use(apart, "host-a")
     Path(lease_path(apart, "host-b")).write_bytes(b"{")
     leases = apart.leases("host-a", query=False)
     leases.tolerant = True
     assert leases.query()["host-b"] == View(None)
-    monkeypatch.setattr(lease_file, "QUERY", 'echo "1 file"; cat "$1"')
+    apart.hosts["host-b"].instances.append(Instance("sms-sample", 7, "/i.sif"))
     assert leases.query()["host-b"] == View(None, runs=True)
     with pytest.raises(Refused, match="the services container runs on host-b"):
         leases.check()
@@ -347,20 +335,27 @@ def lease_path(pair: Pair, name: str) -> str:
     return str(pair.cluster.places.lease).replace(STATE, str(pair.hosts[name].folder))
 
 
+class OwnNotes(HostInFolder):
+    """A host that shares its state folder, but not the start notes."""
+
+    def path(self, word: str) -> str:
+        return super().path(word.replace("/sample.json", f"/sample.{self.name}.json"))
+
+
 def test_a_shared_overlay_of_the_version_before_marks_is_not_renamed(tmp_path: Path) -> None:
     """519381b: host-a ran it at generation 9; a start on host-b failed and was rolled back, and left its name."""
     pair = Pair(tmp_path, shared=True)
     overlay(pair, "host-a").write_bytes(b"the only one")
     held = {"cluster": "sample", "generation": 10, "holder": None, "since": 1.0, "file": "host-b"}
     Path(lease_path(pair, "host-b")).write_text(json.dumps(held))
-    states = {"host-a": OverlayState(True, 9), "host-b": OverlayState(True, 7)}  # notes are not shared
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation, "SETTLE_S", 0)
-        patch.setattr(generation, "query_overlay", lambda _, host: states[host.name])
-        with pytest.raises(Refused, match="host-b is out of date: the newest one is on host-a") as caught:
-            check(pair, "host-b")
-        assert "sms start --host host-a" in caught.value.hint
-        assert check(pair, "host-a") == 9
+    pair.hosts = {name: OwnNotes(name, host.folder) for name, host in pair.hosts.items()}
+    pair.cluster = with_env(pair.cluster, hosts=FakeHosts(pair.hosts))
+    for name, started in (("host-a", 9), ("host-b", 7)):
+        note_start(pair, name, started)
+    with pytest.raises(Refused, match="host-b is out of date: the newest one is on host-a") as caught:
+        check(pair, "host-b")
+    assert "sms start --host host-a" in caught.value.hint
+    assert check(pair, "host-a") == 9
     assert overlay(pair, "host-a").read_bytes() == b"the only one"
 
 

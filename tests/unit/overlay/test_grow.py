@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,16 +14,19 @@ import pytest
 from appliance.agent import grow as agent_grow
 from appliance.agent.protocol import Problem
 from appliance.errors import ConfigError, Refused, SmsError
-from appliance.host.fake import Answer, Fake
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import open_cluster
 from appliance.operations.overlay import grow as flow_grow
-from appliance.operations.overlay.mirrored import TOOLS
+from appliance.plan.machine import instance_name
 from appliance.plan.overlay.grow import MIB, SizeSpec, grown, new_size, parse_size
 from appliance.plan.overlay.mirror import Member, Mirror, read_mirror
 from appliance.progress import Silent
 from appliance.shared.records import to_json
-from appliance.tools import agent, apptainer, ext3
+from appliance.tools import ext3
+from appliance.tools.apptainer import Instance
 from tests.places import DEBIAN_SITE
+from tests.support.env import FakeAgents, fake_env
+from tests.support.fake import Answer, Fake
+from tests.support.instances import LIST, lists
 
 GIB = 1 << 30
 
@@ -115,6 +119,12 @@ class Held(Fake):
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         answers: dict[tuple[str, ...], Answer] = {
             ("stat",): (0, "1"),
+            ("stat", "--dereference"): (0, "1073741824 2048 512"),
+            ("dumpe2fs",): (0, f"Block count: {GIB // 4096}\nBlock size: 4096"),
+            ("df",): (0, f"size avail\n{1 << 40} {1 << 40}"),
+            ("findmnt",): (0, "/dev/sda1 8:1"),
+            ("btrfs",): (0, json.dumps({"device-stats": [{"device": "/dev/loop0", "devid": "1"}]})),
+            ("btrfs", "filesystem", "resize"): self.enlarge,
             ("truncate",): (0, ""),
             ("sh",): (0, ""),
             ("sync",): (0, ""),
@@ -124,6 +134,12 @@ class Held(Fake):
         super().__init__(answers, name="host-a")
         self.meanwhile = meanwhile
         self.held: list[str] = []
+        self.enlarged: list[list[str]] = []
+        """The locks that were held when the file system of the mirror was enlarged."""
+
+    def enlarge(self, *_: object) -> tuple[int, str]:
+        self.enlarged.append(list(self.held))
+        return 0, ""
 
     @contextmanager
     def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
@@ -134,32 +150,26 @@ class Held(Fake):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_mirror_grows_with_the_host_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+def test_the_mirror_grows_with_the_host_locked(tmp_path: Path, stopped: bool) -> None:
     """A concurrent scrub or stop has changed the note meanwhile: its changes are kept."""
-    cluster: Cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
+    agents = FakeAgents(answers={"grow": lambda host, request: {}})
+    cluster = replace(open_cluster(DEBIAN_SITE, tmp_path, Silent()), env=fake_env(agents=agents))
     name, note = cluster.site.cluster, str(cluster.places.mirror_note)
     members = (Member(1, "/a", 1, "u1"), Member(2, "/b", 2, "u2"))
     before = Mirror(name, "btrfs", 5 << 30, members, "whole", mounted_on="host-a")
-    running = [object()]
+    running = [Instance(instance_name(cluster.site), 7, "/i.sif")]
 
     def meanwhile() -> None:
         if stopped:
             running.clear()
         host.files[note] = to_json(replace(before, mounted_on=None if stopped else "host-a", scrubbed=7.0))
 
-    def enlarged(*_: object) -> None:
-        assert host.held == [str(cluster.places.lock)]
-
     host = Held(meanwhile)
     host.files[note] = to_json(before)
-    monkeypatch.setattr(apptainer, "find_instance", lambda *_: running[0] if running else None)
-    monkeypatch.setattr(TOOLS["btrfs"], "enlarge", enlarged)
-    monkeypatch.setattr(ext3, "sizes_of", lambda *_: (GIB, GIB, MIB))
-    monkeypatch.setattr(flow_grow, "is_linked", lambda *_: True)
-    monkeypatch.setattr(flow_grow, "check_members_room", lambda *_: None)
-    monkeypatch.setattr(agent, "call", lambda *_: {})
+    host.answers[LIST] = lists(running)
     with pytest.raises(Refused, match="stopped meanwhile") if stopped else nullcontext():
         flow_grow._grow(cluster, host, Silent(), parse_size("8G"), running=True, dry_run=False)
     left = read_mirror(host.files[note], name)
     assert left and (left.scrubbed, left.mounted_on) == (7.0, None if stopped else "host-a")
     assert (left.size > before.size) is not stopped
+    assert host.enlarged == ([] if stopped else [[str(cluster.places.lock)]])

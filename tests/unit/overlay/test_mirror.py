@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from appliance.errors import Refused, SmsError
-from appliance.host.fake import Fake
 from appliance.operations.overlay.mirrored import TOOLS
 from appliance.plan.overlay.mirror import (
     GIB,
@@ -30,6 +29,7 @@ from appliance.shared.records import to_json
 from appliance.tools.btrfs import Btrfs, read_scrub
 from appliance.tools.mdadm import SYNC, Md, device_of
 from appliance.tools.programs import FIND
+from tests.support.fake import Fake
 
 TWO = Mirror("c", "btrfs", 5 * GIB, (Member(1, "/a", 1, "u1"), Member(2, "/b", 2, "u2")), "whole")
 WHOLE = {1: Seen(True, "whole", "u1", 7), 2: Seen(True, "whole", "u2", 7)}

@@ -5,59 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from appliance.errors import Refused
-from appliance.operations.lease import check_lease, query_lease, raise_lease, release_lease
-from appliance.operations.overlay import generation, newest
+from appliance.host.base import Host
+from appliance.operations.env import Locks
+from appliance.operations.lease import query_lease, raise_lease, release_lease
+from appliance.operations.overlay import newest
 from appliance.operations.overlay.generation import mark_overlay, query_overlay, refuse_older
-from appliance.operations.services import unfinished
-from appliance.operations.snapshots import restore as restoring
+from appliance.operations.services.unfinished import image_of_unfinished, write_phase
 from appliance.operations.snapshots.restore import restore, restore_own
 from appliance.plan.migration.lease import find_newer, find_released, refuse_unknown_taker
-from appliance.plan.upgrade.upgrade import RETURNING
+from appliance.plan.upgrade.upgrade import RETURNING, Side, Upgrade
 from appliance.progress import Silent
-from tests.pairs import Pair
-
-
-class Notes(Silent):
-    """Collects the lines that stay."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def report(self, text: str) -> None:
-        self.lines.append(text)
+from tests.pairs import HostInFolder, Pair
+from tests.support.env import Answer, FakeAgents, Reports, with_env
+from tests.unit.overlay.admin_host import NONE, echo, manifest
 
 
 @pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+def agent() -> dict[str, Answer]:
+    """What the agents answer, by command; snapshots are made and restored here."""
+
+    def put(host: Host, request: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(host, HostInFolder)
+        Path(host.path(request["target"])).write_bytes(b"restored")
+        return {"bytes": 8, "seconds": 0.0}
+
+    return {"list": lambda host, request: listed(1), "take": lambda host, request: echo(request), "restore": put}
+
+
+def listed(generation: int) -> dict[str, Any]:
+    chosen = manifest(1, generation=generation, used_bytes=8, image={})
+    return {**NONE, "snapshots": [chosen]}
+
+
+@pytest.fixture
+def pair(tmp_path: Path, agent: dict[str, Answer]) -> Pair:
     """Two hosts; host-a served last. The snapshot is older than its overlay, and host-b has none."""
-    made = Pair(tmp_path, shared=False)
+    made = Pair(tmp_path, shared=False, agents=FakeAgents(answers=agent))
     for _ in range(2):
         use(made, "host-a")
-
-    @contextmanager
-    def keep_stopped(cluster: Any, host: Any, **_: Any) -> Iterator[Any]:
-        yield check_lease(host, cluster)
-
-    def put(cluster: Any, host: Any, *_: Any) -> tuple[int, float]:
-        overlay(made, host.name).write_bytes(b"restored")
-        return 8, 0.0
-
-    chosen = {"number": 1, "generation": 1, "used_bytes": 8, "uuid": "", "image": {}}
-    monkeypatch.setattr(generation, "SETTLE_S", 0)
-    monkeypatch.setattr(newest, "Leases", lambda host, cluster, tolerant: made.leases(host.name, query=False))
-    monkeypatch.setattr(restoring, "keep_stopped", keep_stopped)
-    monkeypatch.setattr(restoring, "_request_restore", put)
-    monkeypatch.setattr(restoring, "_keep_overlay", lambda *_: None)
-    monkeypatch.setattr(restoring, "check_programs", lambda host: None)
-    monkeypatch.setattr(restoring, "list_snapshots", lambda cluster, host: SimpleNamespace())
-    monkeypatch.setattr(restoring, "find_snapshot", lambda found, selector: chosen)
-    monkeypatch.setattr(restoring, "other_image", lambda *_: False)
     return made
 
 
@@ -95,17 +85,17 @@ def test_the_restored_one_is_started_and_no_other(pair: Pair, restored_on: str, 
 
 
 def test_it_says_whose_overlay_is_outdated_then(pair: Pair) -> None:
-    notes = Notes()
+    notes = Reports()
     restore(pair.cluster, pair.hosts["host-b"], "1", notes)
     assert [line for line in notes.lines if "overlay of host-a counts as older" in line]
-    notes = Notes()
+    notes = Reports()
     pair.hosts["host-a"].cut = True
     restore(pair.cluster, pair.hosts["host-b"], "1", notes)
     assert [line for line in notes.lines if "host-a does not answer" in line]
 
 
 @pytest.mark.parametrize("by", ["host-a", "host-b"])
-def test_a_shared_overlay_makes_no_other_one_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+def test_a_shared_overlay_makes_no_other_one_older(tmp_path: Path, by: str) -> None:
     pair = Pair(tmp_path / "one", shared=True)
     use(pair, by)
     pair.hosts["host-b"].folder.mkdir(exist_ok=True)
@@ -128,13 +118,24 @@ def test_while_another_host_serves_it_is_older_than_that_one(pair: Pair) -> None
     assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (True, False)
 
 
-def test_a_start_elsewhere_during_the_restore_goes_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def put(*_: Any) -> tuple[int, float]:
+class NoLocks(Locks):
+    """Locks that hold nobody back."""
+
+    @contextmanager
+    def hold(self, host: Host, path: str, what: str) -> Iterator[None]:
+        yield
+
+
+def test_a_start_elsewhere_during_the_restore_goes_on(pair: Pair, agent: dict[str, Answer]) -> None:
+    """It writes the lease file of the host of the restore, too."""
+    pair.cluster = with_env(pair.cluster, locks=NoLocks())
+
+    def put(*_: Any) -> dict[str, Any]:
         overlay(pair, "host-b").write_bytes(b"restored")
         mark_overlay(pair.cluster, pair.hosts["host-a"], pair.take("host-a"))
-        return 8, 0.0
+        return {"bytes": 8, "seconds": 0.0}
 
-    monkeypatch.setattr(restoring, "_request_restore", put)
+    agent["restore"] = put
     with pytest.raises(Refused):
         restore(pair.cluster, pair.hosts["host-b"], "1", Silent())
     assert pair.files()["host-a"][0] == "host-a"
@@ -142,13 +143,11 @@ def test_a_start_elsewhere_during_the_restore_goes_on(pair: Pair, monkeypatch: p
     assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (True, False)
 
 
-def test_killed_before_the_end_the_overlay_that_was_used_last_is_started(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def put(*_: Any) -> tuple[int, float]:
+def test_killed_before_the_end_the_overlay_that_was_used_last_is_started(pair: Pair, agent: dict[str, Answer]) -> None:
+    def put(*_: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(restoring, "_request_restore", put)
+    agent["restore"] = put
     with pytest.raises(KeyboardInterrupt):
         restore(pair.cluster, pair.hosts["host-b"], "1", Silent())
     assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (True, False)
@@ -156,7 +155,7 @@ def test_killed_before_the_end_the_overlay_that_was_used_last_is_started(
 
 @pytest.mark.parametrize("how", ["pull", "restore", "restore, not reachable"])
 def test_a_snapshot_of_the_host_that_took_over_makes_nothing_newer_than_what_that_one_serves(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, how: str
+    pair: Pair, agent: dict[str, Answer], how: str
 ) -> None:
     """The own file of host-a does not show yet that host-b took over: it was off then."""
     a, b = pair.hosts["host-a"], pair.hosts["host-b"]
@@ -169,8 +168,7 @@ def test_a_snapshot_of_the_host_that_took_over_makes_nothing_newer_than_what_tha
         raise_lease(a, pair.cluster, serving)
     else:
         b.cut = how != "restore"
-        chosen = {"number": 1, "generation": serving, "used_bytes": 8, "uuid": "", "image": {}}
-        monkeypatch.setattr(restoring, "find_snapshot", lambda found, selector: chosen)
+        agent["list"] = lambda host, request: listed(serving)
         restore(pair.cluster, a, "1", Silent())
         if b.cut:
             views = pair.leases("host-a").views
@@ -200,7 +198,7 @@ def test_a_holder_that_was_superseded_pulls_no_snapshot_of_the_host_that_took_ov
 
 @pytest.mark.parametrize("known", [False, True])
 def test_the_rollback_of_an_upgrade_makes_no_overlay_newer_than_one_that_was_used_since(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, *, known: bool
+    pair: Pair, *, known: bool
 ) -> None:
     """It was interrupted on host-a; host-b took over, served and was stopped. ``known``: host-a has its lease."""
     a, b = pair.hosts["host-a"], pair.hosts["host-b"]
@@ -212,16 +210,12 @@ def test_the_rollback_of_an_upgrade_makes_no_overlay_newer_than_one_that_was_use
     a.cut = not known
     pair.release("host-b")
     a.cut = False
-    upgrade: Any = SimpleNamespace(
-        kept=1, phase=RETURNING, ended=False, at=lambda phase: upgrade, before=SimpleNamespace(), after=None
-    )
-    monkeypatch.setattr(unfinished, "Leases", lambda host, cluster, tolerant: pair.leases(host.name, query=False))
-    monkeypatch.setattr(unfinished, "read_last_upgrade", lambda cluster, host: upgrade)
-    monkeypatch.setattr(unfinished, "find_instance", lambda cluster, host: None)
-    before = overlay(pair, "host-a").read_bytes()
+    before, after = Side("/i/old.sif", "old", "aa"), Side("/i/new.sif", "new", "bb")
+    write_phase(pair.cluster, a, Upgrade(pair.cluster.site.cluster, RETURNING, before, after, 100.0, kept=1))
+    data = overlay(pair, "host-a").read_bytes()
     with pytest.raises(Refused):
-        unfinished.image_of_unfinished(pair.cluster, a, Silent())
-    assert overlay(pair, "host-a").read_bytes() == before
+        image_of_unfinished(pair.cluster, a, Silent())
+    assert overlay(pair, "host-a").read_bytes() == data
     assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (False, True)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from appliance.errors import ConfigError, Refused, SmsError
-from appliance.host.fake import Fake
 from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.overlay import keep_stopped
 from appliance.operations.snapshots.list import (
@@ -21,6 +20,7 @@ from appliance.operations.snapshots.list import (
 from appliance.operations.snapshots.snapshot import SnapshotOptions, rehearse_snapshot, snapshot
 from appliance.progress import Silent
 from appliance.tools import python
+from tests.support.fake import Fake
 from tests.unit.overlay.admin_host import INSIDE, JOBS, LISTED, NONE, cluster, echo, host, locks, requests
 
 # Taking a snapshot

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from appliance.errors import ConfigError, Refused, SmsError
-from appliance.host.fake import Answer
 from appliance.host.local import Local
 from appliance.operations.snapshots.restore import (
     KeptOverlay,
@@ -24,6 +23,7 @@ from appliance.operations.snapshots.restore import (
 )
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
+from tests.support.fake import Answer
 from tests.unit.overlay.admin_host import IMAGE, LISTED, cluster, echo, host, locks, manifest, requests
 
 

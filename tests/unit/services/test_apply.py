@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +14,23 @@ import pytest
 from appliance.catalog import read_catalog
 from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Result
+from appliance.operations.context import Cluster, open_cluster, runtime_files
+from appliance.operations.image.deliver import Image
+from appliance.operations.lease import QUERY
 from appliance.operations.services import apply as module
-from appliance.operations.services import inside, restart
-from appliance.operations.services.restart import Restarted
+from appliance.operations.services import restart
+from appliance.plan.image.definition import runtime_digest
+from appliance.plan.machine import PROBE, inside_argv
 from appliance.plan.overlay.seed import Seed
+from appliance.plan.services.network import running_network
 from appliance.progress import Silent
 from appliance.share import share
+from appliance.tools.apptainer import Instance
 from tests.pairs import Pair
+from tests.places import DEBIAN_SITE
+from tests.support.env import fake_env
+from tests.support.fake import Answer, Fake
+from tests.support.instances import LIST, lists
 from tests.unit.services.conftest import needs_root, run_program
 
 CATALOG = {one.name: one for one in read_catalog(share("definitions", "services")).values() if one.container}
@@ -44,18 +52,29 @@ def answer(text: str) -> Result:
 class World:
     """A container: its files are those below ``root``; a restart reads that of the service.
 
-    ``used``: what each service has read. ``faulty``: services that do not answer after their next restart.
-    ``killed``: the run ends before, or with ``after``, this command of sms-apply.
+    ``used``: what each service has read. ``faulty``: services that do not answer after their next restart; ``silent``:
+    those that do not answer now. ``killed``: the run ends before, or with ``after``, this command of sms-apply.
+    ``rebuild``: settings of which the image was not built.
     """
 
     root: Path
+    cluster: Cluster
     seeds: list[Seed] = field(default_factory=list)
     used: dict[str, bytes] = field(default_factory=dict)
     faulty: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
     killed: tuple[str, ...] = ()
     after: bool = False
+    rebuild: tuple[str, ...] = ()
 
     def run(self, *words: str, input: bytes | None = None, **_: Any) -> Any:
+        if "running-network" in words:
+            return answer("\n".join(" ".join(one) for one in running_network(self.cluster.site).items()))
+        if "restart-service" in words:
+            return answer(self.restart(words[-1]))
+        if words[0] == PROBE:
+            shown = {"name": words[-1], "ok": words[-1] not in self.silent, "detail": "", "ms": 1.0}
+            return answer(json.dumps(shown))
         if words[0] != module.APPLY:
             return answer("")  # a reload
         words = words[1:]
@@ -68,11 +87,11 @@ class World:
             raise Killed
         return answer(done.stdout.decode())
 
-    def restart(self, cluster: Any, host: Any, service: Any, wait_s: float) -> Restarted:
-        self.used[service.name] = self.path(service.name).read_bytes()
-        failed = service.name in self.faulty
-        self.faulty.discard(service.name)
-        return Restarted(service.name, not failed, 1.0, "")
+    def restart(self, name: str) -> str:
+        self.used[name] = self.path(name).read_bytes()
+        self.silent = self.silent - {name} | self.faulty & {name}
+        self.faulty.discard(name)
+        return "7 8"  # the process of before, and the new one
 
     def path(self, service: str) -> Path:
         return self.root / FILES[service].lstrip("/")
@@ -85,30 +104,47 @@ class World:
         data = {"rsyslog": rsyslog, "chrony": chrony}
         self.seeds = [Seed(FILES[name], data[name], owner="root", group="root", mode=0o644) for name in FILES]
         self.killed, self.after = killed, after
-        cluster: Any = SimpleNamespace(services=tuple(CATALOG.values()), site=None)
-        host: Any = SimpleNamespace(name="host-a", run=self.run)
-        return module.apply(cluster, host, Silent(), wait_s=1)[0]
+        return module.apply(self.cluster, Container(self), Silent(), wait_s=1)[0]
+
+
+class Container(Fake):
+    """The host on which the container runs; its image is of this version of sms, or ``runtime``."""
+
+    def __init__(self, world: World, runtime: str = "") -> None:
+        labels = {"sms.runtime": runtime or runtime_digest(runtime_files())}
+        answers: dict[tuple[str, ...], Answer] = {
+            LIST: lists([Instance("sms-sample", 1, "image")]),
+            ("sh", "-c", QUERY): (0, "1 none\n"),
+            ("apptainer", "inspect"): (0, json.dumps({"data": {"attributes": {"labels": labels}}})),
+            ("readlink",): (0, "image"),
+            ("ip",): (0, "[]"),
+            ("nsenter",): (0, "[]"),
+        }
+        super().__init__(answers, name="host-a")
+        self.world = world
+        self.inside = inside_argv(world.cluster.site, world.cluster.services)
+
+    def run(self, *argv: str, input: bytes | None = None, **options: Any) -> Result:
+        if argv[: len(self.inside)] != self.inside:
+            return super().run(*argv, input=input, **options)
+        done: Result = self.world.run(*argv[len(self.inside) :], input=input)
+        return done
+
+
+def catalogue() -> Cluster:
+    """A cluster of one host with all services."""
+    opened = open_cluster(DEBIAN_SITE, None, Silent())
+    admins = [opened.site.admin_hosts[0].model_copy(update={"name": "host-a"})]
+    site = opened.site.model_copy(update={"admin_hosts": admins})
+    return Cluster(site, tuple(CATALOG.values()), opened.base, env=fake_env())
 
 
 @pytest.fixture
 def world(root: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(root)
-    monkeypatch.setattr(module, "lock_host", lambda *_: nullcontext())
-    monkeypatch.setattr(module, "need_running", lambda *_: None)
-    monkeypatch.setattr(module, "refuse_superseded", lambda *_: None)
-    monkeypatch.setattr(module, "find_instance", lambda *_: SimpleNamespace(pid=1, image="image"))
-    monkeypatch.setattr(module._Apply, "_find_image", lambda *_: (None, []))
-    monkeypatch.setattr(module._Apply, "_find_started_with", lambda *_: [])
-    monkeypatch.setattr(module._Apply, "_find_newer", lambda *_: "")
-    monkeypatch.setattr(module._Apply, "_find_rebuild", lambda *_: ())
-    monkeypatch.setattr(module._Apply, "_is_of_this_version", lambda *_: True)
-    monkeypatch.setattr(module, "inside_argv", lambda site, services, *words: words)
+    made = World(root, catalogue())
+    monkeypatch.setattr(module._Apply, "_find_image", lambda *_: (Image("image", "k", "s", "signer"), []))
+    monkeypatch.setattr(module._Apply, "_find_rebuild", lambda *_: made.rebuild)
     monkeypatch.setattr(module, "seeds_for", lambda _: made.seeds)
-    monkeypatch.setattr(module, "overlay_mark", lambda archive, _: hashlib.sha256(archive).hexdigest())
-    monkeypatch.setattr(module, "read_history", lambda *_: [])
-    monkeypatch.setattr(module, "note", lambda *_, **__: None)
-    monkeypatch.setattr(module, "restart_service", made.restart)
-    monkeypatch.setattr(module, "wait_for_answer", lambda *_: (True, ""))
     made.apply(b"1\n", b"1\n")
     assert made.files() == made.used == {"rsyslog": b"1\n", "chrony": b"1\n"}
     return made
@@ -164,10 +200,10 @@ def test_the_site_file_of_before_after_a_rollback_that_was_killed(world: World, 
 
 
 @needs_root
-def test_settings_that_need_another_image(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_need_another_image(world: World) -> None:
     """They are reported; everything else is applied, once."""
     settings = ("packages (+socat)", "slurm.user")
-    monkeypatch.setattr(module._Apply, "_find_rebuild", lambda *_: settings)
+    world.rebuild = settings
     done = world.apply(b"1\n", b"1\n")
     assert (done.current, done.rebuild, done.steps, done.switch, left(world)) == (False, settings, [], (), [])
     done = world.apply(b"2\n", b"1\n")
@@ -243,12 +279,9 @@ COMPARED = [
 
 
 @pytest.mark.parametrize("text", ANSWERS)
-def test_an_invalid_answer_of_a_probe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(restart, "probe_argv", lambda *_, **__: ("probe",))
-    host: Any = SimpleNamespace(run=lambda *_, **__: answer(text))
-    cluster: Any = SimpleNamespace(site=None, services=())
+def test_an_invalid_answer_of_a_probe(text: str) -> None:
     with pytest.raises(SmsError, match="printed"):
-        restart.wait_for_answer(cluster, host, CATALOG["chrony"], 1)
+        restart.wait_for_answer(catalogue(), Fake({(): (0, text)}), CATALOG["chrony"], 1)
 
 
 @needs_root
@@ -261,13 +294,12 @@ def test_an_invalid_comparison(world: World, text: str) -> None:
 
 
 @needs_root
-def test_an_image_whose_apply_is_older_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_whose_apply_is_older_is_refused(world: World) -> None:
     """One that has no field ``left`` is from before rollbacks: the hint is an upgrade, no start of the same image."""
-    monkeypatch.setattr(module._Apply, "_is_of_this_version", lambda *_: False)
     text = '{"pending": {}, "changed": [], "mark": ""}'
     world.run = lambda *_, **__: answer(text)  # type: ignore[method-assign]
     with pytest.raises(Refused) as caught:
-        world.apply(b"2\n", b"2\n")
+        module.apply(world.cluster, Container(world, "an older one"), Silent(), wait_s=1)
     assert "sms upgrade" in caught.value.hint
 
 
@@ -292,13 +324,12 @@ def test_an_invalid_answer_leads_to_a_rollback(world: World, command: str) -> No
 # Another host has taken over
 
 
-def test_it_is_refused_once_another_host_has_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_refused_once_another_host_has_taken_over(tmp_path: Path) -> None:
     """Its own lease file does not have it yet."""
     pair = Pair(tmp_path, shared=False)
     pair.take("host-a")
     host = pair.hosts["host-a"]
-    monkeypatch.setattr(inside, "Leases", lambda *_, **__: pair.leases("host-a", query=False))
-    monkeypatch.setattr(restart, "need_running", lambda *_: None)
+    host.instances.append(Instance("sms-sample", 1, "image"))
     for silent in (False, True):
         pair.hosts["host-b"].cut = silent
         assert restart.plan_restart(pair.cluster, host, ["postfix"])[0].service == "postfix"
@@ -309,7 +340,5 @@ def test_it_is_refused_once_another_host_has_taken_over(tmp_path: Path, monkeypa
         restart.plan_restart(pair.cluster, host, ["postfix"])
     with pytest.raises(Refused, match="host-b holds the lease"):
         list(restart.restart(pair.cluster, host, ["postfix"], Silent(), wait_s=1))
-    monkeypatch.setattr(module, "need_running", lambda *_: None)
-    monkeypatch.setattr(module, "find_instance", lambda *_: SimpleNamespace(pid=1, image="image"))
     with pytest.raises(Refused, match="host-b holds the lease"):
         module.plan_apply(pair.cluster, host, Silent())

@@ -27,10 +27,11 @@ from tests.unit.services.conftest import ALICE, OWN_GROUP, OWN_PASSWD, RUNTIME, 
 
 
 class Store(BaseHTTPRequestHandler):
-    """Serves the bytes of a table; 404 for other paths."""
+    """Serves the bytes of a table; 404 for other paths. ``posted``: path and JSON of what clients sent."""
 
     table: dict[str, bytes]
     asked: list[str]
+    posted: list[tuple[str, Any]]
 
     def do_GET(self) -> None:
         type(self).asked.append(self.path)
@@ -39,6 +40,12 @@ class Store(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data or b"")))
         self.end_headers()
         self.wfile.write(data or b"")
+
+    def do_POST(self) -> None:
+        self.posted.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -49,7 +56,7 @@ class Provisioning:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.handler: type[Store] = type("Handler", (Store,), {"table": {}, "asked": []})
+        self.handler: type[Store] = type("Handler", (Store,), {"table": {}, "asked": [], "posted": []})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
         context = server_context(folder, folder, clients=ssl.CERT_REQUIRED)
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
@@ -178,15 +185,12 @@ def test_filesync_refuses_a_wrong_digest(filesync: ModuleType, provisioning: Pro
 
 
 @needs_root
-def test_filesync_refuses_large_files(
-    filesync: ModuleType, provisioning: Provisioning, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(filesync, "LARGEST", 100)
-    provisioning.serve({CONF: b"x" * 101})
-    with pytest.raises(ValueError, match="larger than 100 bytes"):
+def test_filesync_refuses_large_files(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
+    provisioning.serve({CONF: bytes(filesync.LARGEST + 1)})
+    with pytest.raises(ValueError, match=f"larger than {filesync.LARGEST} bytes"):
         pull(filesync, provisioning)
     assert not (root / "etc/slurm").exists()
-    provisioning.serve({CONF: b"x" * 100})
+    provisioning.serve({CONF: bytes(filesync.LARGEST)})
     assert pull(filesync, provisioning) == [CONF]
 
 
@@ -231,24 +235,20 @@ def test_filesync_does_not_take_a_damaged_record_for_an_empty_one(
 
 
 @needs_root
-def test_filesync_restores_the_own_file_after_a_power_failure_in_the_middle(
-    filesync: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filesync_restores_the_own_file_after_a_power_failure_in_the_middle(filesync: ModuleType, root: Path) -> None:
     """The file is written, its record is not: it is not mistaken for somebody's own."""
     (root / "etc/slurm").mkdir()
     (root / CONF[1:]).write_bytes(b"own")
     smskept = filesync.smskept
-    whole = smskept.Kept._save
 
-    def save(self: object) -> None:
-        if (root / CONF[1:]).read_bytes() == b"one":
-            raise RuntimeError("the power is gone")
-        whole(self)
+    class Interrupted(smskept.Kept):  # type: ignore[misc, name-defined]
+        def _save(self) -> None:
+            if (root / CONF[1:]).read_bytes() == b"one":
+                raise RuntimeError("the power is gone")
+            super()._save()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(smskept.Kept, "_save", save)
-        with pytest.raises(RuntimeError):
-            smskept.Kept().apply({"path": CONF, "sha256": hashlib.sha256(b"one").hexdigest()}, b"one")
+    with pytest.raises(RuntimeError):
+        Interrupted().apply({"path": CONF, "sha256": hashlib.sha256(b"one").hexdigest()}, b"one")
     kept = smskept.Kept()
     assert kept.apply({"path": CONF, "sha256": hashlib.sha256(b"two").hexdigest()}, b"two")
     assert kept.remove(CONF)
@@ -257,7 +257,7 @@ def test_filesync_restores_the_own_file_after_a_power_failure_in_the_middle(
 
 @needs_root
 def test_failed_removal_does_not_block_other_files(
-    filesync: ModuleType, provisioning: Provisioning, root: Path, monkeypatch: pytest.MonkeyPatch
+    filesync: ModuleType, provisioning: Provisioning, root: Path
 ) -> None:
     """A path that has become a folder is reported; the others are removed, and the report is sent."""
     kept = filesync.smskept.Kept()
@@ -265,14 +265,13 @@ def test_failed_removal_does_not_block_other_files(
         kept.apply({"path": path, "sha256": hashlib.sha256(b"x").hexdigest()}, b"x")
     (root / "etc/two").unlink()
     (root / "etc/two").mkdir()
-    reported: list[dict[str, str]] = []
-    monkeypatch.setattr(filesync, "send_report", lambda link, push, kept, wanted, failed: reported.append(failed))
     manifest = {"files": [], "generation": 2, "push": 3}
     provisioning.handler.table["/manifest.json"] = json.dumps(manifest).encode()
     with pytest.raises(IsADirectoryError):
         pull(filesync, provisioning)
     assert not (root / "etc/one").exists() and (root / "etc/two").is_dir()
-    assert list(reported[0]) == ["/etc/two"]
+    ((path, report),) = provisioning.handler.posted
+    assert path == "/report" and list(report["failed"]) == ["/etc/two"]
 
 
 def test_filesync_presents_its_certificate(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ import pytest
 from appliance.config.model import Overlay
 from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError
-from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.hosts import guarded
@@ -28,6 +28,8 @@ from appliance.tools.files import HELD, is_locked
 from appliance.tools.programs import PATH_OF
 from appliance.tools.scripts import script_argv
 from tests.places import DEBIAN_SITE
+from tests.support.env import fake_env
+from tests.support.fake import Fake
 
 STARTS, STOPS = script_argv("start-daemon")[:3], script_argv("stop-daemon")[:3]
 
@@ -38,7 +40,7 @@ def cluster(*, overlays: str = "", hosts: int = 2) -> Cluster:
     changes: dict[str, Any] = {"admin_hosts": admins}
     if overlays:
         changes["overlay"] = Overlay(directory=Path(overlays))
-    return Cluster(opened.site.model_copy(update=changes), opened.services, opened.base)
+    return Cluster(opened.site.model_copy(update=changes), opened.services, opened.base, env=fake_env())
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_a_scheduled_run_replaces_only_a_running_guard_of_another_version() -> N
 
 
 @pytest.mark.parametrize("starts", [True, False])
-def test_a_guard_that_systemd_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch, *, starts: bool) -> None:
+def test_a_guard_that_systemd_starts_is_waited_for(*, starts: bool) -> None:
     """Before, `sms status` right after a start ended with status 4: no guard runs."""
     host, recorder, asked = remote(), Recorder(), count()
     host.answers |= {
@@ -153,8 +155,6 @@ def test_a_guard_that_systemd_starts_is_waited_for(monkeypatch: pytest.MonkeyPat
         ("systemctl",): (0, ""),
         ("flock",): lambda *_: (HELD if next(asked) >= 3 and starts else 0, ""),
     }
-    monkeypatch.setattr(guarded, "POLL_S", 0)
-    monkeypatch.setattr(guarded, "START_TIMEOUT_S", 5 if starts else 0)
     assert start_guard(cluster(), host, recorder) is starts and next(asked) >= 2
     assert bool(recorder.lines) is not starts
     if not starts:
@@ -203,14 +203,27 @@ def test_a_stop_right_after_a_start_ends_a_guard_that_has_not_begun_yet(tmp_path
     assert log.read_text() == ""
 
 
+@dataclass(frozen=True)
+class WithLock(Cluster):
+    """A cluster whose guard has this lock."""
+
+    lock: PurePosixPath | None = None
+
+    @property
+    def places(self) -> Places:
+        found = super().places
+        assert self.lock
+        found.guard_lock = self.lock
+        return found
+
+
 def test_a_guard_has_the_lock_that_it_was_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = cluster()
-    monkeypatch.setattr(Places, "__init__", lambda self, *_: setattr(self, "guard_lock", tmp_path / "lock"))
+    usual = cluster()
+    made = WithLock(usual.site, usual.services, usual.base, lock=PurePosixPath(tmp_path / "lock"))
     with hold_lock(str(tmp_path / "lock")):
         inherited = next(
             int(path.name) for path in Path("/proc/self/fd").iterdir() if path.readlink() == tmp_path / "lock"
         )
-        monkeypatch.setattr(guard, "LOCK_WAIT_S", 0)
         with pytest.raises(Busy), guard.only_guard(made):
             pass
         monkeypatch.setenv(guard.LOCK_FD, str(inherited))

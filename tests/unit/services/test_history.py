@@ -12,11 +12,13 @@ import pytest
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
+from tests.support.env import fake_env
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    return cast(Cluster, SimpleNamespace(places=SimpleNamespace(history=tmp_path / "journal" / "lab.history")))
+    places = SimpleNamespace(history=tmp_path / "journal" / "lab.history")
+    return cast(Cluster, SimpleNamespace(places=places, env=fake_env()))
 
 
 def test_round_trip(cluster: Cluster, tmp_path: Path) -> None:

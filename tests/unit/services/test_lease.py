@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -38,8 +39,8 @@ def clock() -> Clock:
 def smslease(smsfiles: ModuleType, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     load("smssync.py", monkeypatch)
     module = load("smslease.py", monkeypatch)
-    monkeypatch.setattr(module, "now", clock)
-    monkeypatch.setattr(module, "GONE_S", 0)
+    monkeypatch.setattr(time, "clock_gettime", lambda _: clock())
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     monkeypatch.setenv("SMS_HOLDER", "one")
     return module
 

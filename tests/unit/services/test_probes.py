@@ -61,9 +61,22 @@ NTP = [
 ]
 
 
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Ports of servers of this test, by those that a probe connects to."""
+    ports: dict[int, int] = {}
+    connect = socket.socket.connect
+
+    def connect_there(sock: socket.socket, address: Any) -> None:
+        connect(sock, (address[0], ports.get(address[1], address[1])) if isinstance(address, tuple) else address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect_there)
+    return ports
+
+
 @pytest.mark.parametrize(("mode", "stratum", "cookie", "fine", "words"), NTP)
 def test_probe_ntp(
-    smsrt: ModuleType, mode: int, stratum: int, cookie: bool, fine: bool, words: str, monkeypatch: pytest.MonkeyPatch
+    smsrt: ModuleType, mode: int, stratum: int, cookie: bool, fine: bool, words: str, moved: dict[int, int]
 ) -> None:
     def answer(sock: socket.socket) -> None:
         question, peer = sock.recvfrom(512)
@@ -74,14 +87,14 @@ def test_probe_ntp(
         sock.sendto(reply, peer)
 
     server = udp_server()
-    monkeypatch.setattr(smsrt, "NTP_PORT", server.getsockname()[1])
+    moved[smsrt.NTP_PORT] = server.getsockname()[1]
     with served(server, answer):
         ok, detail = ask(smsrt, "ntp", ntp="127.0.0.1")
     assert (ok, words in detail) == (fine, True), detail
 
 
-def test_probe_ntp_without_server(smsrt: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smsrt, "NTP_PORT", free_port(kind=socket.SOCK_DGRAM))
+def test_probe_ntp_without_server(smsrt: ModuleType, moved: dict[int, int]) -> None:
+    moved[smsrt.NTP_PORT] = free_port(kind=socket.SOCK_DGRAM)
     ok, detail = ask(smsrt, "ntp", ntp="127.0.0.1")
     assert not ok
     assert "refused" in detail
@@ -91,7 +104,7 @@ def test_probe_ntp_without_server(smsrt: ModuleType, monkeypatch: pytest.MonkeyP
     ("greeting", "fine"),
     [(b"220 host ESMTP\r\n", True), (b"421 too busy\r\n", False), (b"", False), (b"SSH-2.0\r\n", False)],
 )
-def test_probe_smtp(smsrt: ModuleType, greeting: bytes, fine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_smtp(smsrt: ModuleType, greeting: bytes, fine: bool, moved: dict[int, int]) -> None:
     heard: list[bytes] = []
 
     def greet(sock: socket.socket) -> None:
@@ -102,7 +115,7 @@ def test_probe_smtp(smsrt: ModuleType, greeting: bytes, fine: bool, monkeypatch:
             heard.append(peer.recv(100))
 
     server = socket.create_server(("127.0.0.1", 0))
-    monkeypatch.setattr(smsrt, "SMTP_PORT", server.getsockname()[1])
+    moved[smsrt.SMTP_PORT] = server.getsockname()[1]
     with served(server, greet):
         ok, detail = ask(smsrt, "smtp", smtp="127.0.0.1")
     assert ok is fine, detail
@@ -110,7 +123,7 @@ def test_probe_smtp(smsrt: ModuleType, greeting: bytes, fine: bool, monkeypatch:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_probe_syslog(smsrt: ModuleType, root: Path, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_syslog(smsrt: ModuleType, root: Path, there: bool, moved: dict[int, int]) -> None:
     log = root / "messages"
     log.write_text("sms-probe: an old line\n")
 
@@ -121,15 +134,13 @@ def test_probe_syslog(smsrt: ModuleType, root: Path, there: bool, monkeypatch: p
                 stream.write(line + b"\n")
 
     server = udp_server()
-    monkeypatch.setattr(smsrt, "SYSLOG_PORT", server.getsockname()[1])
+    moved[smsrt.SYSLOG_PORT] = server.getsockname()[1]
     with served(server, receive):
         ok, detail = ask(smsrt, "syslog", syslog="127.0.0.1", file="/messages", timeout_s=5 if there else 0.3)
     assert ok is there, detail
 
 
-def test_probe_syslog_finds_its_line_after_rotation(
-    smsrt: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probe_syslog_finds_its_line_after_rotation(smsrt: ModuleType, root: Path, moved: dict[int, int]) -> None:
     log = root / "messages"
     log.write_text("x" * 10000)
 
@@ -137,7 +148,7 @@ def test_probe_syslog_finds_its_line_after_rotation(
         log.write_bytes(sock.recv(1000))
 
     server = udp_server()
-    monkeypatch.setattr(smsrt, "SYSLOG_PORT", server.getsockname()[1])
+    moved[smsrt.SYSLOG_PORT] = server.getsockname()[1]
     with served(server, receive):
         assert ask(smsrt, "syslog", syslog="127.0.0.1", file="/messages") == (True, "a line arrived")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from appliance.host.fake import Fake
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
 from appliance.plan.services.links import Links
 from appliance.plan.services.nodes import Inside, NodeState, Process
 from appliance.progress import Silent
 from tests.places import DEBIAN_SITE
+from tests.support.fake import Fake
 
 BROKEN: tuple[Links, str] = (Links(), "the network of host-a cannot be inspected: x")
 GONE = NodeState("n1", "10.0.0.9", 6818, "down+not_responding", "Not responding", True, False)

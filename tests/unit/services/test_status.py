@@ -13,25 +13,31 @@ import pytest
 from rich.console import Console
 
 from appliance.cli.services.status import view
-from appliance.host.fake import Answer, Fake
 from appliance.operations import preflight
-from appliance.operations.context import open_cluster
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.hosts.guarded import GUARD_VERSION, version_path
 from appliance.operations.overlay.mirrored import MirrorState
 from appliance.operations.services import status
 from appliance.operations.services.reach import Reach
 from appliance.operations.snapshots.status import SnapshotStatus
-from appliance.operations.start_note import StartNote
+from appliance.operations.start_note import StartNote, start_note_path
 from appliance.operations.vm.deferred import Deferred
+from appliance.plan.machine import probe_argv
 from appliance.plan.services.confinement import Confinement
-from appliance.plan.services.links import Links, NetworkState
+from appliance.plan.services.links import NetworkState
 from appliance.plan.services.nodes import Inside, NetworkProbe, NodesView, Process, SilentNode
 from appliance.plan.snapshots.runs import Run
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
-from appliance.tools import apptainer
+from appliance.shared.records import to_json
 from appliance.tools.apptainer import Instance
+from appliance.tools.files import HELD
+from appliance.tools.scripts import script_argv
 from tests.confined import INSPECT, confined_output
 from tests.places import DEBIAN_SITE, ROOT
+from tests.support.env import fake_env
+from tests.support.fake import Answer, Fake
+from tests.support.instances import LIST, lists
 
 FULL = "the overlay is {}% full; `sms overlay grow +1G` makes it larger"
 OUTDATED = "the guard on host-a is of another version of sms; `sms start` replaces it"
@@ -45,17 +51,41 @@ CONFINED: dict[tuple[str, ...], Answer] = {
 """Of a host without any of the paths that are hidden."""
 
 
-def simulate_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apptainer, "find_instance", lambda *_: Instance("sms-sample", 7, "/i.sif"))
-    monkeypatch.setattr(status, "query_services", lambda *_, confined: [])
-    monkeypatch.setattr(status, "inspect_inside", lambda *_: Inside())
-    monkeypatch.setattr(status, "inspect_links", lambda *_: (Links(), ""))
-    monkeypatch.setattr(status, "inspect_reach", lambda *_: Reach())
-    monkeypatch.setattr(status, "query_mirror", lambda *_: None)
-    monkeypatch.setattr(status, "probe_vm", lambda *_: None)
-    monkeypatch.setattr(status, "read_note", lambda *_: StartNote("/i.sif", "", "", "", 1, "host-a", 0.0))
+def running_host(cluster: Cluster, probed: list[bool], running: list[Instance], **answers: Answer) -> Fake:
+    """A host where the services answer; ``probed`` gets whether it was with the capabilities of the container alone."""
+
+    def probe(argv: tuple[str, ...], confined: bool) -> tuple[int, str]:
+        probed.append(confined)
+        names = [service.name for service in cluster.services]
+        assert argv[-len(names) :] == tuple(names)
+        return 0, "\n".join(json.dumps({"name": name, "ok": True, "detail": "", "ms": 1.0}) for name in names)
+
+    running.append(Instance("sms-sample", 7, "/i.sif"))
+    probes: dict[tuple[str, ...], Answer] = {
+        probe_argv(cluster.site, cluster.services, confined=confined): lambda argv, _, confined=confined: probe(  # type: ignore[misc]
+            argv, confined
+        )
+        for confined in (True, False)
+    }
+    programs: dict[tuple[str, ...], Answer] = {(name,): answer for name, answer in answers.items()}
+    host = Fake({**CONFINED, **probes, **programs, LIST: lists(running), LINKS: (0, "")}, name="host-a")
+    host.files[start_note_path(cluster)] = to_json(StartNote("/i.sif", "", "", "", 1, "host-a", 0.0))
+    return host
 
 
+def simulate_reach(monkeypatch: pytest.MonkeyPatch, inside: Inside, reach: Reach) -> None:
+    """What the container knows of itself and its nodes, which has tests of its own."""
+    monkeypatch.setattr(status, "inspect_inside", lambda *_: inside)
+    monkeypatch.setattr(status, "inspect_reach", lambda *_: reach)
+
+
+def without_vm(path: Path, hosts: int = 1) -> Cluster:
+    opened = open_cluster(DEBIAN_SITE, path, Silent())
+    changes = {"admin_hosts": opened.site.admin_hosts[:1] * hosts, "provisioning": None}
+    return replace(opened, site=opened.site.model_copy(update=changes), env=fake_env())
+
+
+LINKS = script_argv("collect-links")
 OLD = "this version of sms cannot start "
 
 
@@ -72,17 +102,11 @@ def test_what_an_earlier_version_built_or_started_is_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: dict[str, str], seccomp: int, warning: str
 ) -> None:
     """A reboot or a failover would be refused, and nobody would know before."""
-    cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
-    simulate_running(monkeypatch)
-    probed: list[bool] = []
-
-    def query_services(*_: object, confined: bool) -> list[status.Answer]:
-        probed.append(confined)
-        return []
-
-    monkeypatch.setattr(status, "query_services", query_services)
-    inspected = json.dumps({"data": {"attributes": {"labels": labels}}})
-    host = Fake({**CONFINED, ("test", "-e"): (0, ""), ("apptainer", "inspect"): (0, inspected)}, name="host-a")
+    cluster = without_vm(tmp_path)
+    simulate_reach(monkeypatch, Inside(), Reach())
+    probed, running = list[bool](), list[Instance]()
+    host = running_host(cluster, probed, running, test=(0, ""))
+    host.answers["apptainer", "inspect"] = (0, json.dumps({"data": {"attributes": {"labels": labels}}}))
     host.files["/proc/7/status"] = f"NoNewPrivs:\t{int(seccomp > 0)}\nSeccomp:\t{seccomp}\n".encode()
     found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")
     assert found.healthy is not bool(warning) and len(found.warnings) == bool(warning)
@@ -90,7 +114,7 @@ def test_what_an_earlier_version_built_or_started_is_a_fault(
     assert probed == [seccomp == 2]
     if warning == OLD:
         assert "`sms build`" in found.warnings[0] and str(cluster.places.current) in found.warnings[0]
-    monkeypatch.setattr(apptainer, "find_instance", lambda *_: None)
+    running.clear()
     idle = status._container_status(cluster, host, Lease(cluster.site.cluster), [], "")
     assert any(line.startswith(OLD) for line in idle.warnings) is (warning == OLD), "a host that may take over"
 
@@ -115,16 +139,12 @@ def test_what_is_unhealthy_although_services_answer(
     warning: str,
 ) -> None:
     outdated = warning == OUTDATED
-    cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
-    site = cluster.site
-    cluster = replace(cluster, site=site.model_copy(update={"admin_hosts": site.admin_hosts * 2}))
-    inside = Inside({"size": 100 << 20, "used": percent << 20})
-    host = Fake({**CONFINED, ("test", "-e"): (1, "")}, name="host-a")
-    simulate_running(monkeypatch)
-    monkeypatch.setattr(status, "inspect_inside", lambda *_: inside)
-    monkeypatch.setattr(status, "inspect_reach", lambda *_: Reach(problems=problems))
-    monkeypatch.setattr(status, "is_guarded", lambda *_: guarded)
-    monkeypatch.setattr(status, "is_outdated", lambda *_: outdated)
+    cluster = without_vm(tmp_path, hosts=2)
+    simulate_reach(monkeypatch, Inside({"size": 100 << 20, "used": percent << 20}), Reach(problems=problems))
+    host = running_host(cluster, [], [], test=(1, ""), flock=(HELD if guarded else 0, ""))
+    lock = str(cluster.places.guard_lock)
+    host.answers["test", "-e", lock] = (0, "")
+    host.files |= {lock: b"7", version_path(cluster): b"7 1" if outdated else f"7 {GUARD_VERSION}".encode()}
     found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")
     assert (found.healthy, found.warnings) == (not warning, [warning] if warning else [])
     assert found.guarded is guarded

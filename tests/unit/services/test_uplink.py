@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
 from appliance.errors import SmsError
-from appliance.host.base import CommandError, Result
-from appliance.host.local import Local
-from appliance.operations import preflight
+from appliance.host.base import CommandError, Result, Unreachable
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.services import uplink
+from appliance.operations.lease import QUERY
 from appliance.operations.services.unfinished import mark_path
 from appliance.operations.services.uplink import CALM_S, FLAP_S, INSTANCE_INTERVAL_S, PATIENCE_S, UplinkWatch
+from appliance.plan.machine import Places
 from appliance.plan.migration.lease import View
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.locks import hold_lock
 from appliance.shared.migration import MoveMark
 from appliance.shared.records import to_json
-from appliance.tools import carrier, ports
+from appliance.tools import carrier
 from appliance.tools.apptainer import Instance
 from tests.ownnet import own_network
-from tests.pairs import Pair
+from tests.pairs import HostInFolder, Pair
 from tests.places import DEBIAN_SITE
+from tests.support.env import FakeClock, FakeHosts
 from tests.waiting import wait_until
 
 PORT = "veth1"
@@ -40,7 +42,8 @@ class World:
     """A host's bridge, the other host's lease, and the time. ``live``: ports of the bridge that have a carrier.
 
     ``current``: whether the guard has just read the leases. ``superseded``: it knows that another host has taken over.
-    ``elsewhere``: an admin host has the services beside which this is only what stays.
+    ``elsewhere``: an admin host has the services beside which this is only what stays. ``gone``: the first process of
+    the instance, ``pid``, has no network any more.
     """
 
     bridge: str
@@ -52,14 +55,12 @@ class World:
     current: bool = False
     superseded: bool = False
     elsewhere: bool = False
-    now: float = 100.0
+    clock: FakeClock = field(default_factory=lambda: FakeClock(100.0))
+    pid: int = 7
+    gone: bool = False
     queries: int = 0
     events: list[str] = field(default_factory=list)
     learnt: dict[str, View] = field(default_factory=dict)
-
-    @property
-    def unreachable(self) -> list[str]:
-        return [] if self.reachable else ["host-b"]
 
     def learn(self, name: str, view: View) -> None:
         self.learnt[name] = view
@@ -68,51 +69,85 @@ class World:
         return self.current
 
     def newer(self) -> Lease | None:
-        return Lease("c", 1002, "host-b", 1.0, "host-b") if self.superseded else None
+        return Lease("sample", 1002, "host-b", 1.0, "host-b") if self.superseded else None
 
     def may_return(self) -> bool:
         return not self.elsewhere
 
-    def query_readable(self) -> dict[str, View]:
-        self.queries += 1
-        mine = View(Lease("c", 1, "host-a", 1.0, "host-a"))
-        other = Lease("c", self.generation, "host-a" if self.generation == 1 else "host-b", 1.0, "host-b")
-        return {"host-a": mine, "host-b": View(other if self.reachable else None)}
+    def lease(self, name: str) -> Lease:
+        """Return the lease in the file of a host."""
+        if name == "host-a":
+            return Lease("sample", 1, "host-a", 1.0, "host-a")
+        return Lease("sample", self.generation, "host-a" if self.generation == 1 else "host-b", 1.0, "host-b")
+
+
+LINKS = {
+    "inside": [{"ifname": "eth0", "ifindex": 2, "link_index": 5}],
+    "host": [{"ifname": PORT, "ifindex": 5, "link_index": 2}],
+}
+
+
+class Watched(HostInFolder):
+    """A host of the world; ``own``: its lease files are its own."""
+
+    def __init__(self, name: str, folder: Path, world: World, *, own: bool) -> None:
+        super().__init__(name, folder)
+        self.world = world
+        self.own = own
+
+    def run(self, *argv: str, **options: Any) -> Result:
+        world = self.world
+        self.instances = [Instance("sms-sample", world.pid, "/i.sif")] if world.instance else []
+        if argv[-1] == "link":
+            if world.gone and argv[0] == "nsenter":
+                raise CommandError(Result(self.name, argv, 1, b"", b"nsenter: cannot open /proc/7/ns/net"))
+            shown = json.dumps(LINKS["inside" if argv[0] == "nsenter" else "host"])
+        elif argv[:1] == ("ip",):
+            world.attached, shown = b" nomaster" not in options["input"], ""
+        elif argv[2:3] == (QUERY,) and not self.own:
+            world.queries += self.name == "host-a"
+            if self.name == "host-b" and not world.reachable:
+                raise Unreachable("host-b: no route to host")
+            shown = f"0 file\n{world.lease(self.name).text().decode()}"
+        else:
+            return super().run(*argv, **options)
+        return Result(self.name, argv, 0, shown.encode(), b"")
+
+
+@dataclass(frozen=True)
+class AtHand(Cluster):
+    """A cluster whose lock and mark are in a folder of the test."""
+
+    folder: Path = Path()
+
+    @property
+    def places(self) -> Places:
+        found = super().places
+        found.uplink_mark, found.lock = PurePosixPath(self.folder / "uplink"), PurePosixPath(self.folder / "lock")
+        return found
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     found = World(open_cluster(DEBIAN_SITE, tmp_path, Silent()).site.networks.provisioning.bridge)
 
-    def change(_: object, ports: object) -> None:
-        found.attached = isinstance(ports, dict)
-
     def has_uplink(bridge: str, _: str) -> bool:
         return bridge != found.bridge or "ens1" in found.live
 
-    monkeypatch.setattr(uplink, "Leases", lambda *_: found)
-    monkeypatch.setattr(uplink, "find_instance", lambda *_: Instance("sms", 7, "/i.sif") if found.instance else None)
-    monkeypatch.setattr(ports, "find_ports", lambda *_: {"eth0": PORT})
-    monkeypatch.setattr(ports, "detach", change)
-    monkeypatch.setattr(ports, "attach", change)
+    # The interfaces of this machine, of which tests have none.
     monkeypatch.setattr(carrier, "has_uplink", has_uplink)
     monkeypatch.setattr(carrier, "is_port", lambda *_: found.attached)
     monkeypatch.setattr(carrier, "exists", lambda _: found.instance)
-    monkeypatch.setattr(time, "monotonic", lambda: found.now)
     return found
 
 
-def watch(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UplinkWatch:
-    cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
-    places = cluster.places
-    places.uplink_mark, places.lock = PurePosixPath(tmp_path / "uplink"), PurePosixPath(tmp_path / "lock")
-    monkeypatch.setattr(Cluster, "places", places)
-    return UplinkWatch(
-        cluster,
-        Local("host-a"),
-        lambda event, *_: world.events.append(event),
-        world,
-    )
+def watch(world: World, tmp_path: Path, *, own: bool = False) -> UplinkWatch:
+    pair = Pair(tmp_path, shared=False, clock=world.clock)
+    hosts = {name: Watched(name, host.folder, world, own=own) for name, host in pair.hosts.items()}
+    made = pair.cluster
+    env = replace(made.env, hosts=FakeHosts(hosts))
+    cluster = AtHand(made.site, made.services, made.base, env=env, folder=tmp_path)
+    return UplinkWatch(cluster, hosts["host-a"], lambda event, *_: world.events.append(event), world)
 
 
 def lose(world: World, seen: UplinkWatch) -> None:
@@ -121,108 +156,98 @@ def lose(world: World, seen: UplinkWatch) -> None:
     world.live = {PORT, "smsvm-p0a1b2c"}
     seen.check()
     assert not world.attached and world.events == ["uplink lost"]
-    world.now += 1
+    world.clock.now += 1
     seen.check()
     assert world.events == ["uplink lost"] and world.queries == 0, "it waits for the carrier"
 
 
-def test_it_is_back_after_the_lease_was_read(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = watch(world, tmp_path, monkeypatch)
+def test_it_is_back_after_the_lease_was_read(world: World, tmp_path: Path) -> None:
+    seen = watch(world, tmp_path)
     lose(world, seen)
     world.live |= {"ens1"}
     seen.check()
     assert world.attached and world.events == ["uplink lost", "uplink back"] and world.queries == 1
-    assert watch(world, tmp_path, monkeypatch).kept_off == {}
+    assert watch(world, tmp_path).kept_off == {}
 
 
-def test_it_stays_off_if_another_host_took_over(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = watch(world, tmp_path, monkeypatch)
+def test_it_stays_off_if_another_host_took_over(world: World, tmp_path: Path) -> None:
+    seen = watch(world, tmp_path)
     lose(world, seen)
     world.live, world.generation = world.live | {"ens1"}, 1002
     for _ in range(3):
-        world.now += PATIENCE_S
+        world.clock.now += PATIENCE_S
         seen.check()
     assert not world.attached and world.events == ["uplink lost"]
-    assert world.learnt["host-b"].lease == Lease("c", 1002, "host-b", 1.0, "host-b"), "the guard stops the instance"
+    assert world.learnt["host-b"].lease == Lease("sample", 1002, "host-b", 1.0, "host-b"), (
+        "the guard stops the instance"
+    )
     world.instance = False
     seen.check()
-    assert watch(world, tmp_path, monkeypatch).kept_off == {}
+    assert watch(world, tmp_path).kept_off == {}
 
 
-def test_what_stays_is_kept_off_while_an_admin_host_has_all_services(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stays_is_kept_off_while_an_admin_host_has_all_services(world: World, tmp_path: Path) -> None:
     """Its own lease is as before: the lease of the whole is the one that was taken meanwhile."""
-    seen = watch(world, tmp_path, monkeypatch)
+    seen = watch(world, tmp_path)
     lose(world, seen)
     world.live, world.elsewhere = world.live | {"ens1"}, True
     for _ in range(3):
-        world.now += PATIENCE_S
+        world.clock.now += PATIENCE_S
         seen.check()
     assert not world.attached and world.events == ["uplink lost"]
 
 
-def test_another_hosts_file_that_is_no_lease_counts_as_unread(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_hosts_file_that_is_no_lease_counts_as_unread(world: World, tmp_path: Path) -> None:
     pair = Pair(tmp_path, shared=False)
     pair.take("host-a")
-    monkeypatch.setattr(uplink, "Leases", lambda *_: pair.leases("host-a", query=False))
     (lease,) = (tmp_path / "host-b").rglob("*.lease")
     lease.write_bytes(b"\0" * 200)
-    places = pair.cluster.places
-    seen = watch(world, tmp_path, monkeypatch)
-    places.uplink_mark = seen.cluster.places.uplink_mark
-    monkeypatch.setattr(Cluster, "places", places)
+    seen = watch(world, tmp_path, own=True)
     lose(world, seen)
     world.live |= {"ens1"}
     seen.check()
     assert not world.attached and list(world.learnt) == ["host-a"]
-    world.now += PATIENCE_S + 1
+    world.clock.now += PATIENCE_S + 1
     seen.check()
     assert world.attached and world.events[-1] == "uplink back"
 
 
-def test_it_waits_for_a_host_that_does_not_answer(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = watch(world, tmp_path, monkeypatch)
+def test_it_waits_for_a_host_that_does_not_answer(world: World, tmp_path: Path) -> None:
+    seen = watch(world, tmp_path)
     lose(world, seen)
     world.live, world.reachable = world.live | {"ens1"}, False
     seen.check()
-    world.now += PATIENCE_S - 1
+    world.clock.now += PATIENCE_S - 1
     seen.check()
     assert not world.attached
     world.live -= {"ens1"}
     seen.check()
     world.live |= {"ens1"}
-    world.now += 2
+    world.clock.now += 2
     seen.check()
     assert not world.attached, "the carrier was lost again"
-    world.now += PATIENCE_S + 1
+    world.clock.now += PATIENCE_S + 1
     seen.check()
     assert world.attached and world.events[-1] == "uplink back"
 
 
-def test_a_guard_that_is_started_again_goes_on(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lose(world, watch(world, tmp_path, monkeypatch))
-    seen = watch(world, tmp_path, monkeypatch)
+def test_a_guard_that_is_started_again_goes_on(world: World, tmp_path: Path) -> None:
+    lose(world, watch(world, tmp_path))
+    seen = watch(world, tmp_path)
     seen.check()
     assert seen.kept_off == {PORT: world.bridge} and not world.attached
     world.attached = True  # as a migration that was rolled back does
-    seen._seen = {world.bridge: world.now}
+    seen._seen = {world.bridge: world.clock.now}
     seen.check()
     assert not world.attached
     (tmp_path / "uplink").write_text('{"veth1"')
     with pytest.raises(SmsError, match="cannot be read"):
-        watch(world, tmp_path, monkeypatch)
+        watch(world, tmp_path)
 
 
-def test_a_bridge_that_never_had_an_uplink_is_left_alone(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bridge_that_never_had_an_uplink_is_left_alone(world: World, tmp_path: Path) -> None:
     world.live = {PORT}
-    seen = watch(world, tmp_path, monkeypatch)
+    seen = watch(world, tmp_path)
     seen.check()
     seen.check()
     assert world.attached and world.events == []
@@ -267,45 +292,43 @@ def test_ports_of_guests_are_no_uplinks(tmp_path: Path, real: str) -> None:
 def flap(world: World, seen: UplinkWatch, *, seconds: float) -> None:
     """The carrier is lost 0.1 s after the last check, and back later; without the guard being woken in between."""
     seen.check()
-    world.now += 0.1
+    world.clock.now += 0.1
     world.live -= {"ens1"}
     seen.check()
     assert not world.attached
-    world.now += seconds
+    world.clock.now += seconds
     world.live |= {"ens1"}
     seen.check()
 
 
-def test_after_a_moment_it_is_back_at_once(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_moment_it_is_back_at_once(world: World, tmp_path: Path) -> None:
     """Also while another admin host is off; the leases are read all the same."""
-    seen = watch(world, tmp_path, monkeypatch)
+    seen = watch(world, tmp_path)
     world.current, world.reachable = True, False
     flap(world, seen, seconds=0.2)
     assert world.attached and world.events == ["uplink lost", "uplink back"]
     wait_until(lambda: "host-a" in world.learnt, "the reads", 5)
-    world.now += 10
+    world.clock.now += 10
     flap(world, seen, seconds=0.2)
     assert not world.attached, "the link is not calm"
     world.reachable = True
     seen.check()
     assert world.attached
-    world.now += CALM_S
+    world.clock.now += CALM_S
     flap(world, seen, seconds=0.2)
     assert world.attached
-    world.now += CALM_S
+    world.clock.now += CALM_S
     world.reachable = False
     flap(world, seen, seconds=FLAP_S)
     assert not world.attached, "long enough for a failover"
 
 
-def test_a_moment_is_counted_from_when_the_uplink_was_seen(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_moment_is_counted_from_when_the_uplink_was_seen(world: World, tmp_path: Path) -> None:
     """The guard could not take the port off for long."""
-    seen = watch(world, tmp_path, monkeypatch)
+    seen = watch(world, tmp_path)
     world.current, world.reachable = True, False
     seen.check()
-    world.now += 10
+    world.clock.now += 10
     world.live -= {"ens1"}
     seen.check()
     world.live |= {"ens1"}
@@ -313,9 +336,9 @@ def test_a_moment_is_counted_from_when_the_uplink_was_seen(
     assert not world.attached
 
 
-def test_it_does_not_wait_for_another_sms(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_not_wait_for_another_sms(world: World, tmp_path: Path) -> None:
     """`sms restart` has the lock of the host while it waits for a service; a migration, while it copies."""
-    seen = watch(world, tmp_path, monkeypatch)
+    seen = watch(world, tmp_path)
     with hold_lock(str(tmp_path / "lock")):
         lose(world, seen)
         world.live |= {"ens1"}
@@ -323,11 +346,9 @@ def test_it_does_not_wait_for_another_sms(world: World, tmp_path: Path, monkeypa
     assert world.attached and world.events == ["uplink lost", "uplink back"]
 
 
-def test_a_port_that_is_not_on_the_bridge_is_not_put_there(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_that_is_not_on_the_bridge_is_not_put_there(world: World, tmp_path: Path) -> None:
     """A migration has taken it off, or it is that of an isolated instance."""
-    seen = watch(world, tmp_path, monkeypatch)
+    seen = watch(world, tmp_path)
     seen.check()
     world.live, world.attached = {PORT}, False
     seen.check()
@@ -351,14 +372,14 @@ def test_a_port_that_is_not_on_the_bridge_is_not_put_there(
     ],
 )
 def test_it_attaches_no_port_that_a_migration_moves(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, state: str, at_work: bool, back: bool
+    world: World, tmp_path: Path, side: str, state: str, at_work: bool, back: bool
 ) -> None:
     """``at_work``: its agent runs, and has the lock of the host; else it was killed."""
-    monkeypatch.setattr(preflight, "LOCK_WAIT_S", 0.1)
-    seen = watch(world, tmp_path, monkeypatch)
+    seen = watch(world, tmp_path)
     lose(world, seen)
     world.live |= {"ens1"}
-    mark = Path(mark_path(seen.cluster))
+    assert isinstance(seen.host, Watched)
+    mark = Path(seen.host.path(mark_path(seen.cluster)))
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.write_bytes(to_json(MoveMark(side, state, 7, {})) if side else b"{")
     with ExitStack() as stack:
@@ -371,11 +392,9 @@ def test_it_attaches_no_port_that_a_migration_moves(
     assert world.attached
 
 
-def test_it_stays_off_once_the_guard_knows_that_another_host_took_over(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_stays_off_once_the_guard_knows_that_another_host_took_over(world: World, tmp_path: Path) -> None:
     """The guard has disconnected the instance, and stops it once it has the lock of the host."""
-    seen = watch(world, tmp_path, monkeypatch)
+    seen = watch(world, tmp_path)
     world.current = True
     seen.check()
     world.live -= {"ens1"}
@@ -386,31 +405,22 @@ def test_it_stays_off_once_the_guard_knows_that_another_host_took_over(
     assert not world.attached
 
 
-def test_a_moment_counts_only_if_the_leases_were_known(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = watch(world, tmp_path, monkeypatch)
+def test_a_moment_counts_only_if_the_leases_were_known(world: World, tmp_path: Path) -> None:
+    seen = watch(world, tmp_path)
     world.reachable = False
     flap(world, seen, seconds=0.2)
     assert not world.attached
 
 
-def test_an_instance_that_ended_meanwhile_is_not_an_error(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_instance_that_ended_meanwhile_is_not_an_error(world: World, tmp_path: Path) -> None:
     """At a stop, its first process is a zombie for a moment: it has no network any more."""
-
-    def gone(*_: object) -> dict[str, str]:
-        raise CommandError(Result("host-a", ("nsenter",), 1, b"", b"nsenter: cannot open /proc/7/ns/net"))
-
     with subprocess.Popen(["true"]) as zombie:
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-        seen = watch(world, tmp_path, monkeypatch)
-        monkeypatch.setattr(ports, "find_ports", gone)
-        monkeypatch.setattr(uplink, "find_instance", lambda *_: Instance("sms", zombie.pid, "/i.sif"))
+        seen = watch(world, tmp_path)
+        world.gone, world.pid = True, zombie.pid
         seen.check()
-    world.now += INSTANCE_INTERVAL_S
-    monkeypatch.setattr(uplink, "find_instance", lambda *_: Instance("sms", os.getpid(), "/i.sif"))
+    world.clock.now += INSTANCE_INTERVAL_S
+    world.pid = os.getpid()
     with pytest.raises(CommandError):
         seen.check()
 

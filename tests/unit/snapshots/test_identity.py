@@ -14,8 +14,8 @@ from appliance.agent.manifest import check_manifest
 from appliance.agent.protocol import Problem
 from appliance.agent.store import Store
 from appliance.errors import Refused, SmsError
+from appliance.host.base import Host
 from appliance.operations import identity as creation
-from appliance.operations.context import Cluster
 from appliance.operations.history import read_history
 from appliance.operations.identity import ensure_identity
 from appliance.operations.lease import Leases, raise_lease
@@ -30,10 +30,11 @@ from appliance.plan.snapshots import offsite
 from appliance.plan.snapshots.runs import Found, judge
 from appliance.progress import Silent
 from appliance.shared.identity import Identity, assume, identify
-from appliance.shared.lease import Lease, parse_lease
-from appliance.tools import agent
+from appliance.shared.lease import BUSY, Lease, SwapLease, parse_lease
+from appliance.shared.requests import Request
 from tests import stores
-from tests.pairs import Pair
+from tests.pairs import AgentsInFolders, Pair
+from tests.support.env import FakeClock, with_env
 from tests.unit.snapshots.clusters import (
     MANIFEST,
     SNAPSHOT,
@@ -49,10 +50,10 @@ from tests.unit.snapshots.clusters import (
     store_of,
     uuid_in,
 )
-from tests.unit.snapshots.conftest import START, Clock
+from tests.unit.snapshots.conftest import START
 
 
-def test_two_clusters_of_one_name_on_one_folder_of_snapshots(make_pair: Callable[[], Pair], clock: Clock) -> None:
+def test_two_clusters_of_one_name_on_one_folder_of_snapshots(make_pair: Callable[[], Pair], clock: FakeClock) -> None:
     """Each keeps what its own retention keeps, whatever the generation of the other one."""
     one, other = make_pair(), make_pair()
     Path(store_of(one).root).mkdir(parents=True)
@@ -64,7 +65,7 @@ def test_two_clusters_of_one_name_on_one_folder_of_snapshots(make_pair: Callable
         other.release("host-a")
     mine, theirs = [], []
     for _ in range(30):
-        clock.at += 60
+        clock.now += 60
         mine += add(one)
         theirs += add(other)
         prune(one.cluster, one.hosts["host-a"], (), Silent())
@@ -107,13 +108,15 @@ def test_state_without_a_uuid_is_adopted_once(pair: Pair) -> None:
     assert reported.notes == [] and parse_lease(lease_path(pair).read_bytes()).adopted == 44
 
 
-def test_a_running_cluster_of_an_earlier_version_gets_one_by_a_scheduled_run(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def busy(host: Host, request: Request) -> str | None:
+    """Reply that another run has the lease file of every host."""
+    return BUSY if isinstance(request, SwapLease) else None
+
+
+def test_a_running_cluster_of_an_earlier_version_gets_one_by_a_scheduled_run(pair: Pair, clock: FakeClock) -> None:
     """Which prints nothing: the record of the run and the history have it."""
     name(pair, "", generation=40, holder="host-a")
-    monkeypatch.setattr(Cluster, "host", lambda _, name: pair.hosts[name])
-    work = scheduled.RunState()
+    work = scheduled.RunState(clock)
     scheduled.name_cluster(pair.cluster, pair.hosts["host-a"], work)
     known = uuid_in(lease_path(pair))
     assert known == uuid_in(lease_path(pair, "host-b")) != "" and known in work.notes[0]
@@ -123,13 +126,12 @@ def test_a_running_cluster_of_an_earlier_version_gets_one_by_a_scheduled_run(
     assert (event["verb"], event["uuid"], event["adopted"]) == ("identity", known, 40)
 
 
-def test_a_scheduled_run_leaves_the_lease_of_another_cluster_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduled_run_leaves_the_lease_of_another_cluster_alone(pair: Pair, clock: FakeClock) -> None:
     """It goes on, as its own lease shows that it is the holder, and `sms status` warns."""
     name(pair, U1, on=("host-a",), holder="host-a")
     name(pair, U2, on=("host-b",), generation=9)
     before = [lease_path(pair, host).read_bytes() for host in pair.hosts]
-    monkeypatch.setattr(Cluster, "host", lambda _, name: pair.hosts[name])
-    work = scheduled.RunState()
+    work = scheduled.RunState(clock)
     work.attempt("UUID of the cluster", lambda: scheduled.name_cluster(pair.cluster, pair.hosts["host-a"], work))
     run = work.run(START)
     assert run.ok and run.error == ""
@@ -138,26 +140,24 @@ def test_a_scheduled_run_leaves_the_lease_of_another_cluster_alone(pair: Pair, m
     assert found.healthy and f"the lease of host-b is of another cluster of this name, {U2}" in found.warnings[0]
 
 
-def test_a_host_that_did_not_get_the_uuid(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_did_not_get_the_uuid(pair: Pair, clock: FakeClock) -> None:
     """The failed write is a note, no failover there takes one without a UUID, and the next run retries."""
     name(pair, "", generation=40, holder="host-a")
-    monkeypatch.setattr(Cluster, "host", lambda _, name: pair.hosts[name])
-    swap, first, host = Leases._swap, scheduled.RunState(), pair.hosts["host-b"]
+    usual, first, host = pair.cluster, scheduled.RunState(clock), pair.hosts["host-b"]
 
-    def fail(leases: Leases, name: str, *args: Any) -> str:
-        if name == "host-b":
+    def fail(host: Host, request: Request) -> None:
+        if host.name == "host-b" and isinstance(request, SwapLease):
             raise SmsError("the disk is full")
-        return swap(leases, name, *args)
 
-    monkeypatch.setattr(Leases, "_swap", fail)
+    pair.cluster = with_env(usual, agents=AgentsInFolders(instead=fail))
     scheduled.name_cluster(pair.cluster, pair.hosts["host-a"], first)
     known = uuid_in(lease_path(pair))
     assert known and not uuid_in(lease_path(pair, "host-b"))
     assert any("lease of host-b" in text and "the disk is full" in text for text in first.notes)
-    monkeypatch.setattr(Leases, "_swap", lambda *_: "busy")
+    pair.cluster = with_env(usual, agents=AgentsInFolders(instead=busy))
     ensure_identity(pair.leases("host-a"), reported := Reported())
     assert any("lease of host-b" in text and "another run" in text for text in reported.notes)
-    monkeypatch.setattr(Leases, "_swap", swap)
+    pair.cluster = usual
     came: dict[str, Any] = {"host": "host-a", "came": {"from": "host-a"}, "generation": 40}
     add(pair, on="host-b", **came)
     (newest,) = add(pair, on="host-b", cluster_uuid=known, **came)
@@ -174,7 +174,7 @@ def test_a_host_that_did_not_get_the_uuid(pair: Pair, monkeypatch: pytest.Monkey
     _learn_identity(pair.cluster, host)
     assert parse_lease(lease_path(pair, "host-b").read_bytes()) == learned
     lease_path(pair, "host-b").write_bytes(before)
-    again = scheduled.RunState()
+    again = scheduled.RunState(clock)
     scheduled.name_cluster(pair.cluster, pair.hosts["host-a"], again)
     assert uuid_in(lease_path(pair, "host-b")) == known and again.notes == ()
 
@@ -210,19 +210,17 @@ def test_not_created_while_a_host_is_silent(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("failed", ["host-a", "host-b"])
-def test_a_disk_with_snapshots_that_fails_does_not_keep_the_services_down(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, failed: str
-) -> None:
-    reported, limits, real = Reported(), list[float](), agent.query
+def test_a_disk_with_snapshots_that_fails_does_not_keep_the_services_down(pair: Pair, failed: str) -> None:
+    reported, limits = Reported(), list[float]()
 
-    def query(host: Any, command: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
-        limits.append(timeout)
-        if host.name == failed:
-            raise SmsError("it did not end in time")
-        found: dict[str, Any] = real(host, command, request, timeout=timeout)
-        return found
+    class Slow(AgentsInFolders):
+        def query(self, host: Host, command: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+            limits.append(timeout)
+            if host.name == failed:
+                raise SmsError("it did not end in time")
+            return super().query(host, command, request, timeout=timeout)
 
-    monkeypatch.setattr(agent, "query", query)
+    pair.cluster = with_env(pair.cluster, agents=Slow())
     start_on(pair, progress=reported)
     assert uuid_in(lease_path(pair)) == "" and failed in reported.notes[0]
     assert limits == [creation.STORE_S] * 2
@@ -242,26 +240,24 @@ def test_at_boot_the_holder_starts_beside_a_lease_of_another_cluster(pair: Pair)
         assert U2 in reported.notes[0]
 
 
-def test_two_first_starts_at_the_same_time_create_one_uuid(
-    make_pair: Callable[[], Pair], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_first_starts_at_the_same_time_create_one_uuid(make_pair: Callable[[], Pair]) -> None:
     """The second run is interleaved before every effect of the first one."""
-    swap, at = Leases._swap, 0
+    at = 0
     while True:
         pair, effects = make_pair(), 0
         second = pair.leases("host-b")
 
-        def interleaved(leases: Leases, *args: Any, second: Leases = second, at: int = at) -> str:
+        def interleaved(_: Host, request: Request, second: Leases = second, at: int = at) -> None:
             nonlocal effects
-            if leases is not second:
+            if isinstance(request, SwapLease):
                 effects += 1
                 if effects == at + 1:
                     ensure_identity(second, Silent())
-            return swap(leases, *args)
 
-        monkeypatch.setattr(Leases, "_swap", interleaved)
+        usual = pair.cluster
+        pair.cluster = with_env(usual, agents=AgentsInFolders(instead=interleaved))
         ensure_identity(pair.leases("host-a"), Silent())
-        monkeypatch.setattr(Leases, "_swap", swap)
+        pair.cluster = usual
         ensure_identity(pair.leases("host-a"), Silent())
         uuids = {uuid_in(lease_path(pair, host)) for host in pair.hosts}
         assert len(uuids) == 1 and "" not in uuids, f"before effect {at}"
@@ -433,14 +429,16 @@ def test_archive_names() -> None:
     assert not fnmatch.fnmatchcase(f"{new}.checkpoint", f"{offsite.archive_glob('lab', U2)}.checkpoint*")
 
 
-def test_a_uuid_that_cannot_be_written_is_no_error(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Leases, "_swap", lambda *_: "busy")
+def test_a_uuid_that_cannot_be_written_is_no_error(pair: Pair) -> None:
+    usual = pair.cluster
+    pair.cluster = with_env(usual, agents=AgentsInFolders(instead=busy))
     ensure_identity(pair.leases("host-a"), Silent())
     assert not lease_path(pair).exists()
 
-    def fail(*_: object) -> str:
-        raise SmsError("the disk is full")
+    def fail(host: Host, request: Request) -> None:
+        if isinstance(request, SwapLease):
+            raise SmsError("the disk is full")
 
-    monkeypatch.setattr(Leases, "_swap", fail)
+    pair.cluster = with_env(usual, agents=AgentsInFolders(instead=fail))
     ensure_identity(pair.leases("host-a"), Silent())
-    assert creation.new_uuid() != creation.new_uuid()
+    assert pair.cluster.env.new_uuid() != pair.cluster.env.new_uuid()

@@ -2,59 +2,39 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from appliance.config.model import BorgRepository
 from appliance.errors import Refused
-from appliance.operations.context import Cluster
-from appliance.operations.snapshots import pull as pulls
+from appliance.host.base import Host
 from appliance.operations.snapshots.list import list_snapshots
 from appliance.operations.snapshots.pull import list_remote, pull
 from appliance.operations.snapshots.push import PushOptions, push
 from appliance.operations.snapshots.repository import prune_repository
-from appliance.operations.snapshots.transfer import Offsite, Sent
 from appliance.plan.snapshots import offsite
 from appliance.progress import Silent
-from appliance.tools import borg
 from tests import stores
-from tests.pairs import Pair
+from tests.pairs import AgentsInFolders, Pair
+from tests.support.borg import Archives, HostWithBorg, borg_settings
+from tests.support.env import FakeHosts
 from tests.unit.snapshots.clusters import MANIFEST, U1, U2, Reported, add, lease_path, name, start_on, store_of, uuid_in
-from tests.unit.snapshots.conftest import START, Clock
+from tests.unit.snapshots.conftest import START
 
 
-class Repository:
-    """A Borg repository: archives, each with its comment."""
+class Pulling(AgentsInFolders):
+    """Agents that receive what an archive contains."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.archives: dict[str, str] = {}
-        self.globs: list[str] = []
-        monkeypatch.setattr(borg, "check_ready", lambda *_: None)
-        monkeypatch.setattr(borg, "list_archives", self.list_archives)
-        monkeypatch.setattr(borg, "remove", self.remove)
-        monkeypatch.setattr(Offsite, "lock_repository", lambda *_: None)
-        monkeypatch.setattr(Offsite, "push", self.push)
-        monkeypatch.setattr(Offsite, "pull", lambda _, one, __: Sent(str(one["number"]), False, 0))
-        monkeypatch.setattr(pulls, "lock_host", lambda *_: nullcontext())
-
-    def list_archives(self, _: object, __: object, glob: str) -> list[borg.Archive]:
-        there = self.archives.items()
-        return [borg.Archive(name, 0.0, comment) for name, comment in there if fnmatch.fnmatchcase(name, glob)]
-
-    def remove(self, _: object, __: object, glob: str, names: list[str]) -> None:
-        self.globs.append(glob)
-        for each in names:
-            del self.archives[each]
-
-    def push(self, one: dict[str, Any], *_: object) -> Sent:
-        self.archives[offsite.archive_name(one)] = offsite.comment(one).format()
-        return Sent(offsite.archive_name(one), False, 0)
+    @contextmanager
+    def open_session(self, host: Host, command: str, request: dict[str, Any], *_: Any, **__: Any) -> Iterator[Any]:
+        assert command == "import_image"
+        reply = {"snapshot": {"number": request["manifest"]["number"]}, "present": False, "bytes": 0}
+        yield SimpleNamespace(end=lambda: None, outcome=lambda: reply)
 
 
 def cluster_in(archive: str) -> str:
@@ -62,23 +42,23 @@ def cluster_in(archive: str) -> str:
     return archive[-36:] if archive.count("-") > 10 else ""
 
 
-def with_borg(pair: Pair) -> Pair:
+def with_borg(pair: Pair, repository: Archives) -> Pair:
     site = pair.cluster.site
-    settings = BorgRepository.model_construct(repository="/r", passphrase=Path("/p"), ssh_key=None, known_hosts=None)
-    snapshots = site.snapshots.model_copy(update={"borg": settings, "standby": ()})
+    snapshots = site.snapshots.model_copy(update={"borg": borg_settings(), "standby": ()})
     update = {
         "snapshots": snapshots,
         "retention": site.retention.model_copy(update={"last": 1, "hourly": 0, "daily": 0}),
     }
-    pair.cluster = Cluster(site.model_copy(update=update), pair.cluster.services, pair.cluster.base)
+    pair.hosts |= {name: HostWithBorg(host, repository) for name, host in pair.hosts.items()}
+    env = replace(pair.cluster.env, agents=Pulling(), hosts=FakeHosts(pair.hosts))
+    pair.cluster = replace(pair.cluster, site=site.model_copy(update=update), env=env)
     return pair
 
 
-def test_two_clusters_of_one_name_in_one_repository(
-    make_pair: Callable[[], Pair], monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_two_clusters_of_one_name_in_one_repository(make_pair: Callable[[], Pair]) -> None:
     """Pushes and prunes of both, in turn; one has adopted archives of an earlier version, and the higher generation."""
-    one, other, repository = with_borg(make_pair()), with_borg(make_pair()), Repository(monkeypatch)
+    repository = Archives()
+    one, other = with_borg(make_pair(), repository), with_borg(make_pair(), repository)
     name(one, "", generation=40)
     add(one, 2, generation=40, taken=START - 86400)
     work = PushOptions(all_missing=True, prune=True)
@@ -106,12 +86,10 @@ def test_two_clusters_of_one_name_in_one_repository(
             pull(pair.cluster, pair.hosts["host-a"], "borg", archive, Silent())
 
 
-def test_a_cluster_without_a_uuid_removes_only_archives_of_its_hosts(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_without_a_uuid_removes_only_archives_of_its_hosts(pair: Pair) -> None:
     """It was upgraded while one admin host is off; another cluster of its name has not been upgraded."""
-    repository = Repository(monkeypatch)
-    with_borg(pair)
+    repository = Archives()
+    with_borg(pair, repository)
     name(pair, "", generation=3)
     for number in range(1, 7):
         host = "host-a" if number % 2 else "host-x"
@@ -119,7 +97,6 @@ def test_a_cluster_without_a_uuid_removes_only_archives_of_its_hosts(
         found |= {"taken": START - 86400 * 900 + number, "sequence": number}
         repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
     foreign = {text for text in repository.archives if int(text.split("-")[-6]) % 2 == 0}
-    monkeypatch.setattr(borg, "compact", lambda *_: True)
     reported = Reported()
     done = prune_repository(pair.cluster, pair.hosts["host-a"], reported)
     assert done.removed and foreign <= set(repository.archives) and not foreign & {*done.kept, *done.removed}
@@ -129,16 +106,15 @@ def test_a_cluster_without_a_uuid_removes_only_archives_of_its_hosts(
     assert foreign <= set(repository.archives)
 
 
-def test_the_machine_that_prunes_is_given_the_uuid(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_that_prunes_is_given_the_uuid(pair: Pair) -> None:
     """It is not an admin host and has no lease; two clusters push to the repository."""
-    repository = Repository(monkeypatch)
-    with_borg(pair)
+    repository = Archives()
+    with_borg(pair, repository)
     for number in range(1, 7):
         found = {**MANIFEST, "cluster": pair.cluster.site.cluster, "number": number, "uuid": str(uuid4())}
         found |= {"cluster_uuid": (U1, U2)[number % 2], "taken": START - 86400 * 900 + number, "sequence": number}
         repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
     foreign = {text for text in repository.archives if cluster_in(text) == U2}
-    monkeypatch.setattr(borg, "compact", lambda *_: True)
     with pytest.raises(Refused, match=f"{U1} and cluster {U2} .*which cluster is this one") as caught:
         prune_repository(pair.cluster, pair.hosts["host-a"], Silent())
     assert "--uuid UUID" in caught.value.hint
@@ -152,9 +128,9 @@ def test_the_machine_that_prunes_is_given_the_uuid(pair: Pair, monkeypatch: pyte
         prune_repository(pair.cluster, pair.hosts["host-a"], Silent(), cluster_uuid="2222")
 
 
-def test_a_new_host_pulls_the_only_cluster_of_a_repository(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = Repository(monkeypatch)
-    with_borg(pair)
+def test_a_new_host_pulls_the_only_cluster_of_a_repository(pair: Pair) -> None:
+    repository = Archives()
+    with_borg(pair, repository)
     lease_path(pair).parent.mkdir(parents=True)
     for number, uuid in ((1, ""), (2, U1)):
         found = {**MANIFEST, "cluster": pair.cluster.site.cluster, "number": number, "generation": number}
@@ -169,10 +145,9 @@ def test_a_new_host_pulls_the_only_cluster_of_a_repository(pair: Pair, monkeypat
         pull(pair.cluster, pair.hosts["host-a"], "borg", "latest", Silent())
 
 
-def test_a_standby_host_of_another_cluster_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standby_host_of_another_cluster_is_refused(pair: Pair) -> None:
     name(pair, U1, on=("host-a",))
     name(pair, U2, on=("host-b",))
     add(pair)
-    monkeypatch.setattr(Cluster, "host", lambda _, name: pair.hosts[name])
     (done,) = push(pair.cluster, pair.hosts["host-a"], PushOptions(), ["host-b"], Silent())
     assert U2 in done.error and done.status == 3 and stores.numbers(store_of(pair, "host-b")) == []

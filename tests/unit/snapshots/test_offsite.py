@@ -14,7 +14,6 @@ from appliance.cli.steps import Shown
 from appliance.config.model import Retention
 from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import Result, Unreachable
-from appliance.host.fake import Fake
 from appliance.operations.context import open_cluster
 from appliance.operations.snapshots.pull import list_remote
 from appliance.operations.snapshots.push import (
@@ -33,6 +32,7 @@ from appliance.shared.identity import Identity
 from appliance.tools import borg
 from appliance.tools.borg import Repository
 from tests.places import DEBIAN_SITE
+from tests.support.fake import Fake
 
 FAR = Repository("ssh://borg@far:2222/srv/r", "/etc/sms/borg pass", "/base", "/key", "/known")
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ import pytest
 from appliance.agent.protocol import Busy, Problem
 from appliance.agent.store import Store
 from appliance.agent.take import assign_place, find_cluster
-from appliance.config.model import BorgRepository, Retention
+from appliance.config.model import Retention
 from appliance.errors import Refused, SmsError
+from appliance.host.base import Host
 from appliance.host.local import Local
-from appliance.operations.context import Cluster
 from appliance.operations.identity import ensure_identity
 from appliance.operations.services.generation import SHORT_S, find_known
 from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.operations.snapshots.prune import prune
+from appliance.operations.start_note import start_note_path
 from appliance.plan.migration.failover import choose_snapshot, has_newer
 from appliance.plan.snapshots import offsite
 from appliance.progress import Silent
@@ -29,10 +31,13 @@ from appliance.shared.files import path_beside
 from appliance.shared.lease import Lease, parse_lease
 from appliance.shared.locks import hold_lock
 from appliance.shared.order import last_place, order
-from appliance.tools import agent
+from appliance.tools.agent import Agents, AgentTimeout
 from tests import stores
-from tests.pairs import STATE, Pair
-from tests.unit.snapshots.conftest import START, Clock
+from tests.pairs import STATE, AgentsInFolders, Pair
+from tests.support.borg import Archives, HostWithBorg, borg_settings
+from tests.support.env import FakeClock, FakeHosts, with_env
+from tests.unit.snapshots.clusters import MANIFEST
+from tests.unit.snapshots.conftest import START
 
 DAY = 86400.0
 
@@ -180,10 +185,10 @@ def take(pair: Pair, name: str = "host-a") -> int:
     return taken
 
 
-def run_schedule(pair: Pair, clock: Clock, hours: float) -> list[int]:
+def run_schedule(pair: Pair, clock: FakeClock, hours: float) -> list[int]:
     """Run the schedule every 30 minutes: each new snapshot is the latest one afterwards. Return those that are left."""
     for _ in range(int(hours * 2)):
-        clock.at += 1800
+        clock.now += 1800
         taken = take(pair)
         listing = list_snapshots(pair.cluster, pair.hosts["host-a"])
         assert find_snapshot(listing, "latest")["number"] == taken == listing.snapshots[-1]["number"]
@@ -218,14 +223,14 @@ def lose_lease_and_history(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_48_hours_of_schedule_after_losing_every_lease(make_pair: Callable[[], Pair], clock: Clock) -> None:
+def test_48_hours_of_schedule_after_losing_every_lease(make_pair: Callable[[], Pair], clock: FakeClock) -> None:
     """The latest is today's after each run, and prune removes exactly what it removes without the loss.
 
     Another cluster of this name has a snapshot of a higher generation in the same folder.
     """
     left = []
     for happens in (keep_lease, lose_lease, lose_lease_and_history):
-        clock.at, pair = START, make_pair()
+        clock.now, pair = START, make_pair()
         lease_of(pair, "host-a").parent.mkdir(parents=True)
         lease_of(pair, "host-a").write_bytes(Lease(pair.cluster.site.cluster, 39, None, START, "host-a").text())
         old_snapshots(pair, 39)
@@ -242,7 +247,7 @@ def test_48_hours_of_schedule_after_losing_every_lease(make_pair: Callable[[], P
     assert len(new) >= 24 and new[-1] == 32 + 48 * 2 and len(left[0]) > len(new) + 1
 
 
-def test_a_cluster_that_restarted_at_generation_1_under_an_earlier_version(pair: Pair, clock: Clock) -> None:
+def test_a_cluster_that_restarted_at_generation_1_under_an_earlier_version(pair: Pair, clock: FakeClock) -> None:
     """Its own older snapshots of generation 40 do not push out what is taken now, even before the next start."""
     lease_of(pair, "host-a").parent.mkdir(parents=True)
     lease_of(pair, "host-a").write_bytes(Lease(pair.cluster.site.cluster, 1, "host-a", START, "host-a").text())
@@ -253,18 +258,18 @@ def test_a_cluster_that_restarted_at_generation_1_under_an_earlier_version(pair:
 
 
 @pytest.mark.parametrize("jump", [-DAY, DAY])
-def test_clock_jumps_of_a_day_change_nothing(pair: Pair, clock: Clock, jump: float) -> None:
+def test_clock_jumps_of_a_day_change_nothing(pair: Pair, clock: FakeClock, jump: float) -> None:
     start(pair)
     run_schedule(pair, clock, 3)
-    clock.at += jump
+    clock.now += jump
     run_schedule(pair, clock, 3)
-    clock.at -= jump
+    clock.now -= jump
     run_schedule(pair, clock, 3)
     newest = choose_snapshot(list_snapshots(pair.cluster, pair.hosts["host-a"]).snapshots)
     assert newest and newest["sequence"] == 18
 
 
-def test_the_standby_has_the_only_copies(pair: Pair, clock: Clock) -> None:
+def test_the_standby_has_the_only_copies(pair: Pair, clock: FakeClock) -> None:
     """The disks of the host that ran it died."""
     assert start(pair) == 1
     old_snapshots(pair, 40, days=3)
@@ -280,7 +285,7 @@ def test_the_standby_has_the_only_copies(pair: Pair, clock: Clock) -> None:
     assert start(pair) == 41
 
 
-def test_without_remote_copies(pair: Pair, clock: Clock) -> None:
+def test_without_remote_copies(pair: Pair, clock: FakeClock) -> None:
     pair.hosts["host-b"].cut = True
     known = find_known(pair.cluster, pair.leases("host-a"), without_remote=True)
     assert (known.generation, known.lost, known.silent) == (0, True, ("host-b",))
@@ -292,20 +297,19 @@ def test_without_remote_copies(pair: Pair, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("records", [False, True])
-def test_a_failed_disk_with_snapshots_does_not_keep_the_services_down(
-    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, records: bool
-) -> None:
+def test_a_failed_disk_with_snapshots_does_not_keep_the_services_down(pair: Pair, *, records: bool) -> None:
     """The lease is known; after its loss the snapshots must be read."""
 
-    def query(*_: Any, timeout: float = 0) -> Any:
-        limits.extend([timeout] if timeout else [])
-        raise SmsError("host-a: input/output error")
+    class Failing(AgentsInFolders):
+        def query(self, *_: Any, timeout: float) -> dict[str, Any]:
+            limits.append(timeout)
+            raise SmsError("host-a: input/output error")
 
     assert start(pair) == 1
     limits: list[float] = []
-    monkeypatch.setattr(agent, "query", query)
+    pair.cluster = with_env(pair.cluster, agents=Failing())
     if records:
-        monkeypatch.setattr("appliance.operations.services.generation.read_note", query)
+        pair.hosts["host-a"].unreadable = start_note_path(pair.cluster)
     known = find_known(pair.cluster, pair.leases("host-a"))
     assert (known.generation, known.lost, len(known.unread)) == (0 if records else 1, False, 1 + records)
     assert "could not be read: host-a: input/output error" in known.notes[0]
@@ -315,43 +319,49 @@ def test_a_failed_disk_with_snapshots_does_not_keep_the_services_down(
         start(pair)
 
 
-def test_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent itself has a time limit: here the first file that it opens keeps it waiting."""
+HANGS = """
+import sys
+import time
+sys.path.insert(0, sys.argv.pop(1))
+from appliance.agent import store
+store.open_stored = lambda _: time.sleep(60)
+from appliance.agent.main import main
+raise SystemExit(main())
+"""
+
+
+class Hanging(Agents):
+    """Agents that the first file which they open keeps waiting."""
+
+    def install(self, host: Host, time_left: Callable[[], float] = lambda: 60.0) -> tuple[str, ...]:
+        python, isolated, path = super().install(host, time_left)
+        return (python, isolated, "-c", HANGS, path)
+
+
+def test_a_disk_that_hangs(tmp_path: Path) -> None:
+    """The agent itself has a time limit."""
     folder = tmp_path / "store" / "000001"
     folder.mkdir(parents=True)
     request = {"store": str(tmp_path / "store")}
-    hangs = "import time\nfrom appliance.agent import store\nstore.open_stored = lambda _: time.sleep(60)\n"
-    with monkeypatch.context() as context:
-        context.setattr(agent, "FOLDER", str(tmp_path / "hangs"))
-        context.setattr(agent, "MAIN", hangs + agent.MAIN)
-        agent.build_zipapp.cache_clear()
-        with pytest.raises(agent.AgentTimeout):
-            agent.query(Local("here"), "brief", request, timeout=2)
-    agent.build_zipapp.cache_clear()
-    monkeypatch.setattr(agent, "FOLDER", str(tmp_path))
-    assert agent.query(Local("here"), "brief", request, timeout=60)["broken"] == [1]
+    with pytest.raises(AgentTimeout):
+        Hanging(str(tmp_path)).query(Local("here"), "brief", request, timeout=2)
+    assert Agents(str(tmp_path)).query(Local("here"), "brief", request, timeout=60)["broken"] == [1]
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_borg_repository_is_a_remote_copy(
-    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, fails: bool
-) -> None:
-    class Repository:
-        def __init__(self, *_: object) -> None:
-            pass
-
-        def open(self) -> list[tuple[dict[str, Any], float]]:
-            if fails:
-                raise SmsError("borg is not installed")
-            return [(shown(44, 0, START), START), (shown(1 << 31, 3, START), START)]
-
-    monkeypatch.setattr("appliance.operations.services.generation.Offsite", Repository)
+def test_the_borg_repository_is_a_remote_copy(pair: Pair, *, fails: bool) -> None:
+    archives = Archives()
+    for number, generation in ((1, 44), (2, 1 << 31)):
+        one = {**MANIFEST, "cluster": pair.cluster.site.cluster, "number": number, "generation": generation}
+        archives.archives[offsite.archive_name(one)] = offsite.comment(one).format()
+    pair.hosts |= {name: HostWithBorg(host, None if fails else archives) for name, host in pair.hosts.items()}
     site = pair.cluster.site
-    borg = BorgRepository.model_construct(repository="/backup/sms.borg", passphrase=Path("/p"))
-    settings = site.snapshots.model_copy(update={"borg": borg})
-    pair.cluster = Cluster(site.model_copy(update={"snapshots": settings}), pair.cluster.services, pair.cluster.base)
+    settings = site.snapshots.model_copy(update={"borg": borg_settings("/backup/sms.borg")})
+    pair.cluster = with_env(
+        replace(pair.cluster, site=site.model_copy(update={"snapshots": settings})), hosts=FakeHosts(pair.hosts)
+    )
     if fails:
-        with pytest.raises(Refused, match=r"/backup/sms.borg \(borg is not installed\)"):
+        with pytest.raises(Refused, match=r"/backup/sms.borg \(borg is not installed on host-a\)"):
             start(pair)
         assert start(pair, without_remote=True) == 1
     else:

@@ -26,7 +26,6 @@ from appliance.agent.trees import Contents
 from appliance.cli import main
 from appliance.cli.snapshots.paths_view import diff_line, diff_summary, restored_paths_lines
 from appliance.errors import Refused
-from appliance.host.fake import Fake
 from appliance.operations.context import open_cluster
 from appliance.operations.snapshots.paths import (
     Diff,
@@ -42,6 +41,7 @@ from appliance.shared import files
 from appliance.shared.results import PathResult
 from appliance.text import printable
 from tests.places import DEBIAN_SITE
+from tests.support.fake import Fake
 
 NAME = st.binary(min_size=1, max_size=40).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")

@@ -15,10 +15,12 @@ from appliance.cli import main
 from appliance.config.model import Retention
 from appliance.errors import Busy, Refused
 from appliance.host.local import Local
+from appliance.operations import context
 from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.env import Env
 from appliance.operations.snapshots.prune import Pruned, prune
 from appliance.progress import Silent
-from appliance.tools import agent
+from appliance.tools.agent import Agents
 from tests import stores
 from tests.places import DEBIAN_SITE
 
@@ -26,12 +28,12 @@ HOST = Local("admin-1")
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(tmp_path: Path) -> Cluster:
     """A cluster whose retention keeps the last two and one a day."""
-    monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
     opened = open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
     rule = Retention(last=2, hourly=0, daily=1, weekly=0, monthly=0)
-    return Cluster(opened.site.model_copy(update={"retention": rule}), opened.services, opened.base)
+    env = Env(agents=Agents(str(tmp_path / "run")))
+    return Cluster(opened.site.model_copy(update={"retention": rule}), opened.services, opened.base, env=env)
 
 
 def root(cluster: Cluster) -> Path:
@@ -139,6 +141,8 @@ def test_readers_block_a_prune(cluster: Cluster) -> None:
 def test_text_and_json_output(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # The agent of the command line is not installed on this machine.
+    monkeypatch.setattr(context, "Env", lambda **parts: Env(agents=cluster.env.agents, **parts))
     monkeypatch.setattr(socket, "gethostname", lambda: "admin-1")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     store = stores.fill(root(cluster), 5, start=time.time() - 60)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from email import message_from_string
 from pathlib import Path
@@ -18,12 +18,10 @@ from appliance.agent.store import Store
 from appliance.config.model import BorgRepository, Site
 from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import Host, Result
-from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.snapshots import push as push_flow
 from appliance.operations.snapshots import scheduled
-from appliance.operations.snapshots.prune import Pruned
 from appliance.operations.snapshots.report import record_path
 from appliance.operations.snapshots.schedule import Scheduled, install_schedule, remove_schedule, show_schedule
 from appliance.operations.snapshots.scheduled import run_scheduled
@@ -34,11 +32,15 @@ from appliance.plan.snapshots.schedule import drill_job, job, plan_schedule
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
-from appliance.tools import agent
+from appliance.tools.apptainer import Instance
 from appliance.tools.borg import Repository, error_of
 from tests import stores
 from tests.places import DEBIAN_SITE
 from tests.sites import make_site
+from tests.support.cron import AgentsWithCron, HostWithCron
+from tests.support.env import FakeHosts, with_env
+from tests.support.fake import Fake
+from tests.support.instances import LIST, lists
 
 CRON = "/etc/cron.d/sms-sample"
 TIMER = "/etc/systemd/system/sms-sample.snapshot.timer"
@@ -76,9 +78,10 @@ class Files(Fake):
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
-    return open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
+def cluster(tmp_path: Path) -> Cluster:
+    """A cluster on this machine, where ``cron.d`` in the folder of the test is the one of cron."""
+    opened = open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
+    return with_env(opened, agents=AgentsWithCron(str(tmp_path / "run"), cron=str(tmp_path / "cron.d")))
 
 
 def changing(host: Files) -> list[tuple[str, ...]]:
@@ -196,11 +199,12 @@ def test_invalid_schedules_are_refused(cluster: Cluster) -> None:
     assert host.changed == []
 
 
-class Here(Local):
+class Here(HostWithCron):
     """This machine; log lines and mails are collected, and the container's postfix accepts mail or not."""
 
-    def __init__(self, mail_status: int = 0) -> None:
-        super().__init__(NAME)
+    def __init__(self, mail_status: int = 0, cron: Path = Path("/etc/cron.d")) -> None:
+        super().__init__(NAME, cron)
+        self.instances: list[Instance] = []
         self.log: list[str] = []
         self.mails: list[str] = []
         self.mail_status = mail_status
@@ -212,29 +216,40 @@ class Here(Local):
             if not self.mail_status:
                 self.mails.append((options.get("input") or b"").decode())
             return Result(self.name, argv, self.mail_status, b"", b"")
+        elif argv[: len(LIST)] == LIST:
+            return Result(self.name, argv, 0, lists(self.instances)(argv, None)[1].encode(), b"")
         elif "sendmail" in " ".join(argv):
             return Result(self.name, argv, 44, b"", b"")
         else:
             return super().run(*argv, **options)
         return Result(self.name, argv, 0, b"", b"")
 
-
-Take = Callable[[], Taken]
+    @contextlib.contextmanager
+    def lock(self, path: str, *, wait_s: float = 0) -> Iterator[None]:
+        """Other runs of this machine hold the locks in /run; none of this test does."""
+        yield
 
 
 @pytest.fixture
-def take(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | BaseException | None], None]:
-    """``take(error)``: snapshots raise it from now on; ``take(None)``: the store itself adds a small one."""
+def take(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | Taken | None], list[str]]:
+    """``take(error)``: snapshots raise it from now on; ``take(None)``: the store itself adds a small one.
+
+    ``take(taken)``: nothing is added. Returns a list that gets a line for each snapshot.
+    """
     hold_lease(cluster, NAME)
     store = Store(str(cluster.places.snapshots))
 
-    def chosen(error: BaseException | None) -> None:
+    def chosen(end: BaseException | Taken | None) -> list[str]:
+        did: list[str] = []
+
         def snapshot(*_: object) -> Taken:
-            if error:
-                raise error
-            return Taken(stores.add_snapshot(store, [os.urandom(100)]).to_dict())
+            did.append("snapshot")
+            if isinstance(end, BaseException):
+                raise end
+            return end or Taken(stores.add_snapshot(store, [os.urandom(100)]).to_dict())
 
         monkeypatch.setattr(scheduled, "snapshot", snapshot)
+        return did
 
     return chosen
 
@@ -323,13 +338,11 @@ def test_a_host_without_the_lease_does_nothing(cluster: Cluster, take: Any) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [False, True])
-def test_an_instance_whose_lease_was_lost_still_gets_snapshots(
-    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch, *, runs: bool
-) -> None:
+def test_an_instance_whose_lease_was_lost_still_gets_snapshots(cluster: Cluster, take: Any, *, runs: bool) -> None:
     host = Here()
     take(None)
     Path(cluster.places.lease).unlink()
-    monkeypatch.setattr(scheduled, "find_instance", lambda *_: runs or None)
+    host.instances = [Instance("sms-sample", 7, "/i.sif")] * runs
     done = run(cluster, host)
     assert (done and done.number) == (1 if runs else None)
 
@@ -353,14 +366,12 @@ def test_an_overlapping_run_is_only_recorded(cluster: Cluster, take: Any) -> Non
     assert host.log == host.mails == []
 
 
-def test_a_prune_blocked_by_a_reader_is_only_recorded(
-    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prune_blocked_by_a_reader_is_only_recorded(cluster: Cluster, take: Any) -> None:
     host = Here()
     take(None)
     run(cluster, host)
     store = Store(str(cluster.places.snapshots))
-    monkeypatch.setattr(scheduled, "snapshot", lambda *_: Taken({"number": 1}))
+    take(Taken({"number": 1}))
     with store.reading():
         done = run(cluster, host)
     assert done and done.ok
@@ -368,12 +379,12 @@ def test_a_prune_blocked_by_a_reader_is_only_recorded(
 
 
 @pytest.mark.slow
-def test_prunes_blocked_repeatedly_are_reported(cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prunes_blocked_repeatedly_are_reported(cluster: Cluster, take: Any) -> None:
     """A push of several hours reads the store: nothing is removed, and the disk fills."""
     host = Here()
     take(None)
     run(cluster, host)
-    monkeypatch.setattr(scheduled, "snapshot", lambda *_: Taken({"number": 1}))
+    take(Taken({"number": 1}))
     store = Store(str(cluster.places.snapshots))
     with store.reading():
         done = [run(cluster, host) for _ in range(4)]
@@ -387,8 +398,7 @@ def test_prunes_blocked_repeatedly_are_reported(cluster: Cluster, take: Any, mon
 
 @pytest.mark.slow
 def test_the_first_run_after_a_gap_reports_it(cluster: Cluster, take: Any, with_schedule: Any) -> None:
-    host = Here()
-    with_schedule(cluster.site)
+    host = Here(cron=with_schedule(cluster.site))
     take(None)
     hold_lease(cluster, NAME, since=time.time() - 20 * 3600)
     run(cluster, host)
@@ -419,11 +429,9 @@ def test_an_interrupted_run_is_recorded_without_mail(cluster: Cluster, take: Any
     assert len(host.mails) == 1 and "failed" in host.mails[0], "the first real failure is mailed"
 
 
-def test_a_failed_dump_is_reported_although_the_snapshot_is_committed(
-    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_dump_is_reported_although_the_snapshot_is_committed(cluster: Cluster, take: Any) -> None:
     host = Here()
-    monkeypatch.setattr(scheduled, "snapshot", lambda *_: Taken({"number": 7}, ("mariadb was not dumped: no",)))
+    take(Taken({"number": 7}, ("mariadb was not dumped: no",)))
     done = run(cluster, host)
     assert done and (done.ok, done.number, done.error) == (False, 7, "mariadb was not dumped: no")
 
@@ -432,8 +440,21 @@ def test_each_push_is_reported_separately(cluster: Cluster, take: Any, monkeypat
     standby = ("admin-2", NAME, "admin-3")
     borg = BorgRepository(repository="/srv/borg", passphrase=Path("/etc/sms/borg"))
     settings = cluster.site.snapshots.model_copy(update={"standby": standby, "borg": borg})
-    cluster = Cluster(cluster.site.model_copy(update={"snapshots": settings}), cluster.services, cluster.base)
-    asked, pruned = [], []
+    admin, asked, pruned = cluster.site.admin_hosts[0], [], list[str]()
+    hosts: dict[str, Host] = {name: Local(name) for name in standby}
+    admins = tuple(admin.model_copy(update={"name": name}) for name in hosts)
+
+    class Noting(AgentsWithCron):
+        def call(self, host: Host, command: str, *more: Any, **options: Any) -> dict[str, Any]:
+            pruned.extend([host.name] if command == "remove" else [])
+            return super().call(host, command, *more, **options)
+
+    agents = Noting(cluster.env.agents.folder)
+    cluster = with_env(
+        replace(cluster, site=cluster.site.model_copy(update={"snapshots": settings, "admin_hosts": admins})),
+        hosts=FakeHosts(hosts),
+        agents=agents,
+    )
 
     def push(_: Cluster, host: Host, wanted: push_flow.PushOptions, targets: list[str], *__: object) -> list[Any]:
         asked.append((host.name, wanted.all_missing, wanted.prune, *targets))
@@ -441,14 +462,6 @@ def test_each_push_is_reported_separately(cluster: Cluster, take: Any, monkeypat
         return [push_flow.Pushed(targets[0], 1, state, error="no way there" if targets == ["admin-2"] else "")]
 
     monkeypatch.setattr(scheduled, "push", push)
-    monkeypatch.setattr(Cluster, "host", lambda _, name: Local(name))
-
-    def prune(_: Cluster, host: Host, *__: object) -> Pruned:
-        pruned.append(host.name)
-        return Pruned(host.name)
-
-    monkeypatch.setattr(scheduled, "prune", prune)
-    monkeypatch.setattr(scheduled, "only_one", lambda *_: contextlib.nullcontext())
     take(None)
     done = run(cluster, Here())
     assert asked == [(NAME, True, True, "borg"), (NAME, True, False, "admin-2"), (NAME, True, False, "admin-3")]
@@ -464,7 +477,7 @@ def test_a_push_that_meets_a_drill_is_postponed(cluster: Cluster, take: Any, mon
     """A drill holds the lock of the repository, or Borg's own from another host, while Borg checks all of it."""
     borg = BorgRepository(repository="/srv/borg", passphrase=Path("/etc/sms/borg"))
     settings = cluster.site.snapshots.model_copy(update={"borg": borg})
-    cluster = Cluster(cluster.site.model_copy(update={"snapshots": settings}), cluster.services, cluster.base)
+    cluster = replace(cluster, site=cluster.site.model_copy(update={"snapshots": settings}))
     failures: list[SmsError] = []
 
     def work(push: push_flow.Push) -> None:
@@ -473,7 +486,6 @@ def test_a_push_that_meets_a_drill_is_postponed(cluster: Cluster, take: Any, mon
         raise failures[0]
 
     monkeypatch.setattr(push_flow, "_to_borg", work)
-    monkeypatch.setattr(scheduled, "only_one", lambda *_: contextlib.nullcontext())
     take(None)
     host = Here()
     locked = error_of(host, Repository("/srv/borg", "/etc/sms/borg", "/base"), 2, [LOCK_TIMEOUT])
@@ -495,22 +507,15 @@ def test_an_old_guard_is_replaced_before_the_lease_is_written(
     cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """It would not read the new fields, and not step down when another host takes over."""
-    did: list[str] = []
+    did: list[str] = take(None)
 
     def replace_guard(_: Cluster, host: Host) -> None:
         did.append(f"guard of {host.name}")
         if why:
             raise SmsError(why)
 
-    def snapshot(*given: Any) -> object:
-        did.append("snapshot")
-        return taken(*given)
-
-    take(None)
-    taken = scheduled.snapshot  # type: ignore[attr-defined]  # of the fixture
     monkeypatch.setattr(scheduled, "replace_guard", replace_guard)
     monkeypatch.setattr(scheduled, "name_cluster", lambda *_: did.append("UUID"))
-    monkeypatch.setattr(scheduled, "snapshot", snapshot)
     done = run(cluster, Here())
     assert did == [f"guard of {NAME}", "UUID", "snapshot"]
     assert done and (done.number, done.ok, done.error) == (1, not why, f"guard: {why}" if why else "")
@@ -523,34 +528,31 @@ HELD = Lease("sample", 3, NAME, 0.0)
 
 
 @pytest.fixture
-def with_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Site], None]:
+def with_schedule(tmp_path: Path) -> Callable[[Site], Path]:
     """A schedule of 15 minutes, installed a day ago, in a temporary folder."""
-    path = tmp_path / "cron.d"
-    monkeypatch.setattr("appliance.plan.snapshots.schedule.cron_path", lambda _: str(path))
-    monkeypatch.setattr("appliance.operations.snapshots.schedule.cron_path", lambda _: str(path))
+    folder = tmp_path / "cron.d"
+    folder.mkdir()
 
-    def install(site: Site) -> None:
-        argv = job("/usr/bin/sms", str(DEBIAN_SITE), "/s")
-        path.write_text(plan_schedule(site.cluster, "cron", 15, argv=argv, folders=()).files[str(path)])
+    def install(site: Site) -> Path:
+        path, argv = folder / Path(CRON).name, job("/usr/bin/sms", str(DEBIAN_SITE), "/s")
+        path.write_text(plan_schedule(site.cluster, "cron", 15, argv=argv, folders=()).files[CRON])
         os.utime(path, (time.time() - 86400,) * 2)
+        return folder
 
     return install
 
 
-def test_status_of_restore_drills(cluster: Cluster, with_schedule: Any, tmp_path: Path) -> None:
+def test_status_of_restore_drills(cluster: Cluster, with_schedule: Any) -> None:
     """On every host that has a schedule for them, also where the services container does not run."""
     lease = Lease("sample", 4, "admin-2", 0.0)
-    with_schedule(cluster.site)
+    path = with_schedule(cluster.site) / Path(CRON).name
     record = Path(record_path(cluster, DRILLS))
     record.parent.mkdir(parents=True)
     record.write_bytes(to_json(Run(time.time() - 60, time.time() - 50, False, 3, "jobs: 2 lost")))
     assert snapshot_status(cluster, Local(NAME), lease).judgement.healthy, "none are scheduled"
-    path = tmp_path / "cron.d"
     drill = drill_job("/usr/bin/sms", str(DEBIAN_SITE), "/s", NAME)
     argv = job("/usr/bin/sms", str(DEBIAN_SITE), "/s")
-    path.write_text(
-        plan_schedule(cluster.site.cluster, "cron", 15, argv=argv, folders=(), drill=drill).files[str(path)]
-    )
+    path.write_text(plan_schedule(cluster.site.cluster, "cron", 15, argv=argv, folders=(), drill=drill).files[CRON])
     found = snapshot_status(cluster, Local(NAME), lease)
     assert found.drills and found.last_drill and found.last_drill.number == 3
     assert not found.judgement.healthy
@@ -574,8 +576,7 @@ def test_status_of_a_site_without_a_schedule(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_status_with_a_schedule(cluster: Cluster, with_schedule: Any, take: Any) -> None:
-    host = Here()
-    with_schedule(cluster.site)
+    host = Here(cron=with_schedule(cluster.site))
     assert not snapshot_status(cluster, host, HELD).judgement.healthy, "a day without a run"
     take(None)
     run(cluster, host)
@@ -605,7 +606,7 @@ def test_status_sees_an_old_one_and_a_damaged_one(cluster: Cluster, with_schedul
     )
     longer = cluster.site.snapshots.model_copy(update={"oldest_minutes": 90})
     site = cluster.site.model_copy(update={"snapshots": longer})
-    assert snapshot_status(Cluster(site, cluster.services, cluster.base), Local(NAME), HELD).judgement.healthy
+    assert snapshot_status(replace(cluster, site=site), Local(NAME), HELD).judgement.healthy
 
 
 def test_status_of_a_host_that_cannot_be_queried(cluster: Cluster) -> None:

@@ -63,19 +63,18 @@ def test_chunks_of_a_verified_snapshot_are_not_read(tmp_path: Path, monkeypatch:
     assert snapshot.manifest.new_bytes == 0 and len(read) == 2
 
 
-def test_a_replaced_chunk_is_flushed_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_chunk_is_flushed_before_it_gets_its_name(tmp_path: Path) -> None:
     """The next run relies on the verified snapshot that names it."""
-    store = Store(str(tmp_path / "s"))
-    stores.add_snapshot(store, [ONE, TWO])
+
+    class Noting(Store):
+        def write_file(self, path: str, data: bytes, *, flush: bool = False) -> None:
+            if flush and "/chunks/" in path:
+                flushed.append(Path(path).parent.name + Path(path).name[:62])
+            super().write_file(path, data, flush=flush)
+
     flushed: list[str] = []
-    write = Store.write_file
-
-    def noted(self: Store, path: str, data: bytes, *, flush: bool = False) -> None:
-        if flush and "/chunks/" in path:
-            flushed.append(Path(path).parent.name + Path(path).name[:62])
-        write(self, path, data, flush=flush)
-
-    monkeypatch.setattr(Store, "write_file", noted)
+    store = Noting(str(tmp_path / "s"))
+    stores.add_snapshot(store, [ONE, TWO])
     with store.writing():
         Path(chunk_path(store.root, digest_of(ONE))).write_bytes(b"short")
         store.put(ONE)

@@ -25,6 +25,7 @@ from appliance.host.local import Local
 from appliance.host.stream import Stream
 from appliance.operations.snapshots.transfer import relay_snapshot
 from appliance.tools import agent
+from appliance.tools.agent import Agents
 from tests import stores
 from tests.stores import keep_image, make_image, read_all
 
@@ -70,10 +71,9 @@ class Altered(Local):
             yield opened
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install the agent in a folder of the test."""
-    monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
+def agents(store: Store) -> Agents:
+    """Return the agents of this machine, in a folder beside a store of the test."""
+    return Agents(str(Path(store.root).parent / "run"))
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def send(
     request = {"store": source.root, "snapshot": number, "compress": more.pop("compress", False)}
     into = {"store": target.root, "origin": "host-a", **more}
     with (
-        agent.open_session(giver or Local(), "export", request) as exporter,
-        agent.open_session(taker or Local(), "import", into) as importer,
+        agents(source).open_session(giver or Local(), "export", request) as exporter,
+        agents(source).open_session(taker or Local(), "import", into) as importer,
     ):
         return relay_snapshot(exporter, importer)
 
@@ -162,8 +162,8 @@ def test_an_estimate_changes_nothing(two: tuple[Store, Store]) -> None:
 
     def estimate() -> dict[str, Any]:
         with (
-            agent.open_session(Local(), "export", {"store": source.root, "snapshot": 1}) as exporter,
-            agent.open_session(Local(), "estimate", {"store": target.root}) as estimating,
+            agents(source).open_session(Local(), "export", {"store": source.root, "snapshot": 1}) as exporter,
+            agents(source).open_session(Local(), "estimate", {"store": target.root}) as estimating,
         ):
             _relay_offer(exporter, estimating)
             exporter.write(EMPTY_REQUEST)
@@ -329,8 +329,8 @@ def test_a_silent_sender(two: tuple[Store, Store]) -> None:
     source, target = two
     soon = Altered(extra="transfer.PATIENCE_S = 0.5")
     with (
-        agent.open_session(Local(), "export", {"store": source.root, "snapshot": 1}) as exporter,
-        agent.open_session(soon, "import", {"store": target.root, "origin": "x"}) as importer,
+        agents(source).open_session(Local(), "export", {"store": source.root, "snapshot": 1}) as exporter,
+        agents(source).open_session(soon, "import", {"store": target.root, "origin": "x"}) as importer,
     ):
         importer.write(exporter.read_exactly(100))
         assert importer.read() == b""
@@ -365,7 +365,7 @@ def test_compression_stops_when_it_saves_little(monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def image_argv(two: tuple[Store, Store]) -> Callable[..., list[str]]:
     def argv(**more: Any) -> list[str]:
-        path = agent.install(Local())
+        path = agents(two[0]).install(Local())
         return list(agent.argv(path, "image", {"store": two[0].root, "snapshot": 1, **more}))
 
     return argv
@@ -373,7 +373,7 @@ def image_argv(two: tuple[Store, Store]) -> Callable[..., list[str]]:
 
 def receive(target: Store, manifest: dict[str, Any], argv: list[str], **more: Any) -> dict[str, Any]:
     request = {"store": target.root, "manifest": manifest, "argv": argv, "program": "x", "origin": "there", **more}
-    with agent.open_session(Local(), "import_image", request) as talk:
+    with agents(target).open_session(Local(), "import_image", request) as talk:
         talk.end()
         return talk.outcome()
 
@@ -430,7 +430,7 @@ def test_invalid_manifests_of_a_peer_are_refused(tmp_path: Path, facts: dict[str
     one = keep_image(source, make_image(tmp_path / "ov.img", size_mb=4, files=1), **facts)
     with pytest.raises(SmsError, match=words):
         send(source, 1, target, cluster="lab")
-    path = agent.install(Local())
+    path = agents(source).install(Local())
     argv = list(agent.argv(path, "image", {"store": source.root, "snapshot": 1}))
     with pytest.raises(SmsError, match=words):
         receive(target, one.manifest.to_dict(), argv, cluster="lab")

@@ -20,9 +20,10 @@ import pytest
 from appliance.catalog import read_bases
 from appliance.config.model import BorgRepository
 from appliance.errors import Refused, SmsError
-from appliance.host.base import Host
+from appliance.host.base import Host, Result
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
+from appliance.operations.env import Env
 from appliance.operations.snapshots.list import list_snapshots, verify
 from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.pull import list_remote
@@ -42,8 +43,10 @@ from appliance.provision.store import Store
 from appliance.share import share
 from appliance.shared.lease import Lease
 from appliance.shared.records import from_json, to_json
-from appliance.tools.qemu import Process
+from appliance.tools.agent import Agents
 from tests.sites import make_site
+from tests.support.cron import AgentsWithCron
+from tests.support.env import FakeHosts, with_env
 from tests.waiting import wait_until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: its locks are in /run")
@@ -138,8 +141,8 @@ def place(tmp_path: Path, need: Need) -> Place:
     site = make_site(tmp_path, directory=str(tmp_path / "vm"))
     hosts = (site.admin_hosts[0], site.admin_hosts[0].model_copy(update={"name": "b"}))
     changes = {"cluster": f"t-vm-{token_hex(4)}", "admin_hosts": hosts, "state": PurePosixPath(tmp_path / "state")}
-    cluster = Cluster(site.model_copy(update=changes), (), base).of_vm()
-    cluster._hosts.update(a=Local("a"), b=Twin("b"))
+    env = Env(hosts=FakeHosts({"a": Local("a"), "b": Twin("b")}), agents=Agents(str(tmp_path / "run")))
+    cluster = Cluster(site.model_copy(update=changes), (), base, env=env).of_vm()
     made = Place(tmp_path, cluster, cluster.host("a"))
     lease = Path(str(cluster.places.lease))
     lease.parent.mkdir(parents=True)
@@ -160,9 +163,7 @@ def with_borg(place: Place, need: Need) -> Place:
 
 def changed(place: Place, **settings: Any) -> Place:
     """The same hosts with another site file."""
-    cluster = replace(place.cluster, site=place.cluster.site.model_copy(update=settings))
-    cluster._hosts.update(place.cluster._hosts)
-    return replace(place, cluster=cluster)
+    return replace(place, cluster=replace(place.cluster, site=place.cluster.site.model_copy(update=settings)))
 
 
 def test_a_run_takes_what_has_changed_only(place: Place) -> None:
@@ -181,10 +182,9 @@ def test_a_run_takes_what_has_changed_only(place: Place) -> None:
     assert vm_snapshot_status(place.cluster, place.host).count == 2
 
 
-def test_a_vm_that_runs_is_copied_without_a_stop(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vm_that_runs_is_copied_without_a_stop(place: Place) -> None:
     """By QEMU itself, which has the disk locked; each run takes one. It has no guest agent here: nothing is frozen."""
     where = place.where
-    monkeypatch.setattr("appliance.operations.vm.snapshot._guest", lambda *_: None)
     Path(str(where.run)).mkdir(parents=True)
     alone = changed(place, admin_hosts=place.cluster.site.admin_hosts[:1])  # the other one sees the same process
     disk = {"driver": "qcow2", "node-name": "state", "file": {"driver": "file", "filename": str(where.state)}}
@@ -244,25 +244,38 @@ def test_what_cannot_be_taken_is_a_failed_run(place: Place, harm: Callable[[Path
     assert status.last_run and not status.last_run.ok
 
 
-def test_status_reports_late_and_failed_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_reports_late_and_failed_runs(place: Place) -> None:
     """Late ones where the VM runs; while it is off, a snapshot may be old, but a failure is one."""
-    path = place.folder / "cron"
-    for module in ("plan", "operations"):
-        monkeypatch.setattr(f"appliance.{module}.snapshots.schedule.cron_path", lambda _: str(path))
+    folder = place.folder / "cron"
+    folder.mkdir()
+    agents = AgentsWithCron(str(place.folder / "run"), cron=str(folder))
+    place = replace(place, cluster=with_env(place.cluster, agents=agents))
     planned = plan_schedule(place.cluster.label, "cron", 15, argv=job("/usr/bin/sms", "/s", "/t", "--vm"), folders=())
-    path.write_text(planned.files[str(path)])
+    ((path, text),) = planned.files.items()
+    (folder / Path(path).name).write_text(text)
     day_ago = time.time() - 86400
-    os.utime(path, (day_ago, day_ago))
+    os.utime(folder / Path(path).name, (day_ago, day_ago))
 
-    def warnings() -> list[str]:
-        found = vm_snapshot_status(place.cluster, place.host).judgement
+    class Serving(Local):
+        """A host on which the VM has run for a day."""
+
+        def run(self, *argv: str, **options: Any) -> Result:
+            answers = {
+                ("cat", "--", str(place.where.pid)): "1",
+                ("cat", "/proc/1/cmdline"): f"{machine_name(place.cluster.site)},debug-threads=on",
+                ("stat", "-c", "%Y", "/proc/1"): str(day_ago),
+            }
+            if argv in answers:
+                return Result(self.name, argv, 0, answers[argv].encode(), b"")
+            return super().run(*argv, **options)
+
+    def warnings(host: Host = place.host) -> list[str]:
+        found = vm_snapshot_status(place.cluster, host).judgement
         assert found.healthy is not bool(found.warnings)
         return list(found.warnings)
 
     assert warnings() == [], "the VM is off"
-    with monkeypatch.context() as running:
-        running.setattr("appliance.operations.snapshots.status.find_running", lambda *_: Process(1, day_ago))
-        missing, late = warnings()
+    missing, late = warnings(Serving("a"))
     assert (
         missing == "the VM's state: there is no verified snapshot" and "no scheduled snapshot has run for 24 h" in late
     )

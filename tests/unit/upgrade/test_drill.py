@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from appliance.operations.upgrade.rehearse_checks import Check
 from appliance.plan.snapshots.runs import DRILLS
 from appliance.progress import Silent
 from tests.places import DEBIAN_SITE
+from tests.support.env import fake_env
+from tests.support.fake import Fake
+from tests.support.instances import LIST, lists
 
 IMAGE = Image("/images/key.sif", "key", "0" * 64, "the key sign.pub")
 
@@ -48,20 +52,25 @@ class Stage:
         self.checked: list[SmsError] = []
         self.failing: list[Check] = []
         self.started: list[tuple[str, int]] = []
-        monkeypatch.setattr(work, "RETRY_S", 0)
+        self.refusing: Exception | None = None
+        self.damage = ""
         for name, value in {
             "need_root": lambda: None,
             "remove_leftovers": lambda *_: [],
-            "choose_targets": lambda *_, **__: list(self.there),
+            "choose_targets": self.choose,
             "_prepare": lambda *_, **__: IMAGE,
             "check_room": lambda *_, **__: 5,
             "check_repository": self.check,
             "warn_about_key": lambda *_: "the key was never exported",
             "list_remote": self.list,
-            "list_hosts": lambda _: [],
             "run_rehearsal": self.rehearse,
         }.items():
             monkeypatch.setattr(work, name, value)
+
+    def choose(self, *_: Any, **__: Any) -> list[str]:
+        if self.refusing:
+            raise self.refusing
+        return [*self.there]
 
     def list(self, _cluster: Cluster, _host: Any, target: str, _identity: Any) -> Remote:
         found = self.there[target]
@@ -76,6 +85,8 @@ class Stage:
 
     def rehearse(self, _cluster: Cluster, options: Any, ready: Any, _progress: Any) -> RehearsalResult:
         assert options.nodes == 0
+        if self.damage:
+            raise SmsError(self.damage)
         self.started.append((ready.origin, ready.snapshot["number"]))
         return RehearsalResult("rh-1", "", "", "", "", 1, checks=self.failing or [Check("it starts", True, "", 1.0)])
 
@@ -87,7 +98,10 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    return open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
+    """Its admin hosts run nothing."""
+    opened = open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
+    names = [host.name for host in opened.site.admin_hosts]
+    return replace(opened, env=fake_env({name: Fake({LIST: lists([])}, name=name) for name in names}))
 
 
 def test_the_newest_by_order_not_by_clock(stage: Stage, cluster: Cluster) -> None:
@@ -110,9 +124,9 @@ def test_a_target_that_fails_is_a_failure_and_the_other_is_tried(stage: Stage, c
     assert not done.ok and [check.what for check in done.failed] == ["snapshots at borg"]
 
 
-def test_what_cannot_be_restored_is_a_failure(stage: Stage, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_restored_is_a_failure(stage: Stage, cluster: Cluster) -> None:
     stage.there = {"borg": [snapshot(7, 2, 9.0)]}
-    monkeypatch.setattr(work, "run_rehearsal", raising(SmsError("a chunk is damaged")))
+    stage.damage = "a chunk is damaged"
     done = drill(cluster, DrillOptions(), Silent())
     assert not done.ok and [(check.what, check.seen) for check in done.failed] == [
         ("it is fetched and restored", "a chunk is damaged")
@@ -128,12 +142,11 @@ def test_nothing_elsewhere_is_a_failure(stage: Stage, cluster: Cluster) -> None:
         plan_drill(cluster, DrillOptions(), Silent())
 
 
-def test_a_drill_waits_for_a_push(stage: Stage, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drill_waits_for_a_push(stage: Stage, cluster: Cluster) -> None:
     stage.there = {"borg": [snapshot(7, 2, 9.0)]}
     stage.checked = [Busy("another push"), Busy("another push")]
     assert drill(cluster, DrillOptions(), Silent()).ok and not stage.checked
-    monkeypatch.setattr(work, "BUSY_S", -1)
-    stage.checked = [Busy("another push")]
+    stage.checked = [Busy("another push")] * (2 + work.BUSY_S // work.RETRY_S)
     assert [check.seen for check in drill(cluster, DrillOptions(), Silent()).failed] == ["another push"]
 
 
@@ -158,17 +171,10 @@ def test_a_scheduled_one_records_what_failed(stage: Stage, cluster: Cluster, mon
     failed = run()
     assert (failed.ok, failed.number, failed.error) == (False, 7, "it knows the jobs: 2 of 3; are lost")
     stage.failing = []
-    monkeypatch.setattr(work, "choose_targets", raising(Refused("no push target", hint="set one")))
+    stage.refusing = Refused("no push target", hint="set one")
     assert run().error == "no push target\nhint: set one"
-    monkeypatch.setattr(work, "choose_targets", raising(ZeroDivisionError("oops")))
+    stage.refusing = ZeroDivisionError("oops")
     assert run().error == "ZeroDivisionError: oops"
-    monkeypatch.setattr(work, "choose_targets", lambda *_, **__: ["borg"])
+    stage.refusing = None
     assert run().ok
     assert mailed == ["failed", "recovered"]
-
-
-def raising(error: Exception) -> Any:
-    def work(*_: Any, **__: Any) -> Any:
-        raise error
-
-    return work

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from appliance.host.base import Result
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.history import note
-from appliance.operations.services import unfinished
 from appliance.operations.services.unfinished import has_switched, image_of_unfinished, read_last_upgrade, write_phase
 from appliance.plan.upgrade.upgrade import RETURNED, STARTING, SWITCHING, Side, Upgrade
 from appliance.progress import Silent
+from appliance.tools.apptainer import Instance
 from tests.conftest import find_tool
 from tests.places import DEBIAN_SITE
+from tests.support.instances import LIST, lists
 
 OLD, NEW = Side("/i/old.sif", "old", "aa"), Side("/i/new.sif", "new", "bb")
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Nothing runs."""
-    monkeypatch.setattr(unfinished, "find_instance", lambda *_: None)
+def cluster(tmp_path: Path) -> Cluster:
     opened = open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
     for folder in (opened.places.overlay.parent, opened.places.journal):
         Path(folder).mkdir(parents=True)
@@ -46,6 +46,20 @@ def make_overlay(cluster: Cluster, key: str) -> int:
     return path.stat().st_ino
 
 
+class Here(Local):
+    """This machine, on which an image runs or none."""
+
+    def __init__(self, image: str = "") -> None:
+        super().__init__()
+        self.image = image
+
+    def run(self, *argv: str, **options: Any) -> Result:
+        if argv[:3] != LIST:
+            return super().run(*argv, **options)
+        running = [Instance(argv[-1], 7, self.image)] if self.image else []
+        return Result(self.name, argv, 0, lists(running)(argv, None)[1].encode(), b"")
+
+
 def record(cluster: Cluster, phase: str, inode: int) -> Upgrade:
     upgrade = Upgrade(cluster.site.cluster, phase, OLD, NEW, 100.0, inode=inode)
     return write_phase(cluster, Local(), upgrade)
@@ -64,32 +78,31 @@ def test_another_file_has_the_key_of_its_image(cluster: Cluster, key: str, image
     before = make_overlay(cluster, "old")
     upgrade = record(cluster, SWITCHING, before)
     assert make_overlay(cluster, key) != before
-    assert has_switched(cluster, Local(), upgrade) == (image == NEW)
-    assert image_of_unfinished(cluster, Local(), Silent()) == Path(image.path)
+    assert has_switched(cluster, Here(), upgrade) == (image == NEW)
+    assert image_of_unfinished(cluster, Here(), Silent()) == Path(image.path)
 
 
 def test_the_file_of_before_is_that_of_the_old_image(cluster: Cluster) -> None:
     """Whatever is in it: processes of the container can write there."""
     record(cluster, SWITCHING, make_overlay(cluster, "new"))
-    assert image_of_unfinished(cluster, Local(), Silent()) == Path(OLD.path)
+    assert image_of_unfinished(cluster, Here(), Silent()) == Path(OLD.path)
 
 
 def test_without_an_overlay_and_in_other_phases(cluster: Cluster) -> None:
     upgrade = record(cluster, SWITCHING, 1)
-    assert not has_switched(cluster, Local(), upgrade)
+    assert not has_switched(cluster, Here(), upgrade)
     make_overlay(cluster, "new")
-    assert has_switched(cluster, Local(), upgrade)
-    assert not has_switched(cluster, Local(), upgrade.at(STARTING))
-    assert image_of_unfinished(cluster, Local(), Silent()) == Path(NEW.path)
+    assert has_switched(cluster, Here(), upgrade)
+    assert not has_switched(cluster, Here(), upgrade.at(STARTING))
+    assert image_of_unfinished(cluster, Here(), Silent()) == Path(NEW.path)
     write_phase(cluster, Local(), upgrade.at(RETURNED))
-    assert image_of_unfinished(cluster, Local(), Silent()) is None
+    assert image_of_unfinished(cluster, Here(), Silent()) is None
 
 
 @pytest.mark.parametrize("running", [OLD, NEW, Side("/i/third.sif", "third", "cc")])
-def test_what_runs_decides(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, running: Side) -> None:
+def test_what_runs_decides(cluster: Cluster, running: Side) -> None:
     upgrade = record(cluster, SWITCHING, make_overlay(cluster, "old"))
-    monkeypatch.setattr(unfinished, "find_instance", lambda *_: SimpleNamespace(image=running.path))
-    assert has_switched(cluster, Local(), upgrade) == (running == NEW)
+    assert has_switched(cluster, Here(running.path), upgrade) == (running == NEW)
 
 
 def test_a_migration_since_then_ends_it(cluster: Cluster) -> None:

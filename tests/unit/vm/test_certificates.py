@@ -16,33 +16,40 @@ from typing import Any
 import pytest
 
 from appliance.errors import ConfigError, SmsError
-from appliance.host.base import CommandError, Host, Result, Unreachable
-from appliance.host.fake import Fake
+from appliance.host.base import Result, Unreachable
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.site import ca
 from appliance.operations.site.init import read_profile
 from appliance.operations.site.issued import read_revoked, serial_of
-from appliance.operations.snapshots import scheduled
 from appliance.operations.snapshots.scheduled import run_scheduled
 from appliance.operations.snapshots.snapshot import SnapshotOptions
-from appliance.operations.vm import certificates, start, status
+from appliance.operations.vm import certificates, start, status, vm
 from appliance.operations.vm.certificates import container_problems
 from appliance.operations.vm.revoke import revoke
 from appliance.operations.vm.start import VmNote, make_seed, read_note
-from appliance.operations.vm.vm import Health
-from appliance.plan.vm.holder import HostView
+from appliance.operations.vm.vm import HEALTH
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
-from appliance.tools import files
+from appliance.tools.apptainer import Instance
 from appliance.tools.guest import GuestResult
-from appliance.tools.qemu import Process
 from appliance.tools.qmp import NotResponding
 from appliance.tools.scripts import script_argv
+from tests.support.env import FakeClock, FakeHosts, with_env
+from tests.support.fake import Answer, Fake
+from tests.support.instances import LIST, lists
 
 PROVISIONING = '\nprovisioning: {address: 10.77.0.2/24, mac: "02:00:0a:4d:00:02"}\n'
 DAY = 86400
+NONE = 127, "apptainer: not found"
+IDLE: dict[tuple[str, ...], Answer] = {
+    ("qemu-img",): (1, ""),
+    ("test", "-e"): (1, ""),
+    ("sh", "-c"): (0, ""),
+    ("cat", "/proc/7/status"): (0, "VmRSS: 1024 kB"),
+}
+"""What else a status looks for on a host: there are no disks and no snapshots, and nobody has a lock."""
 
 
 class Guest:
@@ -52,12 +59,14 @@ class Guest:
         self.files: dict[str, bytes] = {}
         self.hangs = False
 
-    def run(self, argv: Sequence[str], *, input: bytes | None = None) -> GuestResult:
+    def run(self, argv: Sequence[str], *, input: bytes | None = None, timeout_s: float = 0) -> GuestResult:
         if self.hangs:
             raise NotResponding("the guest agent does not answer")
         if argv[0] == "/bin/cat":
             data = self.files.get(argv[1])
             return GuestResult(data is None, data or b"", b"")
+        if argv[0] == HEALTH:
+            return GuestResult(0, b"unit nginx active\nstate 1 9\nhttps 200\n", b"")
         if argv[0] == "/bin/tar":
             self.unpack(input or b"")
         return GuestResult(0, b"", b"")
@@ -85,25 +94,14 @@ class Sites:
         def open_guest(*_: object, **__: object) -> Iterator[Guest]:
             yield self.guest
 
-        def views(*_: object) -> list[HostView]:
-            return [HostView(name, name != self.silent, name == self.vm_on) for name in self.hosts]
-
-        for module in (start, certificates):
+        for module in (start, certificates, vm):
             monkeypatch.setattr(module, "open_guest", open_guest)
-        monkeypatch.setattr(certificates, "view_hosts", views)
-        monkeypatch.setattr(certificates, "find_instance", self.find_instance)
-
-    def find_instance(self, _: Cluster, host: Host) -> Any:
-        if host.name != self.container_on:
-            raise CommandError(Result(host.name, ("apptainer",), 127, b"", b"not found"))
-        return True
 
     def open(self, folder: Path) -> Cluster:
         folder.mkdir()
         (folder / "sms.yaml").write_text(read_profile("lab") + PROVISIONING)
         cluster = open_cluster(folder / "sms.yaml", folder.parent / "state", Silent())
-        cluster._hosts.update(self.hosts)
-        return cluster
+        return with_env(cluster, hosts=FakeHosts(self.hosts))
 
     def start_vm(self, cluster: Cluster) -> None:
         """Start the VM from a machine, on ``vm_on``."""
@@ -117,7 +115,18 @@ class FakeHost(Fake):
     """An admin host, with its site file; the container's files if it runs there."""
 
     def __init__(self, sites: Sites, name: str) -> None:
-        super().__init__({("unshare",): self.inside, ("logger",): (0, "")}, name=name)
+        answers: dict[tuple[str, ...], Answer] = {
+            ("unshare",): self.inside,
+            ("logger",): (0, ""),
+            ("cat", "--"): lambda *_: (0, "7") if name == sites.vm_on else (1, "no such file"),
+            ("cat", "/proc/7/cmdline"): (0, "sms-vm-lab,debug-threads=on"),
+            ("stat", "-c", "%Y"): (0, "5"),
+            LIST: lambda argv, _: (
+                lists([Instance("sms-lab", 9, "/i")])(argv, None) if name == sites.container_on else NONE
+            ),
+            **IDLE,
+        }
+        super().__init__(answers, name=name)
         self.sites = sites
         self.files["/etc/sms/sms.yaml"] = b"cluster: lab\n"
 
@@ -127,6 +136,11 @@ class FakeHost(Fake):
         key, mark, certificate = (given or b"").partition(b"-----BEGIN CERTIFICATE-----")
         self.sites.container = {"key.pem": key, "cert.pem": mark + certificate}
         return 0, ""
+
+    def run(self, *argv: str, **options: Any) -> Result:
+        if self.name == self.sites.silent:
+            raise Unreachable(f"{self.name} does not answer")
+        return super().run(*argv, **options)
 
     def read(self, path: str) -> bytes | None:
         if self.name == self.sites.silent:
@@ -159,23 +173,24 @@ def serial(data: bytes) -> str:
     return serial_of(ca._load(data))
 
 
-def run_as_standby(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_as_standby(cluster: Cluster) -> None:
     """Run the schedule on host-a, while host-b holds the lease."""
-    monkeypatch.setattr(scheduled, "query_lease", lambda *_: Lease("lab", 2, "host-b", 5.0))
-    assert run_scheduled(cluster, cluster.host("host-a"), Silent(), SnapshotOptions()) is None
+    host = cluster.host("host-a")
+    host.write(str(cluster.places.lease), Lease("lab", 2, "host-b", 5.0).text())
+    assert run_scheduled(cluster, host, Silent(), SnapshotOptions()) is None
 
 
-def test_the_schedule_renews_what_runs(sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schedule_renews_what_runs(sites: Sites, tmp_path: Path) -> None:
     """The machine with the authority's key renews; VM and container run on another host, and keep running."""
     before, inside = dict(sites.guest.files), dict(sites.container)
     theirs = dict(sites.hosts["host-b"].files)
-    run_as_standby(sites.a, monkeypatch)
+    run_as_standby(sites.a)
     after, there = sites.guest.files, sites.hosts["host-b"].files
     for name in ("server.pem", "server.key", "issuer.pem", "issuer.key"):
         assert after[f"/etc/sms/tls/{name}"] != before[f"/etc/sms/tls/{name}"], name
     # iPXE has the digest of the authority only, and needs its certificate.
     assert after["/etc/sms/tls/server.pem"].endswith((tmp_path / "a/tls/ca.pem").read_bytes())
-    assert start.issuer_days(read_note(sites.a, sites.a.host("host-b"))) > 80
+    assert start.issuer_days(read_note(sites.a, sites.a.host("host-b")), time.time()) > 80
     assert ca.days_left(inside["cert.pem"]) == 29 and ca.days_left(sites.container["cert.pem"]) == 89
     assert ca.matches(sites.container["cert.pem"], sites.container["key.pem"])
     for name in ("admin", "services", "vm-issuer"):
@@ -183,38 +198,34 @@ def test_the_schedule_renews_what_runs(sites: Sites, tmp_path: Path, monkeypatch
         assert there[f"/etc/sms/tls/{name}.pem"] == (tmp_path / f"a/tls/{name}.pem").read_bytes()
         assert there[f"/etc/sms/tls/{name}.key"] == (tmp_path / f"a/tls/{name}.key").read_bytes()
     state = dict(after), dict(sites.container), {name: dict(host.files) for name, host in sites.hosts.items()}
-    run_as_standby(sites.a, monkeypatch)
+    run_as_standby(sites.a)
     assert state == (after, sites.container, {name: host.files for name, host in sites.hosts.items()}), "a second run"
 
 
-def test_a_machine_without_the_key_replaces_nothing_by_older_ones(
-    sites: Sites, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_the_key_replaces_nothing_by_older_ones(sites: Sites) -> None:
     """Host-b has what it was given when it was installed."""
     state = dict(sites.guest.files), dict(sites.container)
-    run_as_standby(sites.b, monkeypatch)
+    run_as_standby(sites.b)
     assert state == (sites.guest.files, sites.container), "nothing newer is there"
-    run_as_standby(sites.a, monkeypatch)
+    run_as_standby(sites.a)
     state = dict(sites.guest.files), dict(sites.container)
-    run_as_standby(sites.b, monkeypatch)
+    run_as_standby(sites.b)
     assert state == (sites.guest.files, sites.container)
     assert not [argv for argv in sites.hosts["host-a"].asked if argv[0] == "logger"]
 
 
-def test_a_machine_without_the_key_reports_a_vm_whose_certificates_end(
-    sites: Sites, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_the_key_reports_a_vm_whose_certificates_end(sites: Sites) -> None:
     """The machine that has the key would have renewed them before; a mail of the schedule is the only sign."""
     note = str(VmPlaces(sites.b.site).note)
+    ends = start.issuer_end(sites.b)
+    sites.hosts["host-b"].files[note] = to_json(VmNote(issuer_ends=ends))
     for days, reported in ((22, False), (20, True), (-1, True)):
-        ends = time.time() + days * DAY + 60
-        sites.hosts["host-b"].files[note] = to_json(VmNote(issuer_ends=ends))
-        monkeypatch.setattr(certificates, "issuer_end", lambda _, ends=ends: ends)
+        there = with_env(sites.b, clock=FakeClock(ends - days * DAY - 60))
         if not reported:
-            run_as_standby(sites.b, monkeypatch)
+            run_as_standby(there)
             continue
         with pytest.raises(SmsError, match="the VM on host-b: its certificates expire in"):
-            certificates.renew_due(sites.b)
+            certificates.renew_due(there)
 
 
 def test_a_machine_without_the_key_reports_clients_whose_certificates_end(
@@ -244,28 +255,18 @@ def test_a_certificate_that_does_not_match_its_key_is_renewed(tmp_path: Path) ->
     assert ca.read_pair(folder, "admin") and ca.renew_due_clients(folder) == ()
 
 
-def test_another_address_of_the_vm_waits_for_its_next_start(
-    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_address_of_the_vm_waits_for_its_next_start(sites: Sites, tmp_path: Path) -> None:
     path = tmp_path / "a/sms.yaml"
     path.write_text(path.read_text().replace("10.77.0.2/24", "10.77.0.9/24"))
     cluster = open_cluster(path, tmp_path / "state", Silent())
-    cluster._hosts.update(sites.hosts)
+    cluster = with_env(cluster, hosts=FakeHosts(dict(sites.hosts)))
     before = dict(sites.guest.files)
-    run_as_standby(cluster, monkeypatch)
+    run_as_standby(cluster)
     assert sites.guest.files == before
 
 
 def test_status_is_unhealthy_before_the_end(sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = sites.hosts["host-b"]
-    monkeypatch.setattr(status, "view_hosts", certificates.view_hosts)  # type: ignore[attr-defined]
-    monkeypatch.setattr(status, "find_running", lambda *_: Process(7, 0.0))
-    monkeypatch.setattr(status, "query_health", lambda *_: Health({"https": "ok"}))
-    monkeypatch.setattr(status, "image_info", lambda *_: None)
-    monkeypatch.setattr(status, "list_snapshots", lambda *_: [])
-    monkeypatch.setattr(status, "count_elsewhere", lambda *_: {})
-    monkeypatch.setattr(files, "used_memory_mb", lambda *_: 1)
-    monkeypatch.setattr(files, "is_locked", lambda *_: False)
     where = str(VmPlaces(sites.a.site).note)
     for days, healthy in ((15, True), (14, False), (-1, False)):
         host.files[where] = to_json(VmNote(issuer_ends=time.time() + days * DAY))
@@ -298,7 +299,7 @@ def test_a_revoked_certificate_is_refused_wherever_the_vm_is_started(sites: Site
     assert {*first.values(), other} == sites.guest.refused()
 
 
-def test_a_host_that_was_off_gets_the_list_later(sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_was_off_gets_the_list_later(sites: Sites, tmp_path: Path) -> None:
     serial = "ABCD" * 10
     sites.silent, sites.vm_on = "host-b", "host-a"
     sites.start_vm(sites.a)
@@ -306,20 +307,20 @@ def test_a_host_that_was_off_gets_the_list_later(sites: Sites, tmp_path: Path, m
     assert done.later == ["host-b is unreachable"] and not done.problems
     assert sites.guest.refused() == {serial}
     sites.silent, sites.guest.files["/etc/sms/tls/revoked.map"] = "", b""
-    run_as_standby(sites.b, monkeypatch)
+    run_as_standby(sites.b)
     assert sites.guest.refused() == {serial}
     assert [each.serial for each in read_revoked(tmp_path / "b/tls")] == [serial]
 
 
-def test_a_vm_that_does_not_answer_gets_it_later(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vm_that_does_not_answer_gets_it_later(sites: Sites) -> None:
     """While it boots, or hangs, a scheduled run is not a failed one."""
     sites.guest.hangs = True
     done = revoke(sites.a, ["ABCD" * 10], Silent()).installed
     assert done.vm == "host-b" and not done.refuses and len(done.later) == 1 and not done.problems
-    run_as_standby(sites.a, monkeypatch)
+    run_as_standby(sites.a)
     assert not [argv for host in sites.hosts.values() for argv in host.asked if argv[0] == "logger"]
     sites.guest.hangs = False
-    run_as_standby(sites.a, monkeypatch)
+    run_as_standby(sites.a)
     assert sites.guest.refused() == {"ABCD" * 10}
 
 

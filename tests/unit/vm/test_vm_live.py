@@ -92,7 +92,7 @@ class Pair:
 
     def handover(self) -> Handover:
         """Return a pending change of the record."""
-        return Handover(self.source, self.target, self.where, HOLDER)
+        return Handover(self.source, self.target, self.where, HOLDER, time)
 
 
 def end_it(host: Host, where: VmPlaces) -> None:
@@ -267,7 +267,7 @@ class Interrupted(Handover):
 @pytest.mark.parametrize("kind", [Unwritable, Interrupted])
 def test_a_source_whose_memory_has_gone_goes_on(pair: Pair, kind: type[Handover]) -> None:
     """The target has everything, but was not requested to run: it is ended, and the record is as before."""
-    handover = kind(pair.source, pair.target, pair.where, HOLDER)
+    handover = kind(pair.source, pair.target, pair.where, HOLDER, time)
     error = interrupt(pair, Steps(), handover, pair.undo())
     assert isinstance(error, KeyboardInterrupt if kind is Interrupted else RolledBack)
     assert not handover.done and pair.holder() == OLD
@@ -398,7 +398,7 @@ def test_a_start_continues_what_was_left_paused(
     pair: Pair, committed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """sms was killed at the switch, before or after the record was written: it says which host continues."""
-    handover = (Interrupted if committed else Unwritable)(pair.source, pair.target, pair.where, HOLDER)
+    handover = (Interrupted if committed else Unwritable)(pair.source, pair.target, pair.where, HOLDER, time)
     with pytest.raises(BaseException, match=None if committed else "no space"):
         move_memory(pair.source, pair.target, pair.where, Steps(), handover)
     assert (pair.status(pair.source), pair.status(pair.target)) == ("postmigrate", "paused")

@@ -351,13 +351,16 @@ def test_a_restore_that_cannot_keep_the_old_disk_stops(tmp_path: Path) -> None:
 
 
 def test_disks_become_a_snapshot_and_are_copied_back(tmp_path: Path) -> None:
-    where = VmPlaces(make_site(tmp_path, directory=str(tmp_path / "vm")))
+    cluster = Cluster(
+        make_site(tmp_path, directory=str(tmp_path / "vm")), (), read_bases(share("definitions", "bases"))["debian-12"]
+    )
+    where = VmPlaces(cluster.site)
     disks = Path(where.disks)
-    assert _keep_as_snapshot(Local(), where, "moved", prefix="before", generation=3) == ""
+    assert _keep_as_snapshot(cluster, Local(), "moved", prefix="before", generation=3) == ""
     disks.mkdir(parents=True)
     for path in (where.root, where.state, where.root_image):
         Path(path).write_text(path.name)
-    kept = _keep_as_snapshot(Local(), where, "moved", prefix="before", generation=3)
+    kept = _keep_as_snapshot(cluster, Local(), "moved", prefix="before", generation=3)
     folder = Path(where.snapshots) / kept
     assert {path.name for path in folder.iterdir()} == {"root.image", "root.qcow2", "state.qcow2", NOTE}
     record = json.loads((folder / NOTE).read_bytes())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -14,7 +13,6 @@ from appliance.errors import Refused
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
-from appliance.operations.vm import snapshots
 from appliance.operations.vm.snapshots import (
     NOTE,
     VmSnapshot,
@@ -33,17 +31,18 @@ from appliance.share import share
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
 from tests.sites import make_site
+from tests.support.env import Reports, Unlocked, fake_env
 
 DAY = 86400.0
 HOST = Local("a")
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(snapshots, "lock_vm_everywhere", lambda *_: nullcontext())  # its locks are below /run
+def cluster(tmp_path: Path) -> Cluster:
     base = read_bases(share("definitions", "bases"))["debian-12"]
     site = make_site(tmp_path, directory=str(tmp_path / "vm"))
-    return Cluster(site.model_copy(update={"state": PurePosixPath(tmp_path / "state")}), (), base)
+    env = fake_env({"a": HOST}, locks=Unlocked())  # locks of a VM are below /run
+    return Cluster(site.model_copy(update={"state": PurePosixPath(tmp_path / "state")}), (), base, env=env)
 
 
 def add(cluster: Cluster, name: str, taken: float, *, holder: Holder | None, verified: bool = True) -> VmSnapshot:
@@ -170,7 +169,7 @@ def test_generation_of_stale_disks() -> None:
 U1, U2 = (f"{digit * 8}-0000-4000-8000-{digit * 12}" for digit in "12")
 
 
-def test_snapshots_of_another_cluster_of_this_name(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_of_another_cluster_of_this_name(cluster: Cluster) -> None:
     """They are neither restored nor removed; those of earlier versions have no UUID and count as the own ones."""
     lease = Path(str(cluster.places.lease))
     lease.parent.mkdir(parents=True)
@@ -183,11 +182,10 @@ def test_snapshots_of_another_cluster_of_this_name(cluster: Cluster, monkeypatch
     assert find_snapshot(cluster, HOST, "latest").name == "s2"
     with pytest.raises(Refused, match=f"snapshot s3 of the VM is not of this cluster, but of cluster {U2}"):
         find_snapshot(cluster, HOST, "s3")
-    reported: list[str] = []
-    monkeypatch.setattr(Silent, "report", lambda _, text: reported.append(text))
-    assert [one.name for one in prune_snapshots(cluster, HOST, Silent(), keep=1)] == ["old", "s0"]
+    progress = Reports()
+    assert [one.name for one in prune_snapshots(cluster, HOST, progress, keep=1)] == ["old", "s0"]
     assert names(cluster) == ["s1", "s2", "s3"]
-    assert reported == [f"note: 2 snapshots of the VM on a are of cluster {U2}: not touched"]
+    assert progress.lines == [f"note: 2 snapshots of the VM on a are of cluster {U2}: not touched"]
 
 
 def test_the_record_of_the_disks_has_the_uuid_of_the_lease(cluster: Cluster) -> None:

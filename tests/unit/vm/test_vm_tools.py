@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -19,7 +20,6 @@ from typing import Any
 import pytest
 
 from appliance.errors import SmsError
-from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.vm.snapshot import copy_running
 from appliance.operations.vm.vm import DISKS
@@ -42,6 +42,7 @@ from appliance.tools.qemu import (
 )
 from appliance.tools.qmp import NotResponding, open_channel, open_qmp, parse_line
 from tests.sites import make_site
+from tests.support.fake import Fake
 
 Need = Callable[..., None]
 
@@ -143,10 +144,10 @@ def test_the_vms_own_command_starts(tmp_path: Path, need: Need, monkeypatch: pyt
                     nodes = {node["node-name"]: node["ro"] for node in qmp.execute("query-named-block-nodes")}
                 assert [nodes[name] for name in ("image", "seed", "root", "state")] == [True, True, False, False]
                 if not incoming:
-                    monkeypatch.setattr("appliance.operations.vm.snapshot._guest", lambda *_: None)
+                    where.guest = PurePosixPath(tmp_path) / "none"  # no guest agent answers
                     with Silent().step("copy") as step:
-                        copy_running(host, where, f"{tmp_path}/copy", step)
-                        copy_running(host, where, f"{tmp_path}/state", step, ["state"])
+                        copy_running(host, where, f"{tmp_path}/copy", step, time)
+                        copy_running(host, where, f"{tmp_path}/state", step, time, ["state"])
             finally:
                 end_machine(host, process)
         space.kill()

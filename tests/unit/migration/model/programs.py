@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 from appliance.agent.channel import Disconnected
-from appliance.agent.endpoint import Instance
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem
 from appliance.errors import Refused, SmsError
 from appliance.operations import lease, preflight
+from appliance.operations.context import Cluster
+from appliance.operations.image.deliver import Image
 from appliance.operations.migration import failover, inspection, migrate, steps
 from appliance.operations.migration.state import Inspected
 from appliance.operations.overlay import create
-from appliance.operations.services import guard, start, stop
+from appliance.operations.services import start, stop
 from appliance.operations.services.start import StartOptions
 from appliance.operations.snapshots import restore
-from appliance.plan.services.confinement import Confinement
+from appliance.progress import Silent
 from appliance.shared.migration import SourceRequest, TargetRequest
-from tests.unit.migration.model import fakes
 from tests.unit.migration.model.engine import effect, programs
-from tests.unit.migration.model.fakes import FakeChannel, FakeHost, Steps, make_cluster
+from tests.unit.migration.model.hosts import CONFINED, IMAGE, UUIDS, ModelGuard, ModelHost, cluster_of_model
+from tests.unit.migration.model.system import ModelChannel, ModelSystem, TargetSystem, as_problem, pid_of
 from tests.unit.migration.model.world import MISSING
 
-CONFINED = Confinement((), "", "")
-IMAGE = SimpleNamespace(path="image", key="key", sha256="", signer="", runtime="")
 LOST = ("lost",)
 """The message of a channel that is broken or closed."""
-STARTING = [""]
-"""The host of the start that runs, which decides the UUID that it would create."""
 SHARED, FENCED = [False], [True]
 """Whether both hosts use one folder of overlays, and whether fencing is configured."""
+
+
+@contextmanager
+def setting(*, shared: bool, fenced: bool) -> Iterator[None]:
+    """Set what the programs of a scenario find."""
+    before = SHARED[0], FENCED[0]
+    SHARED[0], FENCED[0] = shared, fenced
+    try:
+        yield
+    finally:
+        SHARED[0], FENCED[0] = before
+
+
+def make_cluster(name: str = "") -> Cluster:
+    """Return the cluster for a run on a host."""
+    cluster = cluster_of_model(fenced=FENCED[0])
+    return replace(cluster, env=replace(cluster.env, new_uuid=lambda: UUIDS[name])) if name else cluster
 
 
 def run_verb(work: Any) -> str:
@@ -48,33 +63,28 @@ def run_verb(work: Any) -> str:
 
 def run_start(name: str, boot: bool) -> str:
     """`sms start`; ``boot``: as at boot."""
-    return run_verb(lambda: _do_start(make_cluster(), FakeHost(name), StartOptions(boot=boot)))
-
-
-def _do_start(cluster: Any, host: Any, options: StartOptions) -> None:
-    STARTING[0] = host.name
-    start.start(cluster, host, Steps(), options)
+    return run_verb(lambda: start.start(make_cluster(name), ModelHost(name), Silent(), StartOptions(boot=boot)) and "")
 
 
 def run_stop(name: str) -> str:
     """`sms stop`."""
-    return run_verb(lambda: str(stop.stop(make_cluster(), FakeHost(name), Steps())) and "")  # type: ignore[arg-type]
+    return run_verb(lambda: str(stop.stop(make_cluster(name), ModelHost(name), Silent())) and "")
 
 
 def run_create(name: str) -> str:
     """`sms overlay create`."""
-    return run_verb(lambda: create.create(make_cluster(), FakeHost(name), Steps()) and "")  # type: ignore[arg-type]
+    return run_verb(lambda: create.create(make_cluster(name), ModelHost(name), Silent()) and "")
 
 
 def run_failover(name: str, by_hand: bool, snapshot: str = "") -> str:
     """`sms failover`; ``by_hand``: with --i-have-fenced; ``snapshot``: from this one, whatever else there is."""
     options = failover.FailoverOptions(fenced=by_hand, shared=SHARED[0], snapshot=snapshot)
-    return run_verb(lambda: failover.failover(make_cluster(), FakeHost(name), options, Steps()) and "")  # type: ignore[arg-type]
+    return run_verb(lambda: failover.failover(make_cluster(name), ModelHost(name), options, Silent()) and "")
 
 
 def run_pull(name: str) -> str:
     """`sms overlay pull latest` of a repository that the other host has pushed to."""
-    return run_verb(lambda: _do_pull(make_cluster(), FakeHost(name)))
+    return run_verb(lambda: _do_pull(make_cluster(name), ModelHost(name)))
 
 
 def _do_pull(cluster: Any, host: Any) -> None:
@@ -88,24 +98,25 @@ def _do_pull(cluster: Any, host: Any) -> None:
 
 def run_restore(name: str) -> str:
     """`sms overlay restore latest`, by hand."""
-    return run_verb(lambda: restore.restore(make_cluster(), FakeHost(name), "", Steps()) and "")  # type: ignore[arg-type]
+    return run_verb(lambda: restore.restore(make_cluster(name), ModelHost(name), "latest", Silent()) and "")
 
 
 def run_migrate(target: str) -> str:
     """`sms migrate`, on a third machine."""
-    return run_verb(lambda: _do_migrate(make_cluster(), target))
+    return run_verb(lambda: _do_migrate(make_cluster(target), target))
 
 
 def _do_migrate(cluster: Any, name: str) -> None:
-    target = FakeHost(name)
-    source, held = inspection.find_source(cluster, target, recover=True, progress=Steps())  # type: ignore[arg-type]
+    target = ModelHost(name)
+    source, held = inspection.find_source(cluster, target, recover=True, progress=Silent())
     running = inspection._find_running(cluster, source)
-    if source.name == name or fakes.find_instance(cluster, target):
+    if source.name == name or preflight.find_instance(cluster, target):
         raise Refused("it runs there")
-    plan: Any = SimpleNamespace(shared=SHARED[0])
-    inspected = Inspected(source, target, running.pid, held, plan, CONFINED, CONFINED)  # type: ignore[arg-type]
-    result, _ = steps.run_steps(cluster, inspected, IMAGE, Steps())  # type: ignore[arg-type]
-    migrate.finish(cluster, inspected, IMAGE, result, Steps())  # type: ignore[arg-type]
+    plan: Any = SimpleNamespace(shared=SHARED[0], mirror=(), mirrored=False)
+    inspected = Inspected(source, target, running.pid, held, plan, CONFINED, CONFINED)
+    image = Image(IMAGE, "key", "", "")
+    result, _ = steps.run_steps(cluster, inspected, image, Silent())
+    migrate.finish(cluster, inspected, image, result, Silent())
 
 
 def run_guard(name: str, task: str, own: Any, others: Any, stopping: bool) -> tuple[Any, ...]:
@@ -119,7 +130,7 @@ def run_guard(name: str, task: str, own: Any, others: Any, stopping: bool) -> tu
         What it knows afterwards.
     """
     peer = "b" if name == "a" else "a"
-    watcher = guard.Guard(make_cluster(), FakeHost(name), lambda text: None)  # type: ignore[arg-type]
+    watcher = ModelGuard(make_cluster(name), ModelHost(name), lambda text: None)
     for host, data in ((name, own), (peer, others)):
         if data != MISSING:
             watcher.leases.views[host] = watcher.leases.read(host, data)
@@ -128,8 +139,7 @@ def run_guard(name: str, task: str, own: Any, others: Any, stopping: bool) -> tu
         if task == "query":
             watcher.query(peer)
         else:
-            with mock.patch.object(fakes.OwnPath, "host", name):
-                watcher.read_own()
+            watcher.read_own()
             watcher.check()
     known = watcher.leases._data
     return known.get(name, MISSING), known.get(peer, MISSING), watcher._stopping is not None
@@ -141,13 +151,13 @@ def run_guard(name: str, task: str, own: Any, others: Any, stopping: bool) -> tu
 def request_of(agent: str, name: str, generation: int, pid: int) -> Any:
     """Return the request to an agent."""
     facts: dict[str, Any] = {
-        "cluster": fakes.CLUSTER,
+        "cluster": cluster_of_model().site.cluster,
         "host": name,
         "peer": "b" if name == "a" else "a",
         "verb": "migrate",
         "overlay": f"{name}:/img",
         "lease": f"{name}:lease",
-        "history": "",
+        "history": f"{name}:history",
         "mark": f"{name}:mark",
         "lock": f"{name}:lock",
         "instance": f"{name}:sms",
@@ -188,7 +198,7 @@ class ModelSource(MigrationSource):
         self._enter("stopping", "stopping services that keep state")
         for group in self.request.stop:
             self.instance.stop_services(group, 1)
-        contents = fakes.as_problem("contents", self.request.host)
+        contents = as_problem("contents", self.request.host)
         self.channel.send("sent")  # type: ignore[union-attr]
         self.channel.send("final", digests=contents)  # type: ignore[union-attr]
 
@@ -224,13 +234,13 @@ def run_agent(agent: str, name: str, attributes: tuple[Any, ...], message: tuple
     """One message to an agent, as in its ``run``; return ("idle", attributes), ("ended",) or ("failed",)."""
     generation, pid, kept = attributes
     request = request_of(agent, name, generation, pid)
-    channel: Any = FakeChannel(dict(message[1:]))
-    one: Any = (ModelSource if agent == "source" else ModelTarget)(request, channel)
+    channel: Any = ModelChannel(dict(message[1:]))
+    kind, system = (ModelSource, ModelSystem) if agent == "source" else (ModelTarget, TargetSystem)
+    one: Any = kind(request, channel, system())
     for key, value in kept:
         setattr(one, key, dict(value) if key == "ports" else value)
     if agent == "target" and one.ports:
-        one.instance = Instance(0)
-        one.instance.name = name
+        one.instance = one.system.instance(pid_of(name, 2))
     try:
         if message == LOST:
             raise Disconnected

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from appliance.shared.lease import peek
 from tests.unit.migration.model import world as w
 from tests.unit.migration.model.engine import State
+from tests.unit.migration.model.programs import setting
 from tests.unit.migration.model.scenario import Scenario, contents, has_two_uuids
-from tests.unit.migration.model.surroundings import surroundings
 from tests.unit.migration.model.world import host_of
 
 WORDS = ("start", "stop", "move", "failover", "create")
@@ -25,7 +25,7 @@ def find_dead_ends(scenario: Scenario, quiet: Iterable[State]) -> list[str]:
     calm = Scenario("", {}, {}, dict.fromkeys(VERBS, 1), {}, shared=scenario.shared, fenced=scenario.fenced)
     calm.excused = scenario.excused
     found = []
-    with surroundings(shared=scenario.shared, fenced=scenario.fenced):
+    with setting(shared=scenario.shared, fenced=scenario.fenced):
         for state in quiet:
             after = let_guards_act(calm, renew(calm, state))
             if has_two_uuids(after):

@@ -9,7 +9,7 @@ from typing import Any
 
 from appliance.shared.lease import Lease
 from tests.unit.migration.model import world as w
-from tests.unit.migration.model.fakes import CLUSTER
+from tests.unit.migration.model.hosts import CLUSTER
 from tests.unit.migration.model.scenario import Scenario
 
 WRITTEN = (0, 1)

@@ -5,20 +5,22 @@ A state is a tuple; an effect gets a list of its fields. Host fields are tuples 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from unittest import mock
 
 from appliance.errors import Busy, SmsError
 from appliance.host.base import Unreachable
-from appliance.shared import lease as shared_lease
-from appliance.shared.lease import SwapLease, peek
+from appliance.shared.lease import BUSY, WRITTEN, SwapLease, advance_sequence, parse_lease, peek
 from appliance.shared.overlay import OverlayMark
 from appliance.shared.records import to_json
 from appliance.tools.move import Lost
 from tests.unit.migration.model.engine import Failure, Node, State, root
+from tests.unit.migration.model.hosts import cluster_of_model
 
 HOST_A, HOST_B, CUT, TIME, CURRENT, NOTES, BUDGET, TO_SOURCE, TO_TARGET = range(9)
 """Fields of a state: both hosts; links that are cut; ticks; the newest acknowledged contents of an overlay; notes of
@@ -36,9 +38,11 @@ INODE, WRITES, ATTACHED, SERIAL = range(4)
 AB, CA, CB, LAN = 1, 2, 4, 8
 """Links: SSH between the hosts, from the machine that runs `sms migrate` to each, and the network of the nodes."""
 BLIND_A, BLIND_B, FALSE_FENCE, TAKEN_OVER, LOST_LEASE, SPLIT, OLD_SNAPSHOT, PARTED = 1, 2, 4, 8, 16, 32, 64, 128
+SILENT_A, SILENT_B = 256, 512
 """Notes: the instance of a host was started without having reached the other host; the user claimed that a host is off
 that is not; a migration went on without its source; a lease file was lost; there are two lines of states because of
-one of these; an older snapshot than the newest was restored; the network of the nodes was cut during a migration."""
+one of these; an older snapshot than the newest was restored; the network of the nodes was cut during a migration; the
+other host did not answer when the start that goes on on a host queried it last."""
 OPEN, CLOSED, BROKEN, ENDED, FAILED = "open", "closed", "broken", "ended", "failed"
 """States of a channel: closed by the coordinator; broken network; the agent has ended, with a problem it reported."""
 MISSING = "missing"
@@ -98,38 +102,43 @@ def overlay(files: tuple[tuple[str, Any, int], ...], slot: str) -> tuple[str, An
 @cache
 def swap_file(data: bytes | None, request: SwapLease) -> tuple[bytes | None, str]:
     """Perform the real request on a lease file; return what it becomes, and the outcome."""
-    written: list[bytes] = []
-
-    def replace_file(path: str, text: bytes, **_: Any) -> bool:
-        written.append(text)
-        return True
-
-    with (
-        mock.patch.object(shared_lease, "read_file", lambda path: data),
-        mock.patch.object(shared_lease, "replace_file", replace_file),
-        mock.patch.object(shared_lease, "hold_lock", lambda *_, **__: mock.MagicMock()),
-        mock.patch.object(os, "makedirs", lambda *_, **__: None),
-    ):
-        outcome = request.perform()
-    return (written[0] if written else data), outcome
+    with lease_file(data) as path:
+        # Its lock is the model's.
+        outcome = replace(request, path=str(path), wait_s=0.0, locked=True).perform()
+        return (path.read_bytes() if path.exists() else None), outcome
 
 
 @cache
 def advance_file(data: bytes | None, used: int) -> tuple[bytes | None, int]:
     """Reserve a sequence number by the real code; return what the lease file becomes, and the number."""
-    written: list[bytes] = []
-    with (
-        mock.patch.object(shared_lease, "read_file", lambda path: data),
-        mock.patch.object(shared_lease, "replace_file", lambda path, text: written.append(text)),
-    ):
-        number = shared_lease.advance_sequence("", used, locked=True)
-    return (written[0] if written else data), number
+    with lease_file(data) as path:
+        number = advance_sequence(str(path), used, locked=True)
+        return (path.read_bytes() if path.exists() else None), number
+
+
+@contextmanager
+def lease_file(data: bytes | None) -> Iterator[Path]:
+    """Write a lease file, unless ``data`` is None; yield its path."""
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder, "lease")
+        if data is not None:
+            path.write_bytes(data)
+        yield path
 
 
 @cache
 def mark_text(generation: int) -> bytes:
     """Return a generation mark, as the script prints it."""
-    return to_json(OverlayMark("lab", generation)).replace(b"\n", b"")
+    return to_json(OverlayMark(cluster_of_model().site.cluster, generation)).replace(b"\n", b"")
+
+
+@cache
+def is_lease(data: bytes | None) -> bool:
+    """Return whether a lease file can be read; none is a lease, too."""
+    try:
+        return data is None or bool(parse_lease(data))
+    except (ValueError, TypeError):
+        return False
 
 
 class World:
@@ -160,11 +169,20 @@ class World:
     def do_query(self, fields: Fields, role: int, name: str, runs: bool) -> Any:
         """The shell command that reads a lease file, and whether an instance runs."""
         if not self.reaches(fields, role, name):
+            self.note_silence(fields, role, name, silent=True)
             return Failure(Unreachable)
         host = host_of(fields, name)
         data = host_of(fields, self.folder(name))[LEASE]
+        self.note_silence(fields, role, name, silent=not is_lease(data))
         head = b"1" if runs and host[INSTANCE] else b"0"
         return head + (b" none\n" if data is None else b" file\n" + data)
+
+    def note_silence(self, fields: Fields, role: int, name: str, *, silent: bool) -> None:
+        """Note whether a host answers the verb that runs on the other one."""
+        here = {VERB_A: "a", VERB_B: "b"}.get(role)
+        if here == other(name) and host_of(fields, here)[INSTANCE] is None:
+            bit = SILENT_A if here == "a" else SILENT_B
+            fields[NOTES] = fields[NOTES] & ~bit | (bit if silent else 0)
 
     def do_read_lease(self, fields: Fields, role: int, name: str) -> Any:
         if not self.reaches(fields, role, name):
@@ -176,11 +194,13 @@ class World:
             return Failure(Unreachable)
         folder = self.folder(name)
         if host_of(fields, folder)[LEASE_LOCK] != (role if request.locked else 0):
-            return BLOCKED if request.wait_s == float("inf") else shared_lease.BUSY
+            return BLOCKED if request.wait_s == float("inf") else BUSY
         before = host_of(fields, folder)[LEASE]
         after, outcome = swap_file(before, request)
-        if after is not before:
+        if after != before:
             put(fields, folder, lease=after)
+        if outcome == WRITTEN and fields[role].key[0] == "restore" and not request.wait_s:
+            self.decide(fields, name)
         return outcome
 
     # Locks, instances, overlays
@@ -244,6 +264,9 @@ class World:
             return Failure(Unreachable)
         left = [one for one in host_of(fields, self.folder(name))[FILES] if one[0] != "generation"]
         put(fields, self.folder(name), files=tuple(sorted([*left, ("generation", (generation,), 0)])))
+        found = overlay(tuple(left), "img")
+        if found and fields[role].key[0] == "failover" and peek(host_of(fields, self.folder(name))[LEASE])[1] == name:
+            fields[CURRENT] = found[1]  # it has the lease: what was acknowledged after its snapshot is lost
         return None
 
     def do_rename(self, fields: Fields, role: int, name: str, source: str, target: str) -> Any:
@@ -281,6 +304,9 @@ class World:
         if host_of(fields, name)[INSTANCE] or not found:
             return Failure(SmsError, "it cannot be started")
         put(fields, name, instance=(found[2], True, attached, serial))
+        if attached:
+            silent, blind = (SILENT_A, BLIND_A) if name == "a" else (SILENT_B, BLIND_B)
+            fields[NOTES] = fields[NOTES] & ~(silent | blind) | (blind if fields[NOTES] & silent else 0)
         return None
 
     def do_stop_instance(self, fields: Fields, role: int, name: str) -> Any:
@@ -327,11 +353,20 @@ class World:
             return Failure(Unreachable)
         return host_of(fields, name)[MARK]
 
-    def do_note(self, fields: Fields, role: int, name: str, line: tuple[tuple[str, Any], ...] | None) -> Any:
-        """Append a line of a failover to the history, or one after which no failover is open."""
+    def do_note(
+        self, fields: Fields, role: int, name: str, line: tuple[tuple[str, Any], ...] | None, reported: bool = False
+    ) -> Any:
+        """Append a line of a failover to the history, or one after which no failover is open.
+
+        Args:
+            reported: it reports what a failover lost: all but what is in the overlay.
+        """
         if not self.reaches(fields, role, name):
             return Failure(Unreachable)
         put(fields, name, history=() if line is None else (*host_of(fields, name)[HISTORY], line))
+        found = overlay(host_of(fields, self.folder(name))[FILES], "img")
+        if reported and found:
+            fields[CURRENT] = found[1]
         return None
 
     def do_history(self, fields: Fields, role: int, name: str) -> Any:
@@ -369,12 +404,11 @@ class World:
         put(fields, name, store=(*store, (len(store) + 1, *snapshot[1:])))
         return None
 
-    def do_decided(self, fields: Fields, role: int, name: str) -> Any:
-        """What was acknowledged since the snapshot is given up, unless the other host has the lease."""
+    def decide(self, fields: Fields, name: str) -> None:
+        """What was acknowledged since a restored snapshot is given up, unless the other host has the lease."""
         found = overlay(host_of(fields, self.folder(name))[FILES], "img")
         if found and peek(host_of(fields, other(name))[LEASE])[1] != other(name):
             fields[CURRENT] = found[1]
-        return None
 
     def do_start_guard(self, fields: Fields, role: int, name: str) -> Any:
         if self.reaches(fields, role, name) and host_of(fields, name)[GUARD] is None:
@@ -390,27 +424,9 @@ class World:
         return None
 
     def do_fence(self, fields: Fields, role: int, name: str) -> Any:
+        if role == MOVER:
+            fields[NOTES] |= TAKEN_OVER
         self.power_off(fields, name)
-        return None
-
-    def do_taken(self, fields: Fields, role: int, name: str, blind: bool) -> Any:
-        """The lease was taken. With that of a failover, what was acknowledged after its snapshot is lost."""
-        bit = BLIND_A if name == "a" else BLIND_B
-        fields[NOTES] = fields[NOTES] & ~bit | (bit if blind else 0)
-        found = overlay(host_of(fields, self.folder(name))[FILES], "img")
-        if found and fields[role].key[0] == "failover":
-            fields[CURRENT] = found[1]
-        return None
-
-    def do_lost(self, fields: Fields, role: int, name: str) -> Any:
-        """It is reported what was lost: all but what is in the overlay."""
-        found = overlay(host_of(fields, self.folder(name))[FILES], "img")
-        if found:
-            fields[CURRENT] = found[1]
-        return None
-
-    def do_takes_over(self, fields: Fields, role: int) -> Any:
-        fields[NOTES] |= TAKEN_OVER
         return None
 
     def do_now(self, fields: Fields, role: int) -> Any:
@@ -464,6 +480,8 @@ class World:
     def do_send(self, fields: Fields, role: int, agent: str, message: tuple[Any, ...]) -> Any:
         place = TO_SOURCE if agent == "source" else TO_TARGET
         state, asked, replies = fields[place]
+        if dict(message[1:]).get("leap"):
+            fields[NOTES] |= TAKEN_OVER
         if state in (ENDED, FAILED):
             return Failure(SmsError, "the agent has ended")
         if state == OPEN:
