@@ -53,7 +53,7 @@ class Serial(Executor):
 
 
 class FakeHosts(Hosts):
-    """These hosts, by name; ``here`` is the name of this machine."""
+    """These hosts, by name; ``here`` is the name of this machine. ``separated``: how often they were reconnected."""
 
     here = ""
 
@@ -61,11 +61,13 @@ class FakeHosts(Hosts):
         super().__init__()
         self.hosts = dict(hosts)
         self.here = here
+        self.separated = 0
 
     def open(self, site: Site, admin: AdminHost) -> Host:
         return self.hosts[admin.name]
 
     def separate(self) -> FakeHosts:
+        self.separated += 1
         return self
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import Busy, SmsError
@@ -317,7 +317,7 @@ class GatewayGuard(Guard):
 
     def may_return(self) -> bool:
         """Read the leases of the whole; return whether no admin host has it, and so the addresses."""
-        leases = Leases(self.host, replace(self.whole.cluster))  # with connections of its own
+        leases = Leases(self.host, self.whole.cluster.reconnecting())
         for name, view in leases.query_readable().items():
             if view.lease:
                 self.whole.learn(name, view)

@@ -347,6 +347,8 @@ def test_it_is_not_back_on_the_network_beside_the_whole(moved: Moved) -> None:
     whole.leases.query()
     part = guard.GatewayGuard(whole)
     assert whole.may_return() and part.may_return()
+    hosts = moved.cluster.env.hosts
+    assert isinstance(hosts, FakeHosts) and hosts.separated == 1, "a connection of before may hang with its network"
     moved.hosts["host-a"].cut = True
     hand_over(moved.hosts["host-b"], moved.cluster, moved.leases("host-b"), holder=None, generation=9)
     moved.take("host-b")
