@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 TABLE_FROM_S = 60.0
+SLOWEST = 5
+"""How many tests of a group are named."""
 TOGETHER = {
     "qemu": ("test_provision", "test_vm", "test_node_image", "test_lab_metal", "test_docs_machines"),
     "nomad": ("test_nomad", "test_one_writer", "test_signed_image", "test_texts"),
@@ -92,7 +95,12 @@ def write_outcome(path: Path, stats: Mapping[str, list[Any]]) -> None:
         one.nodeid: one.longrepr[2] if isinstance(one.longrepr, tuple) else "" for one in stats.get("skipped", [])
     }
     failed = sorted({one.nodeid for kind in ("failed", "error") for one in stats.get(kind, [])})
-    path.write_text(json.dumps({"passed": len(stats.get("passed", [])), "failed": failed, "skipped": skipped}))
+    spent = Counter[str]()
+    for report in (one for reports in stats.values() for one in reports if isinstance(one, pytest.TestReport)):
+        spent[report.nodeid] += report.duration
+    slowest = [(name, round(seconds, 1)) for name, seconds in spent.most_common(SLOWEST) if seconds >= 1]
+    found = {"passed": len(stats.get("passed", [])), "failed": failed, "skipped": skipped, "slowest": slowest}
+    path.write_text(json.dumps(found))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

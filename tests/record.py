@@ -72,6 +72,11 @@ def read_outcome(path: Path) -> Outcome:
     return Outcome(found["passed"], tuple(found["failed"]), found["skipped"])
 
 
+def read_slowest(path: Path) -> list[tuple[str, float]]:
+    """Return the slowest tests of a run, with their seconds; none where it has written no outcome."""
+    return [(name, seconds) for name, seconds in json.loads(path.read_text())["slowest"]] if path.exists() else []
+
+
 def read_record(path: Path = ROOT / RECORD) -> dict[str, Part]:
     """Return the parts by name; none if there is no record yet."""
     if not path.exists():

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from appliance.lab.engines.programs import PROGRAMS, find_missing
+from tests.budgets import Spent, compare, read_budgets
 from tests.conftest import FIRST, find_group
 from tests.places import ROOT
 from tests.record import (
@@ -33,6 +34,7 @@ from tests.record import (
     git,
     read_outcome,
     read_record,
+    read_slowest,
     summarize,
     write_record,
 )
@@ -50,6 +52,8 @@ NO_TESTS = 5
 UNITS = ("tests/unit", "tests/test_layers.py")
 USUAL = "not full and not alone"
 ALONE = "alone and not full"
+FROM_NOTHING, BUILT = "from nothing", "engines built"
+"""What there was before a run, as `budgets.toml` names it."""
 ENGINES = "tests/real/engines"
 BUILD = [sys.executable, "-m", "tests.engines.build"]
 IMAGES = [str(MACHINE), "--fill", sys.executable, "-m", "tests.images"]
@@ -74,15 +78,27 @@ class Stage:
     status: int | None = None
     seconds: float = 0
     empty: bool = False
+    slowest: list[tuple[str, float]] = field(default_factory=list)
+
+    @property
+    def how(self) -> str:
+        """How it ended."""
+        if self.empty:
+            return "nothing was selected"
+        return {0: "passed", None: "not run"}.get(self.status, f"failed, status {self.status}")
 
     def run(self, *, quiet: bool = False) -> int:
         """Run it to its end; ``quiet``: print what it printed when it has ended."""
-        began = time.monotonic()
-        environment = {**os.environ, RUN: "1", "SMS_MACHINE_NAME": self.name.replace("/", "-"), **self.environment}
+        began, plain = time.monotonic(), self.name.replace("/", "-")
+        outcome = Path(self.environment.setdefault(OUTCOME, str(STATE / "outcomes" / f"{plain}.json")))
+        outcome.parent.mkdir(parents=True, exist_ok=True)
+        outcome.unlink(missing_ok=True)
+        environment = {**os.environ, RUN: "1", "SMS_MACHINE_NAME": plain, **self.environment}
         done = subprocess.run(self.argv, cwd=ROOT, env=environment, capture_output=quiet, text=True, check=False)
         self.seconds = time.monotonic() - began
         self.empty = done.returncode == NO_TESTS
         self.status = 0 if self.empty else done.returncode
+        self.slowest = read_slowest(outcome)
         if quiet:
             print(done.stdout + (done.stderr if self.status else ""), end="", flush=True)
         return self.status
@@ -218,15 +234,15 @@ def main() -> int:
     if os.geteuid():
         print("tests: this needs root\n  hint: sudo make test; `make fast` needs none", file=sys.stderr)
         return 2
+    began, before = time.monotonic(), FROM_NOTHING if find_missing(PROGRAMS) else BUILT
     try:
         chosen = run_full if known.full else run_core if known.core else run_engines if known.engines else run_both
         stages = chosen(more)
     finally:
         subprocess.run([str(MACHINE), "true"], check=False)  # removes what the others have left
-    for stage in stages:
-        how = {0: "passed", None: "not run"}.get(stage.status, f"failed, status {stage.status}")
-        how = "nothing was selected" if stage.empty else how
-        print(f"{stage.name}: {how}, {stage.seconds:.0f} s")
+    spent = [Spent(stage.name, stage.how, stage.seconds, stage.slowest) for stage in stages]
+    for line in compare(read_budgets(), spent, time.monotonic() - began, before):
+        print(line)
     for line in summarize(read_record(), find_parts(), time.time()):
         print(line)
     return int(any(stage.status != 0 for stage in stages))
