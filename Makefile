@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all that is needed on a fresh Debian 12 machine, as root.
-.PHONY: help setup setup-tests core demo demo-vm demo-engines demo-adopt test test-core test-engines test-full engines fast lint format bench bench-full wheel lock apptainer-pins schema man imports clean
+.PHONY: help setup setup-tests setup-bench core demo demo-vm demo-engines demo-adopt test test-core test-engines test-full engines fast lint format bench bench-full wheel lock apptainer-pins schema man imports clean
 
 # Where it is set, every start of `sms` compiles its modules again: half of its processor time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,6 +34,9 @@ setup:
 
 setup-tests:
 	@scripts/setup tests
+
+setup-bench:
+	@scripts/setup bench
 
 core: setup
 	$(PYTHON) hatch_build.py
@@ -76,11 +79,11 @@ format: setup
 	.venv/bin/ruff format .
 
 # On a machine of their own: no benchmark meets what an earlier run left, and nothing of it stays.
-bench: setup-tests
+bench: setup-bench
 	@tests/machine --fill .venv/bin/python -m tests.images >&2
 	@tests/machine .venv/bin/python -m bench
 
-bench-full: setup-tests
+bench-full: setup-bench
 	@tests/machine --fill .venv/bin/python -m tests.images >&2
 	@tests/machine .venv/bin/python -m bench --full --runs 5
 

@@ -42,7 +42,7 @@ def run_one(name: str, measure: Measure, rig: Rig) -> list[dict[str, Any]]:
 def table(results: list[dict[str, Any]]) -> Table:
     """Return the table of results."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("result", "value", "peer", "its value", "ratio", "goal", ""):
+    for title in ("result", "ratio", "goal", "", "value", "peer", "its value"):
         number = title in ("value", "its value", "ratio")
         shown.add_column(title, justify="right" if number else "left", no_wrap=title != "peer")
     for one in results:
@@ -55,7 +55,7 @@ def table(results: list[dict[str, Any]]) -> Table:
         if one["ratio"] is not None:
             ratio = f"{one['ratio']:.2f}"
         mark = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]unknown[/]"}[one["holds"]]
-        shown.add_row(one["name"], value, escape(one["peer"]), peer_value, ratio, one["goal"], mark)
+        shown.add_row(one["name"], ratio, one["goal"], mark, value, escape(one["peer"]), peer_value)
     return shown
 
 
@@ -91,7 +91,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="runs per median (default: %(default)s; short benchmarks do more)",
     )
-    parser.add_argument("--install", action="store_true", help="install the Debian packages that a peer needs (QEMU)")
     parser.add_argument("--clean", action="store_true", help="remove the cached captures and exit")
     parser.add_argument("--list", action="store_true", help="list the benchmarks with their durations in minutes")
     return parser
@@ -116,7 +115,7 @@ def main() -> int:
     names = arguments.names or [name for name, one in BENCHMARKS.items() if arguments.full or not one.full]
     results: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        rig = Rig(arguments.runs, install=arguments.install, stack=stack, progress=steps.progress(False))
+        rig = Rig(arguments.runs, stack=stack, progress=steps.progress(False))
         for name in names:
             results += run_one(name, importlib.import_module(f"bench.{name}").measure, rig)
         screen.err.print(table(results), *map(escape, reasons(results)), sep="\n")

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from bench.rig import Rig, Samples, result
+from bench.rig import Rig, Samples, find_program, result
 from bench.rig.bare import bare_host
 from bench.rig.kernel import make_files
-from bench.rig.vm import boot, require_qemu
+from bench.rig.vm import boot
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
@@ -33,7 +33,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         return took
 
     def machine() -> float:
-        require_qemu(rig.install)
+        find_program("qemu-system-x86_64", "qemu-system-x86")
         return boot(bed, make_files(rig.root))
 
     samples = rig.interleave({"sms": appliance}, {"bare": bare, "vm": machine})

@@ -19,9 +19,8 @@ __all__ = ["Rig", "Samples", "Variants", "find_program", "result", "wall", "work
 class Rig:
     """One run of the benchmarks. Closing ``stack`` removes what it created."""
 
-    def __init__(self, runs: int, *, install: bool, stack: ExitStack, progress: Progress) -> None:
+    def __init__(self, runs: int, *, stack: ExitStack, progress: Progress) -> None:
         self.runs = runs
-        self.install = install
         self.stack = stack
         self.progress = progress
         self.broken: SmsError | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,29 +14,13 @@ from appliance.host.local import Local
 from appliance.lab.layout import BRIDGES, CONTAINER_ADDRESSES, mac
 from bench.rig.bare import INTERFACES
 from bench.rig.bed import Bed
-from bench.rig.measure import find_program
 
-PACKAGE = "qemu-system-x86"
 FLAGS = (
     *("-M", "q35", "-accel", "tcg,thread=multi,tb-size=128", "-m", "1024", "-smp", "2"),
     *("-cpu", "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,-svm"),
     *("-display", "none", "-nodefaults", "-serial", "stdio", "-no-reboot", "-device", "virtio-rng-pci"),
 )
 DONE = re.compile(rb"BENCH probes ended with status (\d+)")
-
-
-def require_qemu(install: bool) -> None:
-    """Check that QEMU is installed; install it if requested.
-
-    Raises:
-        SmsError: QEMU is not installed.
-    """
-    if shutil.which("qemu-system-x86_64"):
-        return
-    if not install:
-        find_program("qemu-system-x86_64", f"{PACKAGE}, which --install installs")
-    argv = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qy", "install", "--no-install-recommends", PACKAGE)
-    Local().run(*argv, timeout=600)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ PEER_FIELDS = ("peer_value", "ratio", "peer_spread")
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     with ExitStack() as stack:
-        yield Rig(3, install=False, stack=stack, progress=Silent())
+        yield Rig(3, stack=stack, progress=Silent())
 
 
 def missing() -> float:
