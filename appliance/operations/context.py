@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from appliance.catalog import Base, Service, find_role, read_bases, select
@@ -39,7 +40,7 @@ class Cluster:
     vm: bool = False
     env: Env = field(default_factory=Env, repr=False, compare=False)
 
-    @property
+    @cached_property
     def places(self) -> Places:
         """File locations on an admin host."""
         return Places(self.site, self.label)
