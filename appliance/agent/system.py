@@ -58,8 +58,7 @@ class _Listed(TypedDict, total=False):
 class System:
     """All that an agent of a migration or adoption does to its own host goes through this; a test has another one.
 
-    What follows from the state of the run alone, the bytes of the overlay, and the channel to the coordinator do not
-    belong here.
+    The state of the run, the bytes of the overlay and the channel to the coordinator do not belong here.
     """
 
     monotonic: Callable[[], float] = staticmethod(time.monotonic)

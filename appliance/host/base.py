@@ -212,7 +212,7 @@ class TooMuchOutput(CommandError):
 
 
 class NoProgram(SmsError):
-    """The host has no such program in its PATH."""
+    """The host has no such program in its PATH, or it cannot be executed."""
 
 
 class Unreachable(SmsError):
@@ -271,6 +271,7 @@ class Host(ABC):
             CommandError: the status is not in ``ok``.
             CommandTimeout: the time limit was exceeded.
             TooMuchOutput: an output is larger than ``limit``.
+            NoProgram: there is no such program.
             Unreachable: the host did not respond.
         """
 

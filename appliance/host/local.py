@@ -174,6 +174,8 @@ class Local(Host):
             raise NoProgram(
                 f"{self.name}: no such program: {error.filename}", hint="`sms doctor` lists what is missing"
             ) from error
+        except PermissionError as error:
+            raise NoProgram(f"{self.name}: {error.filename}: {error.strerror}", hint="is it executable?") from error
 
     def run(
         self,

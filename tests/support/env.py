@@ -66,6 +66,11 @@ class FakeHosts(Hosts):
     def open(self, site: Site, admin: AdminHost) -> Host:
         return self.hosts[admin.name]
 
+    @property
+    def this(self) -> Host:
+        assert self.here in self.hosts, "a verb runs something on this machine: name the host that stands for it (here=)"
+        return self.hosts[self.here]
+
     def separate(self) -> FakeHosts:
         self.separated += 1
         return self

@@ -93,6 +93,13 @@ def test_a_program_that_is_missing_has_a_hint(host: Host) -> None:
     assert "sms doctor" in caught.value.hint
 
 
+def test_a_program_that_cannot_be_executed_is_an_error(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "fence"
+    path.write_text("#!/bin/sh")
+    with pytest.raises(SmsError, match="Permission denied"):
+        host.run(str(path))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("on_line", [False, True], ids=["whole", "by line"])
 @pytest.mark.parametrize("stubborn", [False, True], ids=["ends", "ignores TERM"])
