@@ -34,10 +34,10 @@ def read_budgets(path: Path = BUDGETS) -> Budgets:
 
 
 def compare(budgets: Budgets, spent: Sequence[Spent], seconds: float, before: str) -> Iterator[str]:
-    """Yield a line for each group and the whole run, with its budget; under a group that is over it, its slowest tests.
+    """Yield a line for each group and the whole run, with its budget; under a group its slowest tests.
 
     Args:
-        seconds: of the whole run, in which groups are side by side.
+        seconds: of the whole run without its lint, in which groups are side by side.
         before: what there was before it, as ``Budgets.total`` names it.
     """
     for one in spent:
@@ -45,6 +45,10 @@ def compare(budgets: Budgets, spent: Sequence[Spent], seconds: float, before: st
         yield f"{one.name}: {one.how}, {one.seconds:.0f} s{over}"
         yield from (f"    {took:6.1f} s  {name}" for name, took in one.slowest)
     yield f"all, {before}: {seconds:.0f} s{find_over(seconds, budgets.total.get(before))}"
+
+
+NONE = Budgets({}, {})
+"""Of a part of the run, or one of every case."""
 
 
 def find_over(seconds: float, budget: float | None) -> str:

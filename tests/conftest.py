@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,10 +94,11 @@ def write_outcome(path: Path, stats: Mapping[str, list[Any]]) -> None:
         one.nodeid: one.longrepr[2] if isinstance(one.longrepr, tuple) else "" for one in stats.get("skipped", [])
     }
     failed = sorted({one.nodeid for kind in ("failed", "error") for one in stats.get(kind, [])})
-    spent = Counter[str]()
+    spent: dict[str, float] = {}
     for report in (one for reports in stats.values() for one in reports if isinstance(one, pytest.TestReport)):
-        spent[report.nodeid] += report.duration
-    slowest = [(name, round(seconds, 1)) for name, seconds in spent.most_common(SLOWEST) if seconds >= 1]
+        spent[report.nodeid] = spent.get(report.nodeid, 0.0) + report.duration
+    most = sorted(spent.items(), key=lambda one: -one[1])[:SLOWEST]
+    slowest = [(name, round(seconds, 1)) for name, seconds in most if seconds >= 1]
     found = {"passed": len(stats.get("passed", [])), "failed": failed, "skipped": skipped, "slowest": slowest}
     path.write_text(json.dumps(found))
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from appliance.lab.engines.programs import PROGRAMS, find_missing
-from tests.budgets import Spent, compare, read_budgets
+from tests.budgets import NONE, Spent, compare, read_budgets
 from tests.conftest import FIRST, find_group
 from tests.places import ROOT
 from tests.record import (
@@ -241,7 +241,8 @@ def main() -> int:
     finally:
         subprocess.run([str(MACHINE), "true"], check=False)  # removes what the others have left
     spent = [Spent(stage.name, stage.how, stage.seconds, stage.slowest) for stage in stages]
-    for line in compare(read_budgets(), spent, time.monotonic() - began, before):
+    budgets = read_budgets() if chosen is run_both and not more else NONE
+    for line in compare(budgets, spent, time.monotonic() - began, before):
         print(line)
     for line in summarize(read_record(), find_parts(), time.time()):
         print(line)

@@ -511,7 +511,8 @@ class MigrationTarget(StateMachine):
         for path in self._paths():
             if self.system.exists(path + self.replaced) and not self.system.exists(path):
                 self.system.rename(path + self.replaced, path)  # on a mirror it may replace a link that leads nowhere
-            self.system.flush_folder(path)
+            if os.path.isdir(os.path.dirname(path)):
+                self.system.flush_folder(path)
         if self.request.mirror:
             self._remove_dangling_link()
         self._remove_holds()

@@ -56,7 +56,7 @@ class _Listed(TypedDict, total=False):
 
 
 class System:
-    """All that an agent of a migration or adoption does to its own host goes through this; a test has another one.
+    """What agents of a migration, and the container's side of an adoption, do to their host; a test has another one.
 
     The state of the run, the bytes of the overlay and the channel to the coordinator do not belong here.
     """
@@ -109,10 +109,8 @@ class System:
             os.close(descriptor)
 
     def flush_folder(self, path: str) -> None:
-        """Write the names in the folder of a file to the disk, where there is that folder."""
-        folder = os.path.dirname(path)
-        if os.path.isdir(folder):
-            sync_folder(folder)
+        """Write the names in the folder of a file to the disk."""
+        sync_folder(os.path.dirname(path))
 
     # Programs
 

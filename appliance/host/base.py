@@ -346,7 +346,7 @@ class Host(ABC):
             may_commit: entered before the file is changed; yields whether it may be.
 
         Raises:
-            NotImplementedError: it is another machine, where the agent performs it (``tools.agent.perform``).
+            NotImplementedError: it is another machine, where the agent performs it (``Agents.perform``).
             OSError: the request failed.
         """
         raise NotImplementedError

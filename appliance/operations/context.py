@@ -60,7 +60,7 @@ class Cluster:
         return replace(self, vm=True)
 
     def reconnecting(self) -> Cluster:
-        """Return the same cluster, whose hosts are connected to again: their network may have failed."""
+        """Return the same cluster, with connections to its hosts of its own."""
         return replace(self, env=replace(self.env, hosts=self.env.hosts.separate()))
 
     def of_gateway(self, services: Sequence[Service] | None = None) -> Cluster:
@@ -128,13 +128,7 @@ def open_cluster(path: Path, state: Path | None, progress: Progress, *, classifi
         progress.report(f"note: {notice}")
     site = loaded.site
     bases = read_bases(share("definitions", "bases"))
-    cluster = Cluster(
-        site,
-        select(loaded.catalog, site.service_names),
-        bases[site.base.os],
-        path.absolute(),
-        env=Env(progress=progress),
-    )
+    cluster = Cluster(site, select(loaded.catalog, site.service_names), bases[site.base.os], path.absolute())
     if classification is not None and (left := _left_out(cluster, path)):
         progress.report(
             f"note: the site file also enables {', '.join(left)}: `sms start` and `sms upgrade` refuse an image without"

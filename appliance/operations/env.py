@@ -17,8 +17,8 @@ from appliance.config.model import AdminHost, Site
 from appliance.errors import Busy
 from appliance.host.base import CommandError, Host
 from appliance.host.local import Local
-from appliance.progress import Progress, Silent
 from appliance.shared.history import AppendLine
+from appliance.shared.lease import read_file
 from appliance.tools.agent import Agents
 
 Event = Mapping[str, object]
@@ -60,6 +60,10 @@ class Hosts:
     def this(self) -> Host:
         """This machine, which need not be an admin host."""
         return Local(self.here)
+
+    def read_here(self, path: str) -> bytes | None:
+        """Return a small file of this machine as ``read_file`` does: ``Host.read`` would run a command."""
+        return read_file(path)
 
     def open(self, site: Site, admin: AdminHost) -> Host:
         """Return an admin host of the site. Always the same object, so connections are reused."""
@@ -131,8 +135,7 @@ class Env:
     A part belongs here if several subjects use it. Programs on a host are run by the host itself (``Host``), and what
     one verb alone does stays with the verb.
 
-    ``pool``: makes a pool of that many threads. ``new_uuid``: returns a UUID that nobody has. ``progress``: receives
-    what the user sees while a verb runs.
+    ``pool``: makes a pool of that many threads. ``new_uuid``: returns a UUID that nobody has.
     """
 
     clock: Clock = time
@@ -141,7 +144,6 @@ class Env:
     hosts: Hosts = field(default_factory=Hosts)
     locks: Locks = field(default_factory=Locks)
     new_uuid: Callable[[], str] = lambda: str(uuid.uuid4())
-    progress: Progress = field(default_factory=Silent)
 
     @property
     def history(self) -> History:

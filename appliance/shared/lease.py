@@ -159,7 +159,10 @@ def read_file(path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     with open(descriptor, "rb") as stream:
-        return stream.read(MAX_FILE)
+        data = stream.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise OSError("%s has more than %d bytes" % (path, MAX_FILE))
+    return data
 
 
 def peek(data: bytes | None) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from appliance.cli import main
 from appliance.operations.migration import migrate, start
-from appliance.tools import move
+from appliance.tools import agent, move
 
 TELL, WORD = int(sys.argv[1]), int(sys.argv[2])
 SILENT = ("ping", "parcels")
@@ -49,7 +49,7 @@ class Endpoint(move.Endpoint):
 
 
 start.WAIT_S = float(sys.argv[3])
-move.Endpoint = Endpoint  # type: ignore[misc]
+agent.Endpoint = Endpoint  # type: ignore[misc]
 for name in ("inspect_hosts", "copy_file", "trust"):
     setattr(migrate, name, step(getattr(migrate, name), name))
 raise SystemExit(main(sys.argv[4:]))

@@ -68,12 +68,12 @@ class FakeHosts(Hosts):
 
     @property
     def this(self) -> Host:
-        assert self.here in self.hosts, "a verb runs something on this machine: name the host that stands for it (here=)"
+        assert self.here in self.hosts, "a verb runs something on this machine: `here` names the host for it"
         return self.hosts[self.here]
 
     def separate(self) -> FakeHosts:
         self.separated += 1
-        return self
+        return FakeHosts(self.hosts, self.here)
 
 
 Answer = Callable[[Host, dict[str, Any]], dict[str, Any]]
@@ -144,7 +144,7 @@ def fake_env(hosts: Mapping[str, Host] | None = None, *, here: str = "", **parts
         here: the name of this machine.
         parts: of ``Env``, in place of these.
     """
-    known: dict[str, Any] = {"clock": FakeClock(), "pool": Serial, "locks": Impatient(), "progress": Reports()}
+    known: dict[str, Any] = {"clock": FakeClock(), "pool": Serial, "locks": Impatient()}
     if hosts is not None:
         known["hosts"] = FakeHosts(hosts, here)
     return Env(**{**known, **parts})

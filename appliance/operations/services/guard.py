@@ -142,8 +142,7 @@ class Guard:
         """Read the own lease file directly: a command every second would be too expensive."""
         name = self.host.name
         try:
-            path = Path(self.cluster.places.lease)
-            data = path.read_bytes() if path.exists() else None
+            data = self.cluster.env.hosts.read_here(str(self.cluster.places.lease))
             self.leases.views[name] = self.leases.read(name, data)
         except OSError as error:
             self._report_once(name, str(error))

@@ -23,7 +23,6 @@ from appliance.host.base import Host, OnLine, Result
 from appliance.host.stream import Stream
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.env import Env, Hosts
-from appliance.operations.services.guard import Guard
 from appliance.plan.machine import GATEWAY, PROBE, instance_name
 from appliance.plan.services.confinement import Confinement, capabilities_for
 from appliance.plan.services.runs import PRIVATE, shown
@@ -281,8 +280,15 @@ ANSWERS: dict[str, Callable[[ModelHost, tuple[str, ...]], Any]] = {
 }
 
 
+@dataclass
 class ModelHosts(Hosts):
-    """Both admin hosts."""
+    """Both admin hosts; ``runs_on``: the one on which the verb or guard runs."""
+
+    runs_on: str = ""
+
+    def read_here(self, path: str) -> bytes | None:
+        found: bytes | None = effect("read_lease", self.runs_on)
+        return found
 
     def open(self, site: Site, admin: AdminHost) -> Host:
         return ModelHost(admin.name)
@@ -423,15 +429,6 @@ FACTS: dict[str, Any] = {
     "settled": True,
 }
 """What replies have that no state of the model decides."""
-
-
-class ModelGuard(Guard):
-    """A guard that reads the lease file of its host by an effect."""
-
-    def read_own(self) -> None:
-        name = self.host.name
-        with self.reporting_errors():
-            self.leases.views[name] = self.leases.read(name, effect("read_lease", name))
 
 
 @cache

@@ -21,12 +21,13 @@ from appliance.operations.migration import failover, inspection, migrate, steps
 from appliance.operations.migration.state import Inspected
 from appliance.operations.overlay import create
 from appliance.operations.services import start, stop
+from appliance.operations.services.guard import Guard
 from appliance.operations.services.start import StartOptions
 from appliance.operations.snapshots import restore
 from appliance.progress import Silent
 from appliance.shared.migration import SourceRequest, TargetRequest
 from tests.unit.migration.model.engine import effect, programs
-from tests.unit.migration.model.hosts import CONFINED, IMAGE, UUIDS, ModelGuard, ModelHost, cluster_of_model
+from tests.unit.migration.model.hosts import CONFINED, IMAGE, UUIDS, ModelHost, ModelHosts, cluster_of_model
 from tests.unit.migration.model.system import ModelChannel, ModelSystem, TargetSystem, as_problem, pid_of
 from tests.unit.migration.model.world import MISSING
 
@@ -50,7 +51,8 @@ def setting(*, shared: bool, fenced: bool) -> Iterator[None]:
 def make_cluster(name: str = "") -> Cluster:
     """Return the cluster for a run on a host."""
     cluster = cluster_of_model(fenced=FENCED[0])
-    return replace(cluster, env=replace(cluster.env, new_uuid=lambda: UUIDS[name])) if name else cluster
+    env = replace(cluster.env, new_uuid=lambda: UUIDS[name], hosts=ModelHosts(name))
+    return replace(cluster, env=env) if name else cluster
 
 
 def run_verb(work: Any) -> str:
@@ -130,7 +132,7 @@ def run_guard(name: str, task: str, own: Any, others: Any, stopping: bool) -> tu
         What it knows afterwards.
     """
     peer = "b" if name == "a" else "a"
-    watcher = ModelGuard(make_cluster(name), ModelHost(name), lambda text: None)
+    watcher = Guard(make_cluster(name), ModelHost(name), lambda text: None)
     for host, data in ((name, own), (peer, others)):
         if data != MISSING:
             watcher.leases.views[host] = watcher.leases.read(host, data)

@@ -363,6 +363,8 @@ class World:
         """
         if not self.reaches(fields, role, name):
             return Failure(Unreachable)
+        if line and dict(line)["event"] == "begun":
+            line = (*line, ("acknowledged", fields[CURRENT]))
         put(fields, name, history=() if line is None else (*host_of(fields, name)[HISTORY], line))
         found = overlay(host_of(fields, self.folder(name))[FILES], "img")
         if reported and found:
