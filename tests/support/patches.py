@@ -9,8 +9,8 @@ from pathlib import Path
 
 OWN = ("appliance", "analysis")
 PATCHERS = ("setattr", "delattr", "object", "multiple", "patch")
-OF_MODULES = ("setitem", "delitem", "dict")
-"""Methods of pytest's monkeypatch and of mock.patch that replace something; the latter if it is in ``sys.modules``."""
+OF_MAPPINGS = ("setitem", "delitem", "dict")
+"""Methods of monkeypatch and of mock.patch that replace something; the latter in a mapping, as ``sys.modules``."""
 
 
 @dataclass
@@ -42,17 +42,32 @@ def find_patches(root: Path) -> list[Patch]:
 
 
 def find_in(tree: ast.AST, path: str, helpers: set[str]) -> Iterator[Patch]:
-    """Yield those of a file, and of programs of which it has the text."""
+    """Yield those of a file, and of programs of which it has the text; in a loop over a literal, one for each turn."""
     names = read_names(tree)
+    turns = {
+        id(inner): len(rows)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For) and (rows := rows_of(node.iter))
+        for inner in ast.walk(node)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (count := count_call(node, names, helpers)):
-            yield Patch(path, node.lineno, count)
+            yield Patch(path, node.lineno, count * turns.get(id(node), 1))
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
             targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else node.targets
             if count := sum(is_own_attribute(target, names) for target in targets):
                 yield Patch(path, node.lineno, count)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "import" in node.value:
             yield from (Patch(path, node.lineno, one.count) for one in find_in_text(node.value, helpers))
+
+
+def rows_of(value: ast.expr) -> list[ast.expr]:
+    """Return what a loop over a literal goes through; nothing of any other."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Dict):
+        value = value.func.value  # {...}.items()
+    if isinstance(value, ast.Dict):
+        return [key for key in value.keys if key]
+    return list(value.elts) if isinstance(value, ast.Tuple | ast.List | ast.Set) else []
 
 
 def find_in_text(text: str, helpers: set[str]) -> Iterator[Patch]:
@@ -100,8 +115,8 @@ def is_patcher(call: ast.Call) -> bool:
         return function.id in ("setattr", "delattr", "patch")
     if not isinstance(function, ast.Attribute):
         return False
-    if function.attr in OF_MODULES:
-        return bool(call.args) and ast.unparse(call.args[0]) == "sys.modules"
+    if function.attr in OF_MAPPINGS:
+        return bool(call.args)
     return function.attr in PATCHERS
 
 
@@ -116,8 +131,10 @@ def count_call(call: ast.Call, names: Names, helpers: set[str]) -> int:
     if isinstance(target, ast.Constant | ast.JoinedStr):
         text = ast.unparse(target)
         return int(any(f"{name}." in text for name in OWN))
-    if isinstance(function, ast.Attribute) and function.attr in OF_MODULES:
-        return 1
+    if isinstance(function, ast.Attribute) and function.attr in OF_MAPPINGS:
+        # A module that is deleted there is loaded again.
+        of_modules = ast.unparse(target) == "sys.modules" and function.attr != "delitem"
+        return int(of_modules or is_rooted(target, names.own))
     if isinstance(function, ast.Name) and function.id in ("setattr", "delattr") and not is_rooted(target, names.own):
         return 0  # of an object of the test
     if is_rooted(target, names.others):

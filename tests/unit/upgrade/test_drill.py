@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,8 @@ class Stage:
         self.started: list[tuple[str, int]] = []
         self.refusing: Exception | None = None
         self.damage = ""
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
         for name, value in {
-            "need_root": lambda: None,
             "remove_leftovers": lambda *_: [],
             "choose_targets": self.choose,
             "_prepare": lambda *_, **__: IMAGE,

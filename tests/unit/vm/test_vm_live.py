@@ -8,8 +8,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 from appliance.catalog import read_bases
 from appliance.errors import Refused, RolledBack, SmsError
-from appliance.host.base import Host
+from appliance.host.base import Host, OnLine
 from appliance.host.local import Local
 from appliance.host.stream import Stream
 from appliance.operations.context import Cluster
@@ -190,15 +190,37 @@ def view_pair(pair: Pair, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Clus
     return make_cluster(folder)
 
 
-def slow_pump(source: Stream, target: Stream, failed: list[BaseException]) -> None:
-    """Copy 0.5 MB/s, so that there is something to interrupt."""
-    try:
-        while block := source.read(8 << 10):
-            target.write(block)
-            time.sleep(0.016)
-        target.end()
-    except SmsError as error:
-        failed.append(error)
+class Slow:
+    """A stream that is read at 0.5 MB/s."""
+
+    def __init__(self, opened: Stream) -> None:
+        self.opened = opened
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.opened, name)
+
+    def read(self, size: int = 0) -> bytes:
+        time.sleep(0.016)
+        return self.opened.read(8 << 10)
+
+
+class SlowHost(Local):
+    """A host whose connection is slow."""
+
+    @contextmanager
+    def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Any]:
+        with super().stream(*argv, on_line=on_line) as opened:
+            yield Slow(opened)
+
+
+class Hurried:
+    """A clock on which a thousand seconds pass in one."""
+
+    sleep = staticmethod(time.sleep)
+    time = staticmethod(time.time)
+
+    def monotonic(self) -> float:
+        return time.monotonic() * 1000
 
 
 @pytest.mark.parametrize(("pair", "as_root"), [(start, False), (start_as_before, True)], indirect=["pair"])
@@ -218,9 +240,9 @@ def test_memory_that_is_written_meanwhile_arrives_complete(
     assert process and (Path(f"/proc/{process.pid}").stat().st_uid == 0) == as_root
 
 
-def test_a_failed_migration_resumes_the_source(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_migration_resumes_the_source(pair: Pair) -> None:
     """The target is killed first; if that fails, the source is resumed anyway."""
-    monkeypatch.setattr(live, "_pump", slow_pump)
+    pair = replace(pair, source=SlowHost())
     undo = pair.undo()
     undo.callback(fail, "no way there")
     handover = pair.handover()
@@ -319,17 +341,17 @@ def test_a_refused_continuation_can_be_undone(pair: Pair, error: SmsError, begun
     assert handover.begun == begun and not handover.done
 
 
-def test_a_source_that_has_ended_is_reported(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_has_ended_is_reported(pair: Pair) -> None:
     """There is nothing to resume; the target, whose memory is incomplete, is ended."""
-    monkeypatch.setattr(live, "_pump", slow_pump)
+    pair = replace(pair, source=SlowHost())
     error = interrupt(pair, Steps(lambda: end_it(pair.source, pair.where)), pair.handover(), pair.undo())
     assert "was not resumed on" in str(error) and not isinstance(error, RolledBack)
     assert find_machine(pair.target, str(pair.where.pid), "t-live") is None and pair.holder() == OLD
 
 
-def test_a_source_whose_sms_was_killed_goes_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_whose_sms_was_killed_goes_on(pair: Pair) -> None:
     """In the middle of the transfer: nobody is left to resume it but what runs on its host."""
-    monkeypatch.setattr(live, "_pump", slow_pump)
+    pair = replace(pair, source=SlowHost())
     child = os.fork()
     if not child:
         # Held pipes of this process would keep the commands of the child alive.
@@ -364,12 +386,12 @@ def test_a_source_whose_sms_was_killed_before_the_transfer_goes_on(pair: Pair, m
     wait_until(lambda: not find_machine(pair.target, str(pair.where.pid), "t-live"), "the target ends", timeout_s=10)
 
 
-def test_a_pause_without_kvm_is_limited(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_without_kvm_is_limited(pair: Pair) -> None:
     """The connection is too slow: the VM goes on on the source."""
-    monkeypatch.setattr(live, "_pump", slow_pump)
-    monkeypatch.setattr(live, "PAUSED_S", 0.3)
-    error = interrupt(pair, Steps(), pair.handover(), pair.undo())
-    assert isinstance(error, RolledBack) and "not transferred within 0.3 s" in error.message
+    pair = replace(pair, source=SlowHost())
+    handover = Handover(pair.source, pair.target, pair.where, HOLDER, Hurried())
+    error = interrupt(pair, Steps(), handover, pair.undo())
+    assert isinstance(error, RolledBack) and f"not transferred within {live.PAUSED_S:g} s" in error.message
     assert "--stopped" in error.hint and pair.counts_on(pair.source)
 
 
