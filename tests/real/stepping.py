@@ -49,7 +49,7 @@ class Endpoint(move.Endpoint):
 
 
 start.WAIT_S = float(sys.argv[3])
-agent.Endpoint = Endpoint  # type: ignore[misc]
+agent.Endpoint = Endpoint  # type: ignore[attr-defined]
 for name in ("inspect_hosts", "copy_file", "trust"):
     setattr(migrate, name, step(getattr(migrate, name), name))
 raise SystemExit(main(sys.argv[4:]))
