@@ -18,6 +18,10 @@ class Budgets:
     groups: Mapping[str, float]
 
 
+NONE = Budgets({}, {})
+"""Of a part of the run, or one of every case."""
+
+
 @dataclass(frozen=True)
 class Spent:
     """What a group took, in seconds, and its slowest tests."""
@@ -45,10 +49,6 @@ def compare(budgets: Budgets, spent: Sequence[Spent], seconds: float, before: st
         yield f"{one.name}: {one.how}, {one.seconds:.0f} s{over}"
         yield from (f"    {took:6.1f} s  {name}" for name, took in one.slowest)
     yield f"all, {before}: {seconds:.0f} s{find_over(seconds, budgets.total.get(before))}"
-
-
-NONE = Budgets({}, {})
-"""Of a part of the run, or one of every case."""
 
 
 def find_over(seconds: float, budget: float | None) -> str:

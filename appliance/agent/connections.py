@@ -7,6 +7,12 @@ MAPPED = re.compile(r" -n (\S+)")
 ORIGINAL = re.compile(r" --sport (\d+)")
 LEFT = re.compile(r" -t \d+")
 REPLIED = re.compile(r" --reply-port-dst (\d+)")
+CONNECTION = re.compile(
+    r"-A(?: (?:-[a-z]|--[sd]port|--(?:orig|reply)-[a-z-]+|--icmp-[a-z]+|--(?:src|dst)key|--state)"
+    r" [A-Za-z0-9.:,_\[\]]+)+\s*"
+)
+"""A line of ``conntrack -o save``. Another one could be any command of conntrack(8), such as to forget all."""
+NEIGHBOUR = re.compile(r"^[0-9a-fA-F.:]+ eth[0-9]+ [0-9a-f:]+\Z")
 
 
 def parse_translated(saved: str) -> List[str]:
@@ -34,13 +40,3 @@ def translated_to(line: str) -> str:
 def without_timeout(line: str) -> str:
     """Return a connection without its remaining seconds, which differ in every query."""
     return LEFT.sub("", line)
-
-
-CONNECTION = re.compile(
-    r"-A(?: (?:-[a-z]|--[sd]port|--(?:orig|reply)-[a-z-]+|--icmp-[a-z]+|--(?:src|dst)key|--state)"
-    r" [A-Za-z0-9.:,_\[\]]+)+\s*"
-)
-"""A line of ``conntrack -o save``. Another one could be any command of conntrack(8), such as to forget all."""
-
-
-NEIGHBOUR = re.compile(r"^[0-9a-fA-F.:]+ eth[0-9]+ [0-9a-f:]+\Z")

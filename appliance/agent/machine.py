@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from appliance.agent import protocol
 from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
 from appliance.agent.protocol import Problem
-from appliance.agent.system import System
+from appliance.agent.system import SYSTEM, System
 from appliance.shared.wire import Message
 
 Handler = Callable[[Message], None]
@@ -41,9 +41,9 @@ class StateMachine:
     ENDED: Tuple[str, ...] = ()
     """States in which it is done."""
 
-    def __init__(self, channel: Optional[Channel], system: Optional[System] = None) -> None:
+    def __init__(self, channel: Optional[Channel], system: System = SYSTEM) -> None:
         self.channel = channel
-        self.system = system or System()
+        self.system = system
         self.state = ""
         self.stack = ExitStack()
 

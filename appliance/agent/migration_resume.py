@@ -1,21 +1,20 @@
 """Recovery of a killed migration on one of its hosts, or of a killed switch on its only host."""
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 from appliance.agent.adopt_arrive import AdoptArrive
 from appliance.agent.adopt_yield import AdoptYield
-from appliance.agent.endpoint import read_mark
+from appliance.agent.host_state import read_mark
 from appliance.agent.migration_source import SECOND_S, MigrationSource
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Busy, field, read_request
-from appliance.agent.system import System
+from appliance.agent.system import SYSTEM, System
 from appliance.shared.locks import Locked, hold_lock
 from appliance.shared.migration import MoveMark, SourceRequest, TargetRequest
 
 
-def resume(request: Dict[str, Any], system: Optional[System] = None) -> Dict[str, Any]:
-    """Recover from a killed run on this host, as source or as target: see ``endpoint.HostState.save_state``."""
-    system = system or System()
+def resume(request: Dict[str, Any], system: System = SYSTEM) -> Dict[str, Any]:
+    """Recover from a killed run on this host, as source or as target: see ``HostState.save_state``."""
     with system.locked(field(request, "lock", str)):
         saved = read_mark(system, field(request, "mark", str))
         if saved is None and not field(request, "second_mark", str, ""):

@@ -20,20 +20,19 @@ import os
 from contextlib import ExitStack
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from appliance.agent import endpoint
 from appliance.agent.changes import IN_MEMORY, Changes
 from appliance.agent.channel import PATIENCE_S, Channel
 from appliance.agent.chunk_frames import BATCH, FrameEncoder, chunk_digest
 from appliance.agent.connections import without_timeout
 from appliance.agent.datagrams import DatagramCounter
-from appliance.agent.endpoint import HostState
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
+from appliance.agent.host_state import CHANGED, CHANGED_HINT, HostState
 from appliance.agent.instance import SUPERVISOR_ERRORS
 from appliance.agent.machine import Handler, StateMachine, follow_to_the_end, reason
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.source import Source
 from appliance.agent.store import digest_of
-from appliance.agent.system import System
+from appliance.agent.system import SYSTEM, System
 from appliance.agent.take import FREEZE_CHUNKS, host_locked
 from appliance.agent.transfer import read_bits
 from appliance.shared.files import remove_state
@@ -78,7 +77,7 @@ class MigrationSource(StateMachine):
     SIDE = "leave"
     ENDED = ("gone",)
 
-    def __init__(self, request: SourceRequest, channel: Optional[Channel], system: Optional[System] = None) -> None:
+    def __init__(self, request: SourceRequest, channel: Optional[Channel], system: System = SYSTEM) -> None:
         StateMachine.__init__(self, channel, system)
         self.request = request
         self.host_state = HostState(request, self.SIDE, self.system)
@@ -127,7 +126,7 @@ class MigrationSource(StateMachine):
         self.host_state.check_plan(holds=True)
         found = self.system.find_instance(self.request.instance)
         if not found or found.pid != self.request.pid:
-            raise Problem(endpoint.CHANGED, endpoint.CHANGED_HINT, 3)
+            raise Problem(CHANGED, CHANGED_HINT, 3)
         if self.request.second:
             self.system.record_path(self.request.instance)
         self.channel.send("ready")

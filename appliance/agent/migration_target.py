@@ -20,12 +20,12 @@ from typing import Any, Dict, List, Optional
 from appliance.agent.channel import Channel
 from appliance.agent.chunk_frames import decode_frames
 from appliance.agent.clone import clone_chunks, copy_same
-from appliance.agent.endpoint import HostState
+from appliance.agent.host_state import HostState
 from appliance.agent.instance import Instance
 from appliance.agent.machine import Handler, StateMachine, follow_to_the_end
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
-from appliance.agent.system import System
+from appliance.agent.system import SYSTEM, System
 from appliance.agent.take import host_locked
 from appliance.shared.files import free_bytes, sync_folder, write_at
 from appliance.shared.migration import MoveMark, TargetRequest
@@ -60,7 +60,7 @@ class MigrationTarget(StateMachine):
     QUIET = ("parcels",)
     ENDED = ("done",)
 
-    def __init__(self, request: TargetRequest, channel: Optional[Channel], system: Optional[System] = None) -> None:
+    def __init__(self, request: TargetRequest, channel: Optional[Channel], system: System = SYSTEM) -> None:
         StateMachine.__init__(self, channel, system)
         self.request = request
         self.host_state = HostState(request, self.SIDE, self.system)

@@ -245,9 +245,8 @@ class System:
             if not loops:
                 return
             if self.monotonic() > end:
-                raise Problem(
-                    "%s still has %s open" % (", ".join(loops), overlay), "losetup -l; fuser -v %s" % loops[0]
-                )
+                hint = "losetup -l; fuser -v %s" % loops[0]
+                raise Problem("%s still has %s open" % (", ".join(loops), overlay), hint)
             self.sleep(0.02)
 
     def is_mounted(self, folder: str) -> bool:
@@ -308,9 +307,8 @@ class System:
         known = [line for line in lines if CONNECTION.fullmatch(line)]
         try:
             if known:
-                self.run(
-                    *instance.network("conntrack", "-R", "-"), stdin="".join(line + "\n" for line in known).encode()
-                )
+                text = "".join(line + "\n" for line in known)
+                self.run(*instance.network("conntrack", "-R", "-"), stdin=text.encode())
         except Problem as problem:
             return problem.message
         return "" if len(known) == len(lines) else "%d are of no form that is known" % (len(lines) - len(known))
@@ -346,4 +344,4 @@ class System:
 
 
 SYSTEM = System()
-"""This host, for functions that are not part of a run."""
+"""The host that this process runs on."""

@@ -116,10 +116,8 @@ def _find_or_create(leases: Leases, progress: Progress) -> Lease | None:
             f"(silent: {', '.join(sorted(silent))})"
         )
         return None
-    adopted, created = (
-        max([leases.top, *(found["unnamed"] for found in stores.values())]),
-        leases.cluster.env.new_uuid(),
-    )
+    adopted = max([leases.top, *(found["unnamed"] for found in stores.values())])
+    created = leases.cluster.env.new_uuid()
     named = _decide(leases, created, adopted, progress)
     if named and named.cluster_uuid == created:
         older = f"; its snapshots up to generation {adopted}, which have none, count as its own" if adopted else ""

@@ -177,15 +177,8 @@ class Leases:
         Raises:
             Refused: another host holds it, or runs an instance.
         """
-        cluster = self.cluster.site.cluster
-        lease = may_take(
-            self.me,
-            self.views,
-            cluster,
-            now=self.cluster.env.clock.time(),
-            generation_bump=generation_bump,
-            without=self.without,
-        )
+        cluster, now = self.cluster.site.cluster, self.cluster.env.clock.time()
+        lease = may_take(self.me, self.views, cluster, now=now, generation_bump=generation_bump, without=self.without)
         return replace(lease, generation=max(lease.generation, self.floor + generation_bump))
 
     def take(self, *, generation_bump: int = 1) -> Lease:
@@ -525,9 +518,8 @@ def set_last(host: Host, cluster: Cluster, above: int, *, locked: bool = False) 
     data = host.read(path)
     before = _read(data, cluster, host)
     lease = replace(before, generation=max(before.generation, above + 1), last=host.name, file=host.name)
-    _check_outcome(
-        cluster.env.agents.perform(host, SwapLease(path, lease.text().decode(), digest(data), locked=locked))
-    )
+    swap = SwapLease(path, lease.text().decode(), digest(data), locked=locked)
+    _check_outcome(cluster.env.agents.perform(host, swap))
     return lease
 
 

@@ -192,10 +192,7 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
     Raises:
         Refused: a machine already uses one of them.
     """
-    networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
-    taken = bridge.taken(
-        host, {str(network.address.ip): network.uplink(host.name) for network in networks}, cluster.env.pool
-    )
+    networks, taken = (cluster.site.networks.provisioning, cluster.site.networks.public), find_taken(cluster, host)
     if any(mac.lower() in {network.mac.lower() for network in networks} for mac in taken.values()):
         holder = None
         for one in (cluster.of_gateway(), cluster):  # what stays while an engine has the other services, and the whole
@@ -212,6 +209,17 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
     if taken:
         users = "; ".join(f"{address} is already used by {mac}" for address, mac in taken.items())
         raise Refused(users, hint="does the old management node still use it?")
+
+
+def find_taken(cluster: Cluster, host: Host) -> dict[str, str]:
+    """Return the addresses of the services container for which another machine answers the host, with its MAC address.
+
+    Raises:
+        SmsError: a network cannot be probed.
+    """
+    networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
+    addresses = {str(network.address.ip): network.uplink(host.name) for network in networks}
+    return bridge.taken(host, addresses, cluster.env.pool)
 
 
 def lock_host(cluster: Cluster, host: Host) -> AbstractContextManager[None]:

@@ -50,9 +50,8 @@ def parse_note(data: bytes | None) -> StartNote | None:
 
 def record_start(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
     """Record the running image, for status and later verbs."""
-    note = StartNote(
-        image.path, image.key, image.sha256, image.signer, lease.generation, host.name, cluster.env.clock.time()
-    )
+    now = cluster.env.clock.time()
+    note = StartNote(image.path, image.key, image.sha256, image.signer, lease.generation, host.name, now)
     host.write(start_note_path(cluster), to_json(note))
     current, (folder, _, name) = str(cluster.places.current), image.path.rpartition("/")
     if folder == str(cluster.places.images) and f"{folder}/{name}" != current:

@@ -1,6 +1,6 @@
 """The lease file: which host may write the overlay. Its text form, and the only way to write it.
 
-Written by verbs and guards (operations/lease.py) and by the agents of a migration (agent/endpoint.py).
+Written by verbs and guards (operations/lease.py) and by the agents of a migration (agent/host_state.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 
 from appliance.agent import copy_file, paths, snapshots, transfer
 from appliance.agent.adopt_place import place_state
-from appliance.agent.endpoint import HostState, read_mark
+from appliance.agent.host_state import HostState, read_mark
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem, read_request
@@ -61,7 +61,7 @@ def prepare_lease(root: Path) -> None:
     (root / "lib" / "leases" / "was").touch()
 
 
-# The mark of a migration: appliance/agent/endpoint.py
+# The mark of a migration: appliance/agent/host_state.py
 
 
 def host_state(root: Path) -> HostState:

@@ -114,7 +114,7 @@ SHARED = {
     "appliance/agent/adopt_guard.py": "records of verbs",
     "appliance/agent/adopt_state.py": "records of verbs",
     "appliance/agent/adopt_units.py": "records of verbs",
-    "appliance/agent/endpoint.py": "move mark",
+    "appliance/agent/host_state.py": "move mark",
     "appliance/agent/migration_target.py": "migration target",
     "appliance/agent/store.py": "store",
     "appliance/agent/system.py": "move mark",

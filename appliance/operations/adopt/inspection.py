@@ -16,7 +16,7 @@ from appliance.operations.engines.container_owner import ContainerOwner
 from appliance.operations.history import read_history
 from appliance.operations.lease import query_all_leases
 from appliance.operations.migration.inspection import clock_offset, find_lacking
-from appliance.operations.preflight import check_programs, find_instance
+from appliance.operations.preflight import check_programs, find_instance, find_taken
 from appliance.plan.adopt.adoption import (
     FOLDER,
     AdoptPlan,
@@ -32,7 +32,6 @@ from appliance.plan.services.nodes import NODES, Inside, NodesView, read_nodes, 
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.text import whole_number
-from appliance.tools import bridge
 from appliance.tools.scripts import script_argv
 
 VERB = "adopt"
@@ -161,12 +160,7 @@ def query_target(cluster: Cluster, owner: ContainerOwner) -> TargetFacts:
     target, site = owner.host, cluster.site
     problems = find_lacking(cluster, target)
     owner.check()
-    networks = (site.networks.provisioning, site.networks.public)
-    answering = (
-        {}
-        if problems
-        else bridge.taken(target, {str(one.address.ip): one.uplink(target.name) for one in networks}, cluster.env.pool)
-    )
+    answering = {} if problems else find_taken(cluster, target)
     key = site.secrets.munge_key
     shown = target.run("ip", "-o", "-4", "address", "show", "scope", "global").text
     return TargetFacts(

@@ -74,9 +74,8 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
             measured["last changes"] = cluster.env.clock.monotonic() - began
         facts = migration_facts(cluster, inspected, image)
         request = replace(target_request(cluster, facts), verb=f"{VERB} rehearsal", prepared=owner.moving)
-        with cluster.env.agents.open_endpoint(
-            target, "arrive", request, Silent()
-        ) as arrive:  # the overlay of before returns
+        # At its end, the overlay of before returns.
+        with cluster.env.agents.open_endpoint(target, "arrive", request, Silent()) as arrive:
             arrive.receive("ready", patience_s=QUICK_S)
             result = MigrationResult(inspected.old.name, target.name, image.path, 0)
             migration = Migration(cluster, facts, image, progress, arrive, arrive, result)

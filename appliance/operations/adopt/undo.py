@@ -194,9 +194,8 @@ def _open_agents(
     request = replace(source_request(cluster, facts, image), verb=VERB, gives=record.request.interfaces)
     source = stack.enter_context(cluster.env.agents.open_endpoint(host, "adopt_yield", request, progress))
     source.receive("ready", patience_s=QUICK_S)
-    target = stack.enter_context(
-        cluster.env.agents.open_endpoint(old, "adopt_return", _return_request(cluster, record, host.name), progress)
-    )
+    wanted = _return_request(cluster, record, host.name)
+    target = stack.enter_context(cluster.env.agents.open_endpoint(old, "adopt_return", wanted, progress))
     target.receive("ready", patience_s=QUICK_S)
     return source, target
 
@@ -378,11 +377,10 @@ def finish(cluster: Cluster, progress: Progress) -> Adoption:
     if resume_old(cluster, old) != "given":
         raise Refused(f"{record.old} is not as the adoption left it", hint="`sms adopt --undo` shows what is left")
     _refuse_configured(old, record)
+    request = _return_request(cluster, record, record.host)
     with (
         progress.step(f"finish on {record.old}"),
-        cluster.env.agents.open_endpoint(
-            old, "adopt_return", _return_request(cluster, record, record.host), progress
-        ) as target,
+        cluster.env.agents.open_endpoint(old, "adopt_return", request, progress) as target,
     ):
         target.receive("ready", patience_s=QUICK_S)
         target.send("forget")

@@ -290,12 +290,5 @@ def stop_locked(cluster: Cluster, host: Host, record: Deployed, progress: Progre
     if late:
         raise late
     record = set_phase(cluster, host, record, STOPPED, progress)
-    return Outcome(
-        record.engine,
-        bundle.cluster,
-        record.generation,
-        record.digest,
-        stopped,
-        [],
-        round(cluster.env.clock.monotonic() - began, 1),
-    )
+    took = round(cluster.env.clock.monotonic() - began, 1)
+    return Outcome(record.engine, bundle.cluster, record.generation, record.digest, stopped, [], took)

@@ -89,9 +89,8 @@ def _begin(cluster: Cluster, host: Host, target: str, progress: Progress) -> Mov
     names = _moving(cluster, (came_from, target))
     paths = moved_paths([one for one in cluster.services if one.name in names])
     source, to = (find_owner(cluster, host, name, paths, progress) for name in (came_from, target))
-    record = StateMove(
-        cluster.site.cluster, STARTING if resumes else STOPPING, came_from, target, cluster.env.clock.time()
-    )
+    phase, now = STARTING if resumes else STOPPING, cluster.env.clock.time()
+    record = StateMove(cluster.site.cluster, phase, came_from, target, now)
     if resumes and before and before.target == target:
         record = before
     interrupted = before is not None and not before.ended and before.source == came_from

@@ -19,7 +19,7 @@ from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.overlay.mirrored import is_linked
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
 from appliance.operations.overlay.standby import plan_standby
-from appliance.operations.preflight import check_networks, check_programs, find_instance, query_confinement
+from appliance.operations.preflight import check_networks, check_programs, find_instance, find_taken, query_confinement
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.unfinished import close_idle_mirror, read_last_upgrade, recover_migration
 from appliance.operations.start_note import StartNote, read_note, record_start
@@ -27,7 +27,7 @@ from appliance.plan.migration.lease import View, engine_error, find_holder, refu
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
-from appliance.tools import apptainer, bridge
+from appliance.tools import apptainer
 from appliance.tools.apptainer import Instance
 from appliance.tools.programs import find_missing
 from appliance.tools.space import query_space, query_used
@@ -266,12 +266,8 @@ def find_lacking(cluster: Cluster, host: Host) -> list[str]:
 
 def _check_addresses(cluster: Cluster, target: Host) -> list[str]:
     """Return a problem for each network where the target does not see the services container at its address."""
-    networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
-    seen = bridge.taken(
-        target, {str(network.address.ip): network.uplink(target.name) for network in networks}, cluster.env.pool
-    )
-    problems = []
-    for network in networks:
+    seen, problems = find_taken(cluster, target), []
+    for network in (cluster.site.networks.provisioning, cluster.site.networks.public):
         mac = seen.get(str(network.address.ip), "").lower()
         if not mac:
             problems.append(

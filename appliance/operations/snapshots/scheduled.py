@@ -237,9 +237,8 @@ def prune_and_push(cluster: Cluster, host: Host, progress: Progress, work: RunSt
         work.errors += (error,) if error else ()
     for target in site_targets(cluster, host.name):
         if busy := work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress)):
-            work.push_waits_since, error = judge_waiting_push(
-                read_record(cluster, host), busy, now=cluster.env.clock.time()
-            )
+            record, now = read_record(cluster, host), cluster.env.clock.time()
+            work.push_waits_since, error = judge_waiting_push(record, busy, now=now)
             work.errors += (f"push to {target}: {error}",) if error else ()
 
 

@@ -186,9 +186,8 @@ class Offsite:
             Busy: another run holds the lock.
         """
         lock = str(self.cluster.places.borg_lock)
-        stack.enter_context(
-            self.cluster.env.locks.hold(self.host, lock, f"another push or pull is at work on {self.host.name}")
-        )
+        busy = f"another push or pull is at work on {self.host.name}"
+        stack.enter_context(self.cluster.env.locks.hold(self.host, lock, busy))
 
     def open(self) -> list[tuple[Snapshot, float]]:
         """Return the manifests of its archives, each with borg's time; empty where there is no repository.
@@ -276,10 +275,8 @@ class Offsite:
             "origin": f"the repository, of {one['host']}",
             "what": f"pull {archive_name(one)}",
         }
-        lines = borg.LastLines()
-        with self.cluster.env.agents.open_session(
-            self.host, "import_image", request, progress, on_line=lines.add
-        ) as conversation:
+        lines, agents = borg.LastLines(), self.cluster.env.agents
+        with agents.open_session(self.host, "import_image", request, progress, on_line=lines.add) as conversation:
             conversation.end()
             try:
                 reply = conversation.outcome()

@@ -192,9 +192,8 @@ def _prepare(cluster: Cluster, here: Local, progress: Progress, *, dry_run: bool
 
 def check_borg(cluster: Cluster, here: Local, tried: Checks, done: DrillResult) -> None:
     """Check the repository, and note whether a copy of its key is known."""
-    tried.try_out(
-        "borg check of the repository", lambda: retry(lambda: check_repository(cluster, here), cluster.env.clock)
-    )
+    clock = cluster.env.clock
+    tried.try_out("borg check of the repository", lambda: retry(lambda: check_repository(cluster, here), clock))
     try:
         warning = warn_about_key(cluster, here)
     except SmsError as error:

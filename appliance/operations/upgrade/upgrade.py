@@ -215,9 +215,8 @@ def _upgrade(
     done.predicted_s, basis = predict_outage(read_history(cluster, host), parts, _round_trip(host, cluster.env.clock))
     jobs = list_before(cluster, host, progress, options)
     progress.report(f"predicted outage: {done.predicted_s:.0f} s, {basis}; {count_jobs(jobs)} jobs")
-    begun = Upgrade(
-        cluster.site.cluster, STOPPING, before, after, cluster.env.clock.time(), done.snapshot, lay=lay, jobs=jobs
-    )
+    now = cluster.env.clock.time()
+    begun = Upgrade(cluster.site.cluster, STOPPING, before, after, now, done.snapshot, lay=lay, jobs=jobs)
     return _switch(cluster, host, progress, options, begun, done)
 
 

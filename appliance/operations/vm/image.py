@@ -119,9 +119,8 @@ def _is_this_folder(host: Host, here: Path, folder: str) -> bool:
 
 def _send(cluster: Cluster, host: Host, here: Path, folder: str, progress: Progress) -> None:
     sha256 = read_seal(here, cluster.site.signing.public_keys).files[DISK][0]  # refuses an invalid signature
-    copy_file(
-        cluster.env, HostFile(Local(), str(here / DISK), sha256), host, f"{folder}/{DISK}", "the VM's image", progress
-    )
+    disk = HostFile(Local(), str(here / DISK), sha256)
+    copy_file(cluster.env, disk, host, f"{folder}/{DISK}", "the VM's image", progress)
     # The manifest is sent last: it marks the copy as complete.
     for name in (SIGNATURE, MANIFEST):
         host.write(f"{folder}/{name}", (here / name).read_bytes())

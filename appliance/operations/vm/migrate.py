@@ -6,7 +6,6 @@ disks are copied and compared before the record changes; afterwards the source's
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -18,7 +17,7 @@ from appliance.operations.history import note
 from appliance.operations.image.copy import DIGEST_S, HostFile, copy_file, remove_partial
 from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image, make_current
 from appliance.operations.vm.live import check_same_image, move_live
-from appliance.operations.vm.snapshots import NOTE, VmSnapshot, list_folder
+from appliance.operations.vm.snapshots import NOTE, VmSnapshot, default_name, list_folder
 from appliance.operations.vm.start import StartOptions, VmNote, check_target, read_note, shares_disks, start_vm
 from appliance.operations.vm.stop import stop_locked
 from appliance.operations.vm.vm import DISKS, check_programs, find_running, find_vm, lock_vm_everywhere, view_hosts
@@ -187,14 +186,13 @@ def _keep_as_snapshot(cluster: Cluster, host: Host, reason: str, *, prefix: str,
     present = [path for path in (where.root, where.state, where.root_image) if host.works("test", "-e", str(path))]
     if not {where.root, where.state} & set(present):
         return ""
-    kept = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    now = cluster.env.clock.time()
+    kept = f"{prefix}-{default_name(now)}"
     key = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
     sequence = max((one.sequence for one in list_folder(host, where)), default=0) + 1
     files.make_folders(host, f"{where.snapshots}/{kept}")
     # First: a folder without it is not listed.
-    about = VmSnapshot(
-        kept, round(cluster.env.clock.time(), 3), reason=reason, key=key, generation=generation, sequence=sequence
-    )
+    about = VmSnapshot(kept, round(now, 3), reason=reason, key=key, generation=generation, sequence=sequence)
     holder = read_holder(host.read(str(where.holder)))
     about = replace(about, cluster_uuid=holder.cluster_uuid if holder else "")
     host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
 from appliance.errors import Refused, SmsError
@@ -14,6 +13,7 @@ from appliance.operations.vm.snapshots import (
     VmSnapshot,
     assign_place,
     cluster_uuid,
+    default_name,
     find_snapshot,
     verify_folder,
 )
@@ -106,10 +106,11 @@ def exchange_disks(cluster: Cluster, host: Host, progress: Progress) -> str:
     The caller holds every lock, and the VM does not run.
     """
     where = VmPlaces(cluster.site)
-    kept = f"before-restore-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    now = cluster.env.clock.time()
+    kept = f"before-restore-{default_name(now)}"
     with progress.step("exchange the disks") as step:
         generation, sequence = assign_place(host, where, newest_holder(view_hosts(cluster, host)))
-        about = VmSnapshot(kept, round(cluster.env.clock.time(), 3), reason="the disks before a restore")
+        about = VmSnapshot(kept, round(now, 3), reason="the disks before a restore")
         about = replace(about, cluster_uuid=cluster_uuid(cluster, host))
         _exchange(host, where, replace(about, generation=generation, sequence=sequence))
         step.detail(f"the old disks are kept as snapshot {kept}")

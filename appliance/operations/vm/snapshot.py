@@ -6,7 +6,6 @@ milliseconds; they are thawed. From then on QEMU copies each block before it is 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -23,6 +22,7 @@ from appliance.operations.vm.snapshots import (
     assign_place,
     check_name,
     cluster_uuid,
+    default_name,
     remove,
     verify_folder,
 )
@@ -51,7 +51,7 @@ def snapshot_vm(cluster: Cluster, host: Host, progress: Progress, name: str = ""
     """
     check_programs(host)
     where = VmPlaces(cluster.site)
-    name = check_name(name or time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
+    name = check_name(name or default_name(cluster.env.clock.time()))
     with lock_vm_everywhere(cluster, host):
         check_disks_here(host.name, view_hosts(cluster, host))
         running = find_running(cluster, host) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -62,6 +63,11 @@ class VmSnapshot:
         record = asdict(self)
         del record["size_bytes"], record["name"], record["readable"]
         return json.dumps(record).encode() + b"\n"
+
+
+def default_name(taken: float) -> str:
+    """Return the name of a snapshot that was given none: the time at which it was taken, in UTC."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(taken))
 
 
 def check_name(name: str) -> str:

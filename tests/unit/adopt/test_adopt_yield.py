@@ -12,7 +12,7 @@ import pytest
 
 from appliance.agent.adopt_yield import AdoptYield
 from appliance.agent.channel import Disconnected
-from appliance.agent.endpoint import read_mark
+from appliance.agent.host_state import read_mark
 from appliance.agent.migration_resume import resume
 from appliance.agent.protocol import Problem, read_request
 from appliance.shared.lease import Lease, parse_lease

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.agent.endpoint import HostState
+from appliance.agent.host_state import HostState
 from appliance.agent.protocol import read_request
 from appliance.agent.system import System
 from appliance.shared.lease import BUSY, LOST_RACE, SAME, WRITTEN, Lease, SwapLease, digest, parse_lease, peek

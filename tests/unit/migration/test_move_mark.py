@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from appliance.agent.endpoint import HostState, read_mark
+from appliance.agent.host_state import HostState, read_mark
 from appliance.agent.migration_resume import resume
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget

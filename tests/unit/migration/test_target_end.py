@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from appliance.agent import endpoint
+from appliance.agent import host_state
 from appliance.agent.adopt_arrive import AdoptArrive
 from appliance.agent.migration_resume import recover_saved
 from appliance.agent.migration_target import MigrationTarget
@@ -176,7 +176,7 @@ def test_agent_begins_only_as_planned(tmp_path: Path, generation: int, holder: s
     if mark:
         target.host_state.save_state("copy")
     before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
-    with nullcontext() if ready else pytest.raises(Problem, match=endpoint.CHANGED):
+    with nullcontext() if ready else pytest.raises(Problem, match=host_state.CHANGED):
         target.begin()
     assert channel.replies == (["ready"] if ready else [])
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
@@ -254,7 +254,7 @@ def test_a_crashed_target_keeps_the_lease_of_a_shared_overlay(
     request = {**TARGET, **paths, "shared": True, "bridges": {"eth0": "br0"}}
     target = MigrationTarget(read_request(TargetRequest, request), None, FakeSystem(7 if runs else 0))
     target.host_state.save_state(state)
-    saved = endpoint.read_mark(target.system, paths["mark"])
+    saved = host_state.read_mark(target.system, paths["mark"])
     assert saved
     Path(paths["overlay"]).write_bytes(b"")
     Path(paths["lease"]).write_bytes(Lease("c", *lease, 1.0, lease[1]).text())
@@ -293,7 +293,7 @@ def test_an_interrupted_rollback_is_completed(tmp_path: Path) -> None:
     Path(paths["lease"]).write_bytes(Lease("c", 5, "b", 1.0, "a").text())
     target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None, FakeSystem())
     target.host_state.save_state("up", inode=copy.stat().st_ino)
-    saved = endpoint.read_mark(target.system, paths["mark"])
+    saved = host_state.read_mark(target.system, paths["mark"])
     assert saved
     target.recover(saved)
     assert (tmp_path / "overlay").read_bytes() == b"before" and copy.read_bytes() == b"copy"

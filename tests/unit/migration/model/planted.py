@@ -96,7 +96,7 @@ PLANTED = [
     Planted(
         "agents that rely on a lease that was read before they had their locks",
         (
-            Edit("agent/endpoint.py", "if ours and generation <= self.request.generation and", "if True or"),
+            Edit("agent/host_state.py", "if ours and generation <= self.request.generation and", "if True or"),
             Edit(TARGET, 'return newer and self.state in ("started", "up")', "return newer"),
         ),
         Scenario("", **serving(), verbs={"move b": 1}, faults={"moved": 1, "kill": 1}),

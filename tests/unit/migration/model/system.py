@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any
 
 from appliance.agent.instance import Instance
@@ -127,8 +126,7 @@ class ModelSystem(System):
         if isinstance(request, MarkOverlay):
             return effect("mark_overlay", host_in(request.path), request.generation)
         if isinstance(request, SwapLease):
-            facts = {one.name: getattr(request, one.name) for one in fields(request)}
-            return effect("swap", host_in(request.path), SwapLease(**facts))
+            return effect("swap", host_in(request.path), request)
         assert isinstance(request, AppendLine), request
         if json.loads(request.line)["event"] in RUN_EVENTS:
             effect("note", host_in(request.path), None)
