@@ -1,4 +1,8 @@
-"""Runs one workload: ``python -m tests.crash.child NAME ROOT [full [SAMPLES]]``, under the recorder."""
+"""Runs workloads under the recorder, each in a fork of its own: ``python -m tests.crash.child``.
+
+A line of its input is a list in JSON: name, folder, and null or how many runs on a full disk (0: all). Its answer is a
+line with the exit status; what was printed is in ``folder/output``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import os
 import shutil
 import struct
 import sys
+import traceback
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -34,22 +39,48 @@ CONTROL = struct.Struct("5l")
 
 
 def main() -> None:
-    name, root, *full = sys.argv[1:]
-    mark = ctypes.CDLL(None).crash_mark
-    workload = {**WORKLOADS, **WRONG}[name]
-    if not full:
-        workload.prepare(Path(root))
-        mark(BEGIN.encode())
-        workload.run(Path(root), lambda text: mark(text.encode()))
+    for line in sys.stdin:
+        name, folder, samples = json.loads(line)
+        if (pid := os.fork()) == 0:
+            status = 1
+            try:
+                run_one({**WORKLOADS, **WRONG}[name], Path(folder), samples)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def run_one(workload: Workload, folder: Path, samples: int | None) -> None:
+    """Run it in this process, which ends afterwards."""
+    with (folder / "output").open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    root = folder / "root"
+    os.environ["SMS_CRASH_ROOT"] = str(root)
+    os.environ["SMS_CRASH_LOG"], os.environ["SMS_CRASH_STATE"] = str(folder / "log"), str(folder / "state")
+    recorder = ctypes.CDLL(None)
+    recorder.crash_begin()
+    if samples is None:
+        workload.prepare(root)
+        recorder.crash_mark(BEGIN.encode())
+        workload.run(root, lambda text: recorder.crash_mark(text.encode()))
         return
-    with Path(os.environ["SMS_CRASH_STATE"]).open("r+b") as stream:
+    with (folder / "state").open("r+b") as stream:
         control = mmap.mmap(stream.fileno(), CONTROL.size)
-    if len(full) > 1:
-        run_samples(workload, Path(root), control, int(full[1]))
+    if samples:
+        run_samples(workload, root, control, samples)
         return
     for way in WAYS:
         number = 1
-        while run_once(workload, Path(root, f"{way[:4].strip()}{number}"), control, number, way):
+        while run_once(workload, root / f"{way[:4].strip()}{number}", control, number, way):
             number += 1 if WAYS[way][-1] == errno.ENOSPC else SPARSE
 
 

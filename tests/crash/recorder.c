@@ -1,4 +1,5 @@
 /* Preloaded into a program (LD_PRELOAD): records what it changes below a folder, and can make a change fail.
+ * It begins with the program, if the variables are set then, or with crash_begin().
  *
  * SMS_CRASH_ROOT  the folder, without symbolic links
  * SMS_CRASH_LOG   the file of records: a line "KIND INODE OFFSET LENGTH BYTES PATH", and after it so many BYTES
@@ -37,7 +38,7 @@ static int records = -1;
 static struct control *control;
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 
-__attribute__((constructor)) static void begin(void)
+__attribute__((constructor)) void crash_begin(void)
 {
     const char *folder = getenv("SMS_CRASH_ROOT"), *log = getenv("SMS_CRASH_LOG"), *state = getenv("SMS_CRASH_STATE");
     if (!folder || !log || !state)

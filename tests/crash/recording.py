@@ -1,7 +1,11 @@
-"""Run a workload under the recorder: in a process of its own, into which recorder.c is loaded."""
+"""Run a workload under the recorder: in a process of its own, into which recorder.c is loaded.
+
+These processes are forks of one that has imported all workloads: that takes longer than most of them run.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -42,24 +46,33 @@ class Refused(NamedTuple):
     again: str
 
 
-def run_recorded(name: str, folder: Path, library: Path, *more: str) -> str:
-    """Run a workload in ``folder/root``; return its output. ``folder/log`` has the records."""
-    root = folder / "root"
-    root.mkdir(parents=True)
+@lru_cache(maxsize=1)
+def start_child(library: Path) -> subprocess.Popen[str]:
+    """Start the process that forks for each workload; it ends with this one."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library)}
+    argv = [sys.executable, "-m", "tests.crash.child"]
+    child = subprocess.Popen(
+        argv, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    atexit.register(child.communicate)
+    return child
+
+
+def run_recorded(name: str, folder: Path, library: Path, samples: int | None = None) -> str:
+    """Run a workload in ``folder/root``; return its output. ``folder/log`` has the records.
+
+    Args:
+        samples: None to run it once; else on a full disk as often, 0 for all ways.
+    """
+    (folder / "root").mkdir(parents=True)
     (folder / "log").touch()
     (folder / "state").write_bytes(bytes(40))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "SMS_CRASH_ROOT": str(root.resolve()),
-        "SMS_CRASH_LOG": str(folder / "log"),
-        "SMS_CRASH_STATE": str(folder / "state"),
-        "LD_PRELOAD": str(library),
-    }
-    argv = [sys.executable, "-m", "tests.crash.child", name, str(root.resolve()), *more]
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    child, output = start_child(library), folder / "output"
+    assert child.stdin and child.stdout
+    child.stdin.write(json.dumps([name, str(folder.resolve()), samples]) + "\n")
+    status = child.stdout.readline().strip()
+    assert status == "0", f"{name}: {status}\n{output.read_text()[-4000:]}"
+    return output.read_text()
 
 
 def record(name: str, folder: Path, library: Path) -> list[Record]:
@@ -74,6 +87,6 @@ def run_full(name: str, folder: Path, library: Path, samples: int = 0) -> list[R
     Args:
         samples: how many of these runs; 0 for all.
     """
-    lines = run_recorded(name, folder, library, "full", *([str(samples)] if samples else [])).splitlines()
+    lines = run_recorded(name, folder, library, samples).splitlines()
     found = [Refused(**json.loads(line.removeprefix(RESULT))) for line in lines if line.startswith(RESULT)]
     return [one._replace(marks=tuple(one.marks)) for one in found]
