@@ -12,10 +12,12 @@ from pathlib import Path
 from appliance.operations.site.ca import issue_server, make_ca
 
 LOOPBACK = ("127.0.0.1",)
+_given: set[int] = set()
+"""Of this process: a port that nobody listens on yet is not given again."""
 
 
 def free_port(addresses: Sequence[str] = LOOPBACK, kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    """A port that is free at all of them."""
+    """A port that is free at all of them, and that this process has not been given before."""
     while True:
         with ExitStack() as stack:
             first = stack.enter_context(socket.socket(type=kind))
@@ -26,7 +28,9 @@ def free_port(addresses: Sequence[str] = LOOPBACK, kind: socket.SocketKind = soc
                     stack.enter_context(socket.socket(type=kind)).bind((address, port))
             except OSError:
                 continue
-        return port
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def server_files(tls: Path, folder: Path, addresses: Sequence[str] = LOOPBACK) -> tuple[Path, Path]:

@@ -111,11 +111,14 @@ def test_a_user_of_the_container_sends_mail_without_setgid(running: Playground) 
 
 
 WATCH = """
-link=/root/starter i=0
+i=0
 while [ $i -lt 3000 ]; do
     i=$((i + 1))
     for process in /proc/[0-9]*; do
-        case $(readlink "$process/exe") in */starter) chmod 4777 "$process/exe" && touch /root/changed ;; esac
+        # Opened first: the process may run a program of the container when its name is read.
+        { case $(readlink /proc/self/fd/3) in
+            */starter) chmod 4777 /proc/self/fd/3 && touch /root/changed ;;
+        esac; } 3<"$process/exe"
     done
 done 2>/dev/null
 """
