@@ -7,14 +7,14 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import causes
+from tests import causes, processor
 from tests.record import OUTCOME
 
 
@@ -27,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # How long an example takes depends on what runs beside it.
     settings.register_profile("sms", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("sms")
+    processor.enter()
     if any("real" in word for word in config.args):
         causes.watch()
 
@@ -34,18 +35,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker reports to the controller."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["causes"] = (dict(causes.seconds), dict(causes.counts))
+        output["spent"] = tuple(dict(each) for each in SPENT)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """What a worker has reported."""
-    for counter, reported in zip(
-        (causes.seconds, causes.counts), getattr(node, "workeroutput", {}).get("causes", ()), strict=False
-    ):
+    for counter, reported in zip(SPENT, getattr(node, "workeroutput", {}).get("spent", ()), strict=False):
         counter.update(reported)
 
 
+SPENT = (causes.seconds, causes.counts, processor.seconds)
+"""What workers report."""
 TABLE_FROM_S = 60.0
 SLOWEST = 5
 """How many tests of a group are named."""
@@ -88,6 +89,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: order.get(find_group(item.nodeid), len(order)))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """The processor time of a test, with its fixtures, is its file's."""
+    before = processor.used()
+    result = yield
+    processor.seconds[item.nodeid.partition("::")[0]] += processor.used() - before  # type: ignore[assignment]
+    return result
+
+
 def write_outcome(path: Path, stats: Mapping[str, list[Any]]) -> None:
     """Write what came of the tests, for `tests/record.py`."""
     skipped = {
@@ -104,7 +114,7 @@ def write_outcome(path: Path, stats: Mapping[str, list[Any]]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where time went: files by seconds of set-up, tests and teardown, the slowest first; and the outcome in a file."""
+    """Where time went: files by seconds of set-up, tests, teardown and processor; and the outcome in a file."""
     if path := os.environ.get(OUTCOME):
         write_outcome(Path(path), terminalreporter.stats)
     spent: dict[str, dict[str, float]] = {}
@@ -118,12 +128,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     total = sum(sum(row.values()) for row in spent.values())
     if total < TABLE_FROM_S:
         return
-    terminalreporter.section("seconds by file: set-up, tests, teardown")
-    for name, row in sorted(spent.items(), key=lambda item: -sum(item[1].values())):
-        if sum(row.values()) >= 1:
-            terminalreporter.line(f"{row['setup']:7.1f} {row['call']:7.1f} {row['teardown']:7.1f}  {name}")
-    columns = [sum(row[when] for row in spent.values()) for when in ("setup", "call", "teardown")]
-    terminalreporter.line(" ".join(f"{seconds:7.1f}" for seconds in columns) + "  all")
+    terminalreporter.section("seconds by file: set-up, tests, teardown; processor")
+    for name, row in spent.items():
+        row["processor"] = processor.seconds[name]
+    spent = dict(sorted(spent.items(), key=lambda item: -item[1]["processor"]))
+    columns = {when: sum(row[when] for row in spent.values()) for when in ("setup", "call", "teardown", "processor")}
+    for name, row in {**spent, "all": columns}.items():
+        if row["setup"] + row["call"] + row["teardown"] >= 1:
+            terminalreporter.line(" ".join(f"{seconds:7.1f}" for seconds in row.values()) + f"  {name}")
     if causes.seconds:
         terminalreporter.section("seconds by cause, and how often; the rest is the tests' own")
         for line in causes.table(causes.seconds, causes.counts):
