@@ -44,7 +44,7 @@ def cells() -> Iterator[Cell]:
         mine = source if number < up else target if number > up else either
         # With the network interrupted, a target that was ordered to go up does; the command may not learn of it.
         for name, work, sample in (
-            ("SIGKILL", faults.kill, "stop"),
+            ("SIGKILL", faults.kill, ""),  # its sample is that of a shared overlay
             ("SSH cut", faults.cut, "release"),
             ("SSH to the source cut", faults.cut_source, ""),
             ("SSH to the target cut", faults.cut_target, ""),
@@ -70,7 +70,7 @@ def cells() -> Iterator[Cell]:
         *("<build", "build", "send", "round", "verify", "<stop", "stop", "place", "<start", "start"),
         *("probe", "<arm", "<up", "<commit"),
     ):
-        yield Cell("disk full", faults.disk_full, step, either, step == "<start", small=True, wait_s=15)
+        yield Cell("disk full", faults.disk_full, step, either, small=True, wait_s=15)
     yield Cell("tampered image", faults.tampered_image, "<inspect_hosts", target)  # it is sent again
     yield Cell("tampered image", faults.tampered_image, "<trust", source)
     for step in ("<round", "<verify"):

@@ -169,9 +169,7 @@ class Watched(Local):
 FIRST_S, STEP_S, MOMENTS = 0.15, 0.07, 8
 """When borg is killed in a command: after these seconds, so much later each time, and so often."""
 KILLED = [
-    pytest.param("folder", "create", 2, id="folder-create"),
     pytest.param("SSH", "create", 1, id="SSH-create"),
-    pytest.param("folder", "delete", 1, id="folder-delete"),
     *(
         pytest.param(where, word, MOMENTS, id=f"{where}-{word}-{MOMENTS}", marks=pytest.mark.full)
         for where in ("folder", "SSH")
@@ -369,6 +367,7 @@ def test_archives_of_others_are_left_alone(with_one: Place) -> None:
     assert sorted(listed) == sorted([*others, f"sms-{name}-000002-{place.store.find('2').manifest.uuid}"])
 
 
+@pytest.mark.full  # tests/unit/snapshots/test_identity.py has its rules
 def test_two_clusters_of_one_name_in_one_repository(with_one: Place) -> None:
     """Each prunes its own archives, and restores none of the other's. The archive of an earlier version is nobody's."""
     uuids = [str(uuid4()) for _ in range(2)]

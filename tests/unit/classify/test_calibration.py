@@ -19,7 +19,7 @@ from tests.captures.clusters.tape import Stream, Tape
 HELD_OUT = ("pbs-lustre", "xcat", "dual-stack", "sampled")
 STRANGERS = ("strange", "strange-pbs", "sampled-web")
 """Families with programs that the catalogue does not know, and with people on login nodes."""
-SAMPLE = 5
+SAMPLE = 3
 """Captures of each family."""
 HARMFUL = 0.005
 """Share of verdicts that would stop what nodes need."""

@@ -222,8 +222,10 @@ def lose_lease_and_history(pair: Pair) -> None:
     pair.hosts["host-a"].remove(str(pair.cluster.places.history))
 
 
-@pytest.mark.slow
-def test_48_hours_of_schedule_after_losing_every_lease(make_pair: Callable[[], Pair], clock: FakeClock) -> None:
+@pytest.mark.parametrize("hours", [pytest.param(8, marks=pytest.mark.slow), pytest.param(48, marks=pytest.mark.full)])
+def test_hours_of_schedule_after_losing_every_lease(
+    make_pair: Callable[[], Pair], clock: FakeClock, hours: int
+) -> None:
     """The latest is today's after each run, and prune removes exactly what it removes without the loss.
 
     Another cluster of this name has a snapshot of a higher generation in the same folder.
@@ -240,11 +242,11 @@ def test_48_hours_of_schedule_after_losing_every_lease(make_pair: Callable[[], P
         happens(pair)
         assert start(pair) == 91, "above everything that is known"
         assert parse_lease(lease_of(pair, "host-a").read_bytes()).cluster_uuid == uuid
-        left.append(run_schedule(pair, clock, 48))
+        left.append(run_schedule(pair, clock, hours))
         assert foreign in left[-1], "of another cluster of this name, with the highest generation"
     assert left[0] == left[1] == left[2]
     new = [number for number in left[0] if number > 32]
-    assert len(new) >= 24 and new[-1] == 32 + 48 * 2 and len(left[0]) > len(new) + 1
+    assert len(new) >= hours / 2 and new[-1] == 32 + hours * 2 and len(left[0]) > len(new) + 1
 
 
 def test_a_cluster_that_restarted_at_generation_1_under_an_earlier_version(pair: Pair, clock: FakeClock) -> None:
