@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -45,7 +44,7 @@ def pruning_host(cluster: Cluster, name: str | None) -> Host:
     if name:
         return cluster.target(name)
     need_root()
-    return Local(socket.gethostname())
+    return cluster.env.hosts.this
 
 
 def prune_repository(

@@ -6,7 +6,6 @@ its own without a way out, with a lease, locks, and state of its own. Of product
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from appliance.errors import Busy, SmsError
-from appliance.host.local import Local
+from appliance.host.base import Host
 from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster, need_root
 from appliance.operations.env import Clock
@@ -119,7 +118,7 @@ def drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> DrillR
     """
     need_root()
     remove_leftovers(cluster, progress)
-    here = Local(socket.gethostname())
+    here = cluster.env.hosts.this
     done = DrillResult(here.name)
     tried = Checks(progress, cluster.env.clock, done.checks)
     targets = choose_targets(cluster, here.name, [options.source] if options.source else [], option="--from")
@@ -157,7 +156,7 @@ def plan_drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> l
         SmsError: no snapshot elsewhere can be found.
     """
     need_root()
-    here = Local(socket.gethostname())
+    here = cluster.env.hosts.this
     targets = choose_targets(cluster, here.name, [options.source] if options.source else [], option="--from")
     image = _prepare(cluster, here, progress, dry_run=True)
     tried = Checks(progress, cluster.env.clock)
@@ -174,7 +173,7 @@ def plan_drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> l
     ]
 
 
-def _prepare(cluster: Cluster, here: Local, progress: Progress, *, dry_run: bool = False) -> Image:
+def _prepare(cluster: Cluster, here: Host, progress: Progress, *, dry_run: bool = False) -> Image:
     """Return the verified current image; without ``dry_run`` that of production is fetched, if this machine has none.
 
     Raises:
@@ -190,7 +189,7 @@ def _prepare(cluster: Cluster, here: Local, progress: Progress, *, dry_run: bool
     return image
 
 
-def check_borg(cluster: Cluster, here: Local, tried: Checks, done: DrillResult) -> None:
+def check_borg(cluster: Cluster, here: Host, tried: Checks, done: DrillResult) -> None:
     """Check the repository, and note whether a copy of its key is known."""
     clock = cluster.env.clock
     tried.try_out("borg check of the repository", lambda: retry(lambda: check_repository(cluster, here), clock))
@@ -201,7 +200,7 @@ def check_borg(cluster: Cluster, here: Local, tried: Checks, done: DrillResult) 
     done.notes += [warning] if warning else []
 
 
-def find_newest(cluster: Cluster, here: Local, targets: Sequence[str], selector: str, tried: Checks) -> Found | None:
+def find_newest(cluster: Cluster, here: Host, targets: Sequence[str], selector: str, tried: Checks) -> Found | None:
     """Return the newest of the selected snapshots of all targets; a target that fails is a failed check."""
     found: list[Found] = []
     identity = list_snapshots(cluster, here).identity
@@ -223,7 +222,7 @@ def _describe(done: DrillResult, found: Found, image: Image, now: float) -> None
     done.taken, done.age_s, done.image = taken, round(now - taken, 1), image.key
 
 
-def make_fetch(cluster: Cluster, here: Local, found: Found, progress: Progress) -> Fetch:
+def make_fetch(cluster: Cluster, here: Host, found: Found, progress: Progress) -> Fetch:
     """Return what fetches the snapshot into the folder of the drill."""
     if found.source != BORG:
         return fetch_from(cluster, cluster.host(found.source), found.snapshot, progress)
@@ -276,7 +275,7 @@ def run_scheduled_drill(cluster: Cluster, work: Callable[[], DrillResult]) -> Ru
     Args:
         work: the drill.
     """
-    here, started, subject = Local(socket.gethostname()), cluster.env.clock.time(), VM_DRILLS if cluster.vm else DRILLS
+    here, started, subject = cluster.env.hosts.this, cluster.env.clock.time(), VM_DRILLS if cluster.vm else DRILLS
 
     def record(number: int | None, error: str, notes: Sequence[str] = ()) -> Run:
         return Run(started, cluster.env.clock.time(), not error, number, error, tuple(notes))

@@ -201,7 +201,7 @@ def prepare(cluster: Cluster, options: RehearsalOptions, progress: Progress, *, 
     Raises:
         ConfigError, Refused: it is not.
     """
-    here = Local(socket.gethostname())
+    here = cluster.env.hosts.this
     check_machine()
     check_programs(here)
     if options.without_vm:
@@ -231,7 +231,7 @@ def fetch_from(cluster: Cluster, source: Host, snapshot: Snapshot, progress: Pro
     def fetch(folder: Path) -> tuple[str, int]:
         if isinstance(source, Local):
             return store(cluster), snapshot["number"]
-        here, into = Local(socket.gethostname()), str(folder / "snapshots")
+        here, into = cluster.env.hosts.this, str(folder / "snapshots")
         return into, int(send(cluster, source, snapshot["number"], here, progress, into=into).name)
 
     return fetch
@@ -402,7 +402,7 @@ def _use(lab: Lab, inside: Inside, tried: Checks, user: str) -> None:
 
 def _copy(mine: Cluster, ready: Ready, folder: Path, overlay: str, progress: Progress) -> None:
     """Restore the snapshot as the rehearsal's overlay."""
-    here = Local(socket.gethostname())
+    here = mine.env.hosts.this
     here.run("mkdir", "-p", "-m", "0700", str(Path(overlay).parent))
     where, number = ready.fetch(folder)
     mine.env.agents.call(here, "restore", {"store": where, "snapshot": str(number), "target": overlay}, progress)

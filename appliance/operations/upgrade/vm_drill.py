@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import socket
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -19,7 +18,6 @@ from typing import Any
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
-from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root
 from appliance.operations.snapshots.list import Snapshot
 from appliance.operations.snapshots.push import choose_targets
@@ -118,9 +116,9 @@ def plan_drill_vm(cluster: Cluster, options: DrillOptions, progress: Progress) -
     ]
 
 
-def _prepare(cluster: Cluster, options: DrillOptions) -> tuple[Local, list[str]]:
+def _prepare(cluster: Cluster, options: DrillOptions) -> tuple[Host, list[str]]:
     need_root()
-    here = Local(socket.gethostname())
+    here = cluster.env.hosts.this
     targets = choose_targets(cluster, here.name, [options.source] if options.source else [], option="--from")
     if missing := find_missing(here, "e2fsck", "debugfs", "python3"):
         raise Refused(f"{here.name} lacks {', '.join(missing)}", hint="apt-get install e2fsprogs python3")
@@ -128,7 +126,7 @@ def _prepare(cluster: Cluster, options: DrillOptions) -> tuple[Local, list[str]]
 
 
 @contextmanager
-def work_folder(cluster: Cluster, here: Local) -> Iterator[Path]:
+def work_folder(cluster: Cluster, here: Host) -> Iterator[Path]:
     """Create the folder of the drill, readable by root only, and remove it at the end; also what a killed one left.
 
     Raises:
@@ -148,7 +146,7 @@ def work_folder(cluster: Cluster, here: Local) -> Iterator[Path]:
 def clean_up_vm(cluster: Cluster) -> list[str]:
     """Remove what a killed drill has left; return its name."""
     need_root()
-    here = Local(socket.gethostname())
+    here = cluster.env.hosts.this
     left = (Path(cluster.site.state) / "drills" / cluster.label).exists()
     with work_folder(cluster, here):
         return [cluster.label] if left else []
@@ -161,7 +159,7 @@ class Copy:
     image: Path
     folder: Path
 
-    def read(self, here: Local, paths: Mapping[str, str]) -> dict[str, int]:
+    def read(self, here: Host, paths: Mapping[str, str]) -> dict[str, int]:
         """Copy files of the disk into the folder; return the mode of each that exists, by its name there.
 
         Args:
@@ -183,7 +181,7 @@ class Copy:
 
 
 def _check_content(
-    cluster: Cluster, here: Local, snapshot: Snapshot, copy: Copy, tried: Checks, done: DrillResult
+    cluster: Cluster, here: Host, snapshot: Snapshot, copy: Copy, tried: Checks, done: DrillResult
 ) -> None:
     if need_vm(cluster.site).database:
         done.notes.append("the inventory is in a database elsewhere, which the site has to back up: it was not checked")
@@ -198,7 +196,7 @@ def _check_content(
         tried.try_out("compared with production", lambda: _compare(cluster, host, snapshot["taken"], inventory))
 
 
-def _check_inventory(here: Local, copy: Copy, inventory: Inventory) -> str:
+def _check_inventory(here: Host, copy: Copy, inventory: Inventory) -> str:
     """Check the database, migrate it where this machine can, and read it into ``inventory``."""
     modes = copy.read(here, {name: f"/{name}" for name in (INVENTORY, f"{INVENTORY}-wal")})
     if INVENTORY not in modes:
@@ -240,7 +238,7 @@ def _read_inventory(db: sqlite3.Connection, inventory: Inventory) -> None:
     inventory.current |= set(db.execute("SELECT path, version FROM masters"))
 
 
-def _check_masters(here: Local, copy: Copy, inventory: Inventory) -> str:
+def _check_masters(here: Host, copy: Copy, inventory: Inventory) -> str:
     """Check that the content of every master file is there, unchanged and readable by its owner only."""
     secret = 0
     contents: dict[str, str] = {}
@@ -262,7 +260,7 @@ def _check_masters(here: Local, copy: Copy, inventory: Inventory) -> str:
     return f"{len(inventory.current)}, {secret} of them secret: every digest and mode verified"
 
 
-def _find_running(cluster: Cluster, here: Local, done: DrillResult) -> Host | None:
+def _find_running(cluster: Cluster, here: Host, done: DrillResult) -> Host | None:
     """Return the host that runs the VM; None, with a note, if there is none."""
     silent = []
     names = [admin.name for admin in cluster.site.admin_hosts]

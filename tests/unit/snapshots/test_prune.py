@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from appliance.progress import Silent
 from appliance.tools.agent import Agents
 from tests import stores
 from tests.places import DEBIAN_SITE
+from tests.support.env import FakeHosts
 
 HOST = Local("admin-1")
 
@@ -142,8 +142,8 @@ def test_text_and_json_output(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The agent of the command line is not installed on this machine.
-    monkeypatch.setattr(context, "Env", lambda **parts: Env(agents=cluster.env.agents, **parts))
-    monkeypatch.setattr(socket, "gethostname", lambda: "admin-1")
+    here = FakeHosts({HOST.name: HOST}, HOST.name)
+    monkeypatch.setattr(context, "Env", lambda **parts: Env(**{"agents": cluster.env.agents, "hosts": here, **parts}))
     monkeypatch.setattr("os.geteuid", lambda: 0)
     store = stores.fill(root(cluster), 5, start=time.time() - 60)
     stores.tear_manifest(store, 1)

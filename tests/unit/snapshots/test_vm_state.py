@@ -141,7 +141,10 @@ def place(tmp_path: Path, need: Need) -> Place:
     site = make_site(tmp_path, directory=str(tmp_path / "vm"))
     hosts = (site.admin_hosts[0], site.admin_hosts[0].model_copy(update={"name": "b"}))
     changes = {"cluster": f"t-vm-{token_hex(4)}", "admin_hosts": hosts, "state": PurePosixPath(tmp_path / "state")}
-    env = Env(hosts=FakeHosts({"a": Local("a"), "b": Twin("b")}), agents=Agents(str(tmp_path / "run")))
+    env = Env(
+        hosts=FakeHosts({"a": Local("a"), "b": Twin("b"), "drills": Local("drills")}, "drills"),
+        agents=Agents(str(tmp_path / "run")),
+    )
     cluster = Cluster(site.model_copy(update=changes), (), base, env=env).of_vm()
     made = Place(tmp_path, cluster, cluster.host("a"))
     lease = Path(str(cluster.places.lease))

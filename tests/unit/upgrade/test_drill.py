@@ -99,10 +99,10 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    """Its admin hosts run nothing."""
+    """Its admin hosts run nothing; drills run on another machine."""
     opened = open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
-    names = [host.name for host in opened.site.admin_hosts]
-    return replace(opened, env=fake_env({name: Fake({LIST: lists([])}, name=name) for name in names}))
+    admins = {host.name: Fake({LIST: lists([])}, name=host.name) for host in opened.site.admin_hosts}
+    return replace(opened, env=fake_env({**admins, "drills": Local("drills")}, here="drills"))
 
 
 def test_the_newest_by_order_not_by_clock(stage: Stage, cluster: Cluster) -> None:
