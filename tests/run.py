@@ -1,9 +1,10 @@
 """Runs the tests on this machine: `python -m tests.run`, as root; more words go to pytest.
 
-Unit tests run at low priority while the images of the real ones are built, and beside these, which wait a third of
-the time; each worker is on a machine of its own (`tests/machine`). Then come, one after the other, those that measure
-or inspect the whole machine. Real tests of the engines are among the others once these are built; before that they
-come last, and the build runs in the background meanwhile. `--core` leaves the engines out, `--engines` the others.
+Unit tests run at low priority while the images of the real ones are built. Then come the real ones, four at a time,
+which need both cores: beside other work, what has a time limit fails. Each worker is on a machine of its own
+(`tests/machine`). Last come, one after the other, those that measure or inspect the whole machine. Real tests of the
+engines are among the others once these are built; before that they come last, and the build runs in the background
+meanwhile. `--core` leaves the engines out, `--engines` the others.
 `--full` runs every case and records it (`tests/record.py`); a part that has passed at this content is not run again.
 """
 
@@ -44,7 +45,7 @@ STATE = Path(os.environ.get("SMS_TESTS", "/var/lib/sms-tests"))
 RUN = "SMS_TESTS_RUN"
 """Set in the environment of tests by this program, which builds what they need: nothing that is missing is skipped."""
 WORKERS = 4
-"""Real tests wait most of the time: two cores are busy with four of them. Each takes 1 to 3 GiB."""
+"""Real tests wait half of the time: two cores are busy with four of them. Each takes 1 to 3 GiB."""
 ENGINE_WORKERS = 3
 """One has Nomad, one Kubernetes, one the moves between them."""
 NO_TESTS = 5
@@ -149,10 +150,10 @@ def run_core(more: list[str], *, engines: Literal["", "later", "among the others
     alone = Stage("alone", pytest_argv("-m", ALONE, "tests", *without, *more))
     beside = threading.Thread(target=units.run, kwargs={"quiet": True})
     beside.start()
-    if images.run() == 0:
-        real.run()
+    images.run()
     beside.join()
     if images.status == 0:
+        real.run()
         alone.run()
     return [images, units, real, alone]
 
