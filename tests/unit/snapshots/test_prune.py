@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from appliance.cli import main
 from appliance.config.model import Retention
 from appliance.errors import Busy, Refused
 from appliance.host.local import Local
-from appliance.operations import context
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.env import Env
 from appliance.operations.snapshots.prune import Pruned, prune
@@ -22,7 +22,6 @@ from appliance.progress import Silent
 from appliance.tools.agent import Agents
 from tests import stores
 from tests.places import DEBIAN_SITE
-from tests.support.env import FakeHosts
 
 HOST = Local("admin-1")
 
@@ -141,9 +140,7 @@ def test_readers_block_a_prune(cluster: Cluster) -> None:
 def test_text_and_json_output(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The agent of the command line is not installed on this machine.
-    here = FakeHosts({HOST.name: HOST}, HOST.name)
-    monkeypatch.setattr(context, "Env", lambda **parts: Env(**{"agents": cluster.env.agents, "hosts": here, **parts}))
+    monkeypatch.setattr(socket, "gethostname", lambda: "admin-1")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     store = stores.fill(root(cluster), 5, start=time.time() - 60)
     stores.tear_manifest(store, 1)
