@@ -7,15 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from appliance.lab.waiting import pause_s
+
 Answer = TypeVar("Answer")
 
 
 def wait_until(ask: Callable[[], Answer], what: str = "it", timeout_s: float = 150, every_s: float = 0.1) -> Answer:
     """Call ``ask`` until its answer is true, and return that; fail after the time limit."""
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    deadline = began + timeout_s
     while not (found := ask()):
-        assert time.monotonic() < deadline, f"after {timeout_s:g} s still not: {what}"
-        time.sleep(every_s)
+        ended = time.monotonic()
+        assert ended < deadline, f"after {timeout_s:g} s still not: {what}"
+        time.sleep(pause_s(ended - began, every_s))
+        began = time.monotonic()
     return found
 
 

@@ -11,9 +11,9 @@ from appliance.host.local import Local
 from appliance.lab.engines.cgroups import remove_cgroups
 from appliance.lab.engines.keys import kubeconfig
 from appliance.lab.engines.members import cgroup
-from appliance.lab.engines.waiting import wait_until
 from appliance.lab.journal import Journal, busy, changing, read_journal
 from appliance.lab.layout import CACHE, DISK, LOCKS, RUNNING, WORKER, Layout
+from appliance.lab.waiting import wait_until
 
 # Finds processes by network namespace, because recorded pids may have been reused. PID and mount
 # namespaces end with their first processes.

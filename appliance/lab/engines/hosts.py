@@ -16,8 +16,8 @@ from appliance.errors import SmsError
 from appliance.host.base import Result
 from appliance.host.netns import Netns
 from appliance.lab import Lab
-from appliance.lab.engines.waiting import wait_until
 from appliance.lab.layout import PROVISIONING
+from appliance.lab.waiting import wait_until
 
 FOLDER = Path("/run/sms-engines")
 """A folder for each host: logs of what runs on it."""

@@ -20,7 +20,7 @@ from appliance.lab.engines.hosts import EngineHost, Runner
 from appliance.lab.engines.pause import pause_image
 from appliance.lab.engines.pki import Authority
 from appliance.lab.engines.programs import find_program
-from appliance.lab.engines.waiting import wait_until
+from appliance.lab.waiting import wait_until
 
 NUMBER = 31
 """Last number of the host's address."""

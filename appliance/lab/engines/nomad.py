@@ -12,7 +12,7 @@ from appliance.host.base import Result
 from appliance.lab.engines.agents import Agent
 from appliance.lab.engines.hosts import EngineHost, Runner
 from appliance.lab.engines.programs import find_program
-from appliance.lab.engines.waiting import wait_until
+from appliance.lab.waiting import wait_until
 
 FIRST_SERVER, FIRST_CLIENT = 11, 21
 """Last numbers of addresses of hosts of their own."""

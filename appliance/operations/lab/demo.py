@@ -19,6 +19,7 @@ from appliance.host.base import Host
 from appliance.lab import Extras, Lab
 from appliance.lab.capture import SWITCH, listener
 from appliance.lab.layout import CONTAINER_ADDRESSES, GATEWAY, PUBLIC, STANDARD
+from appliance.lab.waiting import wait_until
 from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import build
@@ -204,12 +205,7 @@ def wait_for(what: str, work: Callable[[], str], timeout_s: float = PATIENCE_S) 
     Raises:
         SmsError: timeout.
     """
-    deadline = time.monotonic() + timeout_s
-    while not (seen := work()):
-        if time.monotonic() > deadline:
-            raise SmsError(f"{what} did not happen within {timeout_s:g} s")
-        time.sleep(0.1)
-    return seen
+    return wait_until(work, what, timeout_s)
 
 
 def wait_idle(node: Host, count: int) -> str:

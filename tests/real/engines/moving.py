@@ -112,7 +112,7 @@ class Jobs:
 
 def move(hosts: Hosts, *words: str, ok: tuple[int, ...] = (0,)) -> dict[str, Any]:
     """`sms migrate --json`, on host-a."""
-    result = hosts.sms("-q", "migrate", "--json", *words, on="host-a", ok=ok, timeout=420)
+    result = hosts.sms("-q", "migrate", "--json", *words, on="host-a", ok=ok, timeout=900)
     print(result.stdout.decode()[-3000:], result.stderr.decode()[-3000:])
     found: dict[str, Any] = json.loads(result.stdout) if result.stdout.strip() else {}
     return found

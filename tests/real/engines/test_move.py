@@ -14,7 +14,8 @@ from tests.real.engines.moving import Jobs, assert_gateway, move, moving_lab, wr
 from tests.real.moves import Hosts
 from tests.real.processes import begin, kill_sms, sms_pids, wait_for_step
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
+"""Two moves with their jobs: three minutes on an idle machine, beside three other labs three times as long."""
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ class Thread:
                 return
             said = {name: console_text(self.there.lab.metal(name))[-1500:] for name in METAL}
             assert time.monotonic() < deadline, (states, said)
-            time.sleep(0.5)
+            time.sleep(3)  # a look costs a second of the processor that the nodes boot on
 
     booted: float = 0
 

@@ -45,7 +45,7 @@ SECTION = {
 DISKS = "/var/lib/sms/vm/lab"
 SHARED = "/srv/shared/vm"
 IMAGES = "/var/lib/sms/vm/images"
-WAIT = "8m"
+WAIT = "15m"
 MARK = "/var/lib/sms-provision/marker"
 
 
@@ -62,7 +62,7 @@ class World:
     def vm(self, *words: str, ok: tuple[int, ...] | None = (0,), on: str = "admin", site: str = "sms.yaml") -> Result:
         """`sms vm` on a host."""
         argv = ("sms", "-q", "--site", f"/etc/sms/{site}", "vm", *words)
-        return self.host(on).run(*argv, ok=ok, timeout=600)
+        return self.host(on).run(*argv, ok=ok, timeout=1000)
 
     def status(self) -> dict[str, Any]:
         """`sms vm status --json`."""
@@ -94,7 +94,7 @@ class World:
     def copies(self, *words: str, ok: tuple[int, ...] = (0,)) -> Any:
         """`sms overlay WORDS --vm --json` on host-a."""
         argv = ("sms", "-q", "--site", "/etc/sms/copies.yaml", "overlay", *words, "--vm", "--json")
-        return json.loads(self.host("host-a").run(*argv, ok=ok, timeout=600).stdout)
+        return json.loads(self.host("host-a").run(*argv, ok=ok, timeout=1000).stdout)
 
     def leftovers(self, name: str) -> str:
         """What a machine has left on a host: processes, taps, sockets, seeds, half files."""
