@@ -30,7 +30,7 @@ NAME = "t-provision"
 METAL = ("metal1", "metal2")
 CONTAINER, VM, NODES = "10.77.0.1", "10.77.0.2", ("10.77.0.151", "10.77.0.152")
 API_PORT = 8443
-BOOT_S = 240  # of a machine, where another test may have this one busy
+BOOT_S = 480  # of a machine, where another test may have this one busy
 MAIL = """
 import smtplib, sys
 with smtplib.SMTP("10.77.0.1", timeout=30) as relay:
@@ -116,7 +116,7 @@ def bring_up(thread: Thread, there: Playground) -> None:
         with thread.timed("container"):
             there.sms("-q", "start", "--host", "host-a", on="admin")
         with thread.timed("vm"):
-            there.sms("-q", "vm", "start", "--host", "host-a", "--wait", "5m", on="admin", timeout=400)
+            there.sms("-q", "vm", "start", "--host", "host-a", "--wait", "15m", on="admin", timeout=1000)
         with thread.timed("push"):
             there.sms("-q", "image", "push", "compute", on="admin")
         with thread.timed("discover"):
@@ -184,7 +184,7 @@ def test_what_has_changed_reaches_nodes_and_container_when_the_vm_is_back(thread
     there, etc = thread.there, thread.there.lab.etc
     motd = "/etc/site-motd"  # none of the image's, which would come back
     with thread.timed("vm again"):
-        there.sms("-q", "vm", "start", "--host", "host-a", "--wait", "5m", on="admin", timeout=400)
+        there.sms("-q", "vm", "start", "--host", "host-a", "--wait", "15m", on="admin", timeout=1000)
     with (etc / "passwd").open("a") as passwd:
         passwd.write("bob:x:2001:2000:Bob:/home/bob:/bin/bash\n")
     site = yaml.safe_load((etc / "sms.yaml").read_text())

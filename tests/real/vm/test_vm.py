@@ -31,7 +31,7 @@ from appliance.progress import Silent
 from tests.copies import give
 from tests.real.labs import fresh_lab
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
 NAME = "t-vm-real"
 ADDRESS, PUBLIC = "10.77.0.2", "10.78.0.3"
