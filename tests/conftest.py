@@ -51,14 +51,15 @@ TABLE_FROM_S = 60.0
 SLOWEST = 5
 """How many tests of a group are named."""
 TOGETHER = {
-    "qemu": ("test_provision", "test_vm", "test_node_image", "test_lab_metal", "test_docs_machines"),
+    "machines": ("test_provision", "test_lab_metal", "test_docs_machines"),
+    "vm": ("test_vm", "test_node_image"),
     "nomad": ("test_nomad", "test_one_writer", "test_signed_image", "test_texts"),
     "kubernetes": ("test_terraform", "test_exports"),
 }
-"""Files that run on one worker: of those with QEMU one at a time; others share the cluster of an engine."""
+"""Files that run on one worker: of those with QEMU two at a time; others share the cluster of an engine."""
 FIRST = (
-    *("test_nomad_runs_slurm", "test_kubernetes_runs_slurm", "test_move", "kubernetes", "nomad"),
-    *("qemu", "test_migrate_faults", "test_shared_faults", "test_migrate", "test_return", "test_upgrade"),
+    *("machines", "vm", "test_kubernetes_runs_slurm", "test_move", "test_nomad_runs_slurm", "kubernetes", "nomad"),
+    *("test_migrate_faults", "test_shared_faults", "test_migrate", "test_return", "test_upgrade"),
     *("test_rehearse", "test_snapshots", "test_push"),
 )
 """Groups that take longest begin first, so that no worker is left with one at the end."""

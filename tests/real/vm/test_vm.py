@@ -444,6 +444,7 @@ db.commit()'"""
 """Drills compare what has not changed for some minutes."""
 
 
+@pytest.mark.full  # tests/unit/snapshots/test_vm_state.py has it with real disks and a real repository
 def test_its_state_is_copied_elsewhere_by_schedule_and_can_be_restored_from_there(world: World) -> None:
     """While it runs; with the secrets of its master files; a drill compares the copies with the running VM."""
     site = ("sms", "-q", "--site", f"/etc/sms/{world.with_copies()}")
