@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 _FOLDERS = (Path("/sys/fs/cgroup/cpuacct"), Path("/sys/fs/cgroup"))
@@ -21,8 +22,9 @@ def enter() -> None:
     if not (machine := os.environ.get("SMS_MACHINE")) or _own:
         return
     for folder in _FOLDERS:
-        if (folder / "cgroup.procs").exists():
-            own = folder / f"sms-lab-{Path(machine).name}-tests"
+        own = folder / f"sms-lab-{Path(machine).name}-tests"
+        with suppress(OSError):  # there are none, or they are read-only
+            (folder / "cgroup.procs").stat()
             own.mkdir(exist_ok=True)
             (own / "cgroup.procs").write_text("0")
             _own.append(own)
