@@ -27,7 +27,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # How long an example takes depends on what runs beside it.
     settings.register_profile("sms", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("sms")
-    processor.enter()
     if any("real" in word for word in config.args):
         causes.watch()
 

@@ -159,7 +159,7 @@ def run_core(more: list[str], *, engines: Literal["", "later", "among the others
 
 
 def find_tasks() -> list[list[str]]:
-    """Parts of the full run that may run side by side, those that take longest first; the files of QEMU are one."""
+    """Parts of the full run that may run side by side, those that take longest first; a group of `TOGETHER` is one."""
     groups: dict[str, list[str]] = {name: [] for name in FIRST}
     for path in sorted((ROOT / "tests/real").rglob("test_*.py")):
         part = str(path.relative_to(ROOT))

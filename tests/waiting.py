@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from appliance.lab.waiting import pause_s
+from appliance.lab import waiting
 
 Answer = TypeVar("Answer")
 
 
 def wait_until(ask: Callable[[], Answer], what: str = "it", timeout_s: float = 150, every_s: float = 0.1) -> Answer:
-    """Call ``ask`` until its answer is true, and return that; fail after the time limit."""
-    began = time.monotonic()
-    deadline = began + timeout_s
-    while not (found := ask()):
-        ended = time.monotonic()
-        assert ended < deadline, f"after {timeout_s:g} s still not: {what}"
-        time.sleep(pause_s(ended - began, every_s))
-        began = time.monotonic()
-    return found
+    """As that of labs, for as long as tests have patience."""
+    return waiting.wait_until(ask, what, timeout_s, every_s)
 
 
 def soon(ask: Callable[[], Answer], what: str = "it") -> Answer:

@@ -10,18 +10,13 @@ from appliance.errors import SmsError
 
 Answer = TypeVar("Answer")
 LONGEST_S = 2.0
-
-
-def pause_s(took_s: float, every_s: float = 0.1) -> float:
-    """Return for how long to wait after a look that took so long.
-
-    A verb of `sms`, `kubectl` and `nomad` take a second of a processor: looks leave it to what they wait for.
-    """
-    return max(every_s, min(2 * took_s, LONGEST_S))
+"""Seconds between two calls at most, unless more are asked for."""
 
 
 def wait_until(query: Callable[[], Answer], what: str, timeout_s: float, every_s: float = 0.1) -> Answer:
     """Call ``query`` until its result is true, and return that.
+
+    A call by `sms`, `kubectl` or `nomad` takes a second of a processor: it leaves twice as much to what it waits for.
 
     Args:
         every_s: the least time between two calls.
@@ -35,6 +30,6 @@ def wait_until(query: Callable[[], Answer], what: str, timeout_s: float, every_s
         ended = time.monotonic()
         if ended > deadline:
             raise SmsError(f"after {timeout_s:g} s still not: {what}")
-        time.sleep(pause_s(ended - began, every_s))
+        time.sleep(max(every_s, min(2 * (ended - began), LONGEST_S)))
         began = time.monotonic()
     return found

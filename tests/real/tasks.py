@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.catalog import read_catalog
+from appliance.errors import SmsError
 from appliance.lab.root import make_root
 from appliance.operations.site.find import open_site
 from appliance.plan.render import Templates
@@ -129,7 +130,7 @@ class Engine:
 
         try:
             wait_until(ready, "the services are ready", 120)
-        except AssertionError as error:
+        except SmsError as error:
             raise AssertionError(self.output()) from error
 
     def is_ready(self, name: str) -> bool:

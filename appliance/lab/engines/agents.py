@@ -52,7 +52,7 @@ class Agent:
             "bind_addr": "0.0.0.0",  # noqa: S104 - in the host's own network
             "advertise": dict.fromkeys(("http", "rpc", "serf"), self.address),
             "disable_update_check": True,
-            "telemetry": {"collection_interval": "30s"},  # of each task; nothing here uses them
+            "telemetry": {"collection_interval": "30s"},  # statistics of each task, which nothing here uses
             "leave_on_terminate": False,
         }
         if self.address in self.servers:

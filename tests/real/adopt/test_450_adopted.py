@@ -14,7 +14,7 @@ from tests.real.labs import build_image, fresh_lab
 from tests.real.outage import watching
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.alone, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.alone]
 
 LAB, OLD, TARGET, CONF = "t-450-old", "sms-old", "host-a", "/etc/slurm/slurm.conf"
 OF_THE_LAB = ("NodeName=", "PartitionName=")

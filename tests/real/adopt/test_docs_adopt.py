@@ -10,7 +10,7 @@ from tests.real.blocks import Reader
 from tests.real.labs import build_image, fresh_lab
 from tests.real.pages import LEGACY
 
-pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from appliance.errors import SmsError
 from appliance.host.base import Result
 from appliance.host.netns import Netns
 from appliance.lab import Lab
@@ -147,7 +148,7 @@ class Jobs:
         """Wait until all nodes are."""
         try:
             wait_until(lambda: self.node_states() == dict.fromkeys(self.nodes, "idle"), "the nodes are idle", 150, 0.5)
-        except AssertionError as error:
+        except SmsError as error:
             shown = (self.node.run(*argv, ok=None).text for argv in (("scontrol", "show", "node"), ("squeue", "-a")))
             raise AssertionError("\n".join([str(error), *shown])) from None
 

@@ -22,7 +22,7 @@ from tests.real.labs import build_image
 from tests.real.moves import Hosts
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 NAME = "t-lost"
 SERVERS = ("server1", "server2", "server3")

@@ -163,9 +163,8 @@ def test_a_signal_is_no_broken_connection(host: Host, timeout: float | None) -> 
 def test_a_timeout_ends_the_command_there(host: Host, tmp_path: Path, trap: str) -> None:
     script = f"{trap}echo $$ >{tmp_path}/parent; sh -c 'echo $$ >{tmp_path}/child; sleep 600; :'; :"
     began = time.monotonic()
-    with pytest.raises(CommandTimeout) as caught:
+    with pytest.raises(CommandTimeout):
         host.run("sh", "-c", script, timeout=1)
-    assert "within" in caught.value.hint  # 1 s; a busy host is given some more to end it
     assert time.monotonic() - began < 120
     soon(lambda: not any(alive(int((tmp_path / name).read_text())) for name in ("parent", "child")))
     assert host.run("sh", "-c", "exit 124", ok=None, timeout=30).status == 124, "a status of its own is not a timeout"

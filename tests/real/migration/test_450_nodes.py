@@ -17,7 +17,7 @@ from tests.real.conftest import Playground, give_image
 from tests.real.labs import fresh_lab
 from tests.real.outage import watching
 
-pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.alone, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.alone]
 
 LAB = "t-450"
 

@@ -22,7 +22,7 @@ from tests.hostile.verbs import run_measured
 from tests.hostile.vm import CHANGES, FORBIDDEN, HOSTILE
 from tests.real.conftest import Playground, begin_on
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.real
 
 HERE, THERE = "host-a", "host-b"
 FULL = pytest.mark.full

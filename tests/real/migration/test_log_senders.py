@@ -13,7 +13,7 @@ import pytest
 from tests.real.moves import Hosts, other
 from tests.real.senders import SOCKETS, further_senders, numbered, steady_lines, wait_for_lines
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.real
 
 MOVES = 3
 BUSY, IDLE = ("node1", "node2"), ("node3", "node4")

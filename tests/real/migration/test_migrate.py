@@ -40,7 +40,7 @@ from tests.real.moves import (
     ssh_cut,
 )
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.real
 
 MB = 1 << 20
 BIG = 50 * MB

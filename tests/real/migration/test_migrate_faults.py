@@ -15,7 +15,7 @@ import pytest
 from tests.real import faults
 from tests.real.faults import Cell, World
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.real
 
 STEPS = (
     *("offer", "build", "send", "round", "verify", "stop", "place", "start", "probe", "ask"),

@@ -16,7 +16,7 @@ from tests.real.migration.conftest import where
 from tests.real.moves import CARRIERS, OVERLAY, Hosts, Stepping
 from tests.real.power import power_off, power_on
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.real
 
 MIRROR = "/var/lib/sms/overlays/lab.mirror"
 DISKS = {"host-a": ("/mnt/disk1", "/mnt/disk2"), "host-b": ("/mnt/disk3", "/mnt/disk4")}

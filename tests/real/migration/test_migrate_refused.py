@@ -14,7 +14,7 @@ import pytest
 from tests.real.migration.conftest import where
 from tests.real.moves import CARRIERS, Hosts, ssh_cut
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.real
 
 
 def picture(hosts: Hosts) -> dict[str, Any]:

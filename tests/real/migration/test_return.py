@@ -26,7 +26,7 @@ from tests.real.power import power_off, power_on
 from tests.real.processes import begin, sms_pids, wait_for_step
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.real
 
 OLD, NEW = CARRIERS
 MARK = "/var/lib/this-was-there"

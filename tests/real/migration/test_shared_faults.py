@@ -9,7 +9,7 @@ import pytest
 from tests.real import faults
 from tests.real.faults import Cell, World
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.real
 
 STEPS = ("hand", "start", "probe", "arm", "up", "check", "finish")
 """Words that the ends of a move get, in their order; ``check`` is the second ``probe``."""

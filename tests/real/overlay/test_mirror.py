@@ -418,7 +418,7 @@ host.run = counted
  "remove": lambda: mirror.remove(cluster, host, Silent())}[verb]()
 """
 """Runs a verb and kills itself after so many commands."""
-STRIDES = pytest.mark.parametrize("stride", [16, pytest.param(1, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
+STRIDES = pytest.mark.parametrize("stride", [16, pytest.param(1, marks=pytest.mark.full)])
 """One command in so many is died after, from a random one on."""
 
 

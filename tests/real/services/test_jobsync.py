@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from appliance.errors import SmsError
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import build
 from appliance.progress import Silent
@@ -47,7 +48,7 @@ def run_job(engine: Engine) -> str:
     engine.inside("scancel", "--user", "root")
     try:
         wait_until(lambda: engine.inside("sinfo", "-h", "-o", "%T").stdout.strip() == "idle", "an idle node", 60)
-    except AssertionError as error:
+    except SmsError as error:
         raise AssertionError(engine.inside("scontrol", "show", "node").stdout + engine.output()) from error
     done = engine.inside("srun", "-n", "1", "echo", "it ran")
     assert done.returncode == 0, done.stderr + engine.output()

@@ -23,7 +23,7 @@ from tests.real.labs import fresh_lab
 from tests.real.moves import Background, job_states
 from tests.real.overlays import is_prefix
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.real
 
 SIZES = [(4, 4), pytest.param(20, 1, marks=pytest.mark.full)]
 """How many; on one in how many of them a controller is started, which takes longer than all the rest."""
