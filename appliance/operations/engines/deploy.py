@@ -91,7 +91,7 @@ def deploy_locked(cluster: Cluster, host: Host, engine: str, progress: Progress,
         differences = found.differences(bundle)
         step.detail(", ".join(f"{one.name}: {one.change}" for one in differences if one.change != "unchanged"))
     if left := find_left(cluster, bundle):
-        progress.report(f"note: {', '.join(left)} do not run while {engine} has the other services")
+        progress.report(f"note: not run while {engine} has the other services: {', '.join(left)}")
     return apply_bundle(cluster, host, found, bundle, differences, Run(record, leases, progress, timeout_s))
 
 
