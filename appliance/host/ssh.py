@@ -385,8 +385,8 @@ class Ssh(Host):
                 hint = f"compare its fingerprint on the host, then: ssh-keyscan -p {self.port} {self.address} >>{known}"
             elif isinstance(error, socket.gaierror):
                 hint = "correct its name, add it to DNS or /etc/hosts, or use its address"
-            # Paramiko's prefix when several addresses failed, and that of getaddrinfo.
-            reason = re.sub(r"^\[Errno (None|-\d+)\] ", "", str(error))
+            # Of Paramiko when several addresses failed, of getaddrinfo, and of the system.
+            reason = re.sub(r"^\[Errno (None|-?\d+)\] ", "", str(error))
             raise Unreachable(f"{self.name}: {where}: {reason}", hint=hint) from error
 
     @contextmanager

@@ -103,7 +103,8 @@ def remains(name: str) -> dict[str, object]:
 
 
 def assert_gone(name: str) -> None:
-    assert not {key: value for key, value in remains(name).items() if value}
+    left = {key: value for key, value in remains(name).items() if value}
+    assert not left, left
 
 
 @contextmanager

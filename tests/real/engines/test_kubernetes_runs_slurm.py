@@ -209,6 +209,7 @@ def test_status(deployer: Deployer, jobs: Jobs) -> None:
     assert "Bound" in controller["volume"] and "sha256:" in controller["instances"][0]["image"]
 
 
+@pytest.mark.full
 def test_a_node_is_drained_in_slurm_first(deployer: Deployer, jobs: Jobs) -> None:
     """E9: what the cluster node runs is not touched while a job runs there; what is not of sms is evicted, too."""
     kubectl, worker = deployer.host, WORKERS[1]
@@ -296,6 +297,7 @@ def test_jobs_complete_though_the_controllers_pod_is_deleted(deployer: Deployer,
         jobs.wait_for(job, "COMPLETED")
 
 
+@pytest.mark.full
 def test_the_controller_is_not_restarted_for_a_dead_munge(deployer: Deployer, jobs: Jobs) -> None:
     """E7."""
     await_pods(deployer, "slurmctld-0")
@@ -309,6 +311,7 @@ def test_the_controller_is_not_restarted_for_a_dead_munge(deployer: Deployer, jo
     assert_all_nodes(jobs)
 
 
+@pytest.mark.full
 def test_a_controller_that_was_killed_assigns_no_job_id_again(deployer: Deployer, jobs: Jobs) -> None:
     """In the same pod nothing is prepared again, but its state is older than the last ids; it has the lease again."""
     pod = wait_until(lambda: find_ready(deployer, "slurmctld-0"), "the pod is ready", 60, 0.5)
@@ -351,6 +354,7 @@ def test_a_user_of_the_directory_logs_in(grown: Jobs, entries: Entries) -> None:
     assert "node1" in entries.ssh(*LOGIN, "sinfo", "-N")
 
 
+@pytest.mark.full
 def test_a_user_of_accounts_logs_in_with_an_authorized_key(deployer: Deployer, grown: Jobs, entries: Entries) -> None:
     """Who is in the site's passwd only; the home in the volume has the key. root does not log in with the same."""
     refused = entries.ssh(*LOGIN, "id", "-un", user="alice")

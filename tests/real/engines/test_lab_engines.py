@@ -72,6 +72,7 @@ def test_admin_hosts_reach_both(lab: Lab) -> None:
         assert host.run("ssh", "-o", "BatchMode=yes", "worker1", "hostname").text == "worker1"
 
 
+@pytest.mark.full
 def test_a_pod_gets_a_volume_and_is_there_again_when_its_host_was_off(lab: Lab) -> None:
     admin = lab.host("admin")
     admin.run("kubectl", "apply", "-f", "-", input=POD.encode())

@@ -124,9 +124,8 @@ def test_what_a_killed_start_leaves_has_a_guard(hosts: Hosts) -> None:
 STEPS = ("stop ", "copy the state", "compare digests", "change the lease", "apply slurm-ctl", "take the lease")
 
 
-@pytest.mark.parametrize(
-    "step", [pytest.param(each, marks=() if each == "change the lease" else pytest.mark.full) for each in STEPS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("step", STEPS)
 def test_a_move_that_is_killed_is_resumed(hosts: Hosts, step: str) -> None:
     """E16: at each step there is at most one writer, and the same command goes on; in both directions."""
     jobs = Jobs(hosts, 60)

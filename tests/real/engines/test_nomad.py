@@ -47,6 +47,7 @@ def on_client(name: str) -> str:
     return f'constraint {{\n  attribute = "${{attr.unique.hostname}}"\n  value = "{name}"\n}}\n'
 
 
+@pytest.mark.full
 def test_a_job_is_run_not_applied(nomad: NomadCluster) -> None:
     """X1: "nomad job apply" is not a command."""
     assert nomad.nomad("job", "apply", "job.nomad.hcl", ok=None).status != 0
@@ -66,6 +67,7 @@ def test_the_servers_validate_a_job(nomad: NomadCluster, tmp_path: Path) -> None
     assert nomad.validate(bad).status != 0
 
 
+@pytest.mark.full
 def test_distinct_hosts_does_nothing_in_a_system_job(nomad: NomadCluster) -> None:
     """X2: two groups that must not share a host, on one host: the service job waits, the system job runs both."""
     distinct = "constraint {\n  distinct_hosts = true\n}\n" + on_client("c1")
@@ -80,6 +82,7 @@ def test_distinct_hosts_does_nothing_in_a_system_job(nomad: NomadCluster) -> Non
         nomad.purge(f"distinct-{kind}")
 
 
+@pytest.mark.full
 def test_a_prestart_task_is_not_run_again_after_a_reboot(nomad: NomadCluster) -> None:
     """X3: after a power failure of the client the main task runs without the prestart task before it."""
     client = nomad.clients[1]
@@ -101,6 +104,7 @@ def test_a_prestart_task_is_not_run_again_after_a_reboot(nomad: NomadCluster) ->
     nomad.purge("order")
 
 
+@pytest.mark.full
 def test_a_task_of_another_user_needs_a_data_folder_that_it_may_enter(nomad: NomadCluster) -> None:
     """Nomad makes its data folder with mode 0700: such a task fails there, and runs where others may enter it."""
     client = nomad.clients[0]

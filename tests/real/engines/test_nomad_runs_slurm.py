@@ -196,6 +196,7 @@ def test_a_node_is_drained_in_slurm_first(deployer: Deployer, cluster: NomadClie
     assert deployer.status()["healthy"]
 
 
+@pytest.mark.full
 def test_another_configuration_and_back(deployer: Deployer, user: Jobs) -> None:
     """E8."""
     change_with_a_job(deployer, user)
@@ -227,6 +228,7 @@ def test_a_stop_keeps_the_state(deployer: Deployer, user: Jobs) -> None:
     stop_and_start(deployer, user)
 
 
+@pytest.mark.full
 def test_jobs_complete_though_the_controller_is_restarted(lab: Lab, cluster: NomadClient, user: Jobs) -> None:
     """E6."""
     running, queued = user.submit_two(12)
@@ -244,6 +246,7 @@ def test_jobs_complete_though_the_controller_is_restarted(lab: Lab, cluster: Nom
     assert (second.generation, second.holder) == (first.generation + 1, f"{after['ID']} on host-a")
 
 
+@pytest.mark.full
 def test_a_job_runs_on_though_slurmd_is_restarted(cluster: NomadClient, user: Jobs, exported: dict[str, bytes]) -> None:
     """Its task is restarted, then stopped for a changed one: what it has started is not in the task's cgroup."""
     go, node = "/home/alice/go", user.node
@@ -297,32 +300,7 @@ def test_slurmd_does_not_start_as_document_000_has_it(user: Jobs) -> None:
     assert b"Duplicated NodeName" in user.node.run(*dynamic, ok=(1,), timeout=60).stderr
 
 
-@pytest.fixture(scope="module")
-def grown(deployer: Deployer, cluster: NomadClient, user: Jobs) -> Jobs:
-    """The same, after all services were deployed; each job of them has its secrets, and no others."""
-    grow(deployer, user)
-    for name, items in SERVICES.items():
-        found = json.loads(cluster.nomad("var", "get", "-out", "json", f"nomad/jobs/{name}").stdout)["Items"]
-        assert {*found} - {"created_by"} == {*items}, name
-    return user
-
-
-def test_a_job_is_accounted(grown: Jobs) -> None:
-    """E5."""
-    assert_accounted(grown)
-
-
-def test_a_user_of_the_directory_logs_in(grown: Jobs, entries: Entries) -> None:
-    """With the known host key; commands that nodes connect to work, too, as tasks have the network of the host."""
-    log_in(entries, LOGIN)
-    assert entries.ssh(*LOGIN, "cd /tmp && srun -N2 id -un").split() == [USER, USER]
-
-
-def test_tokens_are_needed(grown: Jobs, entries: Entries) -> None:
-    need_tokens(entries, f"http://{ADDRESS}:6820", LOGIN)
-
-
-def test_the_key_is_not_readable_by_the_api(lab: Lab, cluster: NomadClient, grown: Jobs) -> None:
+def test_the_key_is_not_readable_by_the_api(lab: Lab, cluster: NomadClient, user: Jobs) -> None:
     """With read-fs all of an allocation is, but the folder `secrets` of its tasks."""
     (one,) = (each["ID"] for each in cluster.running("slurm-ctl"))
     placed = cluster.nomad("alloc", "fs", one, "alloc/data/etc/slurm/slurm.conf")
@@ -335,6 +313,35 @@ def test_the_key_is_not_readable_by_the_api(lab: Lab, cluster: NomadClient, grow
     assert found == [f"{folder}/munge/secrets/munge.key"]
 
 
+@pytest.fixture(scope="module")
+def grown(deployer: Deployer, cluster: NomadClient, user: Jobs) -> Jobs:
+    """The same, after all services were deployed; each job of them has its secrets, and no others."""
+    grow(deployer, user)
+    for name, items in SERVICES.items():
+        found = json.loads(cluster.nomad("var", "get", "-out", "json", f"nomad/jobs/{name}").stdout)["Items"]
+        assert {*found} - {"created_by"} == {*items}, name
+    return user
+
+
+@pytest.mark.full
+def test_a_job_is_accounted(grown: Jobs) -> None:
+    """E5."""
+    assert_accounted(grown)
+
+
+@pytest.mark.full
+def test_a_user_of_the_directory_logs_in(grown: Jobs, entries: Entries) -> None:
+    """With the known host key; commands that nodes connect to work, too, as tasks have the network of the host."""
+    log_in(entries, LOGIN)
+    assert entries.ssh(*LOGIN, "cd /tmp && srun -N2 id -un").split() == [USER, USER]
+
+
+@pytest.mark.full
+def test_tokens_are_needed(grown: Jobs, entries: Entries) -> None:
+    need_tokens(entries, f"http://{ADDRESS}:6820", LOGIN)
+
+
+@pytest.mark.full
 def test_checks_are_on_the_loopback(lab: Lab, cluster: NomadClient, grown: Jobs) -> None:
     (one,) = (each["ID"] for each in cluster.running("slurm-ctl"))
     listening = lab.host("host-a").run("ss", "-Hltn", "sport", "=", ":16817").text.split("\n")

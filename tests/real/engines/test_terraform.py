@@ -166,6 +166,7 @@ job "{name}" {{
 """
 
 
+@pytest.mark.full
 def test_what_a_refresh_does_not_see(nomad: NomadCluster, site: Cluster, mirror: Path, tmp_path: Path) -> None:
     """X4: of changes beside it, a plan sees what has another source; Nomad's own plan sees all of them."""
     address = nomad.clients[0].address
@@ -222,6 +223,7 @@ def on_kubernetes(
     kubernetes.kubectl("delete", "namespace", SPACE, "--wait=false", ok=None)
 
 
+@pytest.mark.full
 def test_objects_are_created_when_what_they_need_is_ready(kubernetes: Kubernetes, on_kubernetes: Terraform) -> None:
     conditions = kubernetes.get("-n", SPACE, "pod", "slurmdbd-0")["status"]["conditions"]
     (ready,) = [
@@ -231,10 +233,12 @@ def test_objects_are_created_when_what_they_need_is_ready(kubernetes: Kubernetes
     assert ready <= created
 
 
+@pytest.mark.full
 def test_a_second_plan_for_kubernetes_is_empty(on_kubernetes: Terraform) -> None:
     assert not on_kubernetes.has_changes()
 
 
+@pytest.mark.full
 def test_a_scaled_stateful_set_is_seen(kubernetes: Kubernetes, on_kubernetes: Terraform) -> None:
     """Fields of the manifest are compared; labels of others are not."""
     kubernetes.kubectl("-n", SPACE, "label", "statefulset", "slurmctld", "someone=else")
@@ -244,6 +248,7 @@ def test_a_scaled_stateful_set_is_seen(kubernetes: Kubernetes, on_kubernetes: Te
     kubernetes.kubectl("-n", SPACE, "scale", "statefulset", "slurmctld", "--replicas=1")
 
 
+@pytest.mark.full
 def test_objects_are_deleted_in_the_reverse_order(kubernetes: Kubernetes, on_kubernetes: Terraform) -> None:
     """The namespace, the key and the state stay."""
     host = kubernetes.host

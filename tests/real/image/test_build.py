@@ -194,6 +194,7 @@ def test_an_unsigned_image_has_no_oci_form(site: Site, built: Built) -> None:
     assert not folder.exists() and not list(site.folder.glob(".*.new"))
 
 
+@pytest.mark.full
 def test_a_pgp_key_signs_in_place_of_pem(site: Site, built: Built) -> None:
     keyring = site.folder / "pgp"
     keyring.mkdir(mode=0o700)

@@ -19,6 +19,7 @@ from appliance.lab.down import empty_folder, loops_below
 from appliance.operations.lab.lab import lab_exec
 from appliance.progress import Silent
 from tests.real.labs import assert_gone, need_machine, remains
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -182,8 +183,10 @@ def test_a_cache_that_is_a_mount_is_emptied(tmp_path: Path) -> None:
 
 
 def test_what_an_interrupted_up_made_is_undone(cluster: lab.Lab) -> None:
-    running = start_up(CRASH)
-    time.sleep(1.0)
+    command = [sys.executable, "-m", "appliance", "lab", "up", "--name", CRASH, "--nodes", "1"]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(Path(f"/run/sms-lab/{CRASH}").exists, "it has begun", 60)
+    time.sleep(0.5)
     running.send_signal(signal.SIGINT)
     assert running.wait(60) != 0
     assert_gone(CRASH)

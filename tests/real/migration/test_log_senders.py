@@ -15,7 +15,6 @@ from tests.real.senders import SOCKETS, further_senders, numbered, steady_lines,
 
 pytestmark = pytest.mark.real
 
-MOVES = 3
 BUSY, IDLE = ("node1", "node2"), ("node3", "node4")
 
 
@@ -41,14 +40,15 @@ def move(hosts: Hosts, target: str) -> dict[str, Any]:
     return reported
 
 
-def test_no_line_over_tcp_or_relp_is_lost_in_three_moves(hosts: Hosts) -> None:
+@pytest.mark.parametrize("moves", [1, pytest.param(3, marks=pytest.mark.full)])
+def test_no_line_over_tcp_or_relp_is_lost_in_moves(hosts: Hosts, moves: int) -> None:
     where, expected = "host-a", set[str]()
     with ExitStack() as senders:
         for node in (*BUSY, *IDLE):
             senders.enter_context(further_senders(hosts.lab, node))
         expected |= log_once(hosts, "before")
         with steady_lines(hosts.lab, BUSY, SOCKETS) as lines:
-            for number in range(MOVES):
+            for number in range(moves):
                 time.sleep(2)
                 where = other(where)
                 reported = move(hosts, where)

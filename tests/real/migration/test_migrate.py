@@ -469,6 +469,7 @@ def count_connections(hosts: Hosts) -> dict[str, int]:
     return {host: len(line.findall(log.decode(errors="replace"))) for host, log in logs.items()}
 
 
+@pytest.mark.full
 def test_a_verb_connects_to_a_host_once(hosts: Hosts) -> None:
     source, target = where(hosts)
     hosts.sms("-q", "overlay", "snapshot", on=source)

@@ -44,14 +44,14 @@ def cells() -> Iterator[Cell]:
         mine = source if number < up else target if number > up else either
         # With the network interrupted, a target that was ordered to go up does; the command may not learn of it.
         for name, work, sample in (
-            ("SIGKILL", faults.kill, ""),  # its sample is that of a shared overlay
+            ("SIGKILL", faults.kill, "arm"),
             ("SSH cut", faults.cut, "release"),
             ("SSH to the source cut", faults.cut_source, ""),
             ("SSH to the target cut", faults.cut_target, ""),
         ):
             yield Cell(name, work, step, mine, step == sample)
         # A target that has been handed the addresses and dies then has died after the move.
-        yield Cell("target gone", faults.target_gone, step, source if number < given else none, step == "send")
+        yield Cell("target gone", faults.target_gone, step, source if number < given else none)
         # Not running on any other host yet: the host returns, or `sms failover` is needed.
         without = none if number < STEPS.index("stop") else target if step != "stop" else none | target
         yield Cell("source gone", faults.source_gone, step, without, step == "release")

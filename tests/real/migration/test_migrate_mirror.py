@@ -97,6 +97,7 @@ def migrate(hosts: Hosts) -> tuple[str, str]:
     return target, source
 
 
+@pytest.mark.full
 def test_it_migrates_to_a_mirror(disks: Hosts) -> None:
     planned = json.loads(disks.sms("migrate", "--force", "--dry-run", "--json", "host-b", on="admin").stdout)
     assert planned["mirror"] == list(DISKS["host-b"])

@@ -33,12 +33,12 @@ def cells() -> Iterator[Cell]:
     )
     for number, step in enumerate(STEPS):
         mine = source if number < up else target if number > up else either
-        for name, work, sample in (
-            ("SIGKILL", faults.kill, "arm"),
-            ("SSH cut", faults.cut, ""),
-            ("SSH to the target cut", faults.cut_target, ""),
+        for name, work in (
+            ("SIGKILL", faults.kill),
+            ("SSH cut", faults.cut),
+            ("SSH to the target cut", faults.cut_target),
         ):
-            yield Cell(name, work, step, mine, step == sample)
+            yield Cell(name, work, step, mine)
         yield Cell("SSH to the source cut", faults.cut_source, step, source if step == "hand" else target)
         # Nobody but the target may use the overlay until it returns, or `sms failover` is run.
         gone = source if step == "hand" else source | none if step == "start" else none

@@ -81,9 +81,9 @@ def start_both(playground: Playground, site: str) -> list[tuple[int, str]]:
     return [(runs[name].returncode, said[name]) for name in HOSTS]
 
 
-CASES: list[tuple[Callable[[dict[str, Any]], None], str]] = [
-    (shared, "/srv/shared/overlays"),
-    (small, "/var/lib/sms/overlays"),
+CASES = [
+    pytest.param(shared, "/srv/shared/overlays"),
+    pytest.param(small, "/var/lib/sms/overlays", marks=pytest.mark.full),
 ]
 
 

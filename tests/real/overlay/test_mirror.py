@@ -444,6 +444,7 @@ def test_a_create_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: 
 
 
 @STRIDES
+@pytest.mark.full
 def test_a_remove_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: int) -> None:
     bench.create()
     count = random.randint(1, stride)

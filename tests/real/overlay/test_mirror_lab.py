@@ -63,6 +63,7 @@ def in_background(playground: Playground, script: str) -> None:
     playground.sms("exec", "--", "sh", "-c", f"rm -f /tmp/enough /tmp/ended; setsid sh -c '{script}' >/dev/null 2>&1 &")
 
 
+@pytest.mark.full
 def test_noise_over_a_member_while_jobs_run(disks: Playground) -> None:
     host, node = disks.host("host-a"), disks.host("node1")
     disks.sms("-q", "overlay", "mirror", "create", "--on", "/mnt/disk1", "--on", "/mnt/disk2")

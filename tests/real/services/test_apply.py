@@ -86,8 +86,8 @@ def test_a_service_that_fails_gets_its_old_file_back(running: Playground) -> Non
     ("extra", "partition", "named"),
     [
         (["SlurmctldTimout=300"], {}, "SlurmctldTimout"),
-        (["SlurmctldTimeout=soon"], {}, "soon"),
-        ([], {"extra": "Staet=UP"}, "Staet"),
+        pytest.param(["SlurmctldTimeout=soon"], {}, "soon", marks=pytest.mark.full),
+        pytest.param([], {"extra": "Staet=UP"}, "Staet", marks=pytest.mark.full),
     ],
 )
 def test_what_slurm_cannot_parse_is_refused_before(

@@ -47,6 +47,7 @@ def cable(playground: Playground, state: str) -> None:
         wait_until(lambda: playground.host("admin").works("ssh", OTHER, "true"), f"ssh to {OTHER}")
 
 
+@pytest.mark.full
 def test_snapshots_after_the_loss_are_the_latest(clean: Playground) -> None:
     site = clean.variant("small.yaml", small)
 

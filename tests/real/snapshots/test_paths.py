@@ -304,7 +304,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
-APART = 3
+APART = 9
 """Of what came after, one in so many is tried in every run, of each other one another time."""
 
 

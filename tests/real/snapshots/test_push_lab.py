@@ -111,7 +111,7 @@ def find_text(image: Path) -> int:
         return data.find(b"the same again")
 
 
-@pytest.mark.parametrize("on", ["host-a", "admin"])
+@pytest.mark.parametrize("on", ["host-a", pytest.param("admin", marks=pytest.mark.full)])
 def test_everywhere_and_back(hosts: Hosts, on: str) -> None:
     """From the host itself, and from where a person sits: then both ends are far."""
     hosts.add("one.img")

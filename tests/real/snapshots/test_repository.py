@@ -62,6 +62,7 @@ def append_only(far: Place, server: Server) -> AppendOnly:
     return AppendOnly(place, pruner, repository)
 
 
+@pytest.mark.full
 def test_a_key_that_may_only_append(append_only: AppendOnly) -> None:
     place = append_only.place
     for seed in (1, 2, 3):

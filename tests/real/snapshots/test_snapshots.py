@@ -209,6 +209,7 @@ def test_a_file_that_is_not_what_slurm_writes_does_not_count(running: Playground
     take(running)
 
 
+@pytest.mark.full
 def test_a_damaged_overlay_is_kept_as_a_file(running: Playground) -> None:
     host = running.host("host-a")
     take(running)
@@ -251,6 +252,7 @@ def test_made_and_seeded_and_not_started(stopped: Playground) -> None:
     stopped.sms("-q", "start")
 
 
+@pytest.mark.full
 def test_another_host_has_the_lease(stopped: Playground, built: Built) -> None:
     """On a shared folder: what host-b runs must neither be taken nor replaced by host-a."""
     give_image(stopped, built, "host-b")

@@ -230,6 +230,7 @@ def test_one_that_is_interrupted_leaves_nothing(stage: Playground) -> None:
     assert_nothing_left(stage)
 
 
+@pytest.mark.full
 def test_another_machine_rehearses_on_what_it_is_sent_for_a_site_of_large_nodes_and_names(stage: Playground) -> None:
     def change(site: dict[str, Any]) -> None:
         # Many times what this machine has; peers by name, on other ports, far away, and beside the nodes.

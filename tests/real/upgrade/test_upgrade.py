@@ -363,6 +363,7 @@ def test_a_killed_stop_and_start_resumes(shared: Stage, step: str, image: str, v
     assert running(shared.jobs()) == jobs
 
 
+@pytest.mark.full
 def test_back_to_the_state_of_before(old: Stage) -> None:
     """The snapshot replaces the overlay: the container is stopped for it."""
     old.upgrade("--image", old.good, *QUICK)

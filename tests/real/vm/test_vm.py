@@ -570,6 +570,7 @@ def test_a_snapshot_is_restored_and_an_interrupted_restore_resumes(world: World)
     assert len(gone) == 1 and "first" not in gone, "the newest verified one stays"
 
 
+@pytest.mark.full
 def test_it_moves_to_another_host_and_has_what_it_had(world: World) -> None:
     """Copied and compared; the host that it left does not start it any more."""
     moved = json.loads(world.vm("migrate", "host-b", "--json").stdout)
@@ -589,6 +590,7 @@ def test_it_moves_to_another_host_and_has_what_it_had(world: World) -> None:
     assert world.status()["host"] == "host-b"
 
 
+@pytest.mark.full
 def test_it_moves_while_it_runs(world: World) -> None:
     """The same boot on the other host; the one that it left touches neither machine nor disks any more."""
     here, there = "host-b", "host-a"
