@@ -245,6 +245,7 @@ def test_a_cluster_node_is_drained_and_the_controller_moves(deployer: Deployer, 
     jobs.wait_for(job, "COMPLETED")
 
 
+@pytest.mark.full
 def test_another_configuration_and_back(deployer: Deployer, jobs: Jobs) -> None:
     """E8."""
     change_with_a_job(deployer, jobs)
@@ -341,11 +342,13 @@ def grown(deployer: Deployer, jobs: Jobs) -> Jobs:
     return jobs
 
 
+@pytest.mark.full
 def test_a_job_is_accounted(grown: Jobs) -> None:
     """E5."""
     assert_accounted(grown)
 
 
+@pytest.mark.full
 def test_a_user_of_the_directory_logs_in(grown: Jobs, entries: Entries) -> None:
     """With the known host key, by the own key and by the password, which only the directory have; no other user."""
     log_in(entries, LOGIN)
@@ -372,6 +375,7 @@ def test_a_user_of_accounts_logs_in_with_an_authorized_key(deployer: Deployer, g
     grown.wait_until_accounted(job)
 
 
+@pytest.mark.full
 def test_tokens_are_needed(grown: Jobs, entries: Entries) -> None:
     need_tokens(entries, f"http://{ADDRESS}:30820", LOGIN)
 

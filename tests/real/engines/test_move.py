@@ -26,6 +26,7 @@ def hosts() -> Iterator[Hosts]:
         yield found
 
 
+@pytest.mark.full
 def test_a_state_newer_than_the_image_is_refused(hosts: Hosts) -> None:
     """E17; before anything is stopped. A state file of a later Slurm begins as those of this one."""
     made = "printf '\\0\\0\\0\\21PROTOCOL_VERSION\\0\\57\\0' >/var/spool/slurmctld/later_state"
@@ -38,6 +39,7 @@ def test_a_state_newer_than_the_image_is_refused(hosts: Hosts) -> None:
     hosts.sms("exec", "--", "rm", "/var/spool/slurmctld/later_state", on="host-a")
 
 
+@pytest.mark.full
 def test_to_nomad_and_back(hosts: Hosts) -> None:
     plan = move(hosts, "--to", "nomad", "--dry-run", "--force")
     assert (

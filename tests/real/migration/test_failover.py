@@ -424,6 +424,7 @@ def fail_over_without_fencing(playground: Playground, site: str) -> None:
     playground.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", on=HERE)
 
 
+@pytest.mark.full
 def test_a_cable_that_is_plugged_in_again_after_a_false_statement(both: Playground) -> None:
     """Nobody has fenced the old host: its cables were out, and are plugged in after the other one has taken over."""
     site = both.variant("small.yaml", small)
@@ -507,6 +508,7 @@ def test_a_partition_beyond_the_switch_has_a_window(both: Playground) -> None:
     assert took <= 40, "docs/failover.md"
 
 
+@pytest.mark.full
 def test_a_shared_overlay_is_started_as_it_is(both: Playground) -> None:
     def shared(document: dict[str, Any]) -> None:
         small(document)

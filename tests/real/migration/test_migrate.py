@@ -405,6 +405,7 @@ def test_nodes_that_did_not_reach_the_new_controller_are_queried_at_once(hosts: 
     wait_for("their answers", lambda: "" if hosts.host("node1").run(*silent).text else "yes", 60)
 
 
+@pytest.mark.full
 def test_the_newest_snapshot_there_is_used(seen: Seen) -> None:
     hosts = seen.hosts
     source, target = where(hosts)

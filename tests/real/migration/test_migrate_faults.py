@@ -45,7 +45,7 @@ def cells() -> Iterator[Cell]:
         # With the network interrupted, a target that was ordered to go up does; the command may not learn of it.
         for name, work, sample in (
             ("SIGKILL", faults.kill, "arm"),
-            ("SSH cut", faults.cut, "release"),
+            ("SSH cut", faults.cut, ""),
             ("SSH to the source cut", faults.cut_source, ""),
             ("SSH to the target cut", faults.cut_target, ""),
         ):

@@ -220,6 +220,7 @@ def test_two_runs_at_once(hosts: Hosts, gap_s: float, verb: str) -> None:
     assert not [name for one in CARRIERS for name in hosts.files(one) if ".img.past-" in name]
 
 
+@pytest.mark.full
 def test_what_is_not_running_on_any_host(hosts: Hosts) -> None:
     source, target = where(hosts)
     hosts.sms("-q", "stop", on=source)

@@ -103,6 +103,7 @@ def test_what_slurm_cannot_parse_is_refused_before(
     assert running.sms("exec", "--", "sh", "-c", "ls -d /run/sms/check.* || true").text == ""
 
 
+@pytest.mark.full
 def test_the_next_run_goes_on_after_a_killed_one(running: Playground) -> None:
     """Killed when the files were written and slurmctld has not read them."""
     site = use(running, extra=["MaxArraySize=2002"])
@@ -118,6 +119,7 @@ def test_the_next_run_goes_on_after_a_killed_one(running: Playground) -> None:
     applied(running, "/etc/sms/sms.yaml")
 
 
+@pytest.mark.full
 def test_time_servers_are_read_again(running: Playground) -> None:
     """chronyd goes on, with the sources of the site file; rsyslogd is restarted: it reads its file at its start."""
 

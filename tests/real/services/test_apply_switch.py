@@ -248,6 +248,7 @@ def test_a_stop_ends_what_a_killed_run_has_left(running: Playground) -> None:
     applied(running, "/etc/sms/sms.yaml")
 
 
+@pytest.mark.full
 def test_a_gateway_that_is_not_there_is_refused(running: Playground) -> None:
     """Before anything is changed."""
 

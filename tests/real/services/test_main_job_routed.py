@@ -50,6 +50,7 @@ def assert_served(place: Playground, on: str) -> None:
     assert (probe["network"], probe["ok"]) == (CABINET, True)
 
 
+@pytest.mark.full
 def test_nodes_behind_a_router(routed: Playground) -> None:
     """They are on no bridge of an admin host; a job survives the move of the container to the other one."""
     addresses = routed.host("node1").run("ip", "-br", "-4", "address", "show", "eth0").text.split()

@@ -146,6 +146,7 @@ def test_a_host_that_cannot_carry_it_is_refused_and_nothing_is_changed(stopped: 
         stopped.sms("-q", "start", "--dry-run")
 
 
+@pytest.mark.full
 def test_a_damaged_overlay_is_named_and_not_started(stopped: Playground) -> None:
     host = stopped.host("host-a")
     overlay = "/var/lib/sms/overlays/lab.img"

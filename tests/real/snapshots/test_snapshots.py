@@ -168,6 +168,7 @@ def test_restored_and_back_again(running: Playground) -> None:
     assert running.lease()["holder"] == "host-a" and running.status()["healthy"]
 
 
+@pytest.mark.full
 def test_a_job_is_known_again(running: Playground) -> None:
     """slurmctld, restored, has the job that ran when the snapshot was taken, and not the one of after."""
     node = running.host("node1")
@@ -198,6 +199,7 @@ def test_a_job_is_known_again(running: Playground) -> None:
         demo.wait_idle(node, NODES)
 
 
+@pytest.mark.full
 def test_a_file_that_is_not_what_slurm_writes_does_not_count(running: Playground) -> None:
     inside(running, f"cp {SPOOL}/resv_state /root/kept; head -c 4096 /dev/urandom >{SPOOL}/resv_state; sync", ok=(0, 1))
     try:
@@ -235,6 +237,7 @@ def test_a_lost_overlay_comes_back(running: Playground) -> None:
     assert inside(running, "cat /root/word").strip() == "here"
 
 
+@pytest.mark.full
 def test_made_and_seeded_and_not_started(stopped: Playground) -> None:
     host = stopped.host("host-a")
     host.remove(OVERLAY)
@@ -277,6 +280,7 @@ def test_another_host_has_the_lease(stopped: Playground, built: Built) -> None:
         stopped.host("host-b").run("rm", "-rf", "/var/lib/sms/snapshots", "/srv/shared/s", "/srv/shared/snapped")
 
 
+@pytest.mark.full
 def test_a_start_elsewhere_is_refused_while_the_lease_is_kept_as_it_is(stopped: Playground, built: Built) -> None:
     """As a snapshot of a stopped overlay and a restore do, on a shared folder; once let go, it is free at once."""
     give_image(stopped, built, "host-b")

@@ -206,6 +206,7 @@ def test_the_plan_is_printed(old: Stage) -> None:
     assert "second instance" in steps and "predicted outage at most 0." in steps and "1 running" in steps
 
 
+@pytest.mark.full
 def test_apply_notes_a_current_image_that_does_not_run(old: Stage) -> None:
     """As after `sms build`; it goes on with the running one."""
     host, images = old.play.host("host-a"), "/var/lib/sms/images"
@@ -229,11 +230,8 @@ SWITCH_STEPS = (
     "clean up on",
     "check every job",
 )
-WITH_AGENTS = ("switch the addresses", True)
 KILLED = [
-    pytest.param(
-        step, agents, id=f"{step}{', and its agents' * agents}", marks=() if (step, agents) == WITH_AGENTS else FULL
-    )
+    pytest.param(step, agents, id=f"{step}{', and its agents' * agents}", marks=FULL)
     for step in SWITCH_STEPS
     for agents in (False, True)
 ]
