@@ -47,7 +47,7 @@ RUN = "SMS_TESTS_RUN"
 WORKERS = 4
 """Real tests wait half of the time: two cores are busy with four of them. Each takes 1 to 3 GiB."""
 ENGINE_WORKERS = 3
-"""One has Nomad, one Kubernetes, one the moves between them."""
+"""One deploys to Nomad, one to Kubernetes, one the clusters that several files share."""
 NO_TESTS = 5
 """pytest's status where nothing was selected."""
 UNITS = ("tests/unit", "tests/test_layers.py")

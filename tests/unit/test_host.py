@@ -36,6 +36,7 @@ from appliance.host.local import Local, LocalStream
 from appliance.host.ssh import GONE_MS, Ssh
 from appliance.host.transport import make_transport
 from appliance.shared.outputs import MAX_OUTPUT, group_runs
+from tests.ownnet import own_network
 from tests.waiting import alive, soon
 
 BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
@@ -412,6 +413,12 @@ def test_a_server_that_sends_without_end_before_it_is_known(sent: bytes) -> None
         finally:
             ended.set()
             thread.join(30)
+
+
+def test_a_network_without_a_route_is_named_without_the_number_of_the_error() -> None:
+    with own_network(["10.91.0.1/24"]), pytest.raises(Unreachable, match="Network is unreachable") as caught:
+        Ssh("far", "192.0.2.1").run("true")
+    assert "Errno" not in caught.value.message
 
 
 class Flooding(paramiko.ServerInterface):

@@ -14,7 +14,7 @@ from tests.real.engines.moving import Jobs, assert_gateway, move, moving_lab, wr
 from tests.real.moves import Hosts
 from tests.real.processes import begin, kill_sms, sms_pids, wait_for_step
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.timeout(1800)]
 """Two moves with their jobs: three minutes on an idle machine, beside three other labs three times as long."""
 
 
@@ -26,7 +26,6 @@ def hosts() -> Iterator[Hosts]:
         yield found
 
 
-@pytest.mark.full
 def test_a_state_newer_than_the_image_is_refused(hosts: Hosts) -> None:
     """E17; before anything is stopped. A state file of a later Slurm begins as those of this one."""
     made = "printf '\\0\\0\\0\\21PROTOCOL_VERSION\\0\\57\\0' >/var/spool/slurmctld/later_state"
@@ -39,7 +38,6 @@ def test_a_state_newer_than_the_image_is_refused(hosts: Hosts) -> None:
     hosts.sms("exec", "--", "rm", "/var/spool/slurmctld/later_state", on="host-a")
 
 
-@pytest.mark.full
 def test_to_nomad_and_back(hosts: Hosts) -> None:
     plan = move(hosts, "--to", "nomad", "--dry-run", "--force")
     assert (
@@ -81,7 +79,6 @@ def assert_acts_on_what_stays(hosts: Hosts, on: str, other: str) -> None:
         assert words[0] != "migrate" or f"`sms stop --host {on}`, then `sms start --host {other}`" in refused
 
 
-@pytest.mark.full
 def test_another_run_changes_nothing_and_a_killed_one_is_undone(hosts: Hosts) -> None:
     """While the state is copied to the container, its folders on Nomad are locked; `--to nomad` starts it there."""
     move(hosts, "--to", "nomad", "--force")
@@ -109,7 +106,6 @@ def test_another_run_changes_nothing_and_a_killed_one_is_undone(hosts: Hosts) ->
     assert writers(hosts) == ["host-a"]
 
 
-@pytest.mark.full
 def test_what_a_killed_start_leaves_has_a_guard(hosts: Hosts) -> None:
     """Of what stays: the guard is there before the instance is."""
     move(hosts, "--to", "nomad", "--force")
@@ -126,7 +122,6 @@ def test_what_a_killed_start_leaves_has_a_guard(hosts: Hosts) -> None:
 STEPS = ("stop ", "copy the state", "compare digests", "change the lease", "apply slurm-ctl", "take the lease")
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("step", STEPS)
 def test_a_move_that_is_killed_is_resumed(hosts: Hosts, step: str) -> None:
     """E16: at each step there is at most one writer, and the same command goes on; in both directions."""

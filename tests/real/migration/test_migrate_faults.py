@@ -43,18 +43,18 @@ def cells() -> Iterator[Cell]:
         # At the very word to go up both may come out; never both at once.
         mine = source if number < up else target if number > up else either
         # With the network interrupted, a target that was ordered to go up does; the command may not learn of it.
-        for name, work, sample in (
-            ("SIGKILL", faults.kill, "arm"),
-            ("SSH cut", faults.cut, ""),
-            ("SSH to the source cut", faults.cut_source, ""),
-            ("SSH to the target cut", faults.cut_target, ""),
+        yield Cell("SIGKILL", faults.kill, step, mine, sample=step == "arm")
+        for name, work in (
+            ("SSH cut", faults.cut),
+            ("SSH to the source cut", faults.cut_source),
+            ("SSH to the target cut", faults.cut_target),
         ):
-            yield Cell(name, work, step, mine, step == sample)
+            yield Cell(name, work, step, mine)
         # A target that has been handed the addresses and dies then has died after the move.
         yield Cell("target gone", faults.target_gone, step, source if number < given else none)
         # Not running on any other host yet: the host returns, or `sms failover` is needed.
         without = none if number < STEPS.index("stop") else target if step != "stop" else none | target
-        yield Cell("source gone", faults.source_gone, step, without, step == "release")
+        yield Cell("source gone", faults.source_gone, step, without, sample=step == "release")
     for name, work in (
         ("SSH to the source cut", faults.cut_source),
         ("SSH to the target cut", faults.cut_target),

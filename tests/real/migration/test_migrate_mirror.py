@@ -16,7 +16,7 @@ from tests.real.migration.conftest import where
 from tests.real.moves import CARRIERS, OVERLAY, Hosts, Stepping
 from tests.real.power import power_off, power_on
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 MIRROR = "/var/lib/sms/overlays/lab.mirror"
 DISKS = {"host-a": ("/mnt/disk1", "/mnt/disk2"), "host-b": ("/mnt/disk3", "/mnt/disk4")}
@@ -97,7 +97,6 @@ def migrate(hosts: Hosts) -> tuple[str, str]:
     return target, source
 
 
-@pytest.mark.full
 def test_it_migrates_to_a_mirror(disks: Hosts) -> None:
     planned = json.loads(disks.sms("migrate", "--force", "--dry-run", "--json", "host-b", on="admin").stdout)
     assert planned["mirror"] == list(DISKS["host-b"])
@@ -105,7 +104,6 @@ def test_it_migrates_to_a_mirror(disks: Hosts) -> None:
     check_mirrored(disks, *migrate(disks))
 
 
-@pytest.mark.full
 def test_there_and_back_under_a_job_and_a_lost_disk(disks: Hosts) -> None:
     node = disks.host("node1")
     job = as_alice(node, "sbatch", "--parsable", "--output=/home/alice/%j", "--wrap=sleep 45; echo done")
@@ -142,7 +140,6 @@ def wait_until_stopped(hosts: Hosts, host: str) -> None:
 STEPS = (">build", ">place", ">start", ">release", ">up", ">commit")
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("step", STEPS)
 def test_a_killed_migration_is_resumed_or_undone(disks: Hosts, step: str) -> None:
     source, target = where(disks)
@@ -165,7 +162,6 @@ def test_a_killed_migration_is_resumed_or_undone(disks: Hosts, step: str) -> Non
     check_mirrored(disks, *migrate(disks))
 
 
-@pytest.mark.full
 def test_a_mirror_that_cannot_be_created_is_refused(disks: Hosts) -> None:
     host, disk = disks.host("host-b"), DISKS["host-b"][1]
     host.run("sh", "-c", 'umount "$1" && rmdir "$1"', "lose", disk)
@@ -184,7 +180,6 @@ def test_a_mirror_that_cannot_be_created_is_refused(disks: Hosts) -> None:
     host.remove(f"{disk}/lab.member-2.img")
 
 
-@pytest.mark.full
 def test_a_target_whose_power_fails_recovers_its_mirror(need: Callable[[str], str]) -> None:
     """At its boot the mirror is closed, and its part of the migration is not done."""
     need("mkfs.btrfs")

@@ -26,7 +26,7 @@ from tests.real.power import power_off, power_on
 from tests.real.processes import begin, sms_pids, wait_for_step
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 OLD, NEW = CARRIERS
 MARK = "/var/lib/this-was-there"
@@ -311,7 +311,6 @@ def cases() -> Iterator[Any]:
             yield pytest.param(kind, order, id=f"{kind}, {order}".replace(" ", "_"))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("kind", "order"), list(cases()))
 def test_the_old_host_returns(world: World, kind: str, order: str) -> None:
     serves = ORDERS[order](world)

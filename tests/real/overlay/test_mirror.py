@@ -432,7 +432,6 @@ def killed_after(bench: Bench, verb: str, count: int, *rest: str) -> bool:
 
 
 @STRIDES
-@pytest.mark.full
 def test_a_create_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: int) -> None:
     count = random.randint(1, stride)
     while killed_after(bench, "create", count, bench.disk(1), bench.disk(2)):
@@ -445,7 +444,6 @@ def test_a_create_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: 
 
 
 @STRIDES
-@pytest.mark.full
 def test_a_remove_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: int) -> None:
     bench.create()
     count = random.randint(1, stride)
@@ -458,7 +456,6 @@ def test_a_remove_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: 
 
 
 @STRIDES
-@pytest.mark.full
 def test_a_rebuild_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: int) -> None:
     bench.create()
     count, disk = random.randint(1, stride), 2

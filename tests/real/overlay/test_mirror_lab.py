@@ -12,7 +12,7 @@ from appliance.operations.lab import demo
 from appliance.tools import ext3
 from tests.real.conftest import NODES, Playground
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 OVERLAYS = "/var/lib/sms/overlays"
 LINES = "/var/log/numbered"
@@ -63,7 +63,6 @@ def in_background(playground: Playground, script: str) -> None:
     playground.sms("exec", "--", "sh", "-c", f"rm -f /tmp/enough /tmp/ended; setsid sh -c '{script}' >/dev/null 2>&1 &")
 
 
-@pytest.mark.full
 def test_noise_over_a_member_while_jobs_run(disks: Playground) -> None:
     host, node = disks.host("host-a"), disks.host("node1")
     disks.sms("-q", "overlay", "mirror", "create", "--on", "/mnt/disk1", "--on", "/mnt/disk2")
@@ -133,7 +132,6 @@ def test_noise_over_a_member_while_jobs_run(disks: Playground) -> None:
     assert lines(disks) == written and disks.status()["mirror"] is None
 
 
-@pytest.mark.full
 def test_a_reboot_and_verbs_on_a_mirrored_overlay(disks: Playground) -> None:
     host = disks.host("host-a")
     disks.sms("-q", "overlay", "mirror", "create", "--on", "/mnt/disk1", "--on", "/mnt/disk2")

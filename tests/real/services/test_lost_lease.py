@@ -13,7 +13,7 @@ from appliance.operations.image.build import Built
 from tests.real.conftest import Playground
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 HERE, OTHER = "host-a", "host-b"
 LEASE = "/var/lib/sms/overlays/lab.lease"
@@ -47,7 +47,6 @@ def cable(playground: Playground, state: str) -> None:
         wait_until(lambda: playground.host("admin").works("ssh", OTHER, "true"), f"ssh to {OTHER}")
 
 
-@pytest.mark.full
 def test_snapshots_after_the_loss_are_the_latest(clean: Playground) -> None:
     site = clean.variant("small.yaml", small)
 

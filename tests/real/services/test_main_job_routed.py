@@ -16,7 +16,7 @@ from appliance.progress import Silent
 from tests.real.conftest import Playground, give_image
 from tests.real.labs import build_image, fresh_lab
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 CABINET = "10.100.0.0/17"
 
@@ -50,7 +50,6 @@ def assert_served(place: Playground, on: str) -> None:
     assert (probe["network"], probe["ok"]) == (CABINET, True)
 
 
-@pytest.mark.full
 def test_nodes_behind_a_router(routed: Playground) -> None:
     """They are on no bridge of an admin host; a job survives the move of the container to the other one."""
     addresses = routed.host("node1").run("ip", "-br", "-4", "address", "show", "eth0").text.split()
@@ -66,14 +65,12 @@ def test_nodes_behind_a_router(routed: Playground) -> None:
     assert_served(routed, "host-b")
 
 
-@pytest.mark.full
 def test_a_download_from_behind_the_router_survives_two_moves(routed: Playground) -> None:
     if routed.instances("host-b"):
         routed.sms("-q", "migrate", "host-a", "--force", on="admin")
     assert "downloaded without a break" in demo.moves(routed.lab)
 
 
-@pytest.mark.full
 def test_a_rehearsal_has_the_router_too(routed: Playground) -> None:
     host = next(name for name in ("host-a", "host-b") if routed.instances(name))
     routed.sms("-q", "overlay", "snapshot", on=host)
@@ -84,7 +81,6 @@ def test_a_rehearsal_has_the_router_too(routed: Playground) -> None:
     assert "outside sees 10.78.0.2" in seen["the outside, through the container's NAT"]
 
 
-@pytest.mark.full
 def test_a_node_whose_only_route_leads_to_the_container_reaches_those_behind_the_router(routed: Playground) -> None:
     """Its packets pass the container, the replies do not: `ct state invalid drop` must not see these connections."""
     serving = next(name for name in ("host-a", "host-b") if routed.instances(name))
@@ -98,7 +94,6 @@ def test_a_node_whose_only_route_leads_to_the_container_reaches_those_behind_the
         other.run("ip", "route", "del", "10.100.0.0/17")
 
 
-@pytest.mark.full
 def test_status_names_a_router_that_is_off_and_a_route_that_is_gone(routed: Playground) -> None:
     serving = next(name for name in ("host-a", "host-b") if routed.instances(name))
     router, bridge = routed.host("router"), "br-prov"
@@ -123,7 +118,6 @@ def test_status_names_a_router_that_is_off_and_a_route_that_is_gone(routed: Play
         routed.host(serving).run(*inside, "ip", "route", "add", CABINET, "via", "10.77.0.254")
 
 
-@pytest.mark.full
 def test_another_network_of_nodes_is_applied(routed: Playground) -> None:
     """A second instance has the route; nothing else changes. Without it in the site file it is gone again."""
     serving = next(name for name in ("host-a", "host-b") if routed.instances(name))
@@ -145,7 +139,6 @@ def test_another_network_of_nodes_is_applied(routed: Playground) -> None:
     demo.wait_for("health", lambda: "yes" if routed.status(serving)["healthy"] else "")
 
 
-@pytest.mark.full
 def test_a_capture_knows_the_nodes_behind_the_router(routed: Playground, tmp_path: Path) -> None:
     """The site file agrees with the classification; one of the lab's other shape does not have these nodes."""
     node, capture = routed.host("node1"), tmp_path / "routed.pcap"

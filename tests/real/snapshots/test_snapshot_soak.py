@@ -23,7 +23,7 @@ from tests.real.labs import fresh_lab
 from tests.real.moves import Background, job_states
 from tests.real.overlays import is_prefix
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.full]
 
 COUNT = 20
 EVERY_S = 1.0
@@ -86,7 +86,6 @@ def elsewhere(built: Built) -> Iterator[Playground]:
         yield other
 
 
-@pytest.mark.full
 def test_snapshots_under_load(running: Playground, elsewhere: Playground) -> None:
     running.host("host-a").run("rm", "-rf", "/var/lib/sms/snapshots")
     taken = []

@@ -230,11 +230,6 @@ SWITCH_STEPS = (
     "clean up on",
     "check every job",
 )
-KILLED = [
-    pytest.param(step, agents, id=f"{step}{', and its agents' * agents}", marks=FULL)
-    for step in SWITCH_STEPS
-    for agents in (False, True)
-]
 
 
 def assert_image_of_overlay(stage: Stage, inode: str) -> None:
@@ -242,7 +237,9 @@ def assert_image_of_overlay(stage: Stage, inode: str) -> None:
     assert (stage.inode() == inode) == (stage.key() == stage.built.key)
 
 
-@pytest.mark.parametrize(("step", "agents"), KILLED)
+@FULL
+@pytest.mark.parametrize("agents", [False, True])
+@pytest.mark.parametrize("step", SWITCH_STEPS)
 def test_a_killed_switch_resumes(old: Stage, step: str, agents: bool) -> None:
     """`sms start` serves with the image of the overlay, and loses no job; `sms upgrade` completes it."""
     jobs, inode = running(old.jobs()), old.inode()

@@ -26,7 +26,7 @@ from appliance.progress import Silent
 from tests.real.conftest import Playground
 from tests.real.labs import console_text, fresh_lab, need_machine
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.timeout(1800)]
 
 NAME = "t-provision"
 METAL = ("metal1",)
@@ -132,7 +132,6 @@ def bring_up(thread: Thread, there: Playground) -> None:
         thread.wait_idle()
 
 
-@pytest.mark.full
 def test_a_machine_without_a_disk_runs_jobs_of_the_container(thread: Thread) -> None:
     assert sorted(thread.inside("srun", "hostname").split()) == list(METAL)
     # It is the container's controller that they are with: the VM has none.
@@ -140,7 +139,6 @@ def test_a_machine_without_a_disk_runs_jobs_of_the_container(thread: Thread) -> 
     assert " / overlay " in thread.job("metal1", "cat", "/proc/mounts")
 
 
-@pytest.mark.full
 def test_the_cluster_runs_on_without_the_vm(thread: Thread, tmp_path: Path) -> None:
     there, outside = thread.there, thread.there.host("outside")
     job = thread.inside("sbatch", "--parsable", "--chdir=/tmp", "--wrap=srun sleep 30")
@@ -182,7 +180,6 @@ def clock(thread: Thread, node: str) -> str:
     return next((line for line in lines if line.startswith("^*") and CONTAINER in line), "")
 
 
-@pytest.mark.full
 def test_what_has_changed_reaches_nodes_and_container_when_the_vm_is_back(thread: Thread) -> None:
     there, etc = thread.there, thread.there.lab.etc
     motd = "/etc/site-motd"  # none of the image's, which would come back

@@ -340,6 +340,12 @@ def test_commands_run_inside(world: World) -> None:
     assert world.vm("exec", "--", "no-such-program", ok=(127,)).stderr
 
 
+def test_it_waits_for_its_disk_on_a_slow_host(world: World) -> None:
+    """Emulated on a busy host, udev once took longer than 30 s; systemd would have given up what needs the disk."""
+    disk = r"dev-disk-by\\x2dlabel-sms\\x2dstate.device"
+    assert world.inside(f"systemctl show -P JobRunningTimeoutUSec {disk}") == "10min"
+
+
 def test_the_console_was_written_down(world: World) -> None:
     """From the firmware to the prompt."""
     log = world.vm("console", "--log").text
