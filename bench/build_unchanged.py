@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from appliance.operations.image.build import plan
-from appliance.progress import Silent
 from bench.rig import Rig, Samples, result, wall, work_folder
 from bench.rig.bed import Bed
 
@@ -22,7 +21,7 @@ class Builds:
         self.site = str(bed.site_file)
         self.folder = folder
         self.lock = folder / "sms.lock"
-        self.made = plan(bed.cluster, Silent(), lock=self.lock, locked=False)
+        self.made = plan(bed.cluster, lock=self.lock, locked=False)
 
     def sms(self, *arguments: str) -> float:
         """Run `sms build`; return its seconds."""

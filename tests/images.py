@@ -74,23 +74,23 @@ def main() -> int:
     usual, full, engines = (open_cluster(site.with_name(name), None, Silent()) for name in names)
 
     def variants() -> None:
-        built = build(usual, Silent(), lock=site.with_name("sms.lock"))
+        built = build(usual, lock=site.with_name("sms.lock"))
         for name in SCRIPTS:
             kept_variant(built, name)
 
     def containers() -> None:
         timed("services container and its variants", variants)
-        timed("with accounting", lambda: build(full, Silent(), lock=site.with_name("full.lock")))
+        timed("with accounting", lambda: build(full, lock=site.with_name("full.lock")))
         if "--engines" in sys.argv[1:]:
-            timed("for engines", lambda: build(engines, Silent(), lock=site.with_name("engines.lock")))
+            timed("for engines", lambda: build(engines, lock=site.with_name("engines.lock")))
 
     def roots() -> None:
         timed("root of lab nodes", lambda: make_root(Silent()))
         timed("root of a legacy node", lambda: make_root(Silent(), MANAGEMENT))
 
     def machines() -> None:
-        timed("provisioning VM", lambda: build_vm(usual, Silent()))
-        timed("node image", lambda: build_node(usual, "compute", Silent()))
+        timed("provisioning VM", lambda: build_vm(usual))
+        timed("node image", lambda: build_node(usual, "compute"))
 
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(work) for work in (containers, machines, roots)]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
     from appliance.operations.services.unfinished import FailoverLoss
-    from appliance.progress import Progress
 
 Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
 """What ``add`` of a verb adds its parser to."""
@@ -234,18 +233,18 @@ def standard_output() -> Iterator[TextIO]:
         raise
 
 
-def open_site(arguments: argparse.Namespace, *, classification: Path | None = None) -> tuple[Cluster, Progress]:
-    """Return the site's cluster, with the services of a classification if one is given, and the progress display."""
+def open_site(arguments: argparse.Namespace, *, classification: Path | None = None) -> Cluster:
+    """Return the site's cluster, with the services of a classification if given; verbs show their progress."""
     from appliance.cli.steps import progress
     from appliance.operations.context import open_cluster
     from appliance.operations.site.locate import find_site
 
-    shown = progress(arguments.quiet)
-    cluster = open_cluster(find_site(arguments.site), arguments.state, shown, classification=classification)
-    return cluster.of_vm() if getattr(arguments, "vm_state", False) else cluster, shown
+    site, shown = find_site(arguments.site), progress(arguments.quiet)
+    cluster = open_cluster(site, arguments.state, shown, classification=classification)
+    return cluster.of_vm() if getattr(arguments, "vm_state", False) else cluster
 
 
-def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host, Progress]:
-    """Return the site's cluster, the host that the verb acts on, and the progress display."""
-    cluster, shown = open_site(arguments)
-    return cluster, cluster.target(arguments.host), shown
+def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
+    """Return the site's cluster, and the host that the verb acts on."""
+    cluster = open_site(arguments)
+    return cluster, cluster.target(arguments.host)

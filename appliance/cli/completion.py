@@ -114,21 +114,21 @@ def _mark(parser: argparse.ArgumentParser) -> None:
 def _hosts(arguments: argparse.Namespace) -> Iterable[str]:
     from appliance.cli.common import open_site
 
-    return [host.name for host in open_site(arguments)[0].site.admin_hosts]
+    return [host.name for host in open_site(arguments).site.admin_hosts]
 
 
 def _services(arguments: argparse.Namespace) -> Iterable[str]:
     from appliance.cli.common import open_site
     from appliance.operations.services.inside import OTHER_LOGS
 
-    return [*(service.name for service in open_site(arguments)[0].services), *OTHER_LOGS]
+    return [*(service.name for service in open_site(arguments).services), *OTHER_LOGS]
 
 
 def _snapshots(arguments: argparse.Namespace) -> Iterable[str]:
     from appliance.cli.common import open_site
     from appliance.operations.snapshots.list import list_snapshots
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     return [str(each["number"]) for each in list_snapshots(cluster, cluster.target(None)).snapshots] + ["latest"]
 
 
@@ -136,7 +136,7 @@ def _profiles(arguments: argparse.Namespace) -> Iterable[str]:
     from appliance.cli.common import open_site
     from appliance.operations.nodes.image import list_profiles
 
-    return [each.profile for each in list_profiles(open_site(arguments)[0])]
+    return [each.profile for each in list_profiles(open_site(arguments))]
 
 
 def _starters(arguments: argparse.Namespace) -> Iterable[str]:

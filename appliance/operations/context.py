@@ -59,6 +59,10 @@ class Cluster:
         need_vm(self.site)
         return replace(self, vm=True)
 
+    def showing(self, progress: Progress) -> Cluster:
+        """Return the same cluster, whose verbs report to ``progress``."""
+        return replace(self, env=replace(self.env, progress=progress))
+
     def reconnecting(self) -> Cluster:
         """Return the same cluster, with connections to its hosts of its own."""
         return replace(self, env=replace(self.env, hosts=self.env.hosts.separate()))
@@ -128,7 +132,8 @@ def open_cluster(path: Path, state: Path | None, progress: Progress, *, classifi
         progress.report(f"note: {notice}")
     site = loaded.site
     bases = read_bases(share("definitions", "bases"))
-    cluster = Cluster(site, select(loaded.catalog, site.service_names), bases[site.base.os], path.absolute())
+    services = select(loaded.catalog, site.service_names)
+    cluster = Cluster(site, services, bases[site.base.os], path.absolute(), env=Env(progress=progress))
     if classification is not None and (left := _left_out(cluster, path)):
         progress.report(
             f"note: the site file also enables {', '.join(left)}: `sms start` and `sms upgrade` refuse an image without"

@@ -17,6 +17,7 @@ from appliance.config.model import AdminHost, Site
 from appliance.errors import Busy
 from appliance.host.base import CommandError, Host
 from appliance.host.local import Local
+from appliance.progress import Progress, Silent
 from appliance.shared.history import AppendLine
 from appliance.shared.lease import read_file
 from appliance.tools.agent import Agents
@@ -135,10 +136,12 @@ class Env:
     A part belongs here if several subjects use it. Programs on a host are run by the host itself (``Host``), and what
     one verb alone does stays with the verb.
 
-    ``pool``: makes a pool of that many threads. ``new_uuid``: returns a UUID that nobody has.
+    ``progress``: receives the reports of the verb. ``pool``: makes a pool of that many threads. ``new_uuid``: returns a
+    UUID that nobody has.
     """
 
     clock: Clock = time
+    progress: Progress = field(default_factory=Silent)
     pool: Callable[[int], Executor] = ThreadPoolExecutor
     agents: Agents = field(default_factory=Agents)
     hosts: Hosts = field(default_factory=Hosts)

@@ -115,7 +115,7 @@ def _build(cluster: Cluster, lock: Path, progress: Progress, patience_s: float =
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            return build(cluster, progress, lock=lock)
+            return build(cluster, lock=lock)
         except Refused as error:
             if "another build" not in error.message or time.monotonic() > deadline:
                 raise

@@ -52,8 +52,8 @@ def open_metal_lab(progress: Progress, machines: int) -> Iterator[MetalLab]:
         lab = Lab.open(name)
         cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
         _build(cluster, lab.etc / "sms.lock", progress)
-        build_vm(cluster, progress)
-        build_node(cluster, PROFILE, progress)
+        build_vm(cluster)
+        build_node(cluster, PROFILE)
         yield MetalLab(lab)
 
 

@@ -354,7 +354,7 @@ def prepare_fetch(root: Path) -> None:
 
 
 def run_fetch(root: Path, mark: Mark) -> None:
-    vm_image.fetch_vm(signed_cluster(root), Elsewhere(root), "key", Silent())
+    vm_image.fetch_vm(signed_cluster(root), Elsewhere(root), "key")
     mark("fetched")
 
 
@@ -413,7 +413,7 @@ def prepare_vm(root: Path) -> None:
 
 
 def run_vm_snapshot(root: Path, mark: Mark) -> None:
-    vm_snapshot.take_locked(cluster_in(root), WithoutPrograms(HERE.name), Silent(), "one", reason="", running=False)
+    vm_snapshot.take_locked(cluster_in(root), WithoutPrograms(HERE.name), "one", reason="", running=False)
     mark("one")
 
 
@@ -475,7 +475,7 @@ def prepare_vm_lost(root: Path) -> None:
 def run_vm_from(root: Path, mark: Mark) -> None:
     where = vm_places(root)
     finish_restore(HERE, where)
-    vm_from._exchange(cluster_in(root), HERE, str(root / "state.raw"), Silent())
+    vm_from._exchange(cluster_in(root), HERE, str(root / "state.raw"))
     mark("restored")
 
 
@@ -521,7 +521,7 @@ def prepare_vm_move(root: Path) -> None:
 
 def run_vm_move(root: Path, mark: Mark) -> None:
     plan = vm_migrate.MovePlan("b", "a", False, False, False, 0, 0, image="key")
-    vm_migrate._transfer_disks(signed_cluster(root), Elsewhere(root), HERE, Silent(), plan, Holder("a", 5))
+    vm_migrate._transfer_disks(signed_cluster(root), Elsewhere(root), HERE, plan, Holder("a", 5))
     mark("moved")
 
 

@@ -43,7 +43,7 @@ def fresh_lab(
 
 def build_image(lab: Lab, site: str = "sms") -> Built:
     """The image of a site file of the lab, built for real where nothing like it has been built before."""
-    return build(open_cluster(lab.etc / f"{site}.yaml", None, Silent()), Silent(), lock=lab.etc / f"{site}.lock")
+    return build(open_cluster(lab.etc / f"{site}.yaml", None, Silent()), lock=lab.etc / f"{site}.lock")
 
 
 def console_text(machine: Metal) -> str:

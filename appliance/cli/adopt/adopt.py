@@ -72,29 +72,29 @@ def run(arguments: argparse.Namespace) -> int:
     if not back and not (arguments.old and arguments.to):
         raise ConfigError("the old node and --to are needed", hint="sms adopt sms-old --to host-a")
     need_root()
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     if arguments.undo:
         from appliance.operations.adopt.undo import undo
 
-        undone = undo(cluster, shown)
+        undone = undo(cluster)
         print_result(arguments, undone, _undo_lines(cluster.site.cluster, undone))
         return 0
     if arguments.finish:
         from appliance.operations.adopt.undo import finish
 
-        record = finish(cluster, shown)
+        record = finish(cluster)
         print_result(arguments, record, _finish_lines(record.old, record.request.state))
         return 0
     from appliance.operations.adopt.adopt import adopt, refuse_doubtful, rehearse_adopt
 
     old = open_host(arguments.old)
     if arguments.dry_run:
-        plan = rehearse_adopt(cluster, old, arguments.old, arguments.to, shown)
+        plan = rehearse_adopt(cluster, old, arguments.old, arguments.to)
         print_result(arguments, plan, _plan_lines(plan))
         refuse_doubtful(plan)
         return 0
     capture_s = CAPTURE_S if arguments.capture is None else arguments.capture
-    result = adopt(cluster, old, arguments.old, arguments.to, shown, capture_s=capture_s)
+    result = adopt(cluster, old, arguments.old, arguments.to, capture_s=capture_s)
     print_result(arguments, result, _result_lines(cluster.site.cluster, result))
     return 0
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from appliance.operations.engines.deploy import Outcome
     from appliance.operations.engines.deploy_plan import DeployPlan, StopPlan
     from appliance.operations.engines.drain import Drained, DrainPlan
-    from appliance.progress import Progress
 
 EXAMPLES = """\
   sms deploy --engine kubernetes --dry-run   what would be created or changed
@@ -114,9 +113,9 @@ def _add_timeout(parser: argparse.ArgumentParser, default: int, what: str) -> No
     )
 
 
-def _open(arguments: argparse.Namespace) -> tuple[Cluster, Host, Progress]:
-    cluster, shown = open_site(arguments)
-    return cluster, this_host(cluster), shown
+def _open(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
+    cluster = open_site(arguments)
+    return cluster, this_host(cluster)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -126,14 +125,14 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.engines.deploy_plan import plan_deploy
     from appliance.operations.engines.deployed import find_deployed
 
-    cluster, host, shown = _open(arguments)
+    cluster, host = _open(arguments)
     record = None if arguments.engine else find_deployed(cluster, host)
     engine = arguments.engine or (record.engine if record else "")
     if not engine:
         raise ConfigError("no engine has the services yet", hint="name one: --engine kubernetes, or --engine nomad")
     if arguments.dry_run:
-        return _show_plan(arguments, plan_deploy(cluster, host, engine, shown))
-    return _show_outcome(arguments, deploy(cluster, host, engine, shown, timeout_s=arguments.timeout))
+        return _show_plan(arguments, plan_deploy(cluster, host, engine))
+    return _show_outcome(arguments, deploy(cluster, host, engine, timeout_s=arguments.timeout))
 
 
 def _show_outcome(arguments: argparse.Namespace, done: Outcome) -> int:
@@ -181,7 +180,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     from appliance.cli.engine_facts import status_lines
     from appliance.operations.engines.deploy_status import deploy_status
 
-    cluster, host, _ = _open(arguments)
+    cluster, host = _open(arguments)
     found = deploy_status(cluster, host)
     print_result(arguments, found, status_lines(found))
     return 0 if found.healthy else 4
@@ -191,15 +190,15 @@ def run_drain(arguments: argparse.Namespace) -> int:
     """Drain a machine, or use it again."""
     from appliance.operations.engines.drain import drain, plan_drain, plan_undo, undo
 
-    cluster, host, shown = _open(arguments)
+    cluster, host = _open(arguments)
     if arguments.dry_run:
         plan = (plan_undo if arguments.undo else plan_drain)(cluster, host, arguments.node)
         print_result(arguments, plan, _drain_plan_lines(plan))
         return 0
     if arguments.undo:
-        done = undo(cluster, host, arguments.node, shown)
+        done = undo(cluster, host, arguments.node)
     else:
-        done = drain(cluster, host, arguments.node, shown, timeout_s=arguments.timeout)
+        done = drain(cluster, host, arguments.node, timeout_s=arguments.timeout)
     print_result(arguments, done, _drained_lines(done))
     return 0
 
@@ -223,10 +222,10 @@ def run_rollback(arguments: argparse.Namespace) -> int:
     from appliance.operations.engines.deploy import rollback
     from appliance.operations.engines.deploy_plan import plan_rollback
 
-    cluster, host, shown = _open(arguments)
+    cluster, host = _open(arguments)
     if arguments.dry_run:
-        return _show_plan(arguments, plan_rollback(cluster, host, shown))
-    return _show_outcome(arguments, rollback(cluster, host, shown, timeout_s=arguments.timeout))
+        return _show_plan(arguments, plan_rollback(cluster, host))
+    return _show_outcome(arguments, rollback(cluster, host, timeout_s=arguments.timeout))
 
 
 def _stop_plan_lines(plan: StopPlan) -> Iterator[str]:
@@ -239,11 +238,11 @@ def run_stop(arguments: argparse.Namespace) -> int:
     from appliance.operations.engines.deploy import stop
     from appliance.operations.engines.deploy_plan import plan_stop
 
-    cluster, host, shown = _open(arguments)
+    cluster, host = _open(arguments)
     if arguments.dry_run:
         plan = plan_stop(cluster, host)
         print_result(arguments, plan, _stop_plan_lines(plan))
         return 0
-    done = stop(cluster, host, shown)
+    done = stop(cluster, host)
     print_result(arguments, done, _outcome_lines(done))
     return 0

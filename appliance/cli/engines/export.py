@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write or compare an export."""
     from appliance.operations.engines.export import export
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     done = export(cluster, arguments.target, Path(arguments.output), check=arguments.check)
     print_result(arguments, done, _lines(done, check=arguments.check))
     return 1 if arguments.check and not done.same else 0

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.hosts.doctor import diagnose, worst
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     findings = diagnose(cluster, arguments.host)
     state = worst(findings)
     if arguments.json:

@@ -47,8 +47,8 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     """Prepare a host."""
     from appliance.operations.hosts.host import failure, prepare
 
-    cluster, shown = open_site(arguments)
-    play = prepare(cluster, arguments.name, shown, dry_run=arguments.dry_run)
+    cluster = open_site(arguments)
+    play = prepare(cluster, arguments.name, dry_run=arguments.dry_run)
     lines = [f"{'would change' if arguments.dry_run else 'changed'}: {task}" for task in play.changed]
     lines += play.diffs if arguments.dry_run else []
     if not play.failed and not play.changed:
@@ -67,7 +67,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.hosts.host import list_hosts
 
-    lines = list_hosts(open_site(arguments)[0])
+    lines = list_hosts(open_site(arguments))
     # At most one host may run the container.
     many = [line.name for line in lines if line.running]
     status = 4 if len(many) > 1 else 0

@@ -40,14 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.image.build import build, plan
     from appliance.operations.site.locate import find_site
 
-    cluster, shown = open_site(arguments, classification=arguments.classification)
+    cluster = open_site(arguments, classification=arguments.classification)
     lock = arguments.lock or find_site(arguments.site).with_name("sms.lock")
     if arguments.dry_run:
-        made = plan(cluster, shown, lock=lock, locked=arguments.locked)
+        made = plan(cluster, lock=lock, locked=arguments.locked)
         result = {"key": made.key, "definition": made.definition}
         print_result(arguments, result, [f"# key: {made.key}\n{made.definition}"])
         return 0
-    built = build(cluster, shown, lock=lock, locked=arguments.locked, force=arguments.force)
+    built = build(cluster, lock=lock, locked=arguments.locked, force=arguments.force)
     lines = [
         f"{'built' if built.fresh else 'up to date:'} {built.image}",
         f"  {built.packages} packages, {built.bytes >> 20} MiB, signed by {built.signer}",

@@ -56,7 +56,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     from appliance.operations.image.list import list_images
     from appliance.units import format_time
 
-    images = list_images(open_site(arguments)[0])
+    images = list_images(open_site(arguments))
     lines = [
         f"{'*' if image.current else ' '} {image.key[:12]}  {format_time(image.built)}  {image.bytes >> 20:>4} MiB  "
         f"{image.base}  {','.join(image.services)}"
@@ -71,7 +71,7 @@ def run_print(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out
     from appliance.operations.image.list import find_image
 
-    image = find_image(open_site(arguments)[0], arguments.key)
+    image = find_image(open_site(arguments), arguments.key)
     out.print(Path(image.path).with_suffix(arguments.suffix).read_text(), markup=False, end="")
     return 0
 
@@ -83,7 +83,7 @@ def run_prune(arguments: argparse.Namespace) -> int:
     from appliance.operations.image.list import prune_images
 
     word = "would remove" if arguments.dry_run else "removed"
-    images = list(prune_images(open_site(arguments)[0], arguments.keep, dry_run=arguments.dry_run))
+    images = list(prune_images(open_site(arguments), arguments.keep, dry_run=arguments.dry_run))
     lines = [f"{word} {image.key[:12]}, {image.bytes >> 20} MiB" for image in images]
     print_result(arguments, images, lines or ["nothing to remove"])
     return 0

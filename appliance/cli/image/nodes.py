@@ -37,14 +37,14 @@ def run_build(arguments: argparse.Namespace) -> int:
     """Build a node image."""
     from appliance.operations.nodes.image import build_node, plan_image
 
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     if arguments.dry_run:
-        plan = plan_image(cluster, arguments.profile, shown)
+        plan = plan_image(cluster, arguments.profile)
         packages = (f"{name} {version}" for name, version in sorted(plan.inputs.versions.items()))
         lines = [f"# key: {plan.key}", f"# arguments: {plan.arguments}", *packages]
         print_result(arguments, {"key": plan.key, **plan.about}, lines)
         return 0
-    image = build_node(cluster, arguments.profile, shown, force=arguments.force)
+    image = build_node(cluster, arguments.profile, force=arguments.force)
     lines = [
         f"{'built' if image.fresh else 'up to date:'} {image.path}",
         f"  {image.packages} packages, {image.bytes >> 20} MiB; `sms image push {image.profile}`",
@@ -57,8 +57,8 @@ def run_push(arguments: argparse.Namespace) -> int:
     """Upload the current node image to the VM."""
     from appliance.operations.nodes.push import push_node
 
-    cluster, shown = open_site(arguments)
-    pushed = push_node(cluster, arguments.profile, shown, keep=arguments.keep)
+    cluster = open_site(arguments)
+    pushed = push_node(cluster, arguments.profile, keep=arguments.keep)
     what = f"{pushed.sent_bytes >> 20} MiB sent" if pushed.fresh else "it already existed"
     lines = [f"nodes of {pushed.profile} boot {pushed.digest[:12]} from now on: {what}"]
     if pushed.removed:
@@ -71,7 +71,7 @@ def run_rollback(arguments: argparse.Namespace) -> int:
     """Let the VM serve the previous image."""
     from appliance.operations.nodes.push import rollback_node
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     reply = rollback_node(cluster, arguments.profile)
     text = f"nodes of {arguments.profile} boot {reply['current'][:12]} again, not {reply['previous'][:12]}"
     print_result(arguments, reply, [f"{text}; running nodes keep theirs until they reboot"])
@@ -82,7 +82,7 @@ def run_profiles(arguments: argparse.Namespace) -> int:
     """List the site's profiles."""
     from appliance.operations.nodes.image import list_profiles
 
-    profiles = list_profiles(open_site(arguments)[0])
+    profiles = list_profiles(open_site(arguments))
     lines = []
     for each in profiles:
         groups = ", ".join(each.groups) or "all others"
@@ -98,7 +98,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     from appliance.operations.nodes.push import query_images
     from appliance.units import format_time
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     images, (there, why) = list_nodes(cluster), query_images(cluster)
     lines = ["node images on this host"]
     for image in images:
@@ -119,7 +119,7 @@ def run_prune(arguments: argparse.Namespace) -> int:
     from appliance.operations.nodes.image import prune_nodes
 
     word = "would remove" if arguments.dry_run else "removed"
-    images = list(prune_nodes(open_site(arguments)[0], arguments.keep, dry_run=arguments.dry_run))
+    images = list(prune_nodes(open_site(arguments), arguments.keep, dry_run=arguments.dry_run))
     lines = [f"{word} {image.profile} {image.digest[:12]}, {image.bytes >> 20} MiB" for image in images]
     print_result(arguments, images, lines or ["nothing to remove"])
     return 0

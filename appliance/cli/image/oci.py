@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.engines.image import make_oci
     from appliance.operations.image.list import find_image
 
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     image = find_image(cluster, arguments.key)
-    done = make_oci(cluster, Path(image.path), arguments.output, shown)
+    done = make_oci(cluster, Path(image.path), arguments.output)
     lines = [
         f"{done.path}: {done.name}, {done.bytes >> 20} MiB" + ("" if done.fresh else ", unchanged"),
         f"  {done.digest}",
@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         for name in arguments.load:
             host = cluster.target(name)
-            lines.append(f"  on {name}: {', '.join(load_image(Path(done.path), host, shown))}")
+            lines.append(f"  on {name}: {', '.join(load_image(Path(done.path), host, cluster.env.progress))}")
         if arguments.push:
-            pushed = push_image(cluster, done, shown)
+            pushed = push_image(cluster, done)
             lines.append(f"  pushed: {pushed}")
     print_result(arguments, {**asdict(done), "pushed": pushed}, lines)
     return 0

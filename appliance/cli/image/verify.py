@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Verify the image and print the signer."""
     from appliance.operations.image.deliver import verify_here
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     image = arguments.image or Path(cluster.places.current)
     signer = verify_here(cluster, image)
     print_result(arguments, {"image": str(image), "signer": signer}, [f"{image}: intact, signed by {signer}"])

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.migration.failover import FailoverOptions, failover, plan_failover
     from appliance.operations.migration.failover_gateway import failover_gateway, find_dead_gateway, plan_gateway
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     options = FailoverOptions(
         arguments.fenced,
         arguments.shared,
@@ -86,13 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
         print_result(arguments, {"host": host.name, "old": [gateway], "steps": steps}, steps)
         return 0
     if arguments.dry_run:
-        plan = plan_failover(cluster, host, options, shown)
+        plan = plan_failover(cluster, host, options)
         print_result(arguments, plan, plan.steps)
         return 0
     if gateway:
-        cluster, result = failover_gateway(cluster, host, gateway, options, shown)
+        cluster, result = failover_gateway(cluster, host, gateway, options)
     else:
-        result = failover(cluster, host, options, shown)
+        result = failover(cluster, host, options)
     lines = [*_lines(result, cluster.site.cluster, len(cluster.services))]
     if gateway:
         lines.append(

@@ -57,13 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
     need_root()
     if arguments.to:
         return _move(arguments)
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     if arguments.dry_run:
-        plan = rehearse_migrate(cluster, arguments.host, shown)
+        plan = rehearse_migrate(cluster, arguments.host)
         print_result(arguments, {**asdict(plan), "over": [one.name for one in plan.over]}, _plan_lines(plan))
         refuse_over_budget(plan, force=arguments.force)
         return 0
-    result = migrate(cluster, arguments.host, shown, force=arguments.force)
+    result = migrate(cluster, arguments.host, force=arguments.force)
     print_result(arguments, result, _result_lines(cluster.site.cluster, result))
     return 0
 
@@ -72,14 +72,14 @@ def _move(arguments: argparse.Namespace) -> int:
     """Move the services with their state, or show the plan."""
     from appliance.operations.engines.move import move, refuse_left, rehearse_move
 
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     host = this_host(cluster)
     if arguments.dry_run:
-        plan = rehearse_move(cluster, host, arguments.to, shown, force=arguments.force)
+        plan = rehearse_move(cluster, host, arguments.to, force=arguments.force)
         print_result(arguments, plan, _move_plan_lines(plan))
         refuse_left(plan, force=arguments.force)
         return 0
-    result = move(cluster, host, arguments.to, shown, force=arguments.force)
+    result = move(cluster, host, arguments.to, force=arguments.force)
     print_result(arguments, result, _move_lines(cluster.site.cluster, result))
     return 0
 

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Add it."""
     from appliance.operations.nodes.node import add_node
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     made = add_node(cluster, arguments.name, read_node_spec(arguments))
     words = ", ".join(filter(None, (made.change.get("address"), *map(str, made.change["macs"]))))
     print_result(arguments, {"name": made.name, **made.change}, [f"added {made.name}: {words}"])

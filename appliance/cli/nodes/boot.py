@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.nodes.node import list_nodes
     from appliance.operations.nodes.power import Boot, boot
 
-    cluster, shown = open_site(arguments)
-    nodes = list_nodes(cluster, arguments.nodes, shown)
+    cluster = open_site(arguments)
+    nodes = list_nodes(cluster, arguments.nodes)
     names = fold(node["name"] for node in nodes)
     if arguments.dry_run:
         text = f"would boot {len(nodes)} from {arguments.target}: {names}"
@@ -65,5 +65,5 @@ def run(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout,
     )
     confirm_controllers(cluster, nodes)
-    done = boot(cluster, nodes, how, shown)
+    done = boot(cluster, nodes, how)
     return print_outcomes(arguments, done)

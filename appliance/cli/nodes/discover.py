@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import print_json
     from appliance.operations.nodes.discover import Options, discover
 
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     options = Options(
         port=arguments.port,
         pattern=arguments.name_pattern,
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         dry_run=arguments.dry_run,
         timeout_s=arguments.timeout,
     )
-    report = discover(cluster, arguments.ranges, options, shown)
+    report = discover(cluster, arguments.ranges, options)
     if arguments.json:
         print_json(report)
     else:

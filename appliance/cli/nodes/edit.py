@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Change it."""
     from appliance.operations.nodes.node import edit_node
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     done = edit_node(cluster, arguments.node, read_node_spec(arguments), dry_run=arguments.dry_run)
     changes = done.change.items()
     lines = [f"{done.name}: {key}: {_word(done.before.get(key))} -> {_word(value)}" for key, value in changes]

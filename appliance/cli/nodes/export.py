@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.nodes.import_ import as_yaml, write_private
     from appliance.operations.nodes.inventory import open_inventory
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     document = open_inventory(cluster).export()
     text = json.dumps(document, indent=2) + "\n" if arguments.json else as_yaml(document)
     if arguments.output:

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     make_master(arguments.path, b"", options, None)  # reject a forbidden path before the VM is contacted
     data = sys.stdin.buffer.read() if arguments.source == "-" else read_source(Path(arguments.source))
-    cluster, api, shown = open_vm(arguments)
+    cluster, api = open_vm(arguments)
     before = find_master(api, arguments.path)
     master = make_master(arguments.path, data, options, before)
     if options.nodes is not None and not arguments.force:  # unchanged lists may contain nodes that were removed since
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     out.print(f"{arguments.path}: {words}: {facts}", markup=False)
     if is_pushed(cluster, arguments.path, done):
         out.print("  the site file also defines it: the next `sms files push` restores that version", markup=False)
-    return finish(arguments, cluster, api, shown) if done["changed"] else 0
+    return finish(arguments, cluster, api) if done["changed"] else 0
 
 
 def _options(arguments: argparse.Namespace) -> MasterOptions:

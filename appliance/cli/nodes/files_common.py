@@ -11,19 +11,18 @@ from appliance.cli.common import duration, open_site
 if TYPE_CHECKING:
     from appliance.operations.context import Cluster
     from appliance.operations.nodes.files import ClientReport
-    from appliance.progress import Progress
     from appliance.tools.provision import Api
 
 UNHEALTHY = 4
 SIGNS = {"add": "+", "change": "~", "remove": "-", "same": " ", "held": "="}
 
 
-def open_vm(arguments: argparse.Namespace) -> tuple[Cluster, Api, Progress]:
-    """Return the site's cluster, a client of its VM's interface, and the progress display."""
+def open_vm(arguments: argparse.Namespace) -> tuple[Cluster, Api]:
+    """Return the site's cluster and a client of its VM's interface."""
     from appliance.operations.vm.client import open_api
 
-    cluster, shown = open_site(arguments)
-    return cluster, open_api(cluster), shown
+    cluster = open_site(arguments)
+    return cluster, open_api(cluster)
 
 
 def add_wait(parser: Any) -> None:
@@ -48,14 +47,14 @@ def audience(master: Mapping[str, Any]) -> str:
     return whole + (", services" if master["services"] else "") + (" (template)" if master["template"] else "")
 
 
-def finish(arguments: argparse.Namespace, cluster: Cluster, api: Api, shown: Progress) -> int:
+def finish(arguments: argparse.Namespace, cluster: Cluster, api: Api) -> int:
     """Notify the clients unless ``--later`` is given, and print their state. Returns the exit status."""
     from appliance.cli.screen import out
     from appliance.operations.nodes.files import find_lacking, notify_clients
 
     if arguments.later:
         return 0
-    reports = notify_clients(cluster, api, shown, arguments.wait)
+    reports = notify_clients(cluster, api, arguments.wait)
     if not getattr(arguments, "json", False):
         for line in lines(reports):
             out.print(line, markup=False)

@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """List them."""
     from appliance.operations.nodes.files import list_masters
 
-    _, api, _ = open_vm(arguments)
+    _, api = open_vm(arguments)
     found = list_masters(api)
     none = ["the VM has no master files; `sms files push` uploads those of the site file"]
     print_result(arguments, found, rows(found) if found else none)

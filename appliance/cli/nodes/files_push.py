@@ -38,8 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Push."""
     from appliance.operations.nodes.files import push
 
-    cluster, api, shown = open_vm(arguments)
-    done = push(cluster, shown, wait_s=arguments.wait, dry_run=arguments.dry_run, accounts=arguments.accounts, api=api)
+    cluster, api = open_vm(arguments)
+    done = push(cluster, wait_s=arguments.wait, dry_run=arguments.dry_run, accounts=arguments.accounts, api=api)
     print_result(arguments, done, _lines(done, dry_run=arguments.dry_run))
     return UNHEALTHY if done.lacking else 0
 

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.errors import Refused
     from appliance.operations.nodes.files import find_master, is_pushed, remove_master
 
-    cluster, api, shown = open_vm(arguments)
+    cluster, api = open_vm(arguments)
     path = arguments.path
     there = find_master(api, path)
     if there is None:
@@ -51,4 +51,4 @@ def run(arguments: argparse.Namespace) -> int:
     remove_master(api, path)
     words = f"`sms files rollback {path}` restores it"
     out.print(f"{path}: removed; {words}{', and so does the next `sms files push`' if pushed else ''}", markup=False)
-    return finish(arguments, cluster, api, shown)
+    return finish(arguments, cluster, api)

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Show it."""
     from appliance.operations.nodes.files import need_known_path, read_reports
 
-    cluster, api, _ = open_vm(arguments)
+    cluster, api = open_vm(arguments)
     reports = read_reports(cluster, api)
     if arguments.path:
         need_known_path(api, arguments.path, reports)

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out
     from appliance.operations.nodes.files import roll_back
 
-    cluster, api, shown = open_vm(arguments)
+    cluster, api = open_vm(arguments)
     done = roll_back(api, arguments.path, arguments.version)
     out.print(f"{arguments.path}: version {done['version']} is current now", markup=False)
-    return finish(arguments, cluster, api, shown)
+    return finish(arguments, cluster, api)

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.nodes.files import read_content, show_master
     from appliance.units import format_size, format_time
 
-    _, api, _ = open_vm(arguments)
+    _, api = open_vm(arguments)
     found = show_master(api, arguments.path)
     if arguments.content:
         current = next((each for each in found["versions"] if each["version"] == found["current"]), None)

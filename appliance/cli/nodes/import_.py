@@ -51,24 +51,24 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out
     from appliance.operations.nodes import import_ as node_import
 
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     if arguments.from_smd:
         converted = node_import.read_smd(
-            cluster, arguments.from_smd, arguments.token_file, arguments.ca, arguments.name_pattern, shown
+            cluster, arguments.from_smd, arguments.token_file, arguments.ca, arguments.name_pattern
         )
     else:
         converted = node_import.read_file(arguments.file)
     if arguments.output:
         node_import.write_private(node_import.as_yaml(converted.document), arguments.output)
         for note in converted.notes:
-            shown.report(f"note: {note}")
+            cluster.env.progress.report(f"note: {note}")
         out.print(f"wrote {arguments.output}: {len(converted.document.get('nodes') or [])} nodes", markup=False)
         return 0
     changes = node_import.compare(cluster, converted, replace=arguments.replace)
     if not arguments.dry_run:
         if changes.gone:
             confirm(f"Remove {len(changes.gone)} entries that it does not contain?", yes=arguments.yes)
-        node_import.import_document(cluster, converted, shown, replace=arguments.replace)
+        node_import.import_document(cluster, converted, replace=arguments.replace)
     result = {**asdict(changes), "dry_run": arguments.dry_run}
     print_result(arguments, result, _lines(changes, dry_run=arguments.dry_run))
     return 0

@@ -40,12 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.node import list_nodes, list_unknown
 
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     if arguments.unknown:
         unknown = list_unknown(cluster, arguments.nodes)
         print_result(arguments, unknown, _unknown_lines(unknown))
         return 0
-    nodes = list_nodes(cluster, arguments.nodes, shown)
+    nodes = list_nodes(cluster, arguments.nodes)
     if arguments.json:
         print_json(nodes)
     elif not nodes:

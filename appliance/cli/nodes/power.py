@@ -67,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{arguments.operation[:60]!r} is not one of {', '.join(WORDS)}", hint=_suggest(arguments))
     if arguments.soft and arguments.operation != "off":
         raise ConfigError("--soft is only valid with off", hint="sms node power off --soft NODES")
-    cluster, shown = open_site(arguments)
-    nodes = list_nodes(cluster, arguments.nodes, shown)
+    cluster = open_site(arguments)
+    nodes = list_nodes(cluster, arguments.nodes)
     names = fold(node["name"] for node in nodes)
     if arguments.dry_run:
         text = f"would {WORDS[arguments.operation]} {len(nodes)}: {names}"
@@ -78,5 +78,5 @@ def run(arguments: argparse.Namespace) -> int:
         words = WORDS[arguments.operation].capitalize()
         confirm(f"{words} {len(nodes)} nodes: {names}?", yes=arguments.yes)
     confirm_controllers(cluster, nodes)
-    done = power(cluster, nodes, "soft-off" if arguments.soft else arguments.operation, arguments.timeout, shown)
+    done = power(cluster, nodes, "soft-off" if arguments.soft else arguments.operation, arguments.timeout)
     return print_outcomes(arguments, done)

@@ -34,12 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.config.hostlist import fold
     from appliance.operations.nodes.node import remove_nodes
 
-    cluster, shown = open_site(arguments)
-    chosen = remove_nodes(cluster, arguments.nodes, shown, dry_run=True)
+    cluster = open_site(arguments)
+    chosen = remove_nodes(cluster, arguments.nodes, dry_run=True)
     names = fold(node["name"] for node in chosen)
     if not arguments.dry_run:
         confirm(f"Remove {names} from the inventory?", yes=arguments.yes)
-        remove_nodes(cluster, [node["name"] for node in chosen], shown)
+        remove_nodes(cluster, [node["name"] for node in chosen])
     word = "would remove" if arguments.dry_run else "removed"
     print_result(arguments, chosen, [f"{word} {len(chosen)}: {names}"])
     return 0

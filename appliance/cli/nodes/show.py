@@ -26,8 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Show it."""
     from appliance.operations.nodes.node import show_node
 
-    cluster, shown = open_site(arguments)
-    node = show_node(cluster, arguments.node, shown)
+    cluster = open_site(arguments)
+    node = show_node(cluster, arguments.node)
     print_result(arguments, node, _lines(node))
     return 0
 

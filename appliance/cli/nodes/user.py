@@ -82,7 +82,7 @@ def run_sync(arguments: argparse.Namespace) -> int:
         )
     if arguments.uid_min > arguments.uid_max:
         raise ConfigError(f"--uid-min {arguments.uid_min} is more than --uid-max {arguments.uid_max}", hint=BOUNDS)
-    cluster, api, shown = open_vm(arguments)
+    cluster, api = open_vm(arguments)
     if arguments.sssd:
         if arguments.shadow:
             raise ConfigError(
@@ -94,11 +94,11 @@ def run_sync(arguments: argparse.Namespace) -> int:
     options = SyncOptions(
         arguments.group, arguments.uid_min, arguments.uid_max, arguments.most_removed, arguments.force
     )
-    done = sync(api, source, shown, options, dry_run=arguments.dry_run)
+    done = sync(api, source, cluster.env.progress, options, dry_run=arguments.dry_run)
     print_result(arguments, done, _lines(done))
     if arguments.dry_run or not done.changed:
         return 0
-    return finish(arguments, cluster, api, shown)
+    return finish(arguments, cluster, api)
 
 
 def _lines(done: Synced) -> Iterator[str]:

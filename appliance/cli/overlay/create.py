@@ -31,12 +31,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
     from appliance.operations.overlay.create import create, rehearse_create
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     if arguments.dry_run:
-        commands = rehearse_create(cluster, host, shown)
+        commands = rehearse_create(cluster, host)
         print_result(arguments, commands, commands or ["nothing would be done: it exists and is seeded"])
         return 0
-    done = create(cluster, host, shown)
+    done = create(cluster, host)
     what = "is created and seeded" if done.created else "is seeded again" if done.seeded else "exists and is seeded"
     print_result(arguments, done, [f"{done.path} on {done.host} {what}"])
     return 0

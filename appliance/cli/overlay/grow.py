@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.overlay.grow import grow, parse_size
 
     spec = parse_size(arguments.size)
-    cluster, host, shown = open_target(arguments)
-    done = grow(cluster, host, shown, spec, dry_run=arguments.dry_run)
+    cluster, host = open_target(arguments)
+    done = grow(cluster, host, spec, dry_run=arguments.dry_run)
     lines: Sequence[str] = [f"{done.path} on {done.host} has grown from {done.before >> 20} to {done.size >> 20} MiB"]
     if not done.changed:
         lines = [f"{done.path} on {done.host} has {done.size >> 20} MiB already"]

@@ -130,10 +130,10 @@ def run_create(arguments: argparse.Namespace) -> int:
     from appliance.operations.overlay.mirror import MirrorOptions, create
 
     size = parse_size(arguments.size).size if arguments.size else 0
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     wanted = [str(folder) for admin in cluster.site.admin_hosts if admin.name == host.name for folder in admin.mirror]
     options = MirrorOptions(arguments.on or wanted, size, arguments.same_fs)
-    done = create(cluster, host, shown, options, dry_run=arguments.dry_run)
+    done = create(cluster, host, options, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the overlay on {host.name} is mirrored", "is mirrored there already")
 
 
@@ -142,7 +142,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.overlay.mirrored import query_mirror
 
-    cluster, host, _ = open_target(arguments)
+    cluster, host = open_target(arguments)
     state = query_mirror(cluster, host)
     if arguments.json:
         print_json({**asdict(state), "healthy": state.healthy} if state else None)
@@ -180,8 +180,8 @@ def run_scrub(arguments: argparse.Namespace) -> int:
     """Run ``scrub``."""
     from appliance.operations.overlay.mirror import scrub
 
-    cluster, host, shown = open_target(arguments)
-    done = scrub(cluster, host, shown, dry_run=arguments.dry_run)
+    cluster, host = open_target(arguments)
+    done = scrub(cluster, host, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"{done.mended} errors were repaired on {host.name}", "has no errors")
 
 
@@ -189,9 +189,9 @@ def run_rebuild(arguments: argparse.Namespace) -> int:
     """Run ``rebuild``."""
     from appliance.operations.overlay.mirror import RebuildOptions, rebuild
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     options = RebuildOptions(arguments.on, arguments.member, arguments.same_fs)
-    done = rebuild(cluster, host, shown, options, dry_run=arguments.dry_run)
+    done = rebuild(cluster, host, options, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the mirror on {host.name} is redundant again", "is redundant")
 
 
@@ -199,9 +199,9 @@ def run_remove(arguments: argparse.Namespace) -> int:
     """Run ``remove``."""
     from appliance.operations.overlay.mirror import abandon, remove
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     remove_mirror = abandon if arguments.abandon else remove
-    done = remove_mirror(cluster, host, shown, dry_run=arguments.dry_run)
+    done = remove_mirror(cluster, host, dry_run=arguments.dry_run)
     result = "is abandoned, there is no overlay" if arguments.abandon else "is one plain file again"
     return _print_change(arguments, done, f"the overlay on {host.name} {result}", "is not mirrored")
 
@@ -210,8 +210,8 @@ def run_adopt(arguments: argparse.Namespace) -> int:
     """Run ``adopt``."""
     from appliance.operations.overlay.mirror import adopt
 
-    cluster, host, shown = open_target(arguments)
-    done = adopt(cluster, host, shown, arguments.folder, dry_run=arguments.dry_run)
+    cluster, host = open_target(arguments)
+    done = adopt(cluster, host, arguments.folder, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the overlay on {host.name} is on its mirror again", "is on its mirror")
 
 

@@ -45,16 +45,16 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.migration.here import apply, plan_switch, shown_outages
     from appliance.operations.services.apply import plan_apply
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     if arguments.dry_run:
-        plan = plan_apply(cluster, host, shown)
+        plan = plan_apply(cluster, host)
         switching = plan_switch(cluster, host, plan.image) if plan.switch else None
         outages = [f"    {line}" for line in shown_outages(switching.away)] if switching else []
         shown_plan = {**asdict(plan), "switching": asdict(switching) if switching else None}
         lines = [*_plan_lines(plan), *outages, *_notes((), [plan.newer, _rebuild_note(plan.rebuild)])]
         print_result(arguments, shown_plan, lines)
         return 0
-    done, switched = apply(cluster, host, shown, wait_s=arguments.wait)
+    done, switched = apply(cluster, host, wait_s=arguments.wait)
     if switched:
         lines = [*shown_outages(switched.away, switched.outage), *_notes(switched.exceeded, switched.notes)]
         lines += [

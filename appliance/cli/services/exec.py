@@ -35,6 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise ConfigError("no command", hint="sms exec -- squeue")
-    cluster, host, _ = open_target(arguments)
+    cluster, host = open_target(arguments)
     # Apptainer itself exits with 255 if there is no such program.
     return run_inside(cluster, host, ("env", "--", *command))

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.services.guard import SteppedDown, guard, guard_once
 
     try:
-        cluster, host, _ = open_target(arguments)
+        cluster, host = open_target(arguments)
     except Refused as error:
         # A guard always acts on the host that it runs on.
         raise Refused(error.message, hint="run it on an admin host; `sms start` starts one there") from None

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import err
     from appliance.operations.services.journal import read_journal
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     journal = read_journal(cluster, arguments.host, last=arguments.lines)
     result = {"lines": journal.lines, "silent": journal.silent}
     print_result(arguments, result, map(text_of, journal.lines))

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.json and arguments.follow:
         raise ConfigError("--json prints one document, and --follow has no end", hint="omit one of them")
-    cluster, host, _ = open_target(arguments)
+    cluster, host = open_target(arguments)
     if arguments.json:
         parts: list[bytes] = []
         show_log(cluster, host, arguments.name, lines=arguments.lines, follow=False, write=parts.append)

@@ -35,13 +35,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Restart; status 4 if a service does not answer afterwards."""
     from appliance.operations.services.restart import plan_restart, restart
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     if arguments.dry_run:
         plan = plan_restart(cluster, host, arguments.services)
         lines = [f"would restart {one.service}; tolerated: {one.tolerated_s:g} s: {one.why}" for one in plan]
         print_result(arguments, plan, lines)
         return 0
-    done = list(restart(cluster, host, arguments.services, shown, wait_s=arguments.wait))
+    done = list(restart(cluster, host, arguments.services, wait_s=arguments.wait))
     print_result(
         arguments,
         done,

@@ -24,5 +24,5 @@ def run(arguments: argparse.Namespace) -> int:
     """Open the shell."""
     from appliance.operations.services.inside import run_inside
 
-    cluster, host, _ = open_target(arguments)
+    cluster, host = open_target(arguments)
     return run_inside(cluster, host, ("bash", "-l"))

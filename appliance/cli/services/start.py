@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.lease import query_lease
     from appliance.operations.services.start import StartOptions, rehearse_start, start
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     options = StartOptions(
         arguments.image,
         arguments.wait,
@@ -61,17 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         engine = serving_engine(cluster, host, adopt=False)
         commands = (
-            rehearse_gateway(cluster, host, engine, shown, options)
-            if engine
-            else rehearse_start(cluster, host, shown, options)
+            rehearse_gateway(cluster, host, engine, options) if engine else rehearse_start(cluster, host, options)
         )
         print_result(arguments, commands, commands)
         return 0
     engine = serving_engine(cluster, host, boot=arguments.boot)
     if engine:
-        cluster, started = start_gateway(cluster, host, engine, shown, options)
+        cluster, started = start_gateway(cluster, host, engine, options)
     else:
-        started = start(cluster, host, shown, options)
+        started = start(cluster, host, options)
     if started is None:
         taker = query_lease(host, cluster).taker
         ours = taker in ("", host.name)

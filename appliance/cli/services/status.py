@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     with waiting("query the services container"):
         from appliance.operations.services.serving import find_serving
 
-        cluster, _ = open_site(arguments)
+        cluster = open_site(arguments)
         host = cluster.target(arguments.host or find_serving(cluster))
         found = collect(cluster, host)
     from appliance.cli.screen import out, print_json

@@ -40,9 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Stop."""
     from appliance.operations.services.stop import plan_stop, stop
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     if arguments.dry_run:
-        plan = plan_stop(cluster, host, shown, keep_lease=arguments.keep_lease)
+        plan = plan_stop(cluster, host, keep_lease=arguments.keep_lease)
         lines = [f"would stop {name}" for name in plan.services]
         lines += [f"would release the lease of {host.name}"] * plan.lease_released
         print_result(arguments, plan, lines or [f"{cluster.site.cluster} does not run on {host.name}"])
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     # An interrupted stop would leave some daemons stopped and others running.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _ignore_interrupt)
-    stopped = stop(cluster, host, shown, keep_lease=arguments.keep_lease)
+    stopped = stop(cluster, host, keep_lease=arguments.keep_lease)
     what = f"stopped after {stopped.seconds:.1f} s" if stopped.ran else "was not running"
     lease = ", the lease is free" if stopped.lease_released else ""
     if stopped.holder not in (None, host.name):

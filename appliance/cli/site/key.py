@@ -118,7 +118,7 @@ def run_ca_renew(arguments: argparse.Namespace) -> int:
     from appliance.operations.vm.certificates import Installed, install_certificates
     from appliance.operations.vm.client import tls_folder
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     renewed = renew_clients(tls_folder(cluster))
     done = install_certificates(cluster) if cluster.site.provisioning else Installed()
     lines = [*map(str, renewed), *([] if done.container else [STARTED_LATER])]
@@ -135,7 +135,7 @@ def run_ca_log(arguments: argparse.Namespace) -> int:
     from appliance.text import one_line
     from appliance.units import format_time
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     try:
         found = read_log(cluster)
     except SmsError as error:
@@ -169,14 +169,14 @@ def run_ca_revoke(arguments: argparse.Namespace) -> int:
     from appliance.operations.site.ca import CLIENTS
     from appliance.operations.vm.revoke import rehearse_revoke, revoke
 
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     _warn_unreadable(cluster)
     if arguments.dry_run:
         found = rehearse_revoke(cluster, arguments.names)
         lines = [f"would revoke {each.serial}  {each.subject}" for each in found] or [REVOKED_ALREADY]
         print_result(arguments, {"would_revoke": found}, lines)
         return 0
-    done = revoke(cluster, arguments.names, shown)
+    done = revoke(cluster, arguments.names)
     lines = [f"revoked {each.serial}  {each.subject}" for each in done.revoked] or [REVOKED_ALREADY]
     if set(CLIENTS) & set(arguments.names) and not done.installed.container:
         lines.append(STARTED_LATER)

@@ -44,9 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
     from appliance.operations.snapshots.paths import DiffOptions, diff
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     options = DiffOptions(arguments.before, arguments.after, arguments.path, arguments.all)
-    found = diff(cluster, host, options, shown)
+    found = diff(cluster, host, options)
     print_diff(found, as_json=arguments.json)
     return 0
 

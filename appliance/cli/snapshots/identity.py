@@ -48,11 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"invalid UUID {arguments.uuid!r}", hint="give `new`, or at least 4 digits of a UUID")
     if arguments.without_remote and arguments.uuid is None:
         raise ConfigError("--without-remote needs a UUID", hint="hosts that do not answer are shown as such without it")
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     if arguments.uuid is None:
         found = show_identity(cluster, host)
     else:
-        found = set_identity(cluster, host, arguments.uuid, shown, without_remote=arguments.without_remote)
+        found = set_identity(cluster, host, arguments.uuid, without_remote=arguments.without_remote)
     print_result(arguments, found, lines(found))
     return 0
 

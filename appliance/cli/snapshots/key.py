@@ -41,7 +41,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     """Export it."""
     from appliance.operations.snapshots.repository import export_key
 
-    cluster, host, _ = open_target(arguments)
+    cluster, host = open_target(arguments)
     done = export_key(cluster, host, Path(arguments.file))
     verdict = "is written to" if done.written else "is in"
     lines = [
@@ -56,7 +56,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     """Compare a copy with it."""
     from appliance.operations.snapshots.repository import check_key
 
-    cluster, host, _ = open_target(arguments)
+    cluster, host = open_target(arguments)
     done = check_key(cluster, host, Path(arguments.file))
     print_result(arguments, done, [f"{done.path} is the key of {done.repository}"])
     return 0

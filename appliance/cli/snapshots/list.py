@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.snapshots.view import list_lines
     from appliance.operations.snapshots.list import list_snapshots
 
-    cluster, host, _ = open_target(arguments)
+    cluster, host = open_target(arguments)
     listing = list_snapshots(cluster, host)
     if listing.snapshots or listing.broken or listing.foreign:
         print_result(arguments, listing, list_lines(listing, time.time()), markup=True)

@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"invalid UUID {arguments.uuid!r}", hint="give at least 4 digits of a UUID")
     if arguments.at:
         return run_at_repository(arguments)
-    cluster, host, shown = open_target(arguments)
-    done = prune(cluster, host, arguments.numbers, shown, dry_run=arguments.dry_run)
+    cluster, host = open_target(arguments)
+    done = prune(cluster, host, arguments.numbers, dry_run=arguments.dry_run)
     print_result(arguments, done, lines(done, arguments.dry_run), markup=True)
     return 0
 
@@ -84,9 +84,9 @@ def run_at_repository(arguments: argparse.Namespace) -> int:
 
     if arguments.numbers:
         raise ConfigError("--at borg takes no numbers: `retention:` decides", hint="sms overlay prune --at borg -n")
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     host = pruning_host(cluster, arguments.host)
-    done = prune_repository(cluster, host, shown, dry_run=arguments.dry_run, cluster_uuid=arguments.uuid or "")
+    done = prune_repository(cluster, host, dry_run=arguments.dry_run, cluster_uuid=arguments.uuid or "")
     word = "would remove" if arguments.dry_run else "removed"
     texts = [f"{word} {name}" for name in done.removed]
     kept = "would be kept" if arguments.dry_run else "kept"

@@ -53,10 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.snapshots.pull import pull
     from appliance.units import format_size
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     if arguments.list:
         return show_list(cluster, host, arguments)
-    done = pull(cluster, host, arguments.source, arguments.snapshot, shown, dry_run=arguments.dry_run)
+    done = pull(cluster, host, arguments.source, arguments.snapshot, dry_run=arguments.dry_run)
     number = as_number(done.snapshot, str(done.number), "here")
     text = f"is on {host.name} now{number}, {format_size(done.bytes)} transferred"
     if done.present:

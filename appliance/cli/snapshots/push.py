@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.snapshot and arguments.all_missing:
         raise ConfigError("a snapshot and --all-missing exclude each other", hint="give one of them")
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     options = PushOptions(arguments.snapshot or "latest", arguments.all_missing, arguments.prune, arguments.dry_run)
-    done = push(cluster, host, options, arguments.to, shown)
+    done = push(cluster, host, options, arguments.to)
     print_result(arguments, done, lines(done, pruned=arguments.prune), markup=True)
     return exit_status(done)
 

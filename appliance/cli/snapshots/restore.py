@@ -64,12 +64,12 @@ def run_whole(arguments: argparse.Namespace) -> int:
     from appliance.cli.snapshots.view import restored_lines
     from appliance.operations.snapshots.restore import rehearse_restore, restore
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     if arguments.dry_run:
         steps = rehearse_restore(cluster, host, arguments.snapshot, name=arguments.name or "")
         print_result(arguments, steps, steps)
         return 0
-    done = restore(cluster, host, arguments.snapshot, shown, name=arguments.name or "")
+    done = restore(cluster, host, arguments.snapshot, name=arguments.name or "")
     print_result(arguments, done, restored_lines(cluster.site.cluster, done))
     return 0
 
@@ -80,16 +80,14 @@ def run_paths(arguments: argparse.Namespace) -> int:
     from appliance.cli.snapshots.paths_view import restored_paths_lines
     from appliance.operations.snapshots.paths import ExtractOptions, extract_paths, rehearse_paths, restore_paths
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     selector, paths = arguments.snapshot, arguments.path
     if arguments.to:
-        done = extract_paths(
-            cluster, host, ExtractOptions(selector, paths, arguments.to), shown, dry_run=arguments.dry_run
-        )
+        done = extract_paths(cluster, host, ExtractOptions(selector, paths, arguments.to), dry_run=arguments.dry_run)
     elif arguments.dry_run:
         print_diff(rehearse_paths(cluster, host, selector, paths), as_json=arguments.json)
         return 0
     else:
-        done = restore_paths(cluster, host, selector, paths, shown)
+        done = restore_paths(cluster, host, selector, paths)
     print_result(arguments, done, restored_paths_lines(cluster.site.cluster, done, dry_run=arguments.dry_run))
     return 0

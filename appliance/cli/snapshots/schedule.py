@@ -61,11 +61,10 @@ def run_install(arguments: argparse.Namespace) -> int:
     from appliance.operations.site.locate import find_site
     from appliance.operations.snapshots.schedule import install_schedule
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     done = install_schedule(
         cluster,
         host,
-        shown,
         site_file=find_site(arguments.site),
         every=arguments.every,
         dry_run=arguments.dry_run,
@@ -77,8 +76,8 @@ def run_remove(arguments: argparse.Namespace) -> int:
     """Remove it."""
     from appliance.operations.snapshots.schedule import remove_schedule
 
-    cluster, host, shown = open_target(arguments)
-    done = remove_schedule(cluster, host, shown, dry_run=arguments.dry_run)
+    cluster, host = open_target(arguments)
+    done = remove_schedule(cluster, host, dry_run=arguments.dry_run)
     if arguments.dry_run and not arguments.json:
         from appliance.cli.screen import out
 
@@ -91,7 +90,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     """Show it."""
     from appliance.operations.snapshots.schedule import show_schedule
 
-    cluster, host, _ = open_target(arguments)
+    cluster, host = open_target(arguments)
     return _print_schedule(arguments, show_schedule(cluster, host))
 
 

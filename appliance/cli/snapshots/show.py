@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.snapshots.view import show_lines
     from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 
-    cluster, host, _ = open_target(arguments)
+    cluster, host = open_target(arguments)
     found = find_snapshot(list_snapshots(cluster, host), arguments.snapshot)
     print_result(arguments, found, show_lines(found, time.time()))
     return 0

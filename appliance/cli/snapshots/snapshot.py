@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
     from appliance.plan.snapshots.runs import Run
-    from appliance.progress import Progress
 
 LONGEST_FREEZE_S = 60
 
@@ -70,7 +69,7 @@ def add(actions: Verbs) -> None:
     parser.set_defaults(run=run)
 
 
-def run_vm(arguments: argparse.Namespace, cluster: Cluster, host: Host, shown: Progress) -> int:
+def run_vm(arguments: argparse.Namespace, cluster: Cluster, host: Host) -> int:
     """Take a snapshot of the VM's state."""
     from appliance.cli.snapshots.view import taken_line
     from appliance.errors import ConfigError
@@ -84,8 +83,8 @@ def run_vm(arguments: argparse.Namespace, cluster: Cluster, host: Host, shown: P
         print_result(arguments, steps, steps)
         return 0
     if arguments.scheduled:
-        return report_scheduled(arguments, run_scheduled_vm(cluster, host, shown))
-    taken = take_vm_state(cluster, host, shown, reason=" ".join(arguments.reason.split()))
+        return report_scheduled(arguments, run_scheduled_vm(cluster, host))
+    taken = take_vm_state(cluster, host, reason=" ".join(arguments.reason.split()))
     assert taken
     print_result(arguments, taken, [taken_line(f"the VM of {cluster.site.cluster}", taken)])
     return 0
@@ -109,9 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.snapshots.scheduled import run_scheduled
     from appliance.operations.snapshots.snapshot import SCHEDULED, SnapshotOptions, rehearse_snapshot, snapshot
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     if cluster.vm:
-        return run_vm(arguments, cluster, host, shown)
+        return run_vm(arguments, cluster, host)
     reason = SCHEDULED if arguments.scheduled else " ".join(arguments.reason.split())
     options = SnapshotOptions(arguments.method or "", arguments.freeze_limit, not arguments.no_dump, reason)
     if arguments.dry_run:
@@ -119,8 +118,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_result(arguments, steps, steps)
         return 0
     if arguments.scheduled:
-        return report_scheduled(arguments, run_scheduled(cluster, host, shown, options))
-    taken = snapshot(cluster, host, shown, options)
+        return report_scheduled(arguments, run_scheduled(cluster, host, options))
+    taken = snapshot(cluster, host, options)
     result = {**taken.snapshot, "not_dumped": list(taken.not_dumped)}
     print_result(arguments, result, [taken_line(cluster.label, taken.snapshot)])
     for why in taken.not_dumped:

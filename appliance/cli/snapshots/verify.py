@@ -44,10 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.snapshots.view import verified_lines
     from appliance.operations.snapshots.list import verify
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     if arguments.dry_run:
         return rehearse(cluster, host, arguments)
-    found = verify(cluster, host, arguments.snapshots, shown, everything=arguments.all)
+    found = verify(cluster, host, arguments.snapshots, everything=arguments.all)
     result = [{"number": one.number, "ok": one.ok, "damage": list(one.damage)} for one in found]
     print_result(arguments, result, verified_lines(found, cluster.label), markup=True)
     bad = [one.number for one in found if not one.ok]

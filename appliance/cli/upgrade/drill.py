@@ -62,25 +62,25 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.upgrade import drill as work
     from appliance.operations.upgrade import vm_drill
 
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     if arguments.down:
-        removed = vm_drill.clean_up_vm(cluster) if cluster.vm else work.clean_up(cluster, shown)
+        removed = vm_drill.clean_up_vm(cluster) if cluster.vm else work.clean_up(cluster)
         print_result(arguments, removed, [f"removed: {', '.join(removed) or 'nothing'}"])
         return 0
     options = work.DrillOptions(arguments.source or "", arguments.snapshot, arguments.wait)
     if arguments.dry_run:
-        steps = (vm_drill.plan_drill_vm if cluster.vm else work.plan_drill)(cluster, options, shown)
+        steps = (vm_drill.plan_drill_vm if cluster.vm else work.plan_drill)(cluster, options)
         print_result(arguments, steps, steps)
         return 0
     do = vm_drill.drill_vm if cluster.vm else work.drill
     if arguments.scheduled:
-        run = work.run_scheduled_drill(cluster, lambda: do(cluster, options, shown))
+        run = work.run_scheduled_drill(cluster, lambda: do(cluster, options))
         if arguments.json:
             print_json(run)
         elif not run.ok and not arguments.quiet:
             err.print(f"sms: {run.error}", markup=False)
         return 0 if run.ok else 1
-    done = do(cluster, options, shown)
+    done = do(cluster, options)
     if arguments.json:
         print_json(done.as_dict())
     else:

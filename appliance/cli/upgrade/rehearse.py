@@ -65,11 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import print_json
     from appliance.operations.upgrade.rehearse import RehearsalOptions, plan_rehearsal, rehearse, tear_down
 
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     if arguments.down:
         if arguments.image or arguments.keep:
             raise ConfigError("--down takes no image", hint="sms rehearse --down")
-        removed = tear_down(cluster, shown)
+        removed = tear_down(cluster)
         print_result(arguments, removed, [f"removed: {', '.join(removed) or 'nothing'}"])
         return 0
     options = RehearsalOptions(
@@ -83,10 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.without_vm,
     )
     if arguments.dry_run:
-        steps = plan_rehearsal(cluster, options, shown)
+        steps = plan_rehearsal(cluster, options)
         print_result(arguments, steps, steps)
         return 0
-    done = rehearse(cluster, options, shown)
+    done = rehearse(cluster, options)
     if arguments.json:
         print_json({**asdict(done), "ok": not done.failed})
     else:

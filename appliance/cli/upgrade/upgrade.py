@@ -57,14 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--with-snapshot requires --undo", hint="sms upgrade --undo --with-snapshot")
     if arguments.undo and arguments.image:
         raise ConfigError("--undo and --image exclude each other", hint="omit one of them")
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     # Without --host, the host that runs the container; an admin host acts on itself.
     host = cluster.target(arguments.host or find_source(cluster, "").name)
 
     def build_one() -> Path:
         lock = find_site(arguments.site).with_name("sms.lock")
         try:
-            return Path(build(cluster, shown, lock=lock, current=False).image)
+            return Path(build(cluster, lock=lock, current=False).image)
         except SmsError as error:
             error.hint = "; ".join(filter(None, [error.hint, "or use an image that exists: --image FILE"]))
             raise
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         steps = plan_upgrade(cluster, host, options)
         print_result(arguments, steps, steps)
         return 0
-    done = upgrade(cluster, host, shown, options)
+    done = upgrade(cluster, host, options)
     print_result(arguments, done, _lines(done))
     return 0
 

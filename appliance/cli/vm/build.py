@@ -32,14 +32,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Build it."""
     from appliance.operations.vm.build import build_vm, is_built, plan_vm
 
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     if arguments.dry_run:
-        plan = plan_vm(cluster, shown)
+        plan = plan_vm(cluster)
         exists = is_built(cluster, plan)
         text = f"{plan.key[:16]}: {'exists' if exists else 'would be built'}"
         print_result(arguments, {"key": plan.key, "built": exists, "versions": dict(plan.versions)}, [text])
         return 0
-    built = build_vm(cluster, shown, force=arguments.force)
+    built = build_vm(cluster, force=arguments.force)
     state = "built" if built.fresh else "already exists"
     lines = [
         f"{built.folder} {state}: {built.bytes >> 20} MiB, {built.packages} packages",

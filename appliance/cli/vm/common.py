@@ -10,7 +10,6 @@ from appliance.cli.common import filled, open_site
 if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
-    from appliance.progress import Progress
 
 
 def add_vm_host(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +17,9 @@ def add_vm_host(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", type=filled, metavar="NAME", help="the admin host (default: the one that has the VM)")
 
 
-def open_vm(arguments: argparse.Namespace) -> tuple[Cluster, Host, Progress]:
-    """Return the site's cluster, the admin host that has the VM, and the progress display."""
+def open_vm(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
+    """Return the site's cluster, and the admin host that has the VM."""
     from appliance.operations.vm.vm import find_vm
 
-    cluster, shown = open_site(arguments)
-    return cluster, find_vm(cluster, arguments.host), shown
+    cluster = open_site(arguments)
+    return cluster, find_vm(cluster, arguments.host)

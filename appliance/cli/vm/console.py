@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.vm.inside import attach_console, find_console, need_running, read_console
     from appliance.operations.vm.vm import find_vm
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     if arguments.log:
         write_data(read_console(cluster, find_console(cluster, arguments.host)))
         return 0

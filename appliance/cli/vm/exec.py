@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise ConfigError("no command", hint="sms vm exec -- journalctl -b")
-    cluster, host, _ = open_vm(arguments)
+    cluster, host = open_vm(arguments)
     given = sys.stdin.buffer.read() if arguments.input else None
     ran = run_in_vm(cluster, host, command, input=given, timeout_s=arguments.timeout)
     sys.stdout.buffer.write(ran.stdout)

@@ -35,13 +35,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Move it."""
     from appliance.operations.vm.migrate import migrate_vm, plan_migrate_vm
 
-    cluster, shown = open_site(arguments)
+    cluster = open_site(arguments)
     if arguments.dry_run:
-        plan = plan_migrate_vm(cluster, arguments.to, shown, stopped=arguments.stopped)
+        plan = plan_migrate_vm(cluster, arguments.to, stopped=arguments.stopped)
         how = "live" if plan.live else f"stopped, {plan.copy_bytes >> 20} MiB to copy"
         print_result(arguments, plan, [f"{plan.source} to {plan.target}: {how}; {plan.free_mb} MiB free there"])
         return 0
-    moved = migrate_vm(cluster, arguments.to, shown, stopped=arguments.stopped, timeout_s=arguments.timeout)
+    moved = migrate_vm(cluster, arguments.to, stopped=arguments.stopped, timeout_s=arguments.timeout)
     how = f"live, paused for {moved.paused_ms:.0f} ms" if moved.live else f"{moved.copied_bytes >> 20} MiB copied"
     state = "runs" if moved.running else "is off, its disks are"
     print_result(arguments, moved, [f"the VM {state} on {moved.target}: {how}, after {moved.seconds:.1f} s"])

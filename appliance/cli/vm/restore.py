@@ -11,7 +11,6 @@ from appliance.cli.vm.common import add_vm_host
 if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
-    from appliance.progress import Progress
 
 EXAMPLES = """\
   sms vm restore latest                 after `sms vm stop`; then `sms vm start`
@@ -53,25 +52,25 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.force and not arguments.source:
         raise ConfigError("--force needs --from", hint="sms vm restore latest --from borg --force --host HOST")
     try:
-        cluster, host, shown = open_vm(arguments)
+        cluster, host = open_vm(arguments)
     except Refused as error:
         if arguments.host or not arguments.source:
             raise
         hint = f"name the admin host that gets the disks: sms vm restore {arguments.name} --from ... --host HOST"
         raise Refused(error.message, hint=hint) from error
     if arguments.source:
-        return restore_from(arguments, cluster.of_vm(), host, shown)
+        return restore_from(arguments, cluster.of_vm(), host)
     if arguments.dry_run:
         snapshot = check_restore(cluster, host, arguments.name)
         print_result(arguments, snapshot, [f"would restore {line(snapshot)}"])
         return 0
-    restored = restore_vm(cluster, host, shown, arguments.name)
+    restored = restore_vm(cluster, host, arguments.name)
     text = f"restored {restored.name} on {restored.host}; the old disks: {restored.kept}"
     print_result(arguments, restored, [text])
     return 0
 
 
-def restore_from(arguments: argparse.Namespace, cluster: Cluster, host: Host, shown: Progress) -> int:
+def restore_from(arguments: argparse.Namespace, cluster: Cluster, host: Host) -> int:
     """Restore a snapshot of the VM's state."""
     from appliance.operations.snapshots.vm_restore import StateSource, check_state, choose, restore_state
     from appliance.units import format_time
@@ -84,7 +83,7 @@ def restore_from(arguments: argparse.Namespace, cluster: Cluster, host: Host, sh
         text = f"would restore snapshot {one['number']} of {wanted.source}, of {format_time(one['taken'])}"
         print_result(arguments, one, [text])
         return 0
-    done = restore_state(cluster, host, shown, wanted)
+    done = restore_state(cluster, host, wanted)
     kept = f"; the old disks: {done.kept}" if done.kept else ""
     print_result(arguments, done, [f"restored the state from {done.name} on {done.host}{kept}"])
     return 0

@@ -65,15 +65,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.dry_run and arguments.prune is None:
         raise ConfigError("--dry-run needs --prune", hint="a snapshot changes nothing in the VM: leave -n out")
-    cluster, host, shown = open_vm(arguments)
+    cluster, host = open_vm(arguments)
     if arguments.list:
         found = list_snapshots(cluster, host)
     elif arguments.verify:
-        found = [verify_snapshot(cluster, host, arguments.verify, shown)]
+        found = [verify_snapshot(cluster, host, arguments.verify)]
     elif arguments.prune is not None:
-        found = prune_snapshots(cluster, host, shown, keep=arguments.prune, dry_run=arguments.dry_run)
+        found = prune_snapshots(cluster, host, keep=arguments.prune, dry_run=arguments.dry_run)
     else:
-        taken = snapshot_vm(cluster, host, shown, arguments.name, reason=" ".join(arguments.reason.split()))
+        taken = snapshot_vm(cluster, host, arguments.name, reason=" ".join(arguments.reason.split()))
         print_result(arguments, taken, [line(taken)])
         return 0
     lines = [line(one) for one in found]

@@ -46,13 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Start it."""
     from appliance.operations.vm.start import StartOptions, rehearse_start_vm, start_vm
 
-    cluster, host, shown = open_target(arguments)
+    cluster, host = open_target(arguments)
     options = StartOptions(arguments.wait, arguments.keep, arguments.force)
     if arguments.dry_run:
-        steps = rehearse_start_vm(cluster, host, shown, options)
+        steps = rehearse_start_vm(cluster, host, options)
         print_result(arguments, steps, steps)
         return 0
-    started = start_vm(cluster, host, shown, options)
+    started = start_vm(cluster, host, options)
     wrong = {name: state for name, state in started.services.items() if state != "ok"}
     words = "runs already" if started.already else f"is healthy after {started.parts.get('serves', 0):.0f} s"
     accel = started.accel + (f" ({started.why_no_kvm})" if started.why_no_kvm else "")

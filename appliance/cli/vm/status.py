@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.snapshots.status import vm_snapshot_status
     from appliance.operations.vm.status import status_vm
 
-    cluster, _ = open_site(arguments)
+    cluster = open_site(arguments)
     name = arguments.host or cluster.site.admin_hosts[0].name
     found = status_vm(cluster, cluster.host(name), only=arguments.host is not None)
     of_state = None

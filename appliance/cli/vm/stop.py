@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.vm.common import open_vm
     from appliance.operations.vm.stop import stop_vm
 
-    cluster, host, shown = open_vm(arguments)
-    stopped = stop_vm(cluster, host, shown, timeout_s=arguments.timeout)
+    cluster, host = open_vm(arguments)
+    stopped = stop_vm(cluster, host, timeout_s=arguments.timeout)
     text = f"the VM on {stopped.host} is off, by {stopped.how}, after {stopped.seconds:.1f} s"
     if stopped.how == "not running":
         text = f"the VM is not running on {stopped.host}"

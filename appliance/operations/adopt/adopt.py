@@ -59,7 +59,6 @@ from appliance.plan.adopt.adoption import (
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.move import reset_ports, stream_ports
 from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
-from appliance.progress import Progress
 from appliance.shared.adopt import AdoptRequest
 
 __all__ = ["AdoptResult", "adopt", "adopt_request", "refuse_doubtful", "rehearse_adopt"]
@@ -101,22 +100,20 @@ class AdoptResult:
     resumed: bool = False
 
 
-def rehearse_adopt(cluster: Cluster, old: Host, named: str, name: str, progress: Progress) -> AdoptPlan:
+def rehearse_adopt(cluster: Cluster, old: Host, named: str, name: str) -> AdoptPlan:
     """Run all checks, rehearse, and return the plan with its doubts. Nothing of it is left but the image on the target.
 
     Raises:
         Refused: as ``inspect`` and ``rehearse``.
     """
-    inspected = inspect(cluster, old, named, name, progress)
+    inspected = inspect(cluster, old, named, name)
     if inspected.plan.refused:
         return inspected.plan
     image = _prepare(cluster, inspected)
-    return rehearse(cluster, inspected, image, adopt_request(cluster, inspected.plan).state_inside, progress)
+    return rehearse(cluster, inspected, image, adopt_request(cluster, inspected.plan).state_inside)
 
 
-def adopt(
-    cluster: Cluster, old: Host, named: str, name: str, progress: Progress, *, capture_s: float = 0
-) -> AdoptResult:
+def adopt(cluster: Cluster, old: Host, named: str, name: str, *, capture_s: float = 0) -> AdoptResult:
     """Take the old node's services over into the services container on the admin host ``name``.
 
     Args:
@@ -134,35 +131,35 @@ def adopt(
     with ExitStack() as stack:
         for host in (old, target):
             stack.enter_context(host.limit_silence(GONE_S))
-        if done := _resume(cluster, old, target, progress):
+        if done := _resume(cluster, old, target):
             return done
-        inspected = inspect(cluster, old, named, name, progress)
+        inspected = inspect(cluster, old, named, name)
         refuse_doubtful(inspected.plan)
         for doubt in inspected.plan.doubts:
-            progress.report(f"WARNING: {doubt.what}; {doubt.todo}")
+            cluster.env.progress.report(f"WARNING: {doubt.what}; {doubt.todo}")
         record = _record(cluster, inspected, named)
         captures = Captures(cluster, old, inspected.plan, inspected.survey, capture_s)
         captures.begin()
         image = _prepare(cluster, inspected)
-        plan = rehearse(cluster, inspected, image, record.request.state_inside, progress)
+        plan = rehearse(cluster, inspected, image, record.request.state_inside)
         inspected = replace(inspected, plan=plan)
-        _name_cluster(cluster, inspected, progress)
-        captures.wait(progress)
+        _name_cluster(cluster, inspected)
+        captures.wait(cluster.env.progress)
         save_record(cluster, target, record)
         history.note(cluster, target, VERB, "begun", old=old.name, image=image.key)
         try:
-            result, failures = _run_steps(cluster, inspected, image, record.request, progress)
+            result, failures = _run_steps(cluster, inspected, image, record.request)
         except BaseException as error:
             with suppress(SmsError):
                 history.note(cluster, target, VERB, "failed", why=str(error) or type(error).__name__)
                 if isinstance(error, Refused | RolledBack):  # else it is not known who serves: undo needs the record
                     save_record(cluster, target, replace(record, phase=UNDONE))
             raise
-        unrecorded = _finish(cluster, inspected, image, record, result.parts, progress)
+        unrecorded = _finish(cluster, inspected, image, record, result.parts)
         result.seconds = round(cluster.env.clock.monotonic() - began, 3)
         if failures:
-            progress.report(f"note: {failures}")
-            give_back(cluster, replace(record, phase=ADOPTED), old, target, progress)
+            cluster.env.progress.report(f"note: {failures}")
+            give_back(cluster, replace(record, phase=ADOPTED), old, target)
             raise RolledBack(f"{failures}\n  {old.name} serves as before, with all jobs accepted since")
         if unrecorded:
             raise Unverified(
@@ -170,19 +167,19 @@ def adopt(
                 hint=f"`sms adopt {named} --to {name}` again records it; if {target.name} has lost its power since, "
                 "it starts the services there first",
             )
-        result.silent = _wait_for_nodes(cluster, target, plan, progress)
-        result.traffic = captures.finish(target, progress)
+        result.silent = _wait_for_nodes(cluster, target, plan)
+        result.traffic = captures.finish(target, cluster.env.progress)
     return result
 
 
-def _wait_for_nodes(cluster: Cluster, target: Host, plan: AdoptPlan, progress: Progress) -> tuple[str, ...]:
+def _wait_for_nodes(cluster: Cluster, target: Host, plan: AdoptPlan) -> tuple[str, ...]:
     """Wait until the nodes that responded to the old node's controller respond to that of the target.
 
     Returns:
         Those that do not within ``NODES_S``.
     """
     inside, user = inside_argv(cluster.site, cluster.services), find_controller(cluster).user
-    with progress.step("wait until nodes respond") as step:
+    with cluster.env.progress.step("wait until nodes respond") as step:
         end = cluster.env.clock.monotonic() + NODES_S
         while True:
             view = query_nodes(target, inside, user)
@@ -224,18 +221,18 @@ def _record(cluster: Cluster, inspected: Inspected, named: str) -> Adoption:
     )  # fmt: skip
 
 
-def _resume(cluster: Cluster, old: Host, target: Host, progress: Progress) -> AdoptResult | None:
+def _resume(cluster: Cluster, old: Host, target: Host) -> AdoptResult | None:
     """Let the agents complete or undo what a killed run has left; return the result if the target serves since."""
-    recover_migration(cluster, target, progress)
+    recover_migration(cluster, target)
     record, state = find_record(cluster), resume_old(cluster, old)
     if not (record and record.phase == BEGUN and record.host == target.name):
         return None
     if not state and record.old == old.name:
-        release_unserved(cluster, record, old, progress)
+        release_unserved(cluster, record, old)
     if query_lease(target, cluster).holder != target.name:
         return None
     if state == "given" and not find_instance(cluster, target):  # its power has failed since, before it had a unit
-        start(cluster, target, progress, StartOptions())
+        start(cluster, target, StartOptions())
     lease, running = query_lease(target, cluster), find_instance(cluster, target)
     if not running:
         return None
@@ -244,7 +241,7 @@ def _resume(cluster: Cluster, old: Host, target: Host, progress: Progress) -> Ad
             f"the services container runs on {target.name}, and {old.name} is not as the adoption left it",
             hint=f"`sms stop --host {target.name}` keeps its overlay; start the units of {old.name}, adopt again",
         )
-    record_if_missing(cluster, target, running, lease, progress)
+    record_if_missing(cluster, target, running, lease)
     save_record(cluster, target, replace(record, phase=ADOPTED))
     note = f"an earlier run completed the adoption of {old.name}; it has now been recorded"
     return AdoptResult(old.name, target.name, lease.generation, stays=record.stays, notes=[note], resumed=True)
@@ -263,23 +260,21 @@ def _prepare(cluster: Cluster, inspected: Inspected) -> Image:
     return image
 
 
-def _name_cluster(cluster: Cluster, inspected: Inspected, progress: Progress) -> None:
+def _name_cluster(cluster: Cluster, inspected: Inspected) -> None:
     """Give the cluster its UUID, and prepare an overlay to which state is copied.
 
     Raises:
         Refused: hosts know another one.
     """
-    ensure_identity(query_all_leases(inspected.target, cluster), progress)
-    with progress.step(f"prepare the overlay on {inspected.target.name}"):
+    ensure_identity(query_all_leases(inspected.target, cluster), cluster.env.progress)
+    with cluster.env.progress.step(f"prepare the overlay on {inspected.target.name}"):
         inspected.owner.prepare()
 
 
-def _run_steps(
-    cluster: Cluster, inspected: Inspected, image: Image, request: AdoptRequest, progress: Progress
-) -> tuple[AdoptResult, str]:
+def _run_steps(cluster: Cluster, inspected: Inspected, image: Image, request: AdoptRequest) -> tuple[AdoptResult, str]:
     """Run the steps; return the result, and the messages about services that do not answer on the target."""
     with ExitStack() as agents:
-        migration = _open_agents(cluster, inspected, image, request, progress, agents)
+        migration = _open_agents(cluster, inspected, image, request, agents)
         result = AdoptResult(inspected.old.name, inspected.target.name, migration.result.generation)
         try:
             failures = _steps(cluster, inspected, migration, request, result)
@@ -298,7 +293,7 @@ def _run_steps(
 
 
 def _open_agents(
-    cluster: Cluster, inspected: Inspected, image: Image, request: AdoptRequest, progress: Progress, stack: ExitStack
+    cluster: Cluster, inspected: Inspected, image: Image, request: AdoptRequest, stack: ExitStack
 ) -> Migration:
     """Start both agents; nothing has begun yet.
 
@@ -308,15 +303,15 @@ def _open_agents(
     """
     old, target = inspected.old, inspected.target
     facts = migration_facts(cluster, inspected, image)
-    source = stack.enter_context(cluster.env.agents.open_endpoint(old, "adopt_leave", request, progress))
+    source = stack.enter_context(cluster.env.agents.open_endpoint(old, "adopt_leave", request, cluster.env.progress))
     source.receive("ready", patience_s=QUICK_S)
     wanted = replace(
         target_request(cluster, facts), verb=VERB, prepared=inspected.owner.moving, gives=inspected.plan.interfaces
     )
-    arrive = stack.enter_context(cluster.env.agents.open_endpoint(target, "adopt_arrive", wanted, progress))
+    arrive = stack.enter_context(cluster.env.agents.open_endpoint(target, "adopt_arrive", wanted, cluster.env.progress))
     arrive.receive("ready", patience_s=QUICK_S)
     result = MigrationResult(old.name, target.name, image.path, inspected.lease.generation + 1)
-    return Migration(cluster, facts, image, progress, source, arrive, result)
+    return Migration(cluster, facts, image, source, arrive, result)
 
 
 def _steps(
@@ -327,7 +322,7 @@ def _steps(
     Raises:
         SmsError: a step failed. In the last one, the old node may serve again: the target asks before it goes on.
     """
-    progress, source, place = migration.progress, migration.source, request.state_inside
+    progress, source, place = migration.cluster.env.progress, migration.source, request.state_inside
     write = partial(apply_changes, inspected, place)
     with progress.step(f"copy the state of {inspected.old.name} while it serves") as step:
         result.state_bytes = copy_state(inspected, source, place, step)
@@ -370,7 +365,7 @@ def _hand_over_controller(
     """Stop the controller on the old node, copy the last changes, start it on the target."""
     source, controller = migration.source, find_controller(cluster)
     inside = inside_argv(cluster.site, cluster.services)
-    with migration.progress.step(f"stop {controller.name} there; copy the last changes") as step:
+    with migration.cluster.env.progress.step(f"stop {controller.name} there; copy the last changes") as step:
         began = migration.stopped_at = cluster.env.clock.monotonic()
         source.send("stop")
         final, data = source.receive("final", patience_s=STOP_WAIT_S + QUICK_S)
@@ -385,7 +380,7 @@ def _hand_over_controller(
 
 def _clean_up(migration: Migration, result: AdoptResult) -> None:
     """Complete the switch on both hosts. Errors on the old node are only noted: it stays away."""
-    with migration.progress.step(f"clean up on {migration.source.name}"):
+    with migration.cluster.env.progress.step(f"clean up on {migration.source.name}"):
         commit(migration)
         try:
             migration.source.send("finish")
@@ -442,14 +437,13 @@ def _finish(
     image: Image,
     record: Adoption,
     parts: Mapping[str, float],
-    progress: Progress,
 ) -> str:
     """Record which host has the services; return why that failed, or nothing."""
     old, target = inspected.old, inspected.target
     try:
         remove_isolated(cluster, target)
         lease = query_lease(target, cluster)
-        record_serving(cluster, target, image, lease, progress)
+        record_serving(cluster, target, image, lease)
         save_record(cluster, target, replace(record, phase=ADOPTED))
         history.note(cluster, target, VERB, "adopted", old=old.name, generation=lease.generation, parts=dict(parts))
     except SmsError as error:

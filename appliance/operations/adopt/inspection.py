@@ -29,7 +29,6 @@ from appliance.plan.image.definition import runtime_digest
 from appliance.plan.migration.lease import engine_error, find_holder, refuse_other_cluster
 from appliance.plan.migration.state import moved_paths
 from appliance.plan.services.nodes import NODES, Inside, NodesView, read_nodes, view_nodes
-from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.text import whole_number
 from appliance.tools.scripts import script_argv
@@ -63,7 +62,7 @@ class Inspected:
     owner: ContainerOwner
 
 
-def inspect(cluster: Cluster, old: Host, named: str, name: str, progress: Progress) -> Inspected:
+def inspect(cluster: Cluster, old: Host, named: str, name: str) -> Inspected:
     """Survey the old node, query the target, and return the plan with all doubts.
 
     Args:
@@ -77,10 +76,10 @@ def inspect(cluster: Cluster, old: Host, named: str, name: str, progress: Progre
     target = cluster.host(name)
     check_programs(target)
     lease = find_free_lease(cluster, target)
-    found, _ = survey(SurveyOptions(target=named), progress)
+    found, _ = survey(SurveyOptions(target=named), cluster.env.progress)
     paths = moved_paths(cluster.services)
-    owner = ContainerOwner(cluster, target, paths, progress)
-    with progress.step(f"check {old.name} and {name}"), cluster.env.pool(2) as pool:
+    owner = ContainerOwner(cluster, target, paths)
+    with cluster.env.progress.step(f"check {old.name} and {name}"), cluster.env.pool(2) as pool:
         there = pool.submit(query_old, cluster, old, found)
         here = pool.submit(query_target, cluster, owner)
         facts = there.result(), here.result()

@@ -27,7 +27,7 @@ def start_held(cluster: Cluster, owner: ContainerOwner, migration: Migration) ->
         SmsError: one of the other services does not answer.
     """
     began, controller, target = cluster.env.clock.monotonic(), find_controller(cluster), migration.target
-    with migration.progress.step(f"start isolated on {target.name}, without {controller.name}") as step:
+    with migration.cluster.env.progress.step(f"start isolated on {target.name}, without {controller.name}") as step:
         command = owner.inside(hold_argv(controller, owner.place(HOLD)), copy=True)
         command.host.run(*command.argv, timeout=60)
         target.send("place")
@@ -46,7 +46,7 @@ def wait_for_held(cluster: Cluster, migration: Migration) -> None:
         SmsError: one of them does not.
     """
     began, controller = cluster.env.clock.monotonic(), find_controller(cluster)
-    with migration.progress.step(f"start {controller.name} on {migration.target.name}"):
+    with migration.cluster.env.progress.step(f"start {controller.name} on {migration.target.name}"):
         probe_isolated(
             migration, [one.name for one in cluster.services if waits_for(cluster.services, one, controller)]
         )

@@ -21,7 +21,7 @@ from appliance.plan.machine import inside_argv
 from appliance.plan.migration.move import ENDED
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
-from appliance.progress import Progress, Silent
+from appliance.progress import Silent
 from appliance.text import printable
 from appliance.tools.scripts import script_argv
 
@@ -42,7 +42,7 @@ def migration_facts(cluster: Cluster, inspected: Inspected, image: Image) -> Mig
     return MigrationFacts(old, target, 0, inspected.lease, how, confinement, confinement)
 
 
-def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, progress: Progress) -> AdoptPlan:
+def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str) -> AdoptPlan:
     """Start the services isolated with a copy of the live state, probe them, compare the jobs; then end and remove it.
 
     The old node only reads its state and its database.
@@ -61,7 +61,7 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
     new = not target.works("test", "-e", overlay)
     try:
         jobs = read_jobs(inspected.old.run(*JOBS, ok=None, timeout=60, limit=JOBS_BYTES).text)
-        with progress.step("rehearse: copy the live state") as step:
+        with cluster.env.progress.step("rehearse: copy the live state") as step:
             inspected.old.run(*script_argv("wait-until-saved", inspected.plan.state, str(SAVED_S)), timeout=60)
             owner.prepare()
             measured, database = dict[str, float](), find_database(cluster.services)
@@ -78,7 +78,7 @@ def rehearse(cluster: Cluster, inspected: Inspected, image: Image, place: str, p
         with cluster.env.agents.open_endpoint(target, "arrive", request, Silent()) as arrive:
             arrive.receive("ready", patience_s=QUICK_S)
             result = MigrationResult(inspected.old.name, target.name, image.path, 0)
-            migration = Migration(cluster, facts, image, progress, arrive, arrive, result)
+            migration = Migration(cluster, facts, image, arrive, arrive, result)
             measured["isolated"] = start_held(cluster, owner, migration)
             free = inside_argv(cluster.site, cluster.services, *free_argv(find_controller(cluster)))
             target.run(*free, timeout=60)

@@ -34,7 +34,6 @@ from appliance.plan.migration.lease import find_holder
 from appliance.plan.migration.move import missing_jobs
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
-from appliance.progress import Progress
 from appliance.shared.adopt import ReturnRequest
 from appliance.tools.move import Endpoint, receive_after
 from appliance.tools.scripts import read_script
@@ -79,12 +78,11 @@ class _Undo:
     old: Host
     source: Endpoint
     target: Endpoint
-    progress: Progress
     result: UndoResult
     ordered: bool = False
 
 
-def undo(cluster: Cluster, progress: Progress) -> UndoResult:
+def undo(cluster: Cluster) -> UndoResult:
     """Give the services back to the old node of the last adoption.
 
     Raises:
@@ -98,10 +96,10 @@ def undo(cluster: Cluster, progress: Progress) -> UndoResult:
         raise _nothing_to(cluster, "undo", record)
     old = open_host(record.target)
     for admin in cluster.site.admin_hosts:
-        recover_migration(cluster, cluster.host(admin.name), progress)
+        recover_migration(cluster, cluster.host(admin.name))
     state = resume_old(cluster, old)
     if not state:
-        release_unserved(cluster, record, old, progress)
+        release_unserved(cluster, record, old)
     views = Leases(cluster.host(record.host), cluster).query()
     holder = find_holder(views)
     if holder is None or holder.engine or not holder.holder:
@@ -112,7 +110,7 @@ def undo(cluster: Cluster, progress: Progress) -> UndoResult:
             "the services container runs on no admin host: what it has accepted could not be given back",
             hint=f"sms start --host {record.host}",
         )
-    return give_back(cluster, record, old, cluster.host(holder.holder), progress)
+    return give_back(cluster, record, old, cluster.host(holder.holder))
 
 
 def _nothing_to(cluster: Cluster, what: str, record: Adoption | None) -> Refused:
@@ -124,7 +122,7 @@ def _nothing_to(cluster: Cluster, what: str, record: Adoption | None) -> Refused
     return Refused(message, hint=hint if record.phase == UNDONE else "")
 
 
-def release_unserved(cluster: Cluster, record: Adoption, old: Host, progress: Progress) -> None:
+def release_unserved(cluster: Cluster, record: Adoption, old: Host) -> None:
     """Release the lease of a host whose power failed right after the switch: the old node has taken everything back.
 
     Its overlay stays, with the jobs that it accepted in those seconds.
@@ -142,19 +140,19 @@ def release_unserved(cluster: Cluster, record: Adoption, old: Host, progress: Pr
             f"{record.old} and {host.name} both have the services: the network between them was split in the switch",
             hint=f"end one, as by `sms stop --host {host.name}`, which keeps its overlay; then run this again",
         )
-    stop(cluster, host, progress)
-    progress.report(f"note: {host.name} failed right after the switch; {record.old} has its services again")
+    stop(cluster, host)
+    cluster.env.progress.report(f"note: {host.name} failed right after the switch; {record.old} has its services again")
 
 
-def give_back(cluster: Cluster, record: Adoption, old: Host, host: Host, progress: Progress) -> UndoResult:
+def give_back(cluster: Cluster, record: Adoption, old: Host, host: Host) -> UndoResult:
     """Give the services back from the services container on ``host``; as ``undo``."""
     began = cluster.env.clock.monotonic()
     result = UndoResult(record.old, host.name)
     with ExitStack() as stack:
         for one in (old, host):
             stack.enter_context(one.limit_silence(GONE_S))
-        source, target = _open_agents(cluster, record, old, host, progress, stack)
-        current = _Undo(cluster, record, host, old, source, target, progress, result)
+        source, target = _open_agents(cluster, record, old, host, stack)
+        current = _Undo(cluster, record, host, old, source, target, result)
         history.note(cluster, host, VERB, "undo begun", old=record.old)
         try:
             _steps(current)
@@ -174,7 +172,7 @@ def give_back(cluster: Cluster, record: Adoption, old: Host, host: Host, progres
 
 
 def _open_agents(
-    cluster: Cluster, record: Adoption, old: Host, host: Host, progress: Progress, stack: ExitStack
+    cluster: Cluster, record: Adoption, old: Host, host: Host, stack: ExitStack
 ) -> tuple[Endpoint, Endpoint]:
     """Start the agents: that which yields on the admin host, and that which takes on the old node.
 
@@ -192,10 +190,10 @@ def _open_agents(
     confinement = query_confinement(cluster, host)
     facts = MigrationFacts(host, old, running.pid, replace(mine, generation=lease.top), how, confinement, confinement)
     request = replace(source_request(cluster, facts, image), verb=VERB, gives=record.request.interfaces)
-    source = stack.enter_context(cluster.env.agents.open_endpoint(host, "adopt_yield", request, progress))
+    source = stack.enter_context(cluster.env.agents.open_endpoint(host, "adopt_yield", request, cluster.env.progress))
     source.receive("ready", patience_s=QUICK_S)
     wanted = _return_request(cluster, record, host.name)
-    target = stack.enter_context(cluster.env.agents.open_endpoint(old, "adopt_return", wanted, progress))
+    target = stack.enter_context(cluster.env.agents.open_endpoint(old, "adopt_return", wanted, cluster.env.progress))
     target.receive("ready", patience_s=QUICK_S)
     return source, target
 
@@ -209,7 +207,7 @@ def _return_request(cluster: Cluster, record: Adoption, host: str) -> ReturnRequ
 def _steps(current: _Undo) -> None:
     """Copy the state, stop what keeps it here, copy the rest there, move the addresses, start it there."""
     cluster, record, request = current.cluster, current.record, current.record.request
-    source, target, result, progress = current.source, current.target, current.result, current.progress
+    source, target, result, progress = current.source, current.target, current.result, current.cluster.env.progress
     controller, accounting = map(cluster.find_role, ROLES)
     assert controller
     since, copied = 0.0, f"{request.state_inside}={request.state}.sms-new"
@@ -300,7 +298,7 @@ def _clean_up(current: _Undo) -> None:
     Raises:
         Unverified: the old node does not confirm; it goes on serving.
     """
-    with current.progress.step("clean up"):
+    with current.cluster.env.progress.step("clean up"):
         try:
             current.source.send("given")  # first: if this host crashes now, it must not start the instance at its boot
             receive_after(current.source, "given", *SOURCE_REPLIES, patience_s=QUICK_S)
@@ -325,7 +323,7 @@ def _roll_back(current: _Undo, cause: BaseException) -> NoReturn:
     """
     why, sure = str(cause) or type(cause).__name__, False
     message, hint = (cause.message, cause.hint) if isinstance(cause, SmsError) else ("the undo was interrupted", "")
-    with current.progress.step(f"roll back to {current.host.name}"):
+    with current.cluster.env.progress.step(f"roll back to {current.host.name}"):
         try:
             current.target.send("abort", why=why)
             receive_after(current.target, "aborted", *OLD_REPLIES, patience_s=QUICK_S)
@@ -342,7 +340,7 @@ def _roll_back(current: _Undo, cause: BaseException) -> NoReturn:
         current.source.wait()
     again = "`sms adopt --undo` again completes or undoes it"
     try:
-        recover_migration(current.cluster, current.host, current.progress)
+        recover_migration(current.cluster, current.host)
         running = find_instance(current.cluster, current.host)
         state = resume_old(current.cluster, current.old)
     except SmsError as error:
@@ -364,7 +362,7 @@ def _roll_back(current: _Undo, cause: BaseException) -> NoReturn:
     ) from cause
 
 
-def finish(cluster: Cluster, progress: Progress) -> Adoption:
+def finish(cluster: Cluster) -> Adoption:
     """End an adoption for good: it cannot be undone any more.
 
     Raises:
@@ -379,8 +377,8 @@ def finish(cluster: Cluster, progress: Progress) -> Adoption:
     _refuse_configured(old, record)
     request = _return_request(cluster, record, record.host)
     with (
-        progress.step(f"finish on {record.old}"),
-        cluster.env.agents.open_endpoint(old, "adopt_return", request, progress) as target,
+        cluster.env.progress.step(f"finish on {record.old}"),
+        cluster.env.agents.open_endpoint(old, "adopt_return", request, cluster.env.progress) as target,
     ):
         target.receive("ready", patience_s=QUICK_S)
         target.send("forget")

@@ -10,7 +10,6 @@ from appliance.operations.engines.clients import find_nomad
 from appliance.operations.engines.nomad_owner import NomadOwner
 from appliance.plan.migration.state import moved_paths
 from appliance.plan.services.controllers import NOMAD
-from appliance.progress import Progress
 from appliance.tools.nomad import DEFAULT
 
 
@@ -46,7 +45,7 @@ def refuse_running(cluster: Cluster, host: Host, name: str) -> None:
         )
 
 
-def abandon_engine(cluster: Cluster, host: Host, name: str, progress: Progress) -> None:
+def abandon_engine(cluster: Cluster, host: Host, name: str) -> None:
     """Stop the services on an engine as far as it answers, and let no task start with the state that is left there.
 
     What cannot be done is reported, with what to do when the engine comes back.
@@ -54,22 +53,24 @@ def abandon_engine(cluster: Cluster, host: Host, name: str, progress: Progress) 
     Raises:
         Refused: a task of it still runs.
     """
-    stopped = _stop_all(cluster, host, name, progress)
-    locked = name == NOMAD and _lock_state(cluster, host, progress)
+    stopped = _stop_all(cluster, host, name)
+    locked = name == NOMAD and _lock_state(cluster, host)
     if stopped:
         return
     if locked:
-        progress.report(f"note: when {name} answers again, `sms deploy stop` ends what it starts without state")
+        cluster.env.progress.report(
+            f"note: when {name} answers again, `sms deploy stop` ends what it starts without state"
+        )
     else:
-        progress.report(
+        cluster.env.progress.report(
             f"warning: when {name} comes back, it starts the services with a state of its own: "
             "switch on its servers alone first, then `sms deploy stop`, then its other machines"
         )
 
 
-def _stop_all(cluster: Cluster, host: Host, name: str, progress: Progress) -> bool:
+def _stop_all(cluster: Cluster, host: Host, name: str) -> bool:
     bundle, engine = render_bundle(cluster, name), find_engine(cluster, host, name)
-    with progress.step(f"stop the services on {name}") as step:
+    with cluster.env.progress.step(f"stop the services on {name}") as step:
         try:
             for item in bundle.items:
                 if item.kind == "service":
@@ -80,10 +81,10 @@ def _stop_all(cluster: Cluster, host: Host, name: str, progress: Progress) -> bo
     return True
 
 
-def _lock_state(cluster: Cluster, host: Host, progress: Progress) -> bool:
+def _lock_state(cluster: Cluster, host: Host) -> bool:
     """Lock the folders of Nomad's client, if it is reached; return whether they are locked."""
-    owner = NomadOwner(cluster, host, moved_paths(cluster.services), progress)
-    with progress.step(f"lock the state of {owner.where}") as step:
+    owner = NomadOwner(cluster, host, moved_paths(cluster.services))
+    with cluster.env.progress.step(f"lock the state of {owner.where}") as step:
         try:
             owner.client.run("true")
         except SmsError as error:

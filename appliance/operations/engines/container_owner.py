@@ -24,7 +24,6 @@ from appliance.plan.machine import inside_argv
 from appliance.plan.migration.state import Tree
 from appliance.plan.services.controllers import CONTAINER
 from appliance.plan.services.runs import ROOT, Once, once_run
-from appliance.progress import Progress
 from appliance.tools import ext3, files
 from appliance.tools.scripts import read_script
 from appliance.tools.scripts import script_argv as shell_argv
@@ -39,8 +38,8 @@ class ContainerOwner(Owner):
 
     name = CONTAINER
 
-    def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str], progress: Progress) -> None:
-        super().__init__(cluster, paths, progress)
+    def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str]) -> None:
+        super().__init__(cluster, paths)
         self.host = host
         self.where = f"the services container on {host.name}"
         self._image: Image | None = None
@@ -56,7 +55,7 @@ class ContainerOwner(Owner):
 
     def _deliver(self) -> tuple[str, str]:
         try:
-            return deliver(self.cluster, self.host, None, self.progress)
+            return deliver(self.cluster, self.host, None)
         except Refused as error:
             raise Refused(
                 f"{self.where} does not run, and cannot be started: {error.message}",
@@ -86,7 +85,7 @@ class ContainerOwner(Owner):
 
     def free_bytes(self) -> int:
         """Return the space for the state in a copy of the overlay, and for that copy beside it: the lower of both."""
-        with opened(self.cluster, self.host, self.progress):
+        with opened(self.cluster, self.host):
             overlay = self.overlay
             there = query_space(self.host, overlay.rpartition("/")[0]).free
             if not self.host.works("test", "-f", overlay):
@@ -102,7 +101,7 @@ class ContainerOwner(Owner):
             tree = script_argv("brief", *(f"{path}={path}" for path in self.paths))
             argv = inside_argv(self.cluster.site, self.cluster.services, *tree)
             return self._query("brief", Command(self.host, argv))
-        with opened(self.cluster, self.host, self.progress):
+        with opened(self.cluster, self.host):
             return self.brief()
 
     def inside(self, argv: Sequence[str], *, state: bool = True, copy: bool = False, input: bool = False) -> Command:
@@ -124,22 +123,24 @@ class ContainerOwner(Owner):
         return f"{ROOT}/.{path}"
 
     def stop(self) -> None:
-        stop(self.cluster, self.host, self.progress, keep_lease=True)
+        stop(self.cluster, self.host, keep_lease=True)
         ext3.check(self.host, self.overlay)
 
     def start(self) -> None:
         for admin in self.cluster.site.admin_hosts:  # they have all answered
             there = self.host if admin.name == self.host.name else self.cluster.host(admin.name)
             if there is not self.host and stop_gateway(self.cluster, there):
-                self.progress.report(f"note: what stayed on {admin.name} was stopped: {self.where} has the addresses")
-        start(self.cluster, self.host, self.progress, StartOptions())
+                self.cluster.env.progress.report(
+                    f"note: what stayed on {admin.name} was stopped: {self.where} has the addresses"
+                )
+        start(self.cluster, self.host, StartOptions())
 
     def control(self, *argv: str) -> Result:
         return self.host.run(*inside_argv(self.cluster.site, self.cluster.services, *argv), ok=None, timeout=CONTROL_S)
 
     def prepare(self) -> None:
         self.discard()
-        ready_overlay(self.cluster, self.host, self.image, self.progress, filled=True)
+        ready_overlay(self.cluster, self.host, self.image, filled=True)
         files.copy_sparse(self.host, self.overlay, self.moving, timeout=COPY_S)
 
     # The lease of the admin hosts covers its state.
@@ -165,7 +166,7 @@ class ContainerOwner(Owner):
         self.host.run("ln", "--", self.overlay, kept)
         ext3.check(self.host, self.moving)
         files.place(self.host, self.moving, self.overlay)
-        self.progress.report(f"note: the overlay of before is kept as {kept}")
+        self.cluster.env.progress.report(f"note: the overlay of before is kept as {kept}")
 
     def discard(self) -> None:
         self.host.remove(self.moving)

@@ -61,7 +61,7 @@ class Outcome:
     silent: str = ""
 
 
-def deploy(cluster: Cluster, host: Host, engine: str, progress: Progress, *, timeout_s: float) -> Outcome:
+def deploy(cluster: Cluster, host: Host, engine: str, *, timeout_s: float) -> Outcome:
     """Run the services of the site on an engine, and wait until they are ready. A second run changes nothing.
 
     Args:
@@ -74,34 +74,33 @@ def deploy(cluster: Cluster, host: Host, engine: str, progress: Progress, *, tim
     """
     with lock_moves(cluster, host, tolerant=True):
         refuse_interrupted(cluster, host)
-        return deploy_locked(cluster, host, engine, progress, timeout_s=timeout_s)
+        return deploy_locked(cluster, host, engine, timeout_s=timeout_s)
 
 
-def deploy_locked(cluster: Cluster, host: Host, engine: str, progress: Progress, *, timeout_s: float) -> Outcome:
+def deploy_locked(cluster: Cluster, host: Host, engine: str, *, timeout_s: float) -> Outcome:
     """Do what ``deploy`` does, under the lock of moves."""
     bundle, found = render_bundle(cluster, engine), find_engine(cluster, host, engine)
     record = find_deployed(cluster, host)
-    with progress.step("check where the services run"):
+    with cluster.env.progress.step("check where the services run"):
         leases = refuse_other_writer(cluster, host, bundle, record)
         refuse_moved(cluster, bundle)
-    with progress.step(f"check {engine}"):
-        found.check(cluster, bundle, progress)
-        report_drift(compare_secrets(cluster, bundle, found), progress)
-    with progress.step("compare") as step:
+    with cluster.env.progress.step(f"check {engine}"):
+        found.check(cluster, bundle)
+        report_drift(compare_secrets(cluster, bundle, found), cluster.env.progress)
+    with cluster.env.progress.step("compare") as step:
         differences = found.differences(bundle)
         step.detail(", ".join(f"{one.name}: {one.change}" for one in differences if one.change != "unchanged"))
     if left := find_left(cluster, bundle):
-        progress.report(f"note: not run while {engine} has the other services: {', '.join(left)}")
-    return apply_bundle(cluster, host, found, bundle, differences, Run(record, leases, progress, timeout_s))
+        cluster.env.progress.report(f"note: not run while {engine} has the other services: {', '.join(left)}")
+    return apply_bundle(cluster, host, found, bundle, differences, Run(record, leases, timeout_s))
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a deployment starts from: the record, the leases as queried, and how it reports and waits."""
+    """What a deployment starts from: the record, the leases as queried, and how long it waits."""
 
     record: Deployed | None
     leases: Leases
-    progress: Progress
     timeout_s: float
 
 
@@ -116,11 +115,11 @@ def apply_bundle(
         Refused: an admin host has taken the lease since, or the image is not signed; nothing was changed.
         Unverified: the engine has the services, and one of them is not ready.
     """
-    began, progress = cluster.env.clock.monotonic(), run.progress
+    began, progress = cluster.env.clock.monotonic(), cluster.env.progress
     record = _next_record(cluster, host, bundle, run.record)
     take_for_engine(run.leases, bundle.engine, progress)
-    begin(cluster, host, bundle, record, progress)
-    silent = keep_gateway(cluster, host, bundle, progress)
+    begin(cluster, host, bundle, record)
+    silent = keep_gateway(cluster, host, bundle)
     if silent:
         progress.report(f"warning: what stays in the services container does not serve: {silent}")
     changed = {one.name for one in differences if one.change != "unchanged"}
@@ -139,7 +138,7 @@ def apply_bundle(
     _check_applied(engine, bundle, changed)
     if any(one.name == bundle.controller and one.change == "change" for one in differences):
         _reload_nodes(engine, bundle, progress)
-    record = set_phase(cluster, host, record, DEPLOYED, progress)
+    record = set_phase(cluster, host, record, DEPLOYED)
     return Outcome(
         bundle.engine,
         bundle.cluster,
@@ -220,7 +219,7 @@ def _reload_nodes(engine: Engine, bundle: Bundle, progress: Progress) -> None:
                 step.detail(f"failed: {why}; nodes get it later")
 
 
-def rollback(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float) -> Outcome:
+def rollback(cluster: Cluster, host: Host, *, timeout_s: float) -> Outcome:
     """Apply what was deployed before; the state is not rolled back.
 
     Raises:
@@ -233,15 +232,15 @@ def rollback(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: flo
         refuse_interrupted(cluster, host)
         leases = refuse_other_writer(cluster, host, bundle, record)
         refuse_moved(cluster, bundle)
-        progress.report("note: configuration and image are rolled back; the state of the services is not")
-        with progress.step("compare"):
-            engine.check(cluster, bundle, progress)
-            report_drift(compare_secrets(cluster, bundle, engine), progress)
+        cluster.env.progress.report("note: configuration and image are rolled back; the state of the services is not")
+        with cluster.env.progress.step("compare"):
+            engine.check(cluster, bundle)
+            report_drift(compare_secrets(cluster, bundle, engine), cluster.env.progress)
             differences = engine.differences(bundle)
-        return apply_bundle(cluster, host, engine, bundle, differences, Run(record, leases, progress, timeout_s))
+        return apply_bundle(cluster, host, engine, bundle, differences, Run(record, leases, timeout_s))
 
 
-def stop(cluster: Cluster, host: Host, progress: Progress) -> Outcome:
+def stop(cluster: Cluster, host: Host) -> Outcome:
     """Stop the services on their engine in the reverse order. Volumes stay; munge and slurmd of compute nodes run on.
 
     Raises:
@@ -251,20 +250,20 @@ def stop(cluster: Cluster, host: Host, progress: Progress) -> Outcome:
     with lock_moves(cluster, host, tolerant=True):
         record = find_deployed(cluster, host)
         if record is None:
-            release_unused(cluster, host, progress)
+            release_unused(cluster, host)
         record = record or need_deployed(cluster, host)
         stays = find_stays(cluster, host, current_bundle(cluster, host, record))
-        done = stop_locked(cluster, host, record, progress)
-        if not release_from_engine(cluster, host, done.engine, progress):
-            progress.report(
+        done = stop_locked(cluster, host, record)
+        if not release_from_engine(cluster, host, done.engine):
+            cluster.env.progress.report(
                 f"note: {done.engine} keeps the lease, as it has the state: `sms migrate --to container` moves it"
             )
         for line in stays.lines:
-            progress.report(f"note: {line}")
+            cluster.env.progress.report(f"note: {line}")
     return done
 
 
-def stop_locked(cluster: Cluster, host: Host, record: Deployed, progress: Progress) -> Outcome:
+def stop_locked(cluster: Cluster, host: Host, record: Deployed) -> Outcome:
     """Stop the services under the lock of moves; the engine keeps the lease.
 
     Raises:
@@ -274,7 +273,7 @@ def stop_locked(cluster: Cluster, host: Host, record: Deployed, progress: Progre
     bundle, engine = current_bundle(cluster, host, record), find_engine(cluster, host, record.engine)
     stopped: dict[str, str] = {}
     if record.phase != STOPPED:
-        record = set_phase(cluster, host, record, STOPPING, progress)
+        record = set_phase(cluster, host, record, STOPPING)
     for wave in reversed(bundle.waves()):
         items = [one for one in wave if one.kind == "service"]
         part = replace(bundle, items=tuple(items))
@@ -284,11 +283,11 @@ def stop_locked(cluster: Cluster, host: Host, record: Deployed, progress: Progre
             stopped[item.name] = "stop" if item.name in running else "unchanged"
         if running and not late:
             try:
-                wait_for_end(engine, part, cluster.env.clock, progress)
+                wait_for_end(engine, part, cluster.env.clock, cluster.env.progress)
             except Unverified as error:
                 late = error
     if late:
         raise late
-    record = set_phase(cluster, host, record, STOPPED, progress)
+    record = set_phase(cluster, host, record, STOPPED)
     took = round(cluster.env.clock.monotonic() - began, 1)
     return Outcome(record.engine, bundle.cluster, record.generation, record.digest, stopped, [], took)

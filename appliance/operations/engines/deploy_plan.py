@@ -22,7 +22,6 @@ from appliance.operations.engines.engine import Difference
 from appliance.operations.engines.gateway import Stays, find_stays
 from appliance.operations.engines.secret_files import compare_secrets, report_drift
 from appliance.operations.engines.writer import refuse_interrupted, refuse_moved, refuse_other_writer
-from appliance.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,7 @@ class DeployPlan:
         return not self.refusal and all(one.change == "unchanged" for one in self.differences)
 
 
-def plan_deploy(
-    cluster: Cluster, host: Host, engine: str, progress: Progress, *, before: Bundle | None = None
-) -> DeployPlan:
+def plan_deploy(cluster: Cluster, host: Host, engine: str, *, before: Bundle | None = None) -> DeployPlan:
     """Return what ``deploy`` would do; nothing is changed. ``before``: what was deployed before, for a rollback."""
     bundle, found = before or render_bundle(cluster, engine), find_engine(cluster, host, engine)
     record = find_deployed(cluster, host)
@@ -59,8 +56,8 @@ def plan_deploy(
         refuse_interrupted(cluster, host)
         refuse_other_writer(cluster, host, bundle, record)
         refuse_moved(cluster, bundle)
-        found.check(cluster, bundle, progress, send=False)
-        report_drift(compare_secrets(cluster, bundle, found), progress)
+        found.check(cluster, bundle, send=False)
+        report_drift(compare_secrets(cluster, bundle, found), cluster.env.progress)
     except Refused as error:
         refusal, hint = error.message, error.hint
     try:
@@ -74,7 +71,7 @@ def plan_deploy(
     return DeployPlan(engine, cluster.site.cluster, generation, tuple(differences), refusal, hint, left)
 
 
-def plan_rollback(cluster: Cluster, host: Host, progress: Progress) -> DeployPlan:
+def plan_rollback(cluster: Cluster, host: Host) -> DeployPlan:
     """Return what ``rollback`` would do; nothing is changed.
 
     Raises:
@@ -82,7 +79,7 @@ def plan_rollback(cluster: Cluster, host: Host, progress: Progress) -> DeployPla
     """
     record = need_deployed(cluster, host)
     before = previous_bundle(cluster, host, record)
-    return plan_deploy(cluster, host, record.engine, progress, before=before)
+    return plan_deploy(cluster, host, record.engine, before=before)
 
 
 @dataclass(frozen=True)

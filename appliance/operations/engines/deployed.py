@@ -11,7 +11,6 @@ from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import Deployed, read_deployed, record_path
-from appliance.progress import Progress
 from appliance.shared.records import RecordError, from_json, to_json
 
 Found = TypeVar("Found")
@@ -54,7 +53,7 @@ def find_deployed(cluster: Cluster, host: Host) -> Deployed | None:
     return max(filter(None, found), key=lambda one: (one.generation, one.at), default=None)
 
 
-def _write_all(cluster: Cluster, host: Host, write: Callable[[Host], None], progress: Progress) -> None:
+def _write_all(cluster: Cluster, host: Host, write: Callable[[Host], None]) -> None:
     """Write on a host, then on the others.
 
     Raises:
@@ -63,7 +62,7 @@ def _write_all(cluster: Cluster, host: Host, write: Callable[[Host], None], prog
     write(host)
     for name, error in _on_others(cluster, host, write).items():
         if error is not None:
-            progress.report(f"warning: {name} does not know of this deployment: {error.message}")
+            cluster.env.progress.report(f"warning: {name} does not know of this deployment: {error.message}")
 
 
 def read_bundle(cluster: Cluster, host: Host, digest: str) -> Bundle | None:
@@ -85,7 +84,7 @@ def read_bundle(cluster: Cluster, host: Host, digest: str) -> Bundle | None:
     return next((one for one in others if isinstance(one, Bundle)), None)
 
 
-def begin(cluster: Cluster, host: Host, bundle: Bundle, record: Deployed, progress: Progress) -> None:
+def begin(cluster: Cluster, host: Host, bundle: Bundle, record: Deployed) -> None:
     """Record a deployment before anything of it is done: first what it is, then that it is being applied.
 
     What is deployed is kept: status compares with it, a rollback applies the one before.
@@ -98,10 +97,10 @@ def begin(cluster: Cluster, host: Host, bundle: Bundle, record: Deployed, progre
         kept = (f"{record.digest}.json", f"{record.previous}.json")
         one.run("sh", "-c", UNUSED, "unused", str(cluster.places.deployments), *kept)
 
-    _write_all(cluster, host, write, progress)
+    _write_all(cluster, host, write)
 
 
-def set_phase(cluster: Cluster, host: Host, record: Deployed, phase: str, progress: Progress) -> Deployed:
+def set_phase(cluster: Cluster, host: Host, record: Deployed, phase: str) -> Deployed:
     """Write the record with another phase, and return it."""
     changed = replace(record, phase=phase, at=cluster.env.clock.time(), by=host.name)
     data = to_json(changed)
@@ -109,5 +108,5 @@ def set_phase(cluster: Cluster, host: Host, record: Deployed, phase: str, progre
     def write(one: Host) -> None:
         one.write(record_path(cluster), data, mode=0o600)
 
-    _write_all(cluster, host, write, progress)
+    _write_all(cluster, host, write)
     return changed

@@ -59,7 +59,7 @@ def _send(folder: Path, stream: Stream) -> None:
             archive.add(folder / name, name)
 
 
-def push_image(cluster: Cluster, made: OciFolder, progress: Progress) -> str:
+def push_image(cluster: Cluster, made: OciFolder) -> str:
     """Copy a layout to the registry that the site file names; return the name with its digest.
 
     The registry's account is that of `skopeo login`.
@@ -85,7 +85,7 @@ def push_image(cluster: Cluster, made: OciFolder, progress: Progress) -> str:
     if find_missing(host, "skopeo"):
         raise Refused(f"{host.name} lacks skopeo", hint="install the package skopeo")
     target = f"{_untagged(name)}@{digest}" if digest else name
-    with progress.step(f"push to {target}"):
+    with cluster.env.progress.step(f"push to {target}"):
         # Without the option it compresses the layer, and the registry has another digest than the signed one.
         words = ("copy", "--preserve-digests", f"oci:{made.path}", f"docker://{target}")
         result = host.run("skopeo", *words, ok=None, timeout=PUSH_S)

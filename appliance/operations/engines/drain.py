@@ -65,7 +65,7 @@ class SlurmNode:
     reason: str
 
 
-def drain(cluster: Cluster, host: Host, node: str, progress: Progress, *, timeout_s: float) -> Drained:
+def drain(cluster: Cluster, host: Host, node: str, *, timeout_s: float) -> Drained:
     """Drain a machine: no new job, wait for its jobs, then stop what the engine runs on it.
 
     Args:
@@ -81,13 +81,13 @@ def drain(cluster: Cluster, host: Host, node: str, progress: Progress, *, timeou
         _need_either(known, here, node, bundle)
         waited = 0.0
         if known is not None:
-            with progress.step(f"drain {node} in Slurm"):
+            with cluster.env.progress.step(f"drain {node} in Slurm"):
                 if "drain" not in known.state:
                     _slurm(engine, bundle, "scontrol", "update", f"nodename={node}", "state=drain", f"reason={REASON}")
-            waited = _wait_for_jobs(engine, bundle, node, cluster.env.clock, progress, timeout_s)
+            waited = _wait_for_jobs(engine, bundle, node, cluster.env.clock, cluster.env.progress, timeout_s)
         done: list[str] = []
         if here:
-            with progress.step(f"drain {node} on {bundle.engine}"):
+            with cluster.env.progress.step(f"drain {node} on {bundle.engine}"):
                 done = engine.drain_node(bundle, node, timeout_s)
         after = known and _state_after(engine, bundle, node, known)
         return Drained(node, False, after or "", done, waited)
@@ -153,7 +153,7 @@ def _state_after(engine: Engine, bundle: Bundle, node: str, before: SlurmNode) -
     return found.state if found else before.state
 
 
-def undo(cluster: Cluster, host: Host, node: str, progress: Progress) -> Drained:
+def undo(cluster: Cluster, host: Host, node: str) -> Drained:
     """Let the engine, and then Slurm, use a machine again.
 
     Raises:
@@ -165,11 +165,11 @@ def undo(cluster: Cluster, host: Host, node: str, progress: Progress) -> Drained
         here = engine.has_node(node)
         done = []
         if here:
-            with progress.step(f"let {bundle.engine} use {node}"):
+            with cluster.env.progress.step(f"let {bundle.engine} use {node}"):
                 engine.undo_drain(node)
                 done.append(f"{node} is used again")
         # It may have been the machine of the controller.
-        with progress.step("wait for the controller"):
+        with cluster.env.progress.step("wait for the controller"):
             deadline = cluster.env.clock.monotonic() + UNDO_S
             while True:
                 try:
@@ -184,9 +184,9 @@ def undo(cluster: Cluster, host: Host, node: str, progress: Progress) -> Drained
             return Drained(node, True, "", done)
         if "drain" in known.state:
             if known.reason != REASON:
-                progress.report(f"note: {node} stays drained in Slurm, for another reason: {known.reason}")
+                cluster.env.progress.report(f"note: {node} stays drained in Slurm, for another reason: {known.reason}")
                 return Drained(node, True, known.state, done)
-            with progress.step(f"resume {node} in Slurm"):
+            with cluster.env.progress.step(f"resume {node} in Slurm"):
                 _slurm(engine, bundle, "scontrol", "update", f"nodename={node}", "state=resume")
                 known = find_slurm_node(engine, bundle, node) or known
         return Drained(node, True, known.state, done)

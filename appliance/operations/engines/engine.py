@@ -10,7 +10,6 @@ from typing import Protocol
 from appliance.engines.deploy import Bundle, Item
 from appliance.host.base import Result
 from appliance.operations.context import Cluster
-from appliance.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class Engine(Protocol):
 
     name: str
 
-    def check(self, cluster: Cluster, bundle: Bundle, progress: Progress, *, send: bool = True) -> None:
+    def check(self, cluster: Cluster, bundle: Bundle, *, send: bool = True) -> None:
         """Check that it answers, permits a deployment, and can run the image.
 
         Args:

@@ -25,7 +25,6 @@ from appliance.operations.services.stop import stop_gateway
 from appliance.plan.migration.lease import engine_error, find_holder, find_newer, find_newest, find_released
 from appliance.plan.services.controllers import KUBERNETES
 from appliance.plan.services.gateway import find_staying
-from appliance.progress import Progress
 
 
 def serving_engine(cluster: Cluster, host: Host, *, boot: bool = False, adopt: bool = True) -> str:
@@ -70,9 +69,7 @@ def find_gateway(cluster: Cluster, host: Host, engine: str) -> Cluster:
     return cluster.of_gateway(services)
 
 
-def start_gateway(
-    cluster: Cluster, host: Host, engine: str, progress: Progress, options: StartOptions
-) -> tuple[Cluster, Started | None]:
+def start_gateway(cluster: Cluster, host: Host, engine: str, options: StartOptions) -> tuple[Cluster, Started | None]:
     """Start what stays on ``host``, with its guard and its unit; return it, and None as ``start``.
 
     Raises:
@@ -88,22 +85,22 @@ def start_gateway(
             f"{', '.join(one.name for one in part.services)} stay on {holder.holder}, which has their lease",
             hint=f"`sms stop --host {holder.holder}` stops them there; if it has failed: `sms failover {host.name}`",
         )
-    with _guarded(cluster, host, progress) if options.unit else nullcontext():
+    with _guarded(cluster, host) if options.unit else nullcontext():
         # A lease of it that is lost does no harm: no state is newer than another one.
-        started = start(part, host, progress, replace(options, unit=False, without_remote=True))
+        started = start(part, host, replace(options, unit=False, without_remote=True))
         if started and query_lease(host, cluster).engine != engine:  # all services began to start here meanwhile
             stop_gateway(cluster, host)
             raise SmsError(f"{engine} has lost the lease meanwhile: nothing stays any more", hint="see `sms status`")
     if started and options.unit:
-        install_unit(cluster, host, progress)
+        install_unit(cluster, host)
     return part, started
 
 
 @contextmanager
-def _guarded(cluster: Cluster, host: Host, progress: Progress) -> Iterator[None]:
+def _guarded(cluster: Cluster, host: Host) -> Iterator[None]:
     """Start the guard first: what a kill within the context leaves running has one. It ends again if nothing runs."""
     before = is_guarded(cluster, host)
-    start_guard(cluster, host, progress)
+    start_guard(cluster, host)
     try:
         yield
     finally:
@@ -112,17 +109,17 @@ def _guarded(cluster: Cluster, host: Host, progress: Progress) -> Iterator[None]
                 stop_guard(cluster, host)
 
 
-def rehearse_gateway(cluster: Cluster, host: Host, engine: str, progress: Progress, options: StartOptions) -> list[str]:
+def rehearse_gateway(cluster: Cluster, host: Host, engine: str, options: StartOptions) -> list[str]:
     """Return the commands that ``start_gateway`` would run, after all checks of it.
 
     Raises:
         As ``start_gateway``.
     """
     part = find_gateway(cluster, host, engine)
-    return rehearse_start(part, host, progress, replace(options, without_remote=True))
+    return rehearse_start(part, host, replace(options, without_remote=True))
 
 
-def keep_gateway(cluster: Cluster, host: Host, bundle: Bundle, progress: Progress) -> str:
+def keep_gateway(cluster: Cluster, host: Host, bundle: Bundle) -> str:
     """Start what stays where it ran last, else on ``host``; again if the site file changes it. Return why it does not.
 
     What stays no more is stopped. The engine has the lease, and its deployment is recorded.
@@ -136,14 +133,16 @@ def keep_gateway(cluster: Cluster, host: Host, bundle: Bundle, progress: Progres
         there = cluster.host(lease.holder) if lease.holder in known else host
         if not find_staying(cluster.services, units_of(bundle)):
             if stop_gateway(cluster, there):
-                progress.report(f"note: nothing stays in the services container: it was stopped on {there.name}")
+                cluster.env.progress.report(
+                    f"note: nothing stays in the services container: it was stopped on {there.name}"
+                )
             return ""
-        progress.report(f"note: what only the services container runs stays on {there.name}")
+        cluster.env.progress.report(f"note: what only the services container runs stays on {there.name}")
         options = StartOptions(keep=True)  # there is nothing to go back to: a part of it is better than none
-        part, started = start_gateway(cluster, there, bundle.engine, progress, options)
+        part, started = start_gateway(cluster, there, bundle.engine, options)
         if started and started.stale:
             stop_gateway(cluster, there)
-            part, started = start_gateway(cluster, there, bundle.engine, progress, options)
+            part, started = start_gateway(cluster, there, bundle.engine, options)
     except SmsError as error:
         if bundle.engine == KUBERNETES and cluster.site.engines.kubernetes.network == "attached":
             raise SmsError(

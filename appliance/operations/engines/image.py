@@ -11,7 +11,6 @@ from appliance.errors import Refused
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_build_host
 from appliance.operations.image.deliver import trust
-from appliance.progress import Progress
 from appliance.shared.files import sync_folder
 from appliance.tools import apptainer, files
 from appliance.tools.oci import find_system, write_layer
@@ -38,7 +37,7 @@ class OciFolder:
     fresh: bool = True
 
 
-def make_oci(cluster: Cluster, image: Path, folder: Path, progress: Progress) -> OciFolder:
+def make_oci(cluster: Cluster, image: Path, folder: Path) -> OciFolder:
     """Write the OCI layout of a verified SIF of this machine into a new folder, and seal it.
 
     The same SIF gives the same digest. A folder that has the image already is verified and left as it is.
@@ -48,7 +47,7 @@ def make_oci(cluster: Cluster, image: Path, folder: Path, progress: Progress) ->
     """
     need_build_host(cluster.site)
     host, folder = Local(), folder.absolute()
-    with progress.step("verify the image") as step:
+    with cluster.env.progress.step("verify the image") as step:
         trusted = trust(cluster, host, str(image.resolve()))
         step.detail(trusted.signer)
     tag = f"{image_name(cluster.site.cluster)}:{trusted.key[:12]}"
@@ -67,7 +66,7 @@ def make_oci(cluster: Cluster, image: Path, folder: Path, progress: Progress) ->
         work = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(work, ignore_errors=True)  # of a killed run
         try:
-            made = _write(cluster, str(image.resolve()), trusted.sha256, work, progress)
+            made = _write(cluster, str(image.resolve()), trusted.sha256, work)
             host.run("sync", "-f", str(work), timeout=files.SYNC_S)
             work.rename(folder)  # replaces an empty folder
             sync_folder(str(folder.parent))
@@ -76,12 +75,12 @@ def make_oci(cluster: Cluster, image: Path, folder: Path, progress: Progress) ->
     return OciFolder(str(folder), tag, made.manifest.digest, trusted.sha256, _size(folder))
 
 
-def _write(cluster: Cluster, sif: str, sha256: str, work: Path, progress: Progress) -> OciImage:
+def _write(cluster: Cluster, sif: str, sha256: str, work: Path) -> OciImage:
     """Write and seal a layout."""
     host, blobs = Local(), work / "blobs" / "sha256"
     blobs.mkdir(parents=True)
     number, architecture = find_system(host, sif)
-    with progress.step("convert the file system") as step:
+    with cluster.env.progress.step("convert the file system") as step:
         digest, size = write_layer(host, sif, number, work / "layer")
         if find_digest(host, sif) != sha256:
             raise Refused(f"{sif} was changed while it was read", hint="`sms image oci` again, once it stays as it is")
@@ -94,7 +93,7 @@ def _write(cluster: Cluster, sif: str, sha256: str, work: Path, progress: Progre
         (blobs / name).write_bytes(data)
     (work / "index.json").write_bytes(made.index)
     (work / "oci-layout").write_bytes(LAYOUT)
-    with progress.step("sign it"):
+    with cluster.env.progress.step("sign it"):
         about = {"kind": INDEX_TYPE, "digest": made.manifest.digest, "sif": sha256}
         seal(work, cluster.site.signing.private_key, about=about)
         check_seal(work, cluster.site.signing.public_keys)

@@ -59,20 +59,20 @@ class OnKubernetes:
     attached: bool = False
     name = "kubernetes"
 
-    def check(self, cluster: Cluster, bundle: Bundle, progress: Progress, *, send: bool = True) -> None:
+    def check(self, cluster: Cluster, bundle: Bundle, *, send: bool = True) -> None:
         """Check the server's version, and that nodes have the image or can pull it."""
         found = self.kubectl.version()
         if found < (1, OLDEST):
             raise Refused(f"Kubernetes {found[0]}.{found[1]} has no sidecars", hint=f"use version 1.{OLDEST} or later")
         if self.attached:
-            self._check_multus(progress)
+            self._check_multus(cluster.env.progress)
         if bundle.image.startswith(LOCAL):
             if bundle.image.endswith(f":{UNBUILT}"):
                 raise Refused(
                     f"this host has no image {cluster.places.current}, after which that of the nodes is named",
                     hint="`sms build` creates one; or set `engines.kubernetes.image`",
                 )
-            self._check_image(bundle.image, progress)
+            self._check_image(bundle.image, cluster.env.progress)
 
     def _check_multus(self, progress: Progress) -> None:
         try:

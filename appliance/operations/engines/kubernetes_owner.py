@@ -17,7 +17,6 @@ from appliance.operations.engines.kubernetes import find_kubernetes
 from appliance.operations.engines.owners import Command, EngineOwner
 from appliance.operations.engines.secret_files import new_secrets
 from appliance.plan.services.controllers import KUBERNETES
-from appliance.progress import Progress
 from appliance.tools.engine import text_at
 
 POD, CONTAINER = "sms-move", "state"
@@ -37,8 +36,8 @@ class KubernetesOwner(EngineOwner):
 
     name = KUBERNETES
 
-    def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str], progress: Progress) -> None:
-        super().__init__(cluster, host, paths, progress)
+    def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str]) -> None:
+        super().__init__(cluster, host, paths)
         self.kubectl = find_kubectl(cluster.site, host)
         self.kubernetes = find_kubernetes(cluster, host)
         self.where = f"Kubernetes (namespace {self.bundle.namespace})"

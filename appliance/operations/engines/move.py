@@ -32,11 +32,10 @@ from appliance.plan.migration.state import (
     compare_trees,
 )
 from appliance.plan.services.controllers import CONTAINER
-from appliance.progress import Progress
 from appliance.shared.lease import ENGINE
 
 
-def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force: bool = False) -> MoveResult:
+def move(cluster: Cluster, host: Host, target: str, *, force: bool = False) -> MoveResult:
     """Move the services to ``target``; ``host`` is the admin host whose services container is source or target.
 
     A move that was interrupted before the lease was changed begins again with a new copy; after that, the target is
@@ -52,7 +51,7 @@ def move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force
         SmsError: a step failed, and the source could not be started again.
     """
     began = cluster.env.clock.monotonic()
-    with inspected(cluster, host, target, progress, force=force) as (plan, current):
+    with inspected(cluster, host, target, force=force) as (plan, current):
         refuse_left(plan, force=force)
         result = MoveResult(plan.source, plan.target, current.leases.top, plan.files, plan.bytes, resumed=plan.resumes)
         if plan.resumes:
@@ -92,13 +91,13 @@ def refuse_left(plan: MovePlan, *, force: bool) -> None:
         )
 
 
-def rehearse_move(cluster: Cluster, host: Host, target: str, progress: Progress, *, force: bool = False) -> MovePlan:
+def rehearse_move(cluster: Cluster, host: Host, target: str, *, force: bool = False) -> MovePlan:
     """Run all checks of a move and return its plan. Sends the image; changes nothing else.
 
     Raises:
         Refused: as ``move``.
     """
-    with inspected(cluster, host, target, progress, force=force) as (plan, _):
+    with inspected(cluster, host, target, force=force) as (plan, _):
         return plan
 
 
@@ -139,7 +138,7 @@ def _open(current: Move) -> None:
         Refused: one failed.
     """
     if current.unread is not None:
-        with current.progress.step(f"check the image of {current.target.where}"):
+        with current.cluster.env.progress.step(f"check the image of {current.target.where}"):
             current.target.open()
             check_image(current)
 
@@ -147,7 +146,7 @@ def _open(current: Move) -> None:
 def _keep_others_out(current: Move) -> AbstractContextManager[object]:
     """Keep others from starting the services container, and from its overlay if that is one end of the move."""
     if CONTAINER in (current.source.name, current.target.name):
-        return keep_stopped(current.cluster, current.host, current.progress)
+        return keep_stopped(current.cluster, current.host)
     return lock_host(current.cluster, current.host)
 
 
@@ -255,7 +254,9 @@ def _undo(current: Move, error: BaseException) -> None:
     try:
         target.discard()
     except SmsError as left:
-        current.progress.report(f"note: {target.where} keeps an incomplete copy until the next move: {left.message}")
+        current.cluster.env.progress.report(
+            f"note: {target.where} keeps an incomplete copy until the next move: {left.message}"
+        )
     if isinstance(error, SmsError):
         has = "has the services as before" if current.served else "has the state as before, and is stopped as before"
         raise RolledBack(f"{error.message}\n  {source.where} {has}", hint=error.hint) from error

@@ -36,7 +36,6 @@ from appliance.plan.migration.state import (
 )
 from appliance.plan.services.controllers import CONTAINER, KUBERNETES, find_controllers
 from appliance.plan.services.gateway import find_staying, find_stopping
-from appliance.progress import Progress
 from appliance.shared.lease import Lease
 
 OUTAGE_S = 90.0
@@ -49,9 +48,7 @@ DATABASES = (
 
 
 @contextmanager
-def inspected(
-    cluster: Cluster, host: Host, target: str, progress: Progress, *, force: bool
-) -> Iterator[tuple[MovePlan, Move]]:
+def inspected(cluster: Cluster, host: Host, target: str, *, force: bool) -> Iterator[tuple[MovePlan, Move]]:
     """Check source and target; yield the plan, and the move that may begin. No other one may within the context.
 
     Args:
@@ -62,7 +59,7 @@ def inspected(
     """
     check_reports(cluster, target)
     with lock_moves(cluster, host):
-        current = _begin(cluster, host, target, progress)
+        current = _begin(cluster, host, target)
         try:
             yield _inspect(current, force=force), current
         finally:
@@ -71,9 +68,9 @@ def inspected(
                     one.close()
 
 
-def _begin(cluster: Cluster, host: Host, target: str, progress: Progress) -> Move:
+def _begin(cluster: Cluster, host: Host, target: str) -> Move:
     """Find out who has the services."""
-    with progress.step("query all admin hosts") as step:
+    with cluster.env.progress.step("query all admin hosts") as step:
         leases = Leases(host, cluster)
         lease = _query(leases)
         step.detail(f"{lease.engine or lease.holder or 'no host'} holds the lease")
@@ -88,13 +85,13 @@ def _begin(cluster: Cluster, host: Host, target: str, progress: Progress) -> Mov
         came_from = owner
     names = _moving(cluster, (came_from, target))
     paths = moved_paths([one for one in cluster.services if one.name in names])
-    source, to = (find_owner(cluster, host, name, paths, progress) for name in (came_from, target))
+    source, to = (find_owner(cluster, host, name, paths) for name in (came_from, target))
     phase, now = STARTING if resumes else STOPPING, cluster.env.clock.time()
     record = StateMove(cluster.site.cluster, phase, came_from, target, now)
     if resumes and before and before.target == target:
         record = before
     interrupted = before is not None and not before.ended and before.source == came_from
-    return Move(cluster, host, source, to, leases, progress, record, resumes, interrupted)
+    return Move(cluster, host, source, to, leases, record, resumes, interrupted)
 
 
 def _refuse_elsewhere(lease: Lease, name: str, before: StateMove | None) -> str:
@@ -119,27 +116,27 @@ def _refuse_elsewhere(lease: Lease, name: str, before: StateMove | None) -> str:
 
 def _inspect(current: Move, *, force: bool) -> MovePlan:
     """Run the checks; of a move that is resumed, the start runs them."""
-    cluster, source, to, progress = current.cluster, current.source, current.target, current.progress
+    cluster, source, to = current.cluster, current.source, current.target
     if current.resumes:
         return _plan(current, Tree())
-    with progress.step(f"check {source.where}") as step:
+    with cluster.env.progress.step(f"check {source.where}") as step:
         if not _answers(source, force=force):
             source.check_lost()
             step.detail("it does not answer; the state is there, and no service runs with it")
-    with progress.step(f"check {to.where}"):
+    with cluster.env.progress.step(f"check {to.where}"):
         to.check()
     if source.name == CONTAINER:
         _check_container(current)
     current.ran = source.runs()
     if to.runs():
         raise Refused(f"{to.where} runs services already", hint=_stop_hint(to.name))
-    with progress.step("check the state") as step:
+    with cluster.env.progress.step("check the state") as step:
         tree = source.survey()
         step.detail(f"{tree.files} files, {tree.bytes >> 20} MiB")
     current.unread = tree
     image = Versions()
     if lacking := to.lacks():
-        progress.report(f"note: the image of {to.where} is not checked before a move has created {lacking}")
+        cluster.env.progress.report(f"note: the image of {to.where} is not checked before a move has created {lacking}")
     else:
         image = check_image(current)
     check_identity(tree, cluster.site.cluster, _databases(current))
@@ -227,7 +224,7 @@ def _databases(current: Move) -> list[str] | None:
             return result.text.split()
         why = result.stderr.decode(errors="replace").strip()[-200:]
     where = current.source.where
-    current.progress.report(f"note: not checked: whether the database of {where} is this cluster's: {why}")
+    current.cluster.env.progress.report(f"note: not checked: whether the database of {where} is this cluster's: {why}")
     return None
 
 
@@ -291,16 +288,16 @@ def check_reports(cluster: Cluster, name: str) -> None:
         )
 
 
-def find_owner(cluster: Cluster, host: Host, name: str, paths: Sequence[str], progress: Progress) -> Owner:
+def find_owner(cluster: Cluster, host: Host, name: str, paths: Sequence[str]) -> Owner:
     """Return who has the services under this name.
 
     Args:
         paths: of the state that moves.
     """
     if name == CONTAINER:
-        return ContainerOwner(cluster, host, paths, progress)
+        return ContainerOwner(cluster, host, paths)
     kind = KubernetesOwner if name == KUBERNETES else NomadOwner
-    return kind(cluster, host, paths, progress)
+    return kind(cluster, host, paths)
 
 
 def _stop_hint(target: str) -> str:

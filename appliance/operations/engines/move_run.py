@@ -14,7 +14,6 @@ from appliance.operations.history import note
 from appliance.operations.lease import Leases
 from appliance.operations.services.unfinished import moved_path
 from appliance.plan.migration.state import StateMove, Tree
-from appliance.progress import Progress
 from appliance.shared.records import to_json
 
 VERB = "move"
@@ -39,7 +38,6 @@ class Move:
     source: Owner
     target: Owner
     leases: Leases
-    progress: Progress
     record: StateMove
     resumes: bool = False
     interrupted: bool = False
@@ -64,7 +62,7 @@ class Move:
     def timed(self, part: str, text: str) -> Iterator[Any]:
         """Measure and show a part."""
         began = self.cluster.env.clock.monotonic()
-        with self.progress.step(text) as step:
+        with self.cluster.env.progress.step(text) as step:
             yield step
         self.parts[part] = round(self.cluster.env.clock.monotonic() - began, 3)
 

@@ -27,7 +27,6 @@ from appliance.operations.engines.engine import (
 from appliance.operations.env import Env
 from appliance.operations.image.deliver import deliver, missing_image, trust
 from appliance.plan.services.probes import read_probe
-from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.engine import at, last_line, list_at, number_at, text_at
 from appliance.tools.nomad import Allocation, Check, Client, Job, Nomad
@@ -57,7 +56,7 @@ class OnNomad:
     env: Env
     name = "nomad"
 
-    def check(self, cluster: Cluster, bundle: Bundle, progress: Progress, *, send: bool = True) -> None:
+    def check(self, cluster: Cluster, bundle: Bundle, *, send: bool = True) -> None:
         """Check the client that runs the services, and send it the image if it is an admin host."""
         clients = self.nomad.clients()
         client = self._find_client(clients)
@@ -80,12 +79,12 @@ class OnNomad:
                 hint="`sms export nomad` prints what its configuration needs",
             )
         if bundle.find(NODE_JOB) and (own := self._find_slurmds(clients)):
-            progress.report(
+            cluster.env.progress.report(
                 f"warning: {', '.join(own)} already runs a slurmd that is not of Nomad: two stop each other; "
                 "stop and disable slurmd and munge there before (running jobs live on)"
             )
         if send:
-            self.send_image(cluster, bundle, progress)
+            self.send_image(cluster, bundle)
         else:
             self._need_image(cluster, bundle)
 
@@ -108,17 +107,17 @@ class OnNomad:
             if not cluster.host(self.client).works("test", "-f", bundle.image) and not current.is_file():
                 raise missing_image(current)
 
-    def send_image(self, cluster: Cluster, bundle: Bundle, progress: Progress) -> None:
+    def send_image(self, cluster: Cluster, bundle: Bundle) -> None:
         """Send the current image to the client if that is an admin host, and verify it there."""
         if self.client not in {one.name for one in cluster.site.admin_hosts}:
-            progress.report(f"note: {self.client} is not an admin host: {bundle.image} has to be there")
+            cluster.env.progress.report(f"note: {self.client} is not an admin host: {bundle.image} has to be there")
             return
         host = cluster.host(self.client)
         if host.works("test", "-f", bundle.image):
             path, digest = host.run("readlink", "-f", bundle.image).text, ""
         else:
-            path, digest = deliver(cluster, host, None, progress)
-        with progress.step(f"verify the image on {self.client}") as step:
+            path, digest = deliver(cluster, host, None)
+        with cluster.env.progress.step(f"verify the image on {self.client}") as step:
             step.detail(trust(cluster, host, path, digest).signer)
         folder, _, name = path.rpartition("/")
         if bundle.image == str(cluster.places.current) and bundle.image != path:

@@ -13,7 +13,6 @@ from appliance.operations.engines.owners import Command, EngineOwner
 from appliance.operations.preflight import prepare_confinement
 from appliance.plan.services.controllers import CONTAINER, NOMAD
 from appliance.plan.services.runs import ROOT, Once, once_run
-from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.ports import probe_argv
 from appliance.tools.space import query_space
@@ -24,8 +23,8 @@ class NomadOwner(EngineOwner):
 
     name = NOMAD
 
-    def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str], progress: Progress) -> None:
-        super().__init__(cluster, host, paths, progress)
+    def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str]) -> None:
+        super().__init__(cluster, host, paths)
         self.options = read_options(cluster.site, ())
         self.where = f"Nomad on {self.options.host}"
 
@@ -70,7 +69,7 @@ class NomadOwner(EngineOwner):
         self.lock(CONTAINER)
 
     def _send_image(self) -> None:
-        find_on_nomad(self.cluster, self.host).send_image(self.cluster, self.bundle, self.progress)
+        find_on_nomad(self.cluster, self.host).send_image(self.cluster, self.bundle)
         self.check_image()
 
     def _refuse_running(self) -> None:

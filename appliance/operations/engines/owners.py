@@ -20,7 +20,6 @@ from appliance.operations.engines.deployed import find_deployed, set_phase
 from appliance.operations.engines.secret_files import compare_secrets
 from appliance.plan.migration.state import Tree, Versions, read_tree, read_versions
 from appliance.plan.services.controllers import CONTAINER
-from appliance.progress import Progress
 from appliance.shared.state_lease import StateLease, parse_state_lease
 from appliance.tools.scripts import python_argv
 
@@ -51,11 +50,10 @@ class Owner(ABC):
     lost = False
     """Whether the state is here, and nothing is left that could run the services; see ``check_lost``."""
 
-    def __init__(self, cluster: Cluster, paths: Sequence[str], progress: Progress) -> None:
+    def __init__(self, cluster: Cluster, paths: Sequence[str]) -> None:
         """``paths``: of the state, as the services have them."""
         self.cluster = cluster
         self.paths = tuple(paths)
-        self.progress = progress
 
     # Before anything is changed
 
@@ -230,9 +228,9 @@ class EngineOwner(Owner):
     timeout_s = 300.0
     """Seconds that each group of workloads may take to be ready."""
 
-    def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str], progress: Progress) -> None:
+    def __init__(self, cluster: Cluster, host: Host, paths: Sequence[str]) -> None:
         """``host`` has the engine's programs."""
-        super().__init__(cluster, paths, progress)
+        super().__init__(cluster, paths)
         self.host = host
         self.engine = find_engine(cluster, host, self.name)
         self.bundle = render_bundle(cluster, self.name)
@@ -246,7 +244,7 @@ class EngineOwner(Owner):
         return f"{self.root(path)}{'/.moving' if copy else ''}{path}"
 
     def check(self) -> None:
-        self.engine.check(self.cluster, self.bundle, self.progress)
+        self.engine.check(self.cluster, self.bundle)
         if different := compare_secrets(self.cluster, self.bundle, self.engine):
             raise Refused(
                 f"{self.where}: {', '.join(different)} is not the secret of the site file: nodes could not be reached",
@@ -277,17 +275,17 @@ class EngineOwner(Owner):
             return
         if self.lost:
             self.lock(CONTAINER)  # refused while a task has it; from now on none starts, also when the engine is back
-            set_phase(self.cluster, self.host, record, STOPPED, self.progress)
+            set_phase(self.cluster, self.host, record, STOPPED)
             return
         try:
-            stop_locked(self.cluster, self.host, record, self.progress)
+            stop_locked(self.cluster, self.host, record)
         except Refused as error:
             if find_deployed(self.cluster, self.host) == record:
                 raise
             raise SmsError(error.message, hint=error.hint) from error  # after the first change
 
     def start(self) -> None:
-        done = deploy_locked(self.cluster, self.host, self.name, self.progress, timeout_s=self.timeout_s)
+        done = deploy_locked(self.cluster, self.host, self.name, timeout_s=self.timeout_s)
         if done.silent:
             raise Unverified(
                 f"what stays in the services container does not serve: {done.silent}",

@@ -128,7 +128,7 @@ def take_for_engine(leases: Leases, engine: str, progress: Progress) -> None:
         progress.report(line)
 
 
-def release_from_engine(cluster: Cluster, host: Host, engine: str, progress: Progress) -> bool:
+def release_from_engine(cluster: Cluster, host: Host, engine: str) -> bool:
     """Release the lease that a deployment gave to an engine; return whether the engine has it no more.
 
     One that a move gave to it stays: no admin host has that state.
@@ -143,16 +143,16 @@ def release_from_engine(cluster: Cluster, host: Host, engine: str, progress: Pro
     if not current.last:
         return False
     leases.adopt(current)
-    with progress.step("release the lease"):
+    with cluster.env.progress.step("release the lease"):
         last = "" if current.last.startswith(ENGINE) else current.last
         give_lease(leases, None, 1 + leases.top, last)
     for line in leases.notes:
-        progress.report(line)
+        cluster.env.progress.report(line)
     return True
 
 
-def release_unused(cluster: Cluster, host: Host, progress: Progress) -> None:
+def release_unused(cluster: Cluster, host: Host) -> None:
     """Release the lease of a deployment that was killed before it could record anything."""
     lease = query_lease(host, cluster)
     if lease.engine:
-        release_from_engine(cluster, host, lease.engine, progress)
+        release_from_engine(cluster, host, lease.engine)

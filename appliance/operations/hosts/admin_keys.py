@@ -8,14 +8,13 @@ from appliance.config.model import AdminHost
 from appliance.errors import SmsError
 from appliance.operations.context import Cluster
 from appliance.plan.hosts.authorized import authorized_line, mark_of, peer_addresses, read_public
-from appliance.progress import Progress
 from appliance.tools.scripts import script_argv
 
 MOST_SOURCES = 4
 """Addresses that a host may name as its own."""
 
 
-def key_variables(cluster: Cluster, name: str, progress: Progress) -> dict[str, object]:
+def key_variables(cluster: Cluster, name: str) -> dict[str, object]:
     """Return the variables of the role `admin_keys` for the host ``name``.
 
     The other admin hosts are queried in parallel; the line of one that does not answer, or has no key, stays as it is.
@@ -26,7 +25,7 @@ def key_variables(cluster: Cluster, name: str, progress: Progress) -> dict[str, 
         found = list(pool.map(lambda other: _line(cluster, other, target), others))
     for each in found:
         if isinstance(each, str):
-            progress.report(f"note: {each}")
+            cluster.env.progress.report(f"note: {each}")
     return {
         "sms_user": target.user,
         "sms_mark": mark_of(cluster.site.cluster),

@@ -10,7 +10,6 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.installed import SITE_FILE, find_sms, has_systemd, lies_there
 from appliance.plan.services.unit import guard_unit_name, guard_unit_text
-from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.scripts import script_argv
 
@@ -42,7 +41,7 @@ def is_outdated(cluster: Cluster, host: Host) -> bool:
     return host.read(version_path(cluster)) != owner + b" " + GUARD_VERSION.encode()
 
 
-def start_guard(cluster: Cluster, host: Host, progress: Progress) -> bool:
+def start_guard(cluster: Cluster, host: Host) -> bool:
     """Start the host's guard if there is another admin host, and replace one of another version.
 
     Return whether it has one now; reports why if it cannot have one.
@@ -58,7 +57,7 @@ def start_guard(cluster: Cluster, host: Host, progress: Progress) -> bool:
         why = error.message
     if why:
         runs = runs and is_guarded(cluster, host)
-        progress.report(
+        cluster.env.progress.report(
             f"note: the guard on {host.name} is of another version of sms and cannot be replaced: {why}"
             if runs
             else f"note: no guard on {host.name} stops the services container when another host takes over: {why}"

@@ -15,7 +15,6 @@ from appliance.operations.hosts.admin_keys import key_variables
 from appliance.operations.hosts.signing import refuse_signing_keys
 from appliance.operations.lease import query_lease
 from appliance.operations.preflight import find_instance
-from appliance.progress import Progress
 from appliance.share import share
 from appliance.tools.ansible import Play, Target, run_playbook
 from appliance.tools.python import find_python
@@ -43,7 +42,7 @@ class HostLine:
     problem: str = ""
 
 
-def prepare(cluster: Cluster, name: str, progress: Progress, *, dry_run: bool = False) -> Play:
+def prepare(cluster: Cluster, name: str, *, dry_run: bool = False) -> Play:
     """Prepare the admin host ``name`` to run the services container.
 
     Raises:
@@ -53,12 +52,12 @@ def prepare(cluster: Cluster, name: str, progress: Progress, *, dry_run: bool = 
     host = cluster.host(name)
     if isinstance(host, Local):
         need_root()
-    with progress.step(f"connect to {name}"):
+    with cluster.env.progress.step(f"connect to {name}"):
         target = _target(host)
     refuse_signing_keys(cluster, host)
-    with progress.step("read the keys of the other admin hosts"):
-        keys = key_variables(cluster, name, progress)
-    with progress.step(f"{'check' if dry_run else 'prepare'} {name}") as step:
+    with cluster.env.progress.step("read the keys of the other admin hosts"):
+        keys = key_variables(cluster, name)
+    with cluster.env.progress.step(f"{'check' if dry_run else 'prepare'} {name}") as step:
         play = run_playbook(
             share("playbooks", "prepare-host.yml"),
             target,
@@ -68,7 +67,7 @@ def prepare(cluster: Cluster, name: str, progress: Progress, *, dry_run: bool = 
         )
         step.detail(_summary(play, dry_run))
     for note in play.notes:
-        progress.report(note)
+        cluster.env.progress.report(note)
     return play
 
 

@@ -29,7 +29,7 @@ from appliance.plan.image.definition import (
 from appliance.plan.image.repositories import MOUNTS, hide, own_sources
 from appliance.plan.image.sbom import read_packages, sbom
 from appliance.plan.services.runs import Once, once_run
-from appliance.progress import Progress, Step
+from appliance.progress import Step
 from appliance.share import share
 from appliance.shared.files import replace_file, sync_folder
 from appliance.tools import apptainer, apt
@@ -50,14 +50,14 @@ class Built:
     fresh: bool
 
 
-def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> BuildPlan:
+def plan(cluster: Cluster, *, lock: Path, locked: bool) -> BuildPlan:
     """Resolve package versions and plan the image. Changes only apt's package lists in the state folder.
 
     Raises:
         Refused: ``locked``, and the versions differ from the lock file.
     """
     sources = _find_sources(cluster, lock, locked)
-    return _plan(cluster, sources, progress, lock=lock, locked=locked)
+    return _plan(cluster, sources, lock=lock, locked=locked)
 
 
 def _find_sources(cluster: Cluster, lock: Path, locked: bool) -> Sources:
@@ -66,10 +66,10 @@ def _find_sources(cluster: Cluster, lock: Path, locked: bool) -> Sources:
     return find_sources(cluster, Local())
 
 
-def _plan(cluster: Cluster, sources: Sources, progress: Progress, *, lock: Path, locked: bool) -> BuildPlan:
+def _plan(cluster: Cluster, sources: Sources, *, lock: Path, locked: bool) -> BuildPlan:
     base, more = cluster.base, cluster.site.base.packages
     if exposed := [name for name in sources.credentials if sources.urls[name].startswith("http:")]:
-        progress.report(f"note: the credentials of {', '.join(exposed)} are sent unencrypted: use https")
+        cluster.env.progress.report(f"note: the credentials of {', '.join(exposed)} are sent unencrypted: use https")
     versions: dict[str, str] | None = None
     if base.manager == "apt":
         packages = packages_for(base, cluster.services, more)
@@ -77,7 +77,7 @@ def _plan(cluster: Cluster, sources: Sources, progress: Progress, *, lock: Path,
             own = {f"{name}.asc": data for name, data in sources.keys.items()}
             lines = [*apt_sources(base, sources.mirrors), *own_sources(sources.own, apt.KEYS)]
             extra = apt.Extra(own, str(folder / "mounted" / "sms.conf") if folder else "")
-            versions = resolve(cluster, base.name, lines, packages, progress, extra)
+            versions = resolve(cluster, base.name, lines, packages, extra)
         if locked:
             check_against_lock(lock, base, versions)
     elif locked:
@@ -103,11 +103,10 @@ def resolve(
     name: str,
     sources: Sequence[str],
     packages: Sequence[str],
-    progress: Progress,
     extra: apt.Extra = apt.NOTHING,
 ) -> dict[str, str]:
     """Return the version of each package and of those that it needs. ``name``: of apt's lists in the state folder."""
-    with progress.step("resolve package versions") as step:
+    with cluster.env.progress.step("resolve package versions") as step:
         folder = str(cluster.places.images.parent / "cache" / f"apt-{name}")
         versions = Resolver(Local(), folder, sources, extra).resolve(packages)
         step.detail(f"{len(versions)} packages")
@@ -159,7 +158,6 @@ def check_against_lock(lock: Path, base: Base, versions: Mapping[str, str]) -> N
 
 def build(
     cluster: Cluster,
-    progress: Progress,
     *,
     lock: Path,
     locked: bool = False,
@@ -180,7 +178,7 @@ def build(
     need_root()
     _check_keys(cluster)
     sources = _find_sources(cluster, lock, locked)
-    made = _plan(cluster, sources, progress, lock=lock, locked=locked)
+    made = _plan(cluster, sources, lock=lock, locked=locked)
     images = Path(cluster.places.images)
     images.mkdir(parents=True, exist_ok=True, mode=0o700)
     image = images / f"{made.key}.sif"
@@ -188,8 +186,8 @@ def build(
     with cluster.env.locks.hold(host, str(images / ".build.lock"), "another build is running"):
         fresh = force or not _is_complete(image)
         if fresh:
-            _build_image(cluster, made, sources, image, progress)
-        signer = _verify(cluster, image, progress)
+            _build_image(cluster, made, sources, image)
+        signer = _verify(cluster, image)
         if current:
             make_current(Path(cluster.places.current), image.name)
     if cluster.base.manager == "apt" and not locked:
@@ -224,7 +222,7 @@ def _is_complete(image: Path) -> bool:
     return all(image.with_suffix(suffix).is_file() for suffix in (".sif", ".json", ".cdx.json", ".packages"))
 
 
-def _build_image(cluster: Cluster, made: BuildPlan, sources: Sources, image: Path, progress: Progress) -> None:
+def _build_image(cluster: Cluster, made: BuildPlan, sources: Sources, image: Path) -> None:
     """Build to a temporary file and rename it at the end, so that the image is always complete and signed."""
     host = Local()
     with work_folder(image.parent) as work:
@@ -234,7 +232,7 @@ def _build_image(cluster: Cluster, made: BuildPlan, sources: Sources, image: Pat
         part = work / "image.sif"
         log = image.parent / "build.log"
         with (
-            progress.step("build the image") as step,
+            cluster.env.progress.step("build the image") as step,
             logging(log, step) as on_line,
             credentials_folder(sources) as folder,
         ):
@@ -337,9 +335,9 @@ def _sign(cluster: Cluster, image: str) -> None:
         apptainer.sign_pem(Local(), image, str(signing.private_key))
 
 
-def _verify(cluster: Cluster, image: Path, progress: Progress) -> str:
+def _verify(cluster: Cluster, image: Path) -> str:
     """Verify the image's signature; return the signer."""
-    with progress.step("verify the signature") as step:
+    with cluster.env.progress.step("verify the signature") as step:
         try:
             signer = check_signature(cluster, Local(), str(image))
         except Refused:

@@ -14,7 +14,6 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.site.keys import fingerprint
-from appliance.progress import Progress
 from appliance.text import one_line
 from appliance.tools import apptainer, files
 from appliance.tools.sealed import check_seal
@@ -45,7 +44,6 @@ def deliver(
     cluster: Cluster,
     host: Host,
     chosen: Path | None,
-    progress: Progress,
     *,
     before_sending: Callable[[], object] = lambda: None,
 ) -> tuple[str, str]:
@@ -73,7 +71,7 @@ def deliver(
     if find_digest(host, target, needed=False) == digest:
         return target, digest
     before_sending()
-    copy_file(cluster.env, HostFile(Local(), str(source), digest), host, target, "the image", progress)
+    copy_file(cluster.env, HostFile(Local(), str(source), digest), host, target, "the image", cluster.env.progress)
     return target, digest
 
 

@@ -109,7 +109,7 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> D
 
 def build_image(lab: Lab, progress: Progress) -> str:
     """Build the image of the lab's site file; return what it is."""
-    built = build(open_cluster(lab.etc / "sms.yaml", None, progress), progress, lock=lab.etc / "sms.lock")
+    built = build(open_cluster(lab.etc / "sms.yaml", None, progress), lock=lab.etc / "sms.lock")
     state = "built" if built.fresh else "unchanged"
     return f"{state}, {built.packages} packages, {built.bytes >> 20} MiB, key {built.key[:12]}"
 

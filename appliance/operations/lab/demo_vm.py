@@ -37,9 +37,9 @@ def demo_vm(name: str, machines: int, progress: Progress, *, quiet: bool = False
     lab = Lab.open(name)
     cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
     names = [machine.name for machine in lab.layout.machines]
-    check("a signed services container", lambda: _build(cluster, lab, progress), own_progress=True)
-    check("a sealed image of the VM", lambda: _built(build_vm(cluster, progress)), own_progress=True)
-    check("a sealed image of nodes", lambda: _built(build_node(cluster, PROFILE, progress)), own_progress=True)
+    check("a signed services container", lambda: _build(cluster, lab), own_progress=True)
+    check("a sealed image of the VM", lambda: _built(build_vm(cluster)), own_progress=True)
+    check("a sealed image of nodes", lambda: _built(build_node(cluster, PROFILE)), own_progress=True)
     check(f"sms start --host {CARRIER}, over SSH", lambda: start(lab, quiet), own_progress=True)
     check(f"sms vm start --host {CARRIER}", lambda: _start_vm(lab))
     check(f"sms image push {PROFILE}", lambda: _sms(lab, "image", "push", PROFILE) or "up to date")
@@ -63,8 +63,8 @@ def _json(lab: Lab, *words: str, on: str = "admin", ok: tuple[int, ...] = (0,)) 
     return json.loads(lab.host(on).run("sms", "-q", *words, "--json", ok=ok, timeout=600).stdout)
 
 
-def _build(cluster: Cluster, lab: Lab, progress: Progress) -> str:
-    built = build(cluster, progress, lock=lab.etc / "sms.lock")
+def _build(cluster: Cluster, lab: Lab) -> str:
+    built = build(cluster, lock=lab.etc / "sms.lock")
     return f"{'built' if built.fresh else 'unchanged'}, {built.bytes >> 20} MiB, key {built.key[:12]}"
 
 

@@ -36,9 +36,7 @@ class NotesOnly(Silent):
         self.progress.report(text)
 
 
-def open_agents(
-    cluster: Cluster, inspected: Inspected, image: Image, progress: Progress, stack: ExitStack
-) -> Migration:
+def open_agents(cluster: Cluster, inspected: Inspected, image: Image, stack: ExitStack) -> Migration:
     """Start the agents on both hosts, which end with ``stack``; return the migration that has not begun yet.
 
     Each has the lock of its host, and has found it as planned. All runs begin with the source: one of several gets on.
@@ -47,7 +45,7 @@ def open_agents(
         Busy: another run is at work on a host. Nothing was changed.
         Refused: another run has migrated, started or stopped the services container since it was planned.
     """
-    source, target, notes_only = inspected.source, inspected.target, NotesOnly(progress)
+    source, target, notes_only = inspected.source, inspected.target, NotesOnly(cluster.env.progress)
     requests = target_request(cluster, inspected), source_request(cluster, inspected, image)
     on_source = stack.enter_context(cluster.env.agents.open_endpoint(source, "leave", requests[1], notes_only))
     on_source.receive("ready", patience_s=QUICK_S)
@@ -55,7 +53,7 @@ def open_agents(
     on_target.receive("ready", patience_s=QUICK_S)
     generation, shared = inspected.lease.generation + 1, inspected.plan.shared
     result = MigrationResult(source.name, target.name, image.path, generation, shared=shared)
-    return Migration(cluster, inspected, image, progress, on_source, on_target, result)
+    return Migration(cluster, inspected, image, on_source, on_target, result)
 
 
 def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> SourceRequest:

@@ -18,15 +18,15 @@ def open_mirror(migration: Migration) -> None:
     """Open the mirror that the target gets, if it gets one; its agent holds the lock of the host."""
     if folders := migration.inspected.plan.mirror:
         source, target = migration.source.host, migration.target.host
-        with migration.progress.step(f"open the mirror on {target.name}") as step:
-            open_standby(migration.cluster, source, target, folders, migration.progress)
+        with migration.cluster.env.progress.step(f"open the mirror on {target.name}") as step:
+            open_standby(migration.cluster, source, target, folders)
             step.detail(" and ".join(folders))
 
 
 def copy_overlay(migration: Migration) -> None:
     """Copy the overlay while it is in use, until few changes are left."""
     source, target, result = migration.source, migration.target, migration.result
-    with migration.progress.step(f"copy the overlay to {target.name} while it runs") as step:
+    with migration.cluster.env.progress.step(f"copy the overlay to {target.name} while it runs") as step:
         step.detail("reading the overlay")
         source.send("offer")
         offer, digests = source.receive("offer", patience_s=LONG_S)
@@ -46,7 +46,7 @@ def copy_overlay(migration: Migration) -> None:
 
 def catch_up(migration: Migration) -> None:
     """Copy what was written while the copy was verified; writers stop in the next step."""
-    with migration.progress.step("send the changes since then") as step:
+    with migration.cluster.env.progress.step("send the changes since then") as step:
         before = migration.result.copied_bytes
         _copy_changes(migration, step)
         step.detail(f"{(migration.result.copied_bytes - before) >> 10} KiB")
@@ -55,7 +55,7 @@ def catch_up(migration: Migration) -> None:
 def stop_services(migration: Migration) -> None:
     """Stop the stateful services and copy the last changes."""
     source, target, result = migration.source, migration.target, migration.result
-    with migration.progress.step("stop stateful services; send the last changes") as step:
+    with migration.cluster.env.progress.step("stop stateful services; send the last changes") as step:
         migration.stopped_at = migration.cluster.env.clock.monotonic()
         source.send("stop")
         sent = _relay(migration, step, 0)

@@ -42,7 +42,6 @@ from appliance.plan.migration.lease import (
     refuse_other_cluster,
 )
 from appliance.plan.snapshots.offsite import LATEST
-from appliance.progress import Progress
 from appliance.shared.identity import Identity
 from appliance.shared.lease import ENGINE, Lease
 from appliance.units import format_uptime
@@ -113,7 +112,7 @@ class FailoverResult:
     seconds: float = 0.0
 
 
-def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: Progress) -> FailoverResult:
+def failover(cluster: Cluster, host: Host, options: FailoverOptions) -> FailoverResult:
     """Fence the holder of the lease, and start on ``host`` from a shared overlay or the newest verified snapshot.
 
     An interrupted failover resumes when it is run again.
@@ -124,13 +123,13 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
     """
     began, began_at = cluster.env.clock.monotonic(), cluster.env.clock.time()
     _learn_identity(cluster, host)
-    plan = plan_failover(cluster, host, options, progress)
+    plan = plan_failover(cluster, host, options)
     if not options.fenced and not plan.taken:
-        _fence(cluster, plan, progress)
+        _fence(cluster, plan)
         plan = _choose_again(cluster, host, plan, options)
     for name in plan.old if not plan.taken else ():
         if name.startswith(ENGINE):
-            abandon_engine(cluster, host, name.removeprefix(ENGINE), progress)
+            abandon_engine(cluster, host, name.removeprefix(ENGINE))
     snapshot = plan.snapshot and plan.snapshot["number"]
     event = "resumed" if plan.restored else "begun"
     facts = {"old": plan.old, "shared": plan.shared, "snapshot": snapshot, "by_hand": options.fenced}
@@ -141,9 +140,9 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
     if plan.restored:
         result.taken = plan.snapshot_taken
     try:
-        _restore(cluster, host, plan, result, progress)
-        _forget_engine(cluster, host, plan, progress)
-        started = _start(cluster, host, plan, options, progress)
+        _restore(cluster, host, plan, result)
+        _forget_engine(cluster, host, plan)
+        started = _start(cluster, host, plan, options)
         served = cluster.env.clock.time()
     except Refused as error:  # not a refusal of the whole: earlier steps were done
         hint = f"{error.hint + '; then r' if error.hint else 'R'}un this again: it resumes from here"
@@ -158,14 +157,14 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
     return result
 
 
-def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: Progress) -> Plan:
+def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions) -> Plan:
     """Run all checks of a failover and return what it would do. Sends the image and the seccomp profile.
 
     Raises:
         Refused: as ``failover``.
     """
     check_programs(host)
-    with progress.step("query all admin hosts") as step:
+    with cluster.env.progress.step("query all admin hosts") as step:
         leases = Leases(host, cluster, tolerant=True)
         leases.query()
         _refuse_unread(leases)
@@ -191,9 +190,9 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         for name in old:
             if name.startswith(ENGINE):
                 refuse_running(cluster, host, name.removeprefix(ENGINE))
-    with progress.step(f"check {host.name}"):
+    with cluster.env.progress.step(f"check {host.name}"):
         check_networks(cluster, host)
-        image = trust(cluster, host, *deliver(cluster, host, options.image, progress))
+        image = trust(cluster, host, *deliver(cluster, host, options.image))
         try_confinement(cluster, host, image.path)  # before anything is fenced or restored
     mine = leases.views[host.name].lease
     assert mine
@@ -274,17 +273,17 @@ def refuse_alive(leases: Leases, old: Collection[str]) -> None:
         )
 
 
-def _forget_engine(cluster: Cluster, host: Host, plan: Plan, progress: Progress) -> None:
+def _forget_engine(cluster: Cluster, host: Host, plan: Plan) -> None:
     """Record that an engine whose state is lost has the services no more; stop what stayed on hosts that answer."""
     if any(name.startswith(ENGINE) for name in plan.old):
         for name in [one.name for one in cluster.site.admin_hosts if one.name not in (*plan.old, host.name)]:
             try:
                 stop_gateway(cluster, cluster.host(name))
             except SmsError as error:
-                progress.report(f"note: what stayed on {name} may still run: {error.message}")
+                cluster.env.progress.report(f"note: what stayed on {name} may still run: {error.message}")
     record = read_deployed(cluster, host)
     if record and record.has_services and f"{ENGINE}{record.engine}" in plan.old:
-        set_phase(cluster, host, record, STOPPED, progress)
+        set_phase(cluster, host, record, STOPPED)
 
 
 def _failed_hosts(leases: Leases, interrupted: OpenFailover | None) -> tuple[str, ...]:
@@ -401,14 +400,14 @@ def _steps(cluster: Cluster, plan: Plan, options: FailoverOptions) -> tuple[str,
     return (*steps, f"take the lease (generation {plan.generation}) and start on {plan.host}")
 
 
-def _fence(cluster: Cluster, plan: Plan, progress: Progress) -> None:
+def _fence(cluster: Cluster, plan: Plan) -> None:
     for name in plan.old:
         admin = find_admin(cluster, name)
-        with progress.step(f"fence {name}"):
+        with cluster.env.progress.step(f"fence {name}"):
             fence(admin, cluster.env.hosts.this)
 
 
-def _start(cluster: Cluster, host: Host, plan: Plan, options: FailoverOptions, progress: Progress) -> Started:
+def _start(cluster: Cluster, host: Host, plan: Plan, options: FailoverOptions) -> Started:
     start_options = StartOptions(
         options.image,
         options.wait_s,
@@ -420,19 +419,19 @@ def _start(cluster: Cluster, host: Host, plan: Plan, options: FailoverOptions, p
         chosen=max(plan.generation - GENERATION_BUMP, plan.snapshot["generation"] if plan.snapshot else 0),
         without_remote=options.without_remote,
     )
-    started = start(cluster, host, progress, start_options)
+    started = start(cluster, host, start_options)
     assert started  # None is for a start at boot
     return started
 
 
-def _restore(cluster: Cluster, host: Host, plan: Plan, result: FailoverResult, progress: Progress) -> None:
+def _restore(cluster: Cluster, host: Host, plan: Plan, result: FailoverResult) -> None:
     """Replace the overlay with the snapshot, if the plan has one; the old overlay is kept as a snapshot."""
     chosen = plan.snapshot
     if not chosen:
         return
     result.snapshot, result.taken_on, result.taken = chosen["number"], chosen["host"], chosen["taken"]
-    with progress.step(f"restore snapshot {chosen['number']}") as step:
-        restored = restore(cluster, host, str(chosen["number"]), progress, fenced=plan.old)
+    with cluster.env.progress.step(f"restore snapshot {chosen['number']}") as step:
+        restored = restore(cluster, host, str(chosen["number"]), fenced=plan.old)
         step.detail(f"of {chosen['host']}, {format_uptime(int(cluster.env.clock.time() - chosen['taken']))} old")
     if restored.kept and not restored.kept.same:
         result.kept = restored.kept.path or f"snapshot {restored.kept.snapshot}"

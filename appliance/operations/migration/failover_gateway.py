@@ -18,7 +18,6 @@ from appliance.operations.migration.fence import check_fence, describe_fence, fe
 from appliance.operations.services.start import StartOptions
 from appliance.operations.services.unfinished import last_sign
 from appliance.plan.migration.lease import GENERATION_BUMP
-from appliance.progress import Progress
 
 
 def find_dead_gateway(cluster: Cluster, host: Host, options: FailoverOptions) -> str:
@@ -51,7 +50,7 @@ def plan_gateway(cluster: Cluster, host: Host, old: str, options: FailoverOption
 
 
 def failover_gateway(
-    cluster: Cluster, host: Host, old: str, options: FailoverOptions, progress: Progress
+    cluster: Cluster, host: Host, old: str, options: FailoverOptions
 ) -> tuple[Cluster, FailoverResult]:
     """Fence the failed host, and start what stays on ``host``; return that, too. Run it again after an interruption.
 
@@ -63,10 +62,10 @@ def failover_gateway(
     plan_gateway(cluster, host, old, options)
     alive = last_sign(cluster.of_gateway(), host, (old,))
     if not options.fenced:
-        with progress.step(f"fence {old}"):
+        with cluster.env.progress.step(f"fence {old}"):
             fence(find_admin(cluster, old), cluster.env.hosts.this)
     start = StartOptions(options.image, options.wait_s, keep=True, fenced=(old,), generation_bump=GENERATION_BUMP)
-    part, started = start_gateway(cluster, host, engine, progress, start)
+    part, started = start_gateway(cluster, host, engine, start)
     assert started  # None is for a start at boot
     note(cluster, host, VERB, "done for what stays", old=[old], generation=started.generation)
     result = FailoverResult(host.name, [old], started.generation, False, alive=alive, services=started.services)

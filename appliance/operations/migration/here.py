@@ -53,7 +53,6 @@ from appliance.plan.migration.move import ServiceOutage
 from appliance.plan.migration.plan import RESERVE, Plan
 from appliance.plan.services.apply import SERVICES, find_exceeded
 from appliance.plan.services.network import INTERFACES
-from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.migration import Second
 from appliance.shared.ports import split_macvlan
@@ -129,7 +128,7 @@ def plan_switch(cluster: Cluster, host: Host, image: Image) -> SwitchPlan:
     return _inspect(cluster, host, image, Options())[1]
 
 
-def switch_here(cluster: Cluster, host: Host, image: Image, progress: Progress, options: Options) -> Switched:
+def switch_here(cluster: Cluster, host: Host, image: Image, options: Options) -> Switched:
     """Replace the running instance by one that is started from the site file and ``image``.
 
     Services that do not answer since are in the result: what the new instance has received must not be lost.
@@ -140,7 +139,7 @@ def switch_here(cluster: Cluster, host: Host, image: Image, progress: Progress, 
         Unverified: it serves, but the end was not confirmed.
         SmsError: neither serves, or that is not known.
     """
-    with progress.step("check the host") as step:
+    with cluster.env.progress.step("check the host") as step:
         inspected, plan = _inspect(cluster, host, image, options)
         step.detail("; ".join(shown_outages(plan.away)))
     files.make_folders(host, str(cluster.places.journal))
@@ -148,7 +147,7 @@ def switch_here(cluster: Cluster, host: Host, image: Image, progress: Progress, 
     write_networks(cluster, host, isolated=True)
     history.note(cluster, host, options.verb, "begun", image=image.key, generation=inspected.lease.generation)
     try:
-        result, failures = _run_steps(cluster, inspected, image, progress)
+        result, failures = _run_steps(cluster, inspected, image)
     except BaseException as error:
         history.note(cluster, host, options.verb, "failed", why=str(error) or type(error).__name__)
         raise
@@ -157,13 +156,13 @@ def switch_here(cluster: Cluster, host: Host, image: Image, progress: Progress, 
         host.name, image.path, plan.away, result.outage, find_exceeded(predicted, result.outage), result.parts,
         result.notes, result.connections, result.jobs, result.lost_datagrams, result.seconds, failures,
     )  # fmt: skip
-    _record(cluster, host, image, done, progress)
+    _record(cluster, host, image, done)
     facts = {"parts": result.parts, "outage": result.outage, "exceeded": done.exceeded}
     history.note(cluster, host, options.verb, SWITCHED, generation=done.generation, image=image.key, **facts)
     return done
 
 
-def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) -> tuple[Applied, Switched | None]:
+def apply(cluster: Cluster, host: Host, *, wait_s: float) -> tuple[Applied, Switched | None]:
     """Apply the site file to the running container, by a switch if it needs a new instance; first resume a killed one.
 
     Args:
@@ -173,12 +172,12 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
         Unverified: a new instance serves, but a service does not answer.
         SmsError: as ``apply_files`` and ``switch_here``.
     """
-    recover_migration(cluster, host, progress)
-    record_interrupted(cluster, host, progress)
-    done, image = apply_files(cluster, host, progress, wait_s=wait_s)
+    recover_migration(cluster, host)
+    record_interrupted(cluster, host)
+    done, image = apply_files(cluster, host, wait_s=wait_s)
     if not done.switch:
         return done, None
-    switched = switch_here(cluster, host, image, progress, Options())
+    switched = switch_here(cluster, host, image, Options())
     if switched.failures:
         raise Unverified(
             f"{switched.failures}\n  the new instance serves on {host.name}: what it has received must not be lost",
@@ -187,12 +186,12 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
     return done, switched
 
 
-def record_interrupted(cluster: Cluster, host: Host, progress: Progress) -> None:
+def record_interrupted(cluster: Cluster, host: Host) -> None:
     """Record a switch that a killed run has completed without recording it."""
     running = find_instance(cluster, host)
     if running and query_lease(host, cluster).holder == host.name:
         lease = query_lease(host, cluster)
-        if record_if_missing(cluster, host, running, lease, progress):
+        if record_if_missing(cluster, host, running, lease):
             remove_isolated(cluster, host)
 
 
@@ -363,7 +362,7 @@ def _query_services(cluster: Cluster, host: Host) -> tuple[tuple[Service, ...], 
     )
 
 
-def _run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: Progress) -> tuple[MigrationResult, str]:
+def _run_steps(cluster: Cluster, inspected: Inspected, image: Image) -> tuple[MigrationResult, str]:
     """Run the steps of a migration with source and target on one host; return as ``migration.steps.run_steps``.
 
     Raises:
@@ -372,7 +371,7 @@ def _run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: P
     """
     began = cluster.env.clock.monotonic()
     with ExitStack() as agents:
-        migration = open_agents(cluster, inspected, image, progress, agents)
+        migration = open_agents(cluster, inspected, image, agents)
         try:
             copy_overlay(migration)
             jobs = list_jobs(migration)
@@ -429,7 +428,7 @@ def _raise_outcome(migration: Migration, cause: BaseException) -> NoReturn:
     raise RolledBack(f"{message}\n  the instance of before serves on {host.name}, unchanged", hint=hint) from cause
 
 
-def _record(cluster: Cluster, host: Host, image: Image, done: Switched, progress: Progress) -> None:
+def _record(cluster: Cluster, host: Host, image: Image, done: Switched) -> None:
     """Record the new instance as a start does; what fails is only noted."""
     try:
         lease = query_lease(host, cluster)
@@ -438,9 +437,9 @@ def _record(cluster: Cluster, host: Host, image: Image, done: Switched, progress
         query_all_leases(host, cluster).publish(lease)
         remove_isolated(cluster, host)
         write_networks(cluster, host)
-        install_unit(cluster, host, progress)
+        install_unit(cluster, host)
         stop_guard(cluster, host)  # it has the old site file, and with it the old bridges
-        start_guard(cluster, host, progress)
+        start_guard(cluster, host)
     except SmsError as error:
         done.notes.append(f"the switch could not be recorded: {error.message}")
 

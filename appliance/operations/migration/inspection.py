@@ -25,7 +25,6 @@ from appliance.operations.services.unfinished import close_idle_mirror, read_las
 from appliance.operations.start_note import StartNote, read_note, record_start
 from appliance.plan.migration.lease import View, engine_error, find_holder, refuse_other_cluster
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
-from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer
 from appliance.tools.apptainer import Instance
@@ -36,7 +35,7 @@ PROGRAMS = ("conntrack", "nsenter", "ip", "python3", "tail")
 
 
 def inspect_hosts(
-    cluster: Cluster, name: str, progress: Progress, *, recover: bool, force: bool, back: bool = False
+    cluster: Cluster, name: str, *, recover: bool, force: bool, back: bool = False
 ) -> Inspected | MigrationResult:
     """Find the source, check that both hosts are ready for a migration, and plan it.
 
@@ -53,14 +52,14 @@ def inspect_hosts(
     """
     target = cluster.host(name)
     with ExitStack() as stack:
-        step = stack.enter_context(progress.step("check both hosts"))
-        source, lease = find_source(cluster, target, recover=recover, progress=progress)
+        step = stack.enter_context(cluster.env.progress.step("check both hosts"))
+        source, lease = find_source(cluster, target, recover=recover)
         stack.enter_context(unreachable_is_refused(source.name))
         check_programs(target)
         step.detail(f"{source.name} to {name}")
         running = _find_running(cluster, source)
         if source.name == name:
-            if recover and record_if_missing(cluster, target, running, lease, progress):
+            if recover and record_if_missing(cluster, target, running, lease):
                 completed = f"an earlier run completed the migration to {name}; it has now been recorded"
                 return MigrationResult(name, name, running.image, lease.generation, notes=[completed])
             raise Refused(f"the services container runs on {name} already", hint="`sms status` probes every service")
@@ -68,7 +67,7 @@ def inspect_hosts(
         facts = gather_facts(cluster, source, target, note, generation=lease.generation, addresses=not back)
         plan = plan_migration(facts, cluster.services, force=force)
     for warning in plan.warnings:
-        progress.report(f"WARNING: {warning}")
+        cluster.env.progress.report(f"WARNING: {warning}")
     confinements = query_confinement(cluster, source), query_confinement(cluster, target)
     return Inspected(source, target, running.pid, lease, plan, *confinements)
 
@@ -87,7 +86,7 @@ def unreachable_is_refused(source: str) -> Iterator[None]:
         raise Refused(f"{error.message}\n  {runs}", hint=error.hint) from error
 
 
-def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Progress) -> tuple[Host, Lease]:
+def find_source(cluster: Cluster, target: Host, *, recover: bool) -> tuple[Host, Lease]:
     """Return the host that holds the lease, and the lease.
 
     Raises:
@@ -99,7 +98,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
     def query(host: Host) -> Lease | None:
         try:
             if recover:
-                recover_migration(cluster, host, progress)
+                recover_migration(cluster, host)
                 close_idle_mirror(cluster, host)
             return query_lease(host, cluster)
         except Unreachable:
@@ -161,7 +160,7 @@ def _find_running(cluster: Cluster, source: Host) -> Instance:
     return running
 
 
-def record_if_missing(cluster: Cluster, host: Host, running: Instance, lease: Lease, progress: Progress) -> bool:
+def record_if_missing(cluster: Cluster, host: Host, running: Instance, lease: Lease) -> bool:
     """Record the running instance on its host, as a start does; return False if that was done already.
 
     Raises:
@@ -170,11 +169,11 @@ def record_if_missing(cluster: Cluster, host: Host, running: Instance, lease: Le
     note = read_note(cluster, host)
     if note and note.image == running.image and note.generation == lease.generation:
         return False
-    record_serving(cluster, host, trust(cluster, host, running.image), lease, progress)
+    record_serving(cluster, host, trust(cluster, host, running.image), lease)
     return True
 
 
-def record_serving(cluster: Cluster, host: Host, image: Image, lease: Lease, progress: Progress) -> None:
+def record_serving(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
     """Record on the host, and in the leases of the others, that it serves since now; start what it needs for that.
 
     Raises:
@@ -182,8 +181,8 @@ def record_serving(cluster: Cluster, host: Host, image: Image, lease: Lease, pro
     """
     record_start(cluster, host, image, lease)
     query_all_leases(host, cluster).publish(lease)
-    install_unit(cluster, host, progress)
-    start_guard(cluster, host, progress)
+    install_unit(cluster, host)
+    start_guard(cluster, host)
 
 
 def _check_unchanged(cluster: Cluster, source: Host, target: Host, running: Instance) -> StartNote:

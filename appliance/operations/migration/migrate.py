@@ -21,14 +21,13 @@ from appliance.operations.networks import remove_isolated, write_networks
 from appliance.operations.preflight import check_confinement
 from appliance.operations.services.unfinished import close_idle_mirror
 from appliance.plan.migration.plan import Plan
-from appliance.progress import Progress
 from appliance.tools import files
 
 GONE_S = 10.0
 """Seconds until a silent host counts as gone. Its agent has ended by then (agent/channel.py): no use to wait longer."""
 
 
-def migrate(cluster: Cluster, name: str, progress: Progress, *, force: bool = False) -> MigrationResult:
+def migrate(cluster: Cluster, name: str, *, force: bool = False) -> MigrationResult:
     """Move the running services container to the admin host ``name``.
 
     Args:
@@ -42,17 +41,17 @@ def migrate(cluster: Cluster, name: str, progress: Progress, *, force: bool = Fa
     with ExitStack() as stack:
         for admin in cluster.site.admin_hosts:
             stack.enter_context(cluster.host(admin.name).limit_silence(GONE_S))
-        inspected = inspect_hosts(cluster, name, progress, recover=True, force=force)
+        inspected = inspect_hosts(cluster, name, recover=True, force=force)
         if isinstance(inspected, MigrationResult):
             return inspected
         refuse_over_budget(inspected.plan, force=force)
-        result, failures = execute(cluster, inspected, progress)
+        result, failures = execute(cluster, inspected)
         if failures:
-            migrate_back(cluster, result, failures, progress)
+            migrate_back(cluster, result, failures)
         return result
 
 
-def execute(cluster: Cluster, inspected: Inspected, progress: Progress) -> tuple[MigrationResult, str]:
+def execute(cluster: Cluster, inspected: Inspected) -> tuple[MigrationResult, str]:
     """Execute the plan; return the result, and the messages about services that do not answer on the target.
 
     Raises:
@@ -61,22 +60,22 @@ def execute(cluster: Cluster, inspected: Inspected, progress: Progress) -> tuple
     hosts, source = (inspected.source, inspected.target), inspected.source.name
     facts: dict[str, Any] = {"from": source, "to": inspected.target.name, "generation": inspected.lease.generation}
     with unreachable_is_refused(source):  # once agents have begun, an outcome is another error
-        image = prepare(cluster, inspected, progress)
+        image = prepare(cluster, inspected)
         for host in hosts:
             history.note(cluster, host, "migrate", "begun", **facts, image=image.key)
         try:
-            result, failures = run_steps(cluster, inspected, image, progress)
+            result, failures = run_steps(cluster, inspected, image)
         except BaseException as error:
             _note_all(cluster, hosts, "failed", why=str(error) or type(error).__name__)
             for host in hosts:
                 with suppress(SmsError):  # a host that cannot be reached; the next verb there closes it
                     close_idle_mirror(cluster, host)
             raise
-    result.notes += finish(cluster, inspected, image, result, progress)
+    result.notes += finish(cluster, inspected, image, result)
     return result, failures
 
 
-def migrate_back(cluster: Cluster, result: MigrationResult, failures: str, progress: Progress) -> NoReturn:
+def migrate_back(cluster: Cluster, result: MigrationResult, failures: str) -> NoReturn:
     """Migrate back after a partial success, so that nothing is lost that the target has received meanwhile.
 
     Raises:
@@ -84,13 +83,13 @@ def migrate_back(cluster: Cluster, result: MigrationResult, failures: str, progr
         SmsError: it does not; the message says what is known.
     """
     for message in (*result.notes, failures):
-        progress.report(f"note: {message}")
+        cluster.env.progress.report(f"note: {message}")
     hosts = [cluster.host(name) for name in (result.source, result.target)]
     _note_all(cluster, hosts, "failed", why=failures)
     try:
-        inspected = inspect_hosts(cluster, result.source, progress, recover=False, force=True, back=True)
+        inspected = inspect_hosts(cluster, result.source, recover=False, force=True, back=True)
         assert isinstance(inspected, Inspected)  # a result is for ``recover``
-        _, still_failing = execute(cluster, inspected, progress)
+        _, still_failing = execute(cluster, inspected)
     except SmsError as error:
         raise SmsError(
             f"{failures}\n  it could not be migrated back to {result.source}: {error.message}",
@@ -101,13 +100,13 @@ def migrate_back(cluster: Cluster, result: MigrationResult, failures: str, progr
     raise RolledBack(f"{failures}\n  the services container serves on {result.source} as before")
 
 
-def rehearse_migrate(cluster: Cluster, name: str, progress: Progress) -> Plan:
+def rehearse_migrate(cluster: Cluster, name: str) -> Plan:
     """Run the checks of a migration and return its plan; changes nothing. Only a migration verifies the image.
 
     Raises:
         Refused: as for a migration.
     """
-    inspected = inspect_hosts(cluster, name, progress, recover=False, force=True)
+    inspected = inspect_hosts(cluster, name, recover=False, force=True)
     assert isinstance(inspected, Inspected)  # a result is for ``recover``
     return inspected.plan
 
@@ -123,7 +122,7 @@ def refuse_over_budget(plan: Plan, *, force: bool) -> None:
         raise Refused(f"predicted outages exceed their budgets: {outages}", hint="`sms migrate --force` ignores them")
 
 
-def prepare(cluster: Cluster, inspected: Inspected, progress: Progress) -> Image:
+def prepare(cluster: Cluster, inspected: Inspected) -> Image:
     """Copy the running image to the target, verify it there, and write the network configuration.
 
     Raises:
@@ -133,8 +132,8 @@ def prepare(cluster: Cluster, inspected: Inspected, progress: Progress) -> Image
     folders = (where.images, where.overlay.parent, where.journal, where.public_keys)
     files.make_folders(inspected.target, *map(str, folders))
     running = HostFile(inspected.source, inspected.plan.image, inspected.plan.sha256)
-    copy_file(cluster.env, running, inspected.target, running.path, "the image", progress)
-    with progress.step(f"verify the image on {inspected.target.name}") as step:
+    copy_file(cluster.env, running, inspected.target, running.path, "the image", cluster.env.progress)
+    with cluster.env.progress.step(f"verify the image on {inspected.target.name}") as step:
         image = trust(cluster, inspected.target, inspected.plan.image)
         if image.sha256 != inspected.plan.sha256:
             raise Refused(f"{image.path} on {inspected.target.name} is not the image that is running")
@@ -145,14 +144,12 @@ def prepare(cluster: Cluster, inspected: Inspected, progress: Progress) -> Image
     return image
 
 
-def finish(
-    cluster: Cluster, inspected: Inspected, image: Image, result: MigrationResult, progress: Progress
-) -> list[str]:
+def finish(cluster: Cluster, inspected: Inspected, image: Image, result: MigrationResult) -> list[str]:
     """Record which host runs the instance after a migration; return notes about what failed."""
     notes = []
     try:
         remove_isolated(cluster, inspected.target)
-        record_serving(cluster, inspected.target, image, query_lease(inspected.target, cluster), progress)
+        record_serving(cluster, inspected.target, image, query_lease(inspected.target, cluster))
     except SmsError as error:
         notes.append(f"the migration to {inspected.target.name} could not be recorded: {error.message}")
     try:

@@ -69,7 +69,7 @@ def take_over(migration: Migration, cause: BaseException) -> bool:
         _fence_source(migration)
         if not migration.started:
             start_isolated(migration, {})
-        with migration.progress.step(f"take over on {target}"):
+        with migration.cluster.env.progress.step(f"take over on {target}"):
             flush(migration, LONG_S)  # there is no host to roll back to
             arm(migration)
             activate(migration, generation_bump=GENERATION_BUMP)
@@ -82,7 +82,7 @@ def take_over(migration: Migration, cause: BaseException) -> bool:
         commit(migration)
     except SmsError as error:
         if not activated:
-            migration.progress.report(f"note: {target} could not take over: {error.message}")
+            migration.cluster.env.progress.report(f"note: {target} could not take over: {error.message}")
             return False
         # There is no host to roll back to.
         result.notes.append(error.message)
@@ -92,7 +92,7 @@ def take_over(migration: Migration, cause: BaseException) -> bool:
 
 def _is_source_alive(migration: Migration) -> bool:
     """Return whether the source answers for its addresses, or by SSH again."""
-    with migration.progress.step(f"verify that {migration.source.name} is down") as step:
+    with migration.cluster.env.progress.step(f"verify that {migration.source.name} is down") as step:
         migration.target.send("unseen", for_s=CONFIRM_S)
         # Replies to earlier requests may come first.
         reply = receive_after(migration.target, "seen", *TARGET_REPLIES)
@@ -116,7 +116,7 @@ def _fence_source(migration: Migration) -> None:
     """
     admin = next(host for host in migration.cluster.site.admin_hosts if host.name == migration.source.name)
     if admin.fence:
-        with migration.progress.step(f"fence {admin.name}"):
+        with migration.cluster.env.progress.step(f"fence {admin.name}"):
             fence(admin, migration.cluster.env.hosts.this)
     else:
         migration.result.notes.append(
@@ -140,7 +140,7 @@ def end_agents(migration: Migration, cause: BaseException) -> None:
     """Abort the target, then the source, and wait until both agents have ended."""
     source, target = migration.source, migration.target
     why = str(cause) or type(cause).__name__
-    with migration.progress.step(f"roll back to {source.name}"):
+    with migration.cluster.env.progress.step(f"roll back to {source.name}"):
         confirmed, ended = _abort_target(target, why, gated=migration.gated)
         if ended:
             try:

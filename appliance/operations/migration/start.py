@@ -53,7 +53,7 @@ def start_isolated(migration: Migration, jobs: dict[str, str]) -> None:
     """
     began = migration.cluster.env.clock.monotonic()
     cluster, target, result = migration.cluster, migration.target, migration.result
-    with migration.progress.step(f"start isolated on {target.name}") as step:
+    with migration.cluster.env.progress.step(f"start isolated on {target.name}") as step:
         here = migration.inspected.here
         if here:
             step.detail("writing the site's files")
@@ -120,7 +120,7 @@ def compare_jobs(migration: Migration, jobs: dict[str, str]) -> None:
 
 def check_services(migration: Migration) -> str:
     """Probe every service again after the switch; return the messages about those that do not answer."""
-    with migration.progress.step("probe every service"):
+    with migration.cluster.env.progress.step("probe every service"):
         failures = _probe(migration, [service.name for service in migration.cluster.services], SETTLE_S)
         # A controller that does not answer cannot report its jobs; the container then migrates back.
         if migration.jobs and not failures and (lost := _lost_jobs(migration)):
@@ -155,7 +155,7 @@ def open_gate(migration: Migration) -> None:
     """
     if not migration.gated:
         return
-    with migration.progress.step("probe the way out") as step:
+    with migration.cluster.env.progress.step("probe the way out") as step:
         began = migration.cluster.env.clock.monotonic()
         if failures := _probe(migration, _gated_by(migration), GATE_S):
             raise SmsError(failures)

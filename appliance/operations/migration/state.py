@@ -11,7 +11,6 @@ from appliance.operations.image.deliver import Image
 from appliance.plan.migration.move import PARTS
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.confinement import Confinement
-from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.shared.migration import Second
 from appliance.tools.move import Endpoint
@@ -106,7 +105,6 @@ class Migration:
     cluster: Cluster
     inspected: Inspected
     image: Image
-    progress: Progress
     source: Endpoint
     target: Endpoint
     result: MigrationResult

@@ -13,10 +13,9 @@ from appliance.operations.migration.rollback import take_over_or_roll_back, targ
 from appliance.operations.migration.start import check_services, list_jobs, start_isolated
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
 from appliance.operations.migration.switch import activate_addresses, clean_up, hand_over, switch_addresses
-from appliance.progress import Progress
 
 
-def run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: Progress) -> tuple[MigrationResult, str]:
+def run_steps(cluster: Cluster, inspected: Inspected, image: Image) -> tuple[MigrationResult, str]:
     """Run all steps; return the result, and the messages about services that do not answer on the target.
 
     They are no reason to roll back: that would lose what the services have received on the target.
@@ -29,7 +28,7 @@ def run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: Pr
     """
     began, failures = cluster.env.clock.monotonic(), ""
     with ExitStack() as agents:
-        migration = open_agents(cluster, inspected, image, progress, agents)
+        migration = open_agents(cluster, inspected, image, agents)
         with ExitStack() as undo:
             undo.push(lambda _, error, __: take_over_or_roll_back(migration, error))
             failures = migrate_shared(migration) if inspected.plan.shared else migrate_copy(migration)

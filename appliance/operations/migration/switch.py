@@ -16,7 +16,7 @@ SWITCH_S = 5.0
 def hand_over(migration: Migration) -> None:
     """With a shared overlay: end the instance on the source, so that the target can use the overlay."""
     source, result = migration.source, migration.result
-    with migration.progress.step(f"stop on {source.name}") as step:
+    with migration.cluster.env.progress.step(f"stop on {source.name}") as step:
         began = migration.stopped_at = migration.cluster.env.clock.monotonic()
         source.send("hand")
         handed, migration.connections = source.receive("handed", patience_s=LONG_S)
@@ -30,7 +30,7 @@ def hand_over(migration: Migration) -> None:
 def switch_addresses(migration: Migration) -> None:
     """Move the addresses from the source to the target."""
     source, result = migration.source, migration.result
-    with migration.progress.step("switch the addresses") as step:
+    with migration.cluster.env.progress.step("switch the addresses") as step:
         flush(migration, QUICK_S)  # the source closes the sessions of log senders next
         source.send("connections")
         _, migration.connections = source.receive("connections", patience_s=QUICK_S)
@@ -49,7 +49,7 @@ def switch_addresses(migration: Migration) -> None:
 def activate_addresses(migration: Migration) -> None:
     """With a shared overlay: attach the target to the networks; the instance on the source has ended."""
     result = migration.result
-    with migration.progress.step("activate the addresses") as step:
+    with migration.cluster.env.progress.step("activate the addresses") as step:
         began = migration.cluster.env.clock.monotonic()
         arm(migration)
         activate(migration)
@@ -88,7 +88,7 @@ def clean_up(migration: Migration) -> None:
     Raises:
         SmsError: the target does not confirm; it goes on serving.
     """
-    with migration.progress.step(f"clean up on {migration.source.name}"):
+    with migration.cluster.env.progress.step(f"clean up on {migration.source.name}"):
         if not migration.result.shared:
             _copy_log_tails(migration)
         commit(migration)

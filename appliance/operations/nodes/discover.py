@@ -115,7 +115,7 @@ class Report:
         }
 
 
-def discover(cluster: Cluster, ranges: Sequence[str], options: Options, progress: Progress) -> Report:
+def discover(cluster: Cluster, ranges: Sequence[str], options: Options) -> Report:
     """Scan the ranges, read the controllers found, decide what changes, and write it to the inventory.
 
     Raises:
@@ -129,10 +129,10 @@ def discover(cluster: Cluster, ranges: Sequence[str], options: Options, progress
     _check(cluster, options)
     login = find_login(cluster)
     inventory = open_inventory(cluster)
-    nodes = _nodes(cluster, inventory, options, progress)
+    nodes = _nodes(cluster, inventory, options)
     addresses = {str(node["name"]): str(node.get("address") or "") for node in nodes}
     report = Report(addresses=addresses, scanned=len(targets), dry_run=options.dry_run)
-    _scan(report, targets, login, options, progress)
+    _scan(report, targets, login, options, cluster.env.progress)
     found = [one for target in targets if target in report.bmcs for one in _systems(report, target)]
     report.decisions = list(
         decide(
@@ -145,7 +145,7 @@ def discover(cluster: Cluster, ranges: Sequence[str], options: Options, progress
         )
     )
     if not options.dry_run:
-        _write(report, inventory, progress)
+        _write(report, inventory, cluster.env.progress)
     return report
 
 
@@ -190,7 +190,7 @@ def _check(cluster: Cluster, options: Options) -> None:
             )
 
 
-def _nodes(cluster: Cluster, inventory: Inventory, options: Options, progress: Progress) -> list[Node]:
+def _nodes(cluster: Cluster, inventory: Inventory, options: Options) -> list[Node]:
     try:
         return inventory.nodes()
     except VmUnreachable:
@@ -200,7 +200,7 @@ def _nodes(cluster: Cluster, inventory: Inventory, options: Options, progress: P
         nodes, _ = read_cache(cluster)
     except Refused:
         nodes = []
-    progress.report(f"note: the provisioning VM does not answer; compared with {len(nodes)} cached nodes")
+    cluster.env.progress.report(f"note: the provisioning VM does not answer; compared with {len(nodes)} cached nodes")
     return nodes
 
 

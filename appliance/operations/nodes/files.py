@@ -29,7 +29,6 @@ from appliance.plan.nodes.files import (
     unknown_names,
 )
 from appliance.plan.overlay.seed import seed_files, slurm_sources
-from appliance.progress import Progress
 from appliance.provision.payloads import (
     ClientState,
     FileReports,
@@ -260,7 +259,6 @@ def site_masters(cluster: Cluster) -> tuple[Master, ...]:
 
 def push(
     cluster: Cluster,
-    progress: Progress,
     *,
     wait_s: float = 30,
     dry_run: bool = False,
@@ -277,12 +275,14 @@ def push(
     api = api or open_api(cluster)
     desired = site_masters(cluster)
     if not cluster.site.secrets.munge_key:
-        progress.report("note: the site file has no munge key (secrets.munge_key): nodes get none from the VM")
+        cluster.env.progress.report(
+            "note: the site file has no munge key (secrets.munge_key): nodes get none from the VM"
+        )
     there = list_masters(api)
     differences = compare_masters(desired, there, accounts=accounts)
     if dry_run:
         return PushResult(differences, texts=_texts(api, differences, there))
-    with progress.step("master files") as step:
+    with cluster.env.progress.step("master files") as step:
         for one in differences:
             if one.master:
                 step.detail(one.path)
@@ -292,13 +292,13 @@ def push(
                 remove_master(api, one.path)
         done = sum(one.what in ("add", "change", "remove") for one in differences)
         step.detail(f"{done} of {len(differences)} uploaded or removed" if done else "nothing to upload")
-    return PushResult(differences, notify_clients(cluster, api, progress, wait_s))
+    return PushResult(differences, notify_clients(cluster, api, wait_s))
 
 
-def notify_clients(cluster: Cluster, api: Api, progress: Progress, wait_s: float) -> tuple[ClientReport, ...]:
+def notify_clients(cluster: Cluster, api: Api, wait_s: float) -> tuple[ClientReport, ...]:
     """Notify all clients. Returns their reports when all online ones have reported, or after ``wait_s`` seconds."""
     number = read_answer(PushNumber, api.request("POST", f"{SYNC}/push"))["push"]
-    with progress.step("clients") as step:
+    with cluster.env.progress.step("clients") as step:
         deadline = cluster.env.clock.monotonic() + wait_s
         while True:
             reports = read_reports(cluster, api, push=number)

@@ -32,7 +32,6 @@ from appliance.plan.nodes.image import (
     plan_node,
 )
 from appliance.plan.vm.vm import need_vm
-from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.files import replace_file, sync_folder
 from appliance.tools import files, mmdebstrap
@@ -79,7 +78,7 @@ def find_profile(cluster: Cluster, name: str) -> Profile:
     return profiles[name]
 
 
-def plan_image(cluster: Cluster, name: str, progress: Progress) -> NodePlan:
+def plan_image(cluster: Cluster, name: str) -> NodePlan:
     """Resolve package versions and plan the image. Only apt's lists below the state folder are written.
 
     Raises:
@@ -92,7 +91,7 @@ def plan_image(cluster: Cluster, name: str, progress: Progress) -> NodePlan:
     base = read_bases(share("definitions", "bases"))[profile.base]
     given = cluster.site.base.mirrors if cluster.base.name == base.name else {}
     sources = apt_sources(base, find_mirrors(Local(), base, given))
-    versions = resolve(cluster, base.name, sources, packages_of(profile, site), progress)
+    versions = resolve(cluster, base.name, sources, packages_of(profile, site))
     inputs = NodeInputs(
         sources,
         versions,
@@ -130,7 +129,7 @@ def _keys(cluster: Cluster) -> Mapping[str, tuple[bytes, int]]:
     return {f"etc/sms/keys/{number}.{kind}": (pem, 0o644) for number, (kind, pem) in enumerate(keys)}
 
 
-def build_node(cluster: Cluster, name: str, progress: Progress, *, force: bool = False) -> NodeImage:
+def build_node(cluster: Cluster, name: str, *, force: bool = False) -> NodeImage:
     """Build and seal the image of a profile unless nothing changed, and make it the current one.
 
     Raises:
@@ -141,13 +140,13 @@ def build_node(cluster: Cluster, name: str, progress: Progress, *, force: bool =
     need_build_host(cluster.site)
     host = Local()
     mmdebstrap.require_programs(host)
-    plan = plan_image(cluster, name, progress)
+    plan = plan_image(cluster, name)
     folder = nodes_folder(cluster) / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with cluster.env.locks.hold(host, str(folder / ".lock"), f"another build of {name} is running"):
         remove_left(folder)
         found = None if force else _built_before(cluster, plan, folder)
-        digest = found or _build(cluster, plan, folder, progress)
+        digest = found or _build(cluster, plan, folder)
         _make_current(folder, digest)
     image = read_image(cluster, name, digest)
     return NodeImage(**{**vars(image), "fresh": not found})
@@ -165,27 +164,27 @@ def _built_before(cluster: Cluster, plan: NodePlan, folder: Path) -> str | None:
     return None
 
 
-def _build(cluster: Cluster, plan: NodePlan, folder: Path, progress: Progress) -> str:
+def _build(cluster: Cluster, plan: NodePlan, folder: Path) -> str:
     """Build in a temporary folder and rename it to the digest at the end: a named image is complete and sealed."""
     host = Local()
     with work_folder(folder) as work:
         root, out = work / "root", work / "image"
         out.mkdir()
-        archive = _root_archive(cluster, plan, work, folder / "build.log", progress)
-        with progress.step("unpack the packages") as step:
+        archive = _root_archive(cluster, plan, work, folder / "build.log")
+        with cluster.env.progress.step("unpack the packages") as step:
             mmdebstrap.unpack_root(host, str(archive), str(root))
             packages = _packages(root)
             step.detail(f"{len(packages)} packages")
         version = _finish(plan, root)
         _check_no_secrets(root)
-        with progress.step("create the initramfs") as step:
+        with cluster.env.progress.step("create the initramfs") as step:
             shutil.copyfile(root / "boot" / f"vmlinuz-{version}", out / "vmlinuz")
             _make_initramfs(plan, root, version, work, out / "initrd.img")
             step.detail(f"{(out / 'initrd.img').stat().st_size >> 10} KiB")
-        with progress.step("create root.squashfs") as step:
+        with cluster.env.progress.step("create root.squashfs") as step:
             mmdebstrap.make_squashfs(host, str(root), str(out / "root.squashfs"), SQUASHFS)
             step.detail(f"{(out / 'root.squashfs').stat().st_size >> 20} MiB")
-        with progress.step("seal the image"):
+        with cluster.env.progress.step("seal the image"):
             seal(out, cluster.site.signing.private_key, about={**plan.about, "kernel": version, "packages": packages})
             # Nodes would refuse it.
             read_seal(out, cluster.site.signing.public_keys)
@@ -204,7 +203,7 @@ def _put_in_place(made: Path, target: Path) -> None:
     sync_folder(str(target.parent))
 
 
-def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progress: Progress) -> Path:
+def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path) -> Path:
     """Return an archive of the root with its packages, without files of the site; reuses that of an earlier build.
 
     Clusters and profiles share these archives; only the newest are kept.
@@ -216,7 +215,7 @@ def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progr
         archive.touch()
         return archive
     part = work / "root.tar.zst"
-    with progress.step("install the packages") as step, logging(log, step) as on_line:
+    with cluster.env.progress.step("install the packages") as step, logging(log, step) as on_line:
         argv = mmdebstrap_argv(plan, str(part), str(work))
         mmdebstrap.make_root(Local(), argv, plan.inputs.sources, log=log, on_line=on_line)
         step.detail(f"{len(plan.inputs.versions)} packages")

@@ -16,7 +16,6 @@ from appliance.operations.context import Cluster, read_password
 from appliance.operations.nodes.convert import LISTS, Converted, Smd, from_smd, read_document
 from appliance.operations.nodes.inventory import node_network, open_inventory, reserved_addresses
 from appliance.plan.nodes.scan import check_pattern
-from appliance.progress import Progress
 from appliance.provision.names import DEFAULTS
 from appliance.tools.smd import StateManager
 
@@ -84,9 +83,7 @@ def _check_keys(path: Path, document: Mapping[str, Any]) -> None:
         raise ConfigError(problems=problems[:20])
 
 
-def read_smd(
-    cluster: Cluster, url: str, token_file: Path | None, ca: Path | None, pattern: str, progress: Progress
-) -> Converted:
+def read_smd(cluster: Cluster, url: str, token_file: Path | None, ca: Path | None, pattern: str) -> Converted:
     """Read the inventory of a State Manager.
 
     Raises:
@@ -104,7 +101,7 @@ def read_smd(
             raise ConfigError(error.message, hint=hint) from None
     manager = StateManager(url, token, ca)
     found: dict[str, list[Mapping[str, object]]] = {}
-    with progress.step(f"read {url}") as step:
+    with cluster.env.progress.step(f"read {url}") as step:
         for name, path, key in COLLECTIONS:
 
             def seen(size: int, name: str = name) -> None:
@@ -172,14 +169,14 @@ def _is_cleared(name: str, key: str, value: Any, one: Mapping[str, Any]) -> bool
     return key != "groups" and value != DEFAULTS.get(key)
 
 
-def import_document(cluster: Cluster, converted: Converted, progress: Progress, *, replace: bool) -> int:
+def import_document(cluster: Cluster, converted: Converted, *, replace: bool) -> int:
     """Import the document in one transaction. Returns the number of its nodes.
 
     Raises:
         Refused: the document is invalid or conflicts with the inventory; nothing was changed.
     """
     inventory = open_inventory(cluster)
-    with progress.step("import into the inventory"):
+    with cluster.env.progress.step("import into the inventory"):
         count = inventory.import_document(converted.document, replace=replace)
         inventory.refresh()
     return count

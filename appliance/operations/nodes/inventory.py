@@ -21,7 +21,6 @@ from appliance.operations.vm.client import open_api, read_answer, read_list
 from appliance.plan.nodes.nodes import NAME, choose_nodes
 from appliance.plan.overlay.seed import named_nodes
 from appliance.plan.vm.vm import need_vm
-from appliance.progress import Progress
 from appliance.provision import payloads
 from appliance.provision.payloads import Node
 from appliance.shared.records import RecordError, check_value
@@ -164,7 +163,7 @@ def read_cache(cluster: Cluster) -> tuple[list[Node], float]:
         ) from error
 
 
-def known_nodes(cluster: Cluster, progress: Progress) -> list[Node]:
+def known_nodes(cluster: Cluster) -> list[Node]:
     """Return the inventory's nodes; if the VM is off, the cached ones, with a note on their age.
 
     Raises:
@@ -176,7 +175,7 @@ def known_nodes(cluster: Cluster, progress: Progress) -> list[Node]:
     except VmUnreachable:
         nodes, age_s = read_cache(cluster)
         old = "; nodes may have changed since" if age_s > OLD_S else ""
-        progress.report(
+        cluster.env.progress.report(
             f"note: the provisioning VM does not answer: using the inventory of {format_age(age_s)} ago{old}"
         )
         return nodes

@@ -21,7 +21,6 @@ from appliance.operations.nodes.inventory import (
 from appliance.operations.vm.client import open_api, read_certificates
 from appliance.plan.nodes.nodes import choose_groups, clean_mac, find_problems
 from appliance.plan.vm.vm import need_vm
-from appliance.progress import Progress
 from appliance.provision.payloads import Node, UnknownMachine
 from appliance.units import format_time
 
@@ -47,9 +46,9 @@ class Change:
     change: Node = field(default_factory=Node)
 
 
-def list_nodes(cluster: Cluster, words: Sequence[str], progress: Progress) -> list[Node]:
+def list_nodes(cluster: Cluster, words: Sequence[str]) -> list[Node]:
     """Return the nodes that match ``words``; all if there are none."""
-    nodes = known_nodes(cluster, progress)
+    nodes = known_nodes(cluster)
     return pick(nodes, words) if words else nodes
 
 
@@ -64,13 +63,13 @@ def list_unknown(cluster: Cluster, words: Sequence[str]) -> list[UnknownMachine]
     return open_inventory(cluster).unknown()
 
 
-def show_node(cluster: Cluster, word: str, progress: Progress) -> dict[str, object]:
+def show_node(cluster: Cluster, word: str) -> dict[str, object]:
     """Return the entry of one node; unless the VM is off, also its certificate and requests that were refused.
 
     The certificate (``certificate``) is the newest; ``enrolments`` is the number of tokens that were exchanged for one
     in the last seven days, about one per boot.
     """
-    node = find_node(known_nodes(cluster, progress), word)
+    node = find_node(known_nodes(cluster), word)
     shown: dict[str, object] = dict(node)
     # A VM of an earlier release has no such log.
     with suppress(SmsError):
@@ -160,7 +159,7 @@ def edit_node(cluster: Cluster, word: str, spec: NodeSpec, *, dry_run: bool = Fa
     return Change(name, node, change)
 
 
-def remove_nodes(cluster: Cluster, words: Sequence[str], progress: Progress, *, dry_run: bool = False) -> list[Node]:
+def remove_nodes(cluster: Cluster, words: Sequence[str], *, dry_run: bool = False) -> list[Node]:
     """Remove nodes from the inventory. Returns their entries.
 
     Raises:
@@ -169,7 +168,7 @@ def remove_nodes(cluster: Cluster, words: Sequence[str], progress: Progress, *, 
     inventory = open_inventory(cluster)
     chosen = pick(inventory.nodes(), words)
     if not dry_run:
-        with progress.step(f"remove {len(chosen)} node{'s' * (len(chosen) != 1)}") as step:
+        with cluster.env.progress.step(f"remove {len(chosen)} node{'s' * (len(chosen) != 1)}") as step:
             for number, node in enumerate(chosen, 1):
                 inventory.delete(node["name"])
                 step.detail(f"{number} of {len(chosen)}")

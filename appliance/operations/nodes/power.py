@@ -47,9 +47,7 @@ class Boot:
     timeout_s: float = 120
 
 
-def power(
-    cluster: Cluster, nodes: Sequence[Node], operation: str, timeout_s: float, progress: Progress
-) -> list[Outcome]:
+def power(cluster: Cluster, nodes: Sequence[Node], operation: str, timeout_s: float) -> list[Outcome]:
     """Switch nodes on, off or reset them; ``status`` only queries. Returns the outcomes in the order of the nodes.
 
     Raises:
@@ -66,10 +64,10 @@ def power(
         return Outcome(node["name"], "Off" if operation.endswith("off") else "On", changed)
 
     words = "query" if operation == "status" else f"power {operation}"
-    return _all(nodes, work, f"{words} {_number(nodes)}", progress)
+    return _all(nodes, work, f"{words} {_number(nodes)}", cluster.env.progress)
 
 
-def boot(cluster: Cluster, nodes: Sequence[Node], options: Boot, progress: Progress) -> list[Outcome]:
+def boot(cluster: Cluster, nodes: Sequence[Node], options: Boot) -> list[Outcome]:
     """Set the next boot of nodes, restart them, and wait until they are up, as ``options`` says.
 
     Raises:
@@ -95,11 +93,11 @@ def boot(cluster: Cluster, nodes: Sequence[Node], options: Boot, progress: Progr
         return _boot(node, options, login)
 
     before = _reports(cluster) if options.wait_s else None
-    done = _all(nodes, work, f"boot {_number(nodes)}", progress)
+    done = _all(nodes, work, f"boot {_number(nodes)}", cluster.env.progress)
     if not options.wait_s:
         return done
     try:
-        return _wait(cluster, nodes, done, before, options.wait_s, progress)
+        return _wait(cluster, nodes, done, before, options.wait_s)
     except KeyboardInterrupt:
         names = [one.name for one in done if not one.error]
         was = f"{fold(names)} {'was' if len(names) == 1 else 'were'} restarted; " if names else ""
@@ -175,13 +173,12 @@ def _wait(
     done: Sequence[Outcome],
     before: Mapping[str, float] | None,
     wait_s: float,
-    progress: Progress,
 ) -> list[Outcome]:
     """Wait until slurmd of each node answers, or the node has reported its files to the VM since the restart."""
     deadline = cluster.env.clock.monotonic() + wait_s
     outcomes = {one.name: one for one in done}
     left = {node["name"]: str(node["address"]) for node in nodes if not outcomes[node["name"]].error}
-    with progress.step(
+    with cluster.env.progress.step(
         f"wait until {_number(nodes)} are up" if len(nodes) != 1 else f"wait for {_number(nodes)}"
     ) as step:
         total = len(left)

@@ -15,7 +15,6 @@ from appliance.operations.context import Cluster
 from appliance.operations.nodes.image import current_digest, find_profile, nodes_folder
 from appliance.operations.vm.client import open_api, read_answer, read_list, tls_folder
 from appliance.plan.nodes.image import FILES
-from appliance.progress import Progress
 from appliance.provision.payloads import CurrentImage, NodeImage, PresentImage, StoredPart
 from appliance.tools.provision import Api, VmUnreachable
 from appliance.tools.sealed import MANIFEST, SIGNATURE, check_seal
@@ -36,7 +35,7 @@ class PushedImage:
     removed: tuple[str, ...] = ()
 
 
-def push_node(cluster: Cluster, name: str, progress: Progress, *, keep: int = 3) -> PushedImage:
+def push_node(cluster: Cluster, name: str, *, keep: int = 3) -> PushedImage:
     """Upload the current image of a profile to the VM and make nodes boot it; resumes an interrupted upload.
 
     Args:
@@ -52,7 +51,7 @@ def push_node(cluster: Cluster, name: str, progress: Progress, *, keep: int = 3)
     if digest is None:
         raise Refused(f"no image of {name} has been built", hint=f"sms image build {name}")
     folder = nodes_folder(cluster) / name / digest
-    with progress.step("verify the image's seal") as step:
+    with cluster.env.progress.step("verify the image's seal") as step:
         files = {each: size for each, (_, size) in check_seal(folder, cluster.site.signing.public_keys).files.items()}
         step.detail(digest[:12])
     check_ca(folder, tls_folder(cluster) / "ca.pem", name)
@@ -62,11 +61,11 @@ def push_node(cluster: Cluster, name: str, progress: Progress, *, keep: int = 3)
     image = read_answer(PresentImage, api.request("GET", place))
     sent = 0
     if not image["whole"]:
-        with progress.step(f"upload {name} to the provisioning VM") as step:
+        with cluster.env.progress.step(f"upload {name} to the provisioning VM") as step:
             total = sum(files.values())
             upload = Upload(api, place, folder, files, lambda done: step.moved(done, total))
             sent = upload.run()
-    with progress.step("verify it in the VM, and make it current"):
+    with cluster.env.progress.step("verify it in the VM, and make it current"):
         done = read_answer(CurrentImage, api.request("POST", place, {"keep": keep}, timeout_s=600))
     return PushedImage(name, digest, not image["whole"], sent, tuple(done["removed"]))
 

@@ -19,7 +19,6 @@ from appliance.operations.overlay.overlay import (
     seeded_with,
 )
 from appliance.operations.preflight import check_programs, find_instance, lock_host
-from appliance.progress import Progress
 from appliance.tools import files
 
 
@@ -33,7 +32,7 @@ class Created:
     seeded: bool
 
 
-def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
+def create(cluster: Cluster, host: Host) -> Created:
     """Create the overlay where there is none, and seed it from the site file.
 
     An overlay that is older than the newest one, which is gone, is renamed first: no start uses it.
@@ -48,31 +47,33 @@ def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
     with lock_host(cluster, host):
         if find_instance(cluster, host):
             return Created(host.name, path, False, False)
-        with hold_lease_still(host, cluster), opened(cluster, host, progress):
+        with hold_lease_still(host, cluster), opened(cluster, host):
             exists = check_overlay(cluster, host)
-            exists = exists and not _set_aside(cluster, host, progress)
+            exists = exists and not _set_aside(cluster, host)
             generation = 0 if exists else refuse_second(cluster, host)
             folders = (cluster.places.images, cluster.places.public_keys)
             files.make_folders(host, *map(str, folders))
-            image = trust(cluster, host, *deliver(cluster, host, None, progress))
+            image = trust(cluster, host, *deliver(cluster, host, None))
             if exists and seeded_with(host, path) == overlay_mark(archive_for(cluster), image):
                 return Created(host.name, path, False, False)
-            ready_overlay(cluster, host, image, progress)
+            ready_overlay(cluster, host, image)
             if not exists:
                 mark_overlay(cluster, host, generation)
     return Created(host.name, path, not exists, True)
 
 
-def _set_aside(cluster: Cluster, host: Host, progress: Progress) -> str:
+def _set_aside(cluster: Cluster, host: Host) -> str:
     """Rename an overlay that is older than the newest one, which is gone; return its new path, else an empty string."""
     lost = find_lost(cluster, host)
     kept = retire_overlay(cluster, host, lost.generation) if lost else ""
     if kept:
-        progress.report(f"note: the overlay of {host.name} is older than the newest one, which is gone: kept as {kept}")
+        cluster.env.progress.report(
+            f"note: the overlay of {host.name} is older than the newest one, which is gone: kept as {kept}"
+        )
     return kept
 
 
-def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[str]:
+def rehearse_create(cluster: Cluster, host: Host) -> list[str]:
     """Check all that ``create`` checks and return its commands. Sends the image, changes nothing else.
 
     Raises:
@@ -85,7 +86,7 @@ def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[st
     exists = check_overlay(cluster, host) and not find_lost(cluster, host)
     if not exists:
         refuse_second(cluster, host)
-    image = trust(cluster, host, *deliver(cluster, host, None, progress))
+    image = trust(cluster, host, *deliver(cluster, host, None))
     mark = overlay_mark(archive_for(cluster), image)
     if exists and seeded_with(host, str(cluster.places.overlay)) == mark:
         return []

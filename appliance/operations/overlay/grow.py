@@ -33,7 +33,7 @@ class Grown:
     steps: tuple[str, ...] = ()
 
 
-def grow(cluster: Cluster, host: Host, progress: Progress, spec: SizeSpec, *, dry_run: bool = False) -> Grown:
+def grow(cluster: Cluster, host: Host, spec: SizeSpec, *, dry_run: bool = False) -> Grown:
     """Enlarge the overlay, or finish an interrupted run.
 
     Raises:
@@ -49,18 +49,18 @@ def grow(cluster: Cluster, host: Host, progress: Progress, spec: SizeSpec, *, dr
                 f"the services container runs on {host.name}, but {lease.holder or 'no host'} holds the lease",
                 hint="sms status",
             )
-        done = _grow(cluster, host, progress, spec, running=True, dry_run=dry_run)
+        done = _grow(cluster, host, spec, running=True, dry_run=dry_run)
     else:
-        with keep_stopped(cluster, host, progress):
-            done = _grow(cluster, host, progress, spec, running=False, dry_run=dry_run)
+        with keep_stopped(cluster, host):
+            done = _grow(cluster, host, spec, running=False, dry_run=dry_run)
     if done.size // MIB != cluster.site.overlay.size_mb:
-        progress.report(
+        cluster.env.progress.report(
             f"note: a new overlay is made by the site file: set overlay.size_mb to {done.size // MIB} there"
         )
     return done
 
 
-def _grow(cluster: Cluster, host: Host, progress: Progress, spec: SizeSpec, *, running: bool, dry_run: bool) -> Grown:
+def _grow(cluster: Cluster, host: Host, spec: SizeSpec, *, running: bool, dry_run: bool) -> Grown:
     path = str(cluster.places.overlay)
     if not host.works("test", "-f", path):
         raise Refused(f"there is no overlay {path} on {host.name}", hint="`sms overlay create` creates it")
@@ -85,12 +85,12 @@ def _grow(cluster: Cluster, host: Host, progress: Progress, spec: SizeSpec, *, r
     )
     if not dry_run:
         if mirror:
-            with progress.step("enlarge the mirror"):
+            with cluster.env.progress.step("enlarge the mirror"):
                 _enlarge_mirror(cluster, host, size, running=running)
         if running:
-            cluster.env.agents.call(host, "grow", request, progress)
+            cluster.env.agents.call(host, "grow", request, cluster.env.progress)
         else:
-            _grow_stopped(host, path, size, progress)
+            _grow_stopped(host, path, size, cluster.env.progress)
     return Grown(host.name, path, system, size, running, True, steps)
 
 

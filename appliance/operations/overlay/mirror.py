@@ -36,7 +36,6 @@ from appliance.plan.overlay.mirror import (
     room_bytes,
     select_members,
 )
-from appliance.progress import Progress
 from appliance.tools import ext3, files, loop
 from appliance.tools.space import need_space
 
@@ -75,9 +74,7 @@ class MirrorChange:
     mended: int = 0
 
 
-def create(
-    cluster: Cluster, host: Host, progress: Progress, options: MirrorOptions, *, dry_run: bool = False
-) -> MirrorChange:
+def create(cluster: Cluster, host: Host, options: MirrorOptions, *, dry_run: bool = False) -> MirrorChange:
     """Move the overlay of the stopped services container onto a mirror of two files.
 
     Raises:
@@ -85,7 +82,7 @@ def create(
         SmsError: it failed; the overlay is unchanged.
     """
     check_programs(host)
-    with keep_stopped(cluster, host, progress):
+    with keep_stopped(cluster, host):
         mirror, linked = find_mirror(cluster, host), is_linked(cluster, host)
         if mirror and linked:
             if sorted(member.folder for member in mirror.members) == sorted(options.folders):
@@ -103,7 +100,7 @@ def create(
         if not dry_run:
             if mirror:
                 clear(cluster, host, mirror)
-            _make(cluster, host, progress, new)
+            _make(cluster, host, new)
     return MirrorChange(host.name, True, tuple(steps))
 
 
@@ -170,17 +167,19 @@ def _check_room(host: Host, folder: str, needed: int) -> None:
     )
 
 
-def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None:
+def _make(cluster: Cluster, host: Host, new: Mirror) -> None:
     """Create the mirror, copy the overlay, switch to it; a failure before the switch leaves the overlay unchanged."""
     path = str(cluster.places.overlay)
     try:
-        new = make_members(cluster, host, progress, new)
-        with progress.step("check the overlay"):
+        new = make_members(cluster, host, new)
+        with cluster.env.progress.step("check the overlay"):
             ext3.check(host, path, whole=True)
-        cluster.env.agents.call(host, "carry", {"source": path, "target": str(cluster.places.mirrored)}, progress)
+        cluster.env.agents.call(
+            host, "carry", {"source": path, "target": str(cluster.places.mirrored)}, cluster.env.progress
+        )
         # Kept until the overlay has been checked through its new path.
         host.run("ln", "-fT", path, _before(cluster))
-        with progress.step("switch to the mirror"):
+        with cluster.env.progress.step("switch to the mirror"):
             host.run("sync", timeout=600)
             files.link(host, path, _link(cluster))
             ext3.check(host, path, whole=True)
@@ -193,14 +192,14 @@ def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None
     host.remove(_before(cluster))
 
 
-def make_members(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> Mirror:
+def make_members(cluster: Cluster, host: Host, new: Mirror) -> Mirror:
     """Create the files of a planned mirror, and mount it; return it, complete. It has a note before it has files.
 
     Raises:
         SmsError: it failed; ``clear`` removes what was made.
     """
     write_note(cluster, host, new)
-    with progress.step("create the mirror"):
+    with cluster.env.progress.step("create the mirror"):
         for file in new.files:
             files.make_file(host, file, new.size)
         loops = [loop.attach(host, file) for file in new.files]
@@ -234,7 +233,7 @@ def clear(cluster: Cluster, host: Host, mirror: Mirror) -> None:
     host.remove(str(cluster.places.mirror_note))
 
 
-def abandon(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> MirrorChange:
+def abandon(cluster: Cluster, host: Host, *, dry_run: bool = False) -> MirrorChange:
     """Remove a mirror without an intact member: afterwards there is no overlay.
 
     Raises:
@@ -252,14 +251,14 @@ def abandon(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool =
             left = mirror.path(select_members(mirror, seen).active[0])
             raise SmsError(f"{left} is intact", hint="sms overlay mirror remove")
         if not dry_run:
-            with progress.step("abandon the mirror"):
+            with cluster.env.progress.step("abandon the mirror"):
                 if is_linked(cluster, host):
                     host.remove(str(cluster.places.overlay))
                 clear(cluster, host, mirror)
     return MirrorChange(host.name, True, (f"remove {cluster.places.overlay} and all files of its mirror",))
 
 
-def remove(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> MirrorChange:
+def remove(cluster: Cluster, host: Host, *, dry_run: bool = False) -> MirrorChange:
     """Move the overlay of the stopped services container back into one plain file, and remove the mirror.
 
     Raises:
@@ -267,7 +266,7 @@ def remove(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = 
         SmsError: it failed; the overlay is still on the mirror.
     """
     check_programs(host)
-    with keep_stopped(cluster, host, progress):
+    with keep_stopped(cluster, host):
         mirror, path = find_mirror(cluster, host), str(cluster.places.overlay)
         if mirror is None:
             return MirrorChange(host.name, False)
@@ -277,19 +276,19 @@ def remove(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = 
             _check_room(host, str(cluster.places.overlay.parent), length)
             steps = [f"copy the overlay to {path}, read the copy and compare", *steps]
             if not dry_run:
-                with progress.step("check the overlay"):
+                with cluster.env.progress.step("check the overlay"):
                     ext3.check(host, path, whole=True)
                 request = {"source": str(cluster.places.mirrored), "target": f"{path}.new"}
-                cluster.env.agents.call(host, "carry", request, progress)
+                cluster.env.agents.call(host, "carry", request, cluster.env.progress)
                 files.rename(host, f"{path}.new", path, replace=True)
         if not dry_run:
-            with progress.step("remove the mirror"):
+            with cluster.env.progress.step("remove the mirror"):
                 clear(cluster, host, mirror)
     return MirrorChange(host.name, True, tuple(steps))
 
 
 @contextmanager
-def _lock_mirror(cluster: Cluster, host: Host, progress: Progress) -> Iterator[Mirror]:
+def _lock_mirror(cluster: Cluster, host: Host) -> Iterator[Mirror]:
     """Lock the mirror and yield it, open, whether the services container runs or is stopped.
 
     Only the mirror is locked, not the host: a running services container may be stopped and snapshots taken meanwhile.
@@ -302,7 +301,7 @@ def _lock_mirror(cluster: Cluster, host: Host, progress: Progress) -> Iterator[M
         busy = f"another run is at work on the mirror on {host.name}"
         stack.enter_context(cluster.env.locks.hold(host, f"{cluster.places.lock}.mirror", busy))
         if not find_instance(cluster, host):
-            stack.enter_context(keep_stopped(cluster, host, progress))
+            stack.enter_context(keep_stopped(cluster, host))
         mirror = find_mirror(cluster, host)
         if mirror is None or not is_linked(cluster, host):
             raise _not_mirrored(host)
@@ -313,7 +312,7 @@ def _not_mirrored(host: Host) -> Refused:
     return Refused(f"the overlay on {host.name} is not mirrored", hint="sms overlay mirror create --on DIR1 --on DIR2")
 
 
-def scrub(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> MirrorChange:
+def scrub(cluster: Cluster, host: Host, *, dry_run: bool = False) -> MirrorChange:
     """Read both members, and repair corrupt blocks from the other member. The services container may run.
 
     Raises:
@@ -322,10 +321,10 @@ def scrub(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = F
     """
     if dry_run:
         return _rehearse_scrub(cluster, host)
-    with _lock_mirror(cluster, host, progress) as mirror:
+    with _lock_mirror(cluster, host) as mirror:
         if gone := [member for member in mirror.members if member.lost]:
             raise Refused(f"the mirror has lost {mirror.path(gone[0])}: no copy to repair from", hint=REBUILD)
-        mended = _scrub(cluster, host, progress, mirror)
+        mended = _scrub(cluster, host, mirror)
     return MirrorChange(host.name, bool(mended), mended=mended)
 
 
@@ -341,9 +340,9 @@ def _rehearse_scrub(cluster: Cluster, host: Host) -> MirrorChange:
     return MirrorChange(host.name, True, steps if state.open else ("open the mirror", *steps, "close it"))
 
 
-def _scrub(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror) -> int:
+def _scrub(cluster: Cluster, host: Host, mirror: Mirror) -> int:
     tool, folder = TOOLS[mirror.kind], str(cluster.places.mirror)
-    with progress.step("scrub the mirror") as step:
+    with cluster.env.progress.step("scrub the mirror") as step:
         found = tool.scrub(host, mirror.uuid, folder, step)
     due = "" if not found.lost else f"{found.lost} blocks are corrupt on both members"
     now = find_mirror(cluster, host) or mirror  # a stop may have changed the note meanwhile
@@ -356,9 +355,7 @@ def _scrub(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror) -> 
     return found.mended
 
 
-def rebuild(
-    cluster: Cluster, host: Host, progress: Progress, options: RebuildOptions, *, dry_run: bool = False
-) -> MirrorChange:
+def rebuild(cluster: Cluster, host: Host, options: RebuildOptions, *, dry_run: bool = False) -> MirrorChange:
     """Rebuild a lost or faulty member, or move one to another folder. The services container may run.
 
     Raises:
@@ -367,7 +364,7 @@ def rebuild(
     """
     if dry_run:
         return _rehearse(cluster, host, options)
-    with _lock_mirror(cluster, host, progress) as mirror:
+    with _lock_mirror(cluster, host) as mirror:
         tool, place = TOOLS[mirror.kind], str(cluster.places.mirror)
         devices = {device.devid: device for device in tool.devices(host, mirror.uuid, place)}
         problems = find_problems(host, mirror, devices)
@@ -377,12 +374,12 @@ def rebuild(
         present = not member.lost and member.devid in devices and not devices[member.devid].missing
         current = present and devices[member.devid].path in ext3.users_of(host, mirror.path(member))
         if current and options.folder is None and not mirror.pending and mirror.kind == "btrfs":
-            return MirrorChange(host.name, True, ("repaired",), mended=_scrub(cluster, host, progress, mirror))
+            return MirrorChange(host.name, True, ("repaired",), mended=_scrub(cluster, host, mirror))
         target = Member(mirror.next_number, options.folder or member.folder, member.devid)
         _check_target(host, mirror, member, target, options.same_fs)
         (length,) = host.run("stat", "--dereference", "--format=%s", str(cluster.places.overlay)).numbers(1)
         _check_room(host, target.folder, room_bytes(length))
-        _replace(cluster, host, progress, mirror, member, target)
+        _replace(cluster, host, mirror, member, target)
     return MirrorChange(host.name, True, _steps(mirror, member, target))
 
 
@@ -458,13 +455,13 @@ def known_same(host: Host, folders: list[str]) -> bool:
         return False
 
 
-def _replace(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, old: Member, new: Member) -> None:
+def _replace(cluster: Cluster, host: Host, mirror: Mirror, old: Member, new: Member) -> None:
     tool, place = TOOLS[mirror.kind], str(cluster.places.mirror)
     # An interrupted rebuild may still be running in the kernel, or be complete but for its note.
     if mirror.pending:
         done = _is_done(host, tool, mirror, place, mirror.pending)
         if done:
-            _finish(cluster, host, progress, mirror, old, mirror.pending)
+            _finish(cluster, host, mirror, old, mirror.pending)
             return
         tool.cancel(host, mirror.uuid, place)
         loop.wait_free(host, mirror.path(mirror.pending))
@@ -484,11 +481,11 @@ def _replace(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, o
     files.make_file(host, mirror.path(new), size)
     device = loop.attach(host, mirror.path(new))
     try:
-        with progress.step(f"rebuild the member in {new.folder}"):
+        with cluster.env.progress.step(f"rebuild the member in {new.folder}"):
             tool.replace(host, mirror.uuid, place, new.devid, device)
     finally:
         loop.detach(host, device)
-    _finish(cluster, host, progress, pending, old, new)
+    _finish(cluster, host, pending, old, new)
 
 
 def _is_done(host: Host, tool: Tool, mirror: Mirror, place: str, new: Member) -> bool:
@@ -496,10 +493,10 @@ def _is_done(host: Host, tool: Tool, mirror: Mirror, place: str, new: Member) ->
     return any(one.devid == new.devid and one.path in users for one in tool.devices(host, mirror.uuid, place))
 
 
-def _finish(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, old: Member, new: Member) -> None:
+def _finish(cluster: Cluster, host: Host, mirror: Mirror, old: Member, new: Member) -> None:
     """Record the complete new member as active, and remove the old one."""
     tool, place = TOOLS[mirror.kind], str(cluster.places.mirror)
-    with progress.step("mirror what was written to one member only"):
+    with cluster.env.progress.step("mirror what was written to one member only"):
         tool.settle(host, mirror.uuid, place)
     now = find_mirror(cluster, host) or mirror
     fresh = replace(new, uuid=old.uuid if mirror.kind == "btrfs" else "", lost="")
@@ -510,17 +507,17 @@ def _finish(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, ol
         if old.folder not in [member.folder for member in members]:
             host.remove(note_copy(mirror, old.folder))
     except CommandError:
-        progress.report(f"note: {mirror.path(old)} cannot be removed; it is no longer a member")
+        cluster.env.progress.report(f"note: {mirror.path(old)} cannot be removed; it is no longer a member")
 
 
-def adopt(cluster: Cluster, host: Host, progress: Progress, folder: str, *, dry_run: bool = False) -> MirrorChange:
+def adopt(cluster: Cluster, host: Host, folder: str, *, dry_run: bool = False) -> MirrorChange:
     """Recover a mirror from one of its members, after the overlay's folder was lost with the other.
 
     Raises:
         Refused: there is an overlay, or no member in ``folder``.
     """
     check_programs(host)
-    with keep_stopped(cluster, host, progress):
+    with keep_stopped(cluster, host):
         path = str(cluster.places.overlay)
         if is_linked(cluster, host) and find_mirror(cluster, host):
             return MirrorChange(host.name, False)
@@ -542,8 +539,8 @@ def adopt(cluster: Cluster, host: Host, progress: Progress, folder: str, *, dry_
         host.run("mkdir", "-p", "-m", "0700", str(cluster.places.overlay.parent))
         write_note(cluster, host, mirror)
         files.link(host, path, _link(cluster))
-        with progress.step("check that the mirror can be opened"):
-            open_mirror(cluster, host, progress)
+        with cluster.env.progress.step("check that the mirror can be opened"):
+            open_mirror(cluster, host)
     return MirrorChange(host.name, True, (f"{path} is a link to the mirror again",))
 
 

@@ -19,7 +19,6 @@ from appliance.plan.overlay.mirror import (
     select_members,
     warnings,
 )
-from appliance.progress import Progress, Silent
 from appliance.shared.records import to_json
 from appliance.tools import ext3, loop
 from appliance.tools.btrfs import Btrfs
@@ -98,7 +97,7 @@ def is_linked(cluster: Cluster, host: Host) -> bool:
     return host.works("test", "-L", str(cluster.places.overlay))
 
 
-def open_mirror(cluster: Cluster, host: Host, progress: Progress, *, patience_s: float = 0) -> Mirror | None:
+def open_mirror(cluster: Cluster, host: Host, *, patience_s: float = 0) -> Mirror | None:
     """Mount the overlay's mirror and return it; a lost member is recorded and reported, and the mount is degraded.
 
     The caller holds the lease: two hosts that have the mirror open destroy it.
@@ -112,10 +111,10 @@ def open_mirror(cluster: Cluster, host: Host, progress: Progress, *, patience_s:
     mirror = find_mirror(cluster, host)
     if mirror is None or not is_linked(cluster, host):
         return None
-    return open_members(cluster, host, mirror, progress, patience_s=patience_s)
+    return open_members(cluster, host, mirror, patience_s=patience_s)
 
 
-def open_members(cluster: Cluster, host: Host, mirror: Mirror, progress: Progress, *, patience_s: float = 0) -> Mirror:
+def open_members(cluster: Cluster, host: Host, mirror: Mirror, *, patience_s: float = 0) -> Mirror:
     """Mount a mirror that nothing else has open, as ``open_mirror``, also one without an overlay.
 
     Raises:
@@ -130,13 +129,13 @@ def open_members(cluster: Cluster, host: Host, mirror: Mirror, progress: Progres
     tool, folder = TOOLS[mirror.kind], str(cluster.places.mirror)
     if tool.mounted(host, mirror.uuid, folder):
         return mirror
-    with progress.step("open the mirror") as step:
+    with cluster.env.progress.step("open the mirror") as step:
         mirror = replace(_select_members(tool, host, mirror, cluster.env.clock, patience_s), mounted_on=host.name)
         write_note(cluster, host, mirror)
         mount_members(cluster, host, mirror)
         step.detail(", ".join(member.folder for member in mirror.active))
     for warning in warnings(mirror, {}):
-        progress.report(f"WARNING: {warning}")
+        cluster.env.progress.report(f"WARNING: {warning}")
     return mirror
 
 
@@ -188,10 +187,10 @@ def close_mirror(cluster: Cluster, host: Host) -> None:
 
 
 @contextmanager
-def opened(cluster: Cluster, host: Host, progress: Progress | None = None) -> Iterator[Mirror | None]:
+def opened(cluster: Cluster, host: Host) -> Iterator[Mirror | None]:
     """Open the mirror of a stopped services container within the context; None where there is none."""
     try:
-        yield open_mirror(cluster, host, progress or Silent())
+        yield open_mirror(cluster, host)
     finally:
         close_mirror(cluster, host)
 

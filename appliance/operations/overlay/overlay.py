@@ -17,7 +17,6 @@ from appliance.operations.preflight import find_instance, lock_host, prepare_con
 from appliance.plan.machine import inside_argv, seed_argv
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_archive, seed_digest, seed_files, slurm_sources
 from appliance.plan.services.runs import shown
-from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer, ext3, files
@@ -101,9 +100,7 @@ def _in_use(path: str, host: Host, users: list[str]) -> Refused:
 
 
 @contextmanager
-def keep_stopped(
-    cluster: Cluster, host: Host, progress: Progress | None = None, *, fenced: Collection[str] = ()
-) -> Iterator[Lease]:
+def keep_stopped(cluster: Cluster, host: Host, *, fenced: Collection[str] = ()) -> Iterator[Lease]:
     """Keep the services container stopped on all hosts that share the overlay, within the context; yield the lease.
 
     An overlay on a mirror is accessible within the context.
@@ -119,7 +116,7 @@ def keep_stopped(
         hold_lease_still(host, cluster, fenced=fenced) as lease,
     ):
         check_stopped(cluster, host)
-        with opened(cluster, host, progress) as mirror:
+        with opened(cluster, host) as mirror:
             if mirror:
                 check_stopped(cluster, host)
             yield lease
@@ -152,7 +149,7 @@ def overlay_commands(cluster: Cluster, host: Host, image: Image, mark: str, exis
     return [*([] if exists else [create]), f"{seed} <the site's files>"]
 
 
-def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress, *, filled: bool = False) -> None:
+def ready_overlay(cluster: Cluster, host: Host, image: Image, *, filled: bool = False) -> None:
     """Check the overlay, or create it where there is none, and seed it from the site file.
 
     Args:
@@ -167,22 +164,24 @@ def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress
     mark = overlay_mark(archive, image)
     exists = check_overlay(cluster, host)
     if exists:
-        with progress.step("check the overlay"):
+        with cluster.env.progress.step("check the overlay"):
             ext3.check(host, path)
         if seeded_with(host, path) == mark:
             return
-    with progress.step("seed the overlay" if exists else "create and seed the overlay") as step:
+    with cluster.env.progress.step("seed the overlay" if exists else "create and seed the overlay") as step:
         if exists:
             report = _seed(cluster, host, image.path, path, archive, mark)
         else:
             report = _create(cluster, host, image.path, path, archive, mark)
         step.detail(f"{len(report['changed'])} files")
     if not (exists or filled or cluster.is_gateway):
-        progress.report(
+        cluster.env.progress.report(
             f"note: {host.name} had no overlay {path}: this one is new, without earlier jobs and accounting"
         )
     for kept in report["kept"]:
-        progress.report(f"note: a file was changed inside the container; the changed text is kept as {kept}")
+        cluster.env.progress.report(
+            f"note: a file was changed inside the container; the changed text is kept as {kept}"
+        )
 
 
 def _create(cluster: Cluster, host: Host, image: str, path: str, archive: bytes, mark: str) -> dict[str, list[str]]:

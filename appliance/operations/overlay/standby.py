@@ -16,7 +16,6 @@ from appliance.operations.overlay.mirror import (
 )
 from appliance.operations.overlay.mirrored import TOOLS, find_mirror, is_linked, open_members
 from appliance.plan.overlay.mirror import Mirror, member_bytes, select_members, target_folders
-from appliance.progress import Progress
 
 
 def plan_standby(cluster: Cluster, source: Host, target: Host) -> tuple[tuple[str, ...], list[str]]:
@@ -62,7 +61,7 @@ def _plan_new(cluster: Cluster, source: Host, target: Host, folders: tuple[str, 
     return new
 
 
-def open_standby(cluster: Cluster, source: Host, target: Host, folders: tuple[str, ...], progress: Progress) -> None:
+def open_standby(cluster: Cluster, source: Host, target: Host, folders: tuple[str, ...]) -> None:
     """Open the mirror of ``target`` for a copy of the overlay of ``source``; create it if there is none.
 
     The caller holds the lock of ``target``.
@@ -72,7 +71,7 @@ def open_standby(cluster: Cluster, source: Host, target: Host, folders: tuple[st
     """
     mirror, length = find_mirror(cluster, target), overlay_length(cluster, source)
     if mirror and mirror.uuid:
-        mirror = open_members(cluster, target, mirror, progress)
+        mirror = open_members(cluster, target, mirror)
         if mirror.size < member_bytes(length):
             enlarge(cluster, target, mirror, length)
         return
@@ -80,7 +79,7 @@ def open_standby(cluster: Cluster, source: Host, target: Host, folders: tuple[st
         clear(cluster, target, mirror)
     new = _plan_new(cluster, source, target, folders, length)
     try:
-        make_members(cluster, target, progress, new)
+        make_members(cluster, target, new)
     except BaseException:
         clear(cluster, target, find_mirror(cluster, target) or new)
         raise

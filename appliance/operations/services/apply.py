@@ -138,7 +138,7 @@ class Applied:
     rebuild: tuple[str, ...] = ()
 
 
-def plan_apply(cluster: Cluster, host: Host, progress: Progress) -> ApplyPlan:
+def plan_apply(cluster: Cluster, host: Host) -> ApplyPlan:
     """Return what an apply would do; changes nothing. Sends the image, if a new one is needed.
 
     Raises:
@@ -146,10 +146,10 @@ def plan_apply(cluster: Cluster, host: Host, progress: Progress) -> ApplyPlan:
         ConfigError: a program of the container finds its file invalid.
     """
     need_running(cluster, host)
-    return _Apply(cluster, host, progress).plan
+    return _Apply(cluster, host).plan
 
 
-def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) -> tuple[Applied, Image]:
+def apply(cluster: Cluster, host: Host, *, wait_s: float) -> tuple[Applied, Image]:
     """Write the changed files into the running container; services read them again, or are restarted.
 
     Args:
@@ -166,8 +166,8 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
     """
     with lock_host(cluster, host):
         need_running(cluster, host)
-        with progress.step("compare the files") as step:
-            work = _Apply(cluster, host, progress)
+        with cluster.env.progress.step("compare the files") as step:
+            work = _Apply(cluster, host)
             step.detail(f"{len(work.plan.changes)} differ")
         plan = work.plan
         done = Applied(host.name, plan.current, steps=list(plan.steps), switch=plan.switch, newer=plan.newer)
@@ -180,15 +180,15 @@ def apply(cluster: Cluster, host: Host, progress: Progress, *, wait_s: float) ->
         note(cluster, host, "apply", "begun", files=[one.path for one in work.plan.changes], actions=actions)
         begun: list[Step] = []
         try:
-            with progress.step("write the files"):
+            with cluster.env.progress.step("write the files"):
                 report: Written = work.inside(Written, "write", work.mark, json.dumps(actions), input=work.archive)
             done.changed, done.kept = report["changed"], report["kept"]
             for one in work.plan.steps:
                 begun.append(one)
-                done.seconds[one.service] = work.run(one.service, one.kind, progress, wait_s)
+                done.seconds[one.service] = work.run(one.service, one.kind, cluster.env.progress, wait_s)
             work.inside(dict, "finish")
         except SmsError as error:
-            _roll_back(work, begun, progress, wait_s, error)
+            _roll_back(work, begun, cluster.env.progress, wait_s, error)
         bounds = {one.service: one.predicted_s for one in work.plan.steps}
         done.exceeded = find_exceeded(bounds, done.seconds)
         note(cluster, host, "apply", "applied", seconds=done.seconds, exceeded=done.exceeded)
@@ -223,7 +223,7 @@ def _roll_back(work: _Apply, begun: list[Step], progress: Progress, wait_s: floa
 class _Apply:
     """The archive of the site's files, and what of it the running container lacks."""
 
-    def __init__(self, cluster: Cluster, host: Host, progress: Progress) -> None:
+    def __init__(self, cluster: Cluster, host: Host) -> None:
         self.cluster, self.host = cluster, host
         running = find_instance(cluster, host)
         assert running
@@ -231,7 +231,7 @@ class _Apply:
         refuse_superseded(cluster, host)
         seeds = seeds_for(cluster)
         self.archive = seed_archive(seeds)
-        image, switch = self._find_image(progress)
+        image, switch = self._find_image(cluster.env.progress)
         self.mark = overlay_mark(self.archive, image)
         found: Compared = self.inside(Compared, "compare", input=self.archive)
         self.left = found["left"]
@@ -257,7 +257,7 @@ class _Apply:
         try:
             return trust(self.cluster, self.host, self.running.image), []
         except LacksService as error:
-            image = trust(self.cluster, self.host, *deliver(self.cluster, self.host, None, progress))
+            image = trust(self.cluster, self.host, *deliver(self.cluster, self.host, None))
             return image, [error.message]
 
     def _check(self, changes: tuple[FileChange, ...]) -> None:

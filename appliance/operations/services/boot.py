@@ -10,10 +10,9 @@ from appliance.operations.context import Cluster
 from appliance.operations.hosts.installed import SITE_FILE, find_sms, has_systemd, lies_there
 from appliance.plan.machine import stop_timeout
 from appliance.plan.services.unit import unit_name, unit_text
-from appliance.progress import Progress
 
 
-def install_unit(cluster: Cluster, host: Host, progress: Progress) -> bool:
+def install_unit(cluster: Cluster, host: Host) -> bool:
     """Install, enable and start the unit; return whether the host has one now. Reports why if it cannot.
 
     The unit is started although the instance runs already: only an active unit stops it at shutdown.
@@ -25,7 +24,7 @@ def install_unit(cluster: Cluster, host: Host, progress: Progress) -> bool:
     except SmsError as error:
         why = error.message
     if why:
-        progress.report(f"note: nothing starts the services container after a reboot of {host.name}: {why}")
+        cluster.env.progress.report(f"note: nothing starts the services container after a reboot of {host.name}: {why}")
     return not why
 
 

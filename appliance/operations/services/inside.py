@@ -16,6 +16,7 @@ from appliance.operations.preflight import find_instance, running_gateway
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.lease import engine_error, find_newer
 from appliance.plan.services.gateway import find_staying
+from appliance.progress import Silent
 from appliance.tools import ext3
 
 LOGS = "/var/log/sms"
@@ -140,7 +141,7 @@ def show_log(
             f"the services container does not run on {host.name}", hint="omit --follow to show the log in its overlay"
         )
     overlay = str(cluster.places.overlay)
-    with keep_stopped(cluster, host) if is_linked(cluster, host) else nullcontext():
+    with keep_stopped(cluster.showing(Silent()), host) if is_linked(cluster, host) else nullcontext():
         if not host.works("test", "-f", overlay):
             raise Refused(
                 f"there is no overlay {overlay} on {host.name}",

@@ -14,7 +14,6 @@ from appliance.operations.preflight import lock_host
 from appliance.operations.services.inside import find_here, need_running, refuse_elsewhere, refuse_superseded
 from appliance.plan.machine import inside_argv, probe_argv
 from appliance.plan.services.probes import ProbeAnswer
-from appliance.progress import Progress
 from appliance.text import one_line
 from appliance.tools.scripts import script_argv
 
@@ -54,9 +53,7 @@ def plan_restart(cluster: Cluster, host: Host, names: Sequence[str]) -> list[Res
     return [Restart(one.name, one.outage.budget_s, one.outage.why) for one in chosen]
 
 
-def restart(
-    cluster: Cluster, host: Host, names: Sequence[str], progress: Progress, *, wait_s: float
-) -> Iterator[Restarted]:
+def restart(cluster: Cluster, host: Host, names: Sequence[str], *, wait_s: float) -> Iterator[Restarted]:
     """Restart services in the order of their start, and wait for each; the others keep running.
 
     Args:
@@ -72,7 +69,7 @@ def restart(
         need_running(here, host)
         refuse_superseded(here, host)
         for service in chosen:
-            with progress.step(f"restart {service.name}") as step:
+            with cluster.env.progress.step(f"restart {service.name}") as step:
                 done = restart_service(here, host, service, wait_s)
                 step.detail(done.detail)
             note(cluster, host, "restart", "restarted", service=service.name, ok=done.ok, seconds=done.seconds)

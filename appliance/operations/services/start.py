@@ -152,7 +152,7 @@ class StartOptions:
     without_remote: bool = False
 
 
-def start(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> Started | None:
+def start(cluster: Cluster, host: Host, options: StartOptions) -> Started | None:
     """Start the services container on ``host`` and wait until every service answers.
 
     Returns:
@@ -164,34 +164,34 @@ def start(cluster: Cluster, host: Host, progress: Progress, options: StartOption
         SmsError: a step failed, and the instance could not be stopped; the lease is kept.
     """
     check_programs(host)
-    recover_migration(cluster, host, progress)
-    if options.boot and not _is_still_held(cluster, host, progress):
+    recover_migration(cluster, host)
+    if options.boot and not _is_still_held(cluster, host):
         return None
     lease = query_lease(host, cluster)
     if lease.engine and lease.holder not in options.fenced:  # before an image is sent
         raise engine_error(lease)
-    options = replace(options, image=options.image or image_of_unfinished(cluster, host, progress))
+    options = replace(options, image=options.image or image_of_unfinished(cluster, host))
     with lock_host(cluster, host):
         refuse_interrupted(cluster, host)
         running = find_instance(cluster, host)
         if running:
             _refuse_other_image(cluster, host, running, options.image)
-            started = _check_running(cluster, host, progress, running, options.wait_s)
+            started = _check_running(cluster, host, running, options.wait_s)
         else:
-            started = _start(cluster, host, progress, options)
+            started = _start(cluster, host, options)
         if options.unit:
-            start_guard(cluster, host, progress)  # before a stop can begin, which ends it
+            start_guard(cluster, host)  # before a stop can begin, which ends it
     # After releasing the lock: starting the unit runs `sms start --boot`, which takes it.
     if options.unit:
-        install_unit(cluster, host, progress)
+        install_unit(cluster, host)
     return started
 
 
-def _is_still_held(cluster: Cluster, host: Host, progress: Progress) -> bool:
+def _is_still_held(cluster: Cluster, host: Host) -> bool:
     """Return whether the services container ran here at shutdown and no other host has taken over since."""
     lease = query_lease(host, cluster)
     if lease.holder != host.name:
-        _set_aside_older(cluster, host, lease, progress)
+        _set_aside_older(cluster, host, lease)
         return False
     leases = Leases(host, cluster, tolerant=True)
     views = leases.query(patience_s=BOOT_PATIENCE_S)
@@ -205,16 +205,18 @@ def _is_still_held(cluster: Cluster, host: Host, progress: Progress) -> bool:
             raise
     where = f"nothing is started on {host.name}"
     if not newer.holder:
-        progress.report(f"{newer.last} had taken over (generation {newer.generation}) and was stopped: {where}")
-        _set_aside_older(cluster, host, query_lease(host, cluster), progress)
+        cluster.env.progress.report(
+            f"{newer.last} had taken over (generation {newer.generation}) and was stopped: {where}"
+        )
+        _set_aside_older(cluster, host, query_lease(host, cluster))
         return False
     kept = retire_overlay(cluster, host, newer.generation)
     note(cluster, host, "start", "gave way", holder=newer.holder, generation=newer.generation, kept=kept)
-    progress.report(f"{newer.holder} has taken over (generation {newer.generation}): {where}")
+    cluster.env.progress.report(f"{newer.holder} has taken over (generation {newer.generation}): {where}")
     return False
 
 
-def _set_aside_older(cluster: Cluster, host: Host, lease: Lease, progress: Progress) -> None:
+def _set_aside_older(cluster: Cluster, host: Host, lease: Lease) -> None:
     """Set the overlay aside if another host has taken over since, whose guard has written the lease file here."""
     try:
         with lock_host(cluster, host):  # a migration to this host puts its copy in place before it has the lease
@@ -223,10 +225,10 @@ def _set_aside_older(cluster: Cluster, host: Host, lease: Lease, progress: Progr
         return  # the run that has the lock is responsible; the next start compares again
     if kept:
         note(cluster, host, "start", "gave way", holder=lease.taker, generation=lease.generation, kept=kept)
-        progress.report(f"note: the overlay of {host.name} was out of date, and was renamed to {kept}")
+        cluster.env.progress.report(f"note: the overlay of {host.name} was out of date, and was renamed to {kept}")
 
 
-def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> list[str]:
+def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[str]:
     """Run all checks of a start and return the commands that it would run. Sends the image and the seccomp profile.
 
     Raises:
@@ -235,11 +237,11 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
     check_programs(host)
     if find_instance(cluster, host):
         raise Refused(f"the services container runs on {host.name} already", hint="`sms status` probes every service")
-    with progress.step("check the host"):
+    with cluster.env.progress.step("check the host"):
         refuse_deployed(cluster, host)
         check_networks(cluster, host)
         _refuse_taken(cluster, host)
-    trusted = trust(cluster, host, *deliver(cluster, host, options.image, progress))
+    trusted = trust(cluster, host, *deliver(cluster, host, options.image))
     confinement = try_confinement(cluster, host, trusted.path)
     leases = Leases(host, cluster, tolerant=True)
     leases.query()
@@ -248,11 +250,11 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: St
     if not options.without_remote:
         refuse_unknown_taker(leases.views)
     refuse_other_cluster(leases.views)
-    with _reporting_unread(leases, progress):
+    with _reporting_unread(leases, cluster.env.progress):
         if not cluster.is_gateway:
             refuse_older(cluster, host, leases, set_aside=False)
     for line in known.notes:
-        progress.report(line)
+        cluster.env.progress.report(line)
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(cluster), trusted)
     argv = start_argv(cluster.site, confinement, trusted.path)
@@ -273,9 +275,7 @@ def _refuse_other_image(cluster: Cluster, host: Host, running: apptainer.Instanc
     )
 
 
-def _check_running(
-    cluster: Cluster, host: Host, progress: Progress, running: apptainer.Instance, wait_s: float
-) -> Started:
+def _check_running(cluster: Cluster, host: Host, running: apptainer.Instance, wait_s: float) -> Started:
     """Wait until the running instance serves; check the lease, and whether image and site file still match."""
     lease = query_lease(host, cluster)
     if lease.holder != host.name:
@@ -293,14 +293,14 @@ def _check_running(
         )
     try:
         if not cluster.is_gateway:
-            ensure_identity(leases, progress)
+            ensure_identity(leases, cluster.env.progress)
     except Refused as error:  # it runs, and needs a guard and its unit
-        progress.report(f"warning: {error.message}; {error.hint}")
+        cluster.env.progress.report(f"warning: {error.message}; {error.hint}")
     recorded = read_note(cluster, host)
     confined, path = is_confined(host, running), running.image
     if older := query_age(cluster, host, running) if confined else UNCONFINED:
-        progress.report(f"warning: {older}")
-    services = _wait_for_services(cluster, host, progress, min(wait_s, SETTLE_S), True, confined=confined)
+        cluster.env.progress.report(f"warning: {older}")
+    services = _wait_for_services(cluster, host, min(wait_s, SETTLE_S), True, confined=confined)
     if recorded and recorded.image == path:
         image = Image(path, recorded.key, recorded.sha256, recorded.signer)
     else:
@@ -310,7 +310,7 @@ def _check_running(
     stale = running_mark(cluster, host) != overlay_mark(archive_for(cluster), image)
     if stale:
         verb = "sms deploy" if cluster.is_gateway else "sms apply"
-        progress.report(f"note: the site file has changed since it was started; `{verb}` applies it")
+        cluster.env.progress.report(f"note: the site file has changed since it was started; `{verb}` applies it")
     started = Started(host.name, path, image.key, image.signer, lease.generation, already=True, stale=stale)
     started.services = services
     if restored := find_restored(cluster, host, top=leases.top, holds_lease=True):
@@ -318,40 +318,40 @@ def _check_running(
     return started
 
 
-def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> Started:
+def _start(cluster: Cluster, host: Host, options: StartOptions) -> Started:
     parts: dict[str, float] = {}
     stopwatch = Stopwatch(parts, cluster.env.clock)
     leases = Leases(host, cluster, without=options.fenced, tolerant=True)
     with cluster.env.pool(1) as pool:
         query = pool.submit(_query_known, cluster, leases, options)  # while the image is verified
-        with progress.step("check the host"):
+        with cluster.env.progress.step("check the host"):
             refuse_deployed(cluster, host)
             check_networks(cluster, host)
             check_overlay(cluster, host)
         stopwatch.lap("preflight")
-        image = _verify_image(cluster, host, progress, options.image, stopwatch)
+        image = _verify_image(cluster, host, options.image, stopwatch)
         confinement = check_confinement(cluster, host, image.path)
         stopwatch.lap("confine")
         known = query.result()
     for line in known.notes:
-        progress.report(line)
+        cluster.env.progress.report(line)
     leases.floor = known.generation
     own, top = leases.views[host.name].lease, leases.top
     with ExitStack() as undo:
-        lease = _take_lease(host, leases, progress, undo, options)
-        open_mirror(cluster, host, progress, patience_s=DISK_WAIT_S if options.boot else 0)
+        lease = _take_lease(host, leases, cluster.env.progress, undo, options)
+        open_mirror(cluster, host, patience_s=DISK_WAIT_S if options.boot else 0)
         restored = None  # by an interrupted failover; one that starts this reports what is lost
         if not options.fenced:
             mine = own is not None and own.taker == host.name  # it, or a start that was rolled back, took it
             restored = find_restored(cluster, host, top=top, holds_lease=mine)
-        ready_overlay(cluster, host, image, progress)
+        ready_overlay(cluster, host, image)
         mark_overlay(cluster, host, lease.generation)
         stop_gateway(cluster, host)  # as late as possible: it has the addresses
         stopwatch.lap("overlay")
         with hold_taken_lease(host, cluster, lease):
-            _start_instance(cluster, host, progress, image, confinement)
+            _start_instance(cluster, host, image, confinement)
         stopwatch.lap("instance")
-        services = _wait_for_services(cluster, host, progress, options.wait_s, options.keep)
+        services = _wait_for_services(cluster, host, options.wait_s, options.keep)
         stopwatch.lap("probes")
         record_start(cluster, host, image, lease)
         # Before the line after which no failover is open: if this is killed, the next start reports it.
@@ -368,7 +368,7 @@ def _query_known(cluster: Cluster, leases: Leases, options: StartOptions) -> Kno
     return find_known(cluster, leases, without_remote=options.without_remote)
 
 
-def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None, stopwatch: Stopwatch) -> Image:
+def _verify_image(cluster: Cluster, host: Host, chosen: Path | None, stopwatch: Stopwatch) -> Image:
     """Send the image and verify its signature; check in parallel that the addresses are free."""
     where = cluster.places
     folders = (where.images, where.overlay.parent, where.journal, where.public_keys)
@@ -377,14 +377,16 @@ def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path
     with cluster.env.pool(1) as pool:
         # The query for an unused address takes a second.
         addresses = pool.submit(_refuse_taken, cluster, host)
-        delivered = deliver(cluster, host, chosen, progress, before_sending=addresses.result)
+        delivered = deliver(cluster, host, chosen, before_sending=addresses.result)
         stopwatch.lap("deliver")
-        with progress.step("verify the signature; check the addresses") as step:
+        with cluster.env.progress.step("verify the signature; check the addresses") as step:
             image = trust(cluster, host, *delivered)
             addresses.result()
             step.detail(image.signer)
     if image.runtime != runtime_digest(runtime_files()):
-        progress.report("note: the image was built by another version of sms; `sms build` builds a matching one")
+        cluster.env.progress.report(
+            "note: the image was built by another version of sms; `sms build` builds a matching one"
+        )
     stopwatch.lap("verify")
     return image
 
@@ -482,9 +484,9 @@ def _roll_back(cluster: Cluster, host: Host, before: Lease, cause: BaseException
         raise RolledBack(f"{cause.message}\n  everything that was started is stopped again", hint=cause.hint) from cause
 
 
-def _start_instance(cluster: Cluster, host: Host, progress: Progress, image: Image, confinement: Confinement) -> None:
+def _start_instance(cluster: Cluster, host: Host, image: Image, confinement: Confinement) -> None:
     write_networks(cluster, host)
-    with progress.step("start the instance"):
+    with cluster.env.progress.step("start the instance"):
         apptainer.run_container(host, *start_argv(cluster.site, confinement, image.path), timeout=60)
         # Apptainer only warns about a read-only overlay; the services would fail one by one.
         inside = inside_argv(cluster.site, cluster.services)
@@ -494,7 +496,7 @@ def _start_instance(cluster: Cluster, host: Host, progress: Progress, image: Ima
 
 
 def _wait_for_services(
-    cluster: Cluster, host: Host, progress: Progress, wait_s: float, keep: bool, *, confined: bool = True
+    cluster: Cluster, host: Host, wait_s: float, keep: bool, *, confined: bool = True
 ) -> dict[str, float]:
     """Wait until every service answers; return the seconds that each took.
 
@@ -507,7 +509,7 @@ def _wait_for_services(
     took: dict[str, float] = {}
     failed: dict[str, str] = {}
     names = [service.name for service in cluster.services]
-    with progress.step("wait for the services") as step:
+    with cluster.env.progress.step("wait for the services") as step:
 
         def on_line(line: str) -> None:
             answer = read_probe(line)
@@ -527,7 +529,7 @@ def _wait_for_services(
                 _failure_text(cluster, host, failed), hint="`sms start --keep` leaves it running for inspection"
             )
     if failed:
-        progress.report(_failure_text(cluster, host, failed))
+        cluster.env.progress.report(_failure_text(cluster, host, failed))
     return took
 
 

@@ -18,7 +18,6 @@ from appliance.operations.overlay.mirrored import close_mirror
 from appliance.operations.overlay.overlay import second_overlay
 from appliance.operations.preflight import check_programs, find_instance, find_second, lock_host, running_gateway
 from appliance.plan.machine import stop_argv, stop_timeout
-from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import ext3
 
@@ -48,7 +47,7 @@ class StopPlan:
     lease_released: bool
 
 
-def plan_stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool = False) -> StopPlan:
+def plan_stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> StopPlan:
     """Return what ``stop`` would do, and warn as it does; change nothing.
 
     Raises:
@@ -56,14 +55,14 @@ def plan_stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: b
     """
     check_programs(host)
     if not keep_lease:
-        _warn(cluster, host, progress)
+        _warn(cluster, host)
     running = cluster if find_instance(cluster, host) else running_gateway(cluster, host)
     names = [service.name for service in reversed(running.services)] if running else []
     held = query_lease(host, cluster).holder == host.name
     return StopPlan(host.name, tuple(names), held and not keep_lease)
 
 
-def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool = False) -> Stopped:
+def stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> Stopped:
     """Stop the services container on ``host``.
 
     Args:
@@ -75,12 +74,12 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
     """
     check_programs(host)
     if not keep_lease:
-        _warn(cluster, host, progress)
+        _warn(cluster, host)
     with lock_host(cluster, host):
         began = cluster.env.clock.monotonic()
         leases = Leases(host, cluster)
         stop_guard(cluster, host)
-        with progress.step("stop the services") as step, cluster.env.pool(1) as pool:
+        with cluster.env.progress.step("stop the services") as step, cluster.env.pool(1) as pool:
             query = pool.submit(leases.query) if not keep_lease else None  # while they stop
             ran = take_down(cluster, host)
             ran |= stop_gateway(cluster, host, keep_lease=keep_lease)
@@ -135,13 +134,13 @@ def _query_holder(cluster: Cluster, host: Host, *, ran: bool) -> str | None:
         raise SmsError(f"the services have stopped; {error.message}", hint=error.hint) from error
 
 
-def _warn(cluster: Cluster, host: Host, progress: Progress) -> None:
+def _warn(cluster: Cluster, host: Host) -> None:
     """Report before a stop that a start would be refused; a start takes the image of this machine, if it has one."""
     current = cluster.places.current
     if not find_instance(cluster, host):
         return
     if refusal := find_refusal(Local() if Path(current).is_file() else host, str(current)):
-        progress.report(f"warning: {refusal}; a start after this stop is refused")
+        cluster.env.progress.report(f"warning: {refusal}; a start after this stop is refused")
 
 
 def take_down(cluster: Cluster, host: Host) -> bool:

@@ -32,7 +32,6 @@ from appliance.plan.upgrade.upgrade import (
     Upgrade,
     read_upgrade,
 )
-from appliance.progress import Progress, Silent
 from appliance.shared.migration import MoveMark
 from appliance.shared.records import RecordError, from_json, to_json
 
@@ -55,7 +54,7 @@ def second_paths(cluster: Cluster) -> tuple[str, str]:
     return f"{cluster.places.journal}/{cluster.site.cluster}.second.move", f"{cluster.places.lock}.second"
 
 
-def recover_migration(cluster: Cluster, host: Host, progress: Progress) -> None:
+def recover_migration(cluster: Cluster, host: Host) -> None:
     """Complete or roll back a killed migration on a host; does nothing when there is none.
 
     Raises:
@@ -67,7 +66,7 @@ def recover_migration(cluster: Cluster, host: Host, progress: Progress) -> None:
     if found["found"]:
         what = "switch to a second instance" if found.get("second") else "migration"
         now = f"it is {found['state']} there now"
-        progress.report(f"note: a {what} was interrupted on {host.name} ({found['found']}); {now}")
+        cluster.env.progress.report(f"note: a {what} was interrupted on {host.name} ({found['found']}); {now}")
 
 
 def is_interrupted(cluster: Cluster, host: Host) -> bool:
@@ -126,7 +125,7 @@ def _reopen_mirror(cluster: Cluster, host: Host) -> None:
     if mirror and mirror.uuid and not find_instance(cluster, host):
         busy = f"another run is at work on the mirror on {host.name}"
         with cluster.env.locks.hold(host, f"{cluster.places.lock}.mirror", busy):
-            open_members(cluster, host, mirror, Silent(), patience_s=DISK_WAIT_S)
+            open_members(cluster, host, mirror, patience_s=DISK_WAIT_S)
 
 
 def close_idle_mirror(cluster: Cluster, host: Host) -> None:
@@ -177,18 +176,18 @@ def write_phase(cluster: Cluster, host: Host, upgrade: Upgrade, **facts: Any) ->
     return upgrade
 
 
-def restore_overlay(cluster: Cluster, host: Host, upgrade: Upgrade, progress: Progress) -> Upgrade:
+def restore_overlay(cluster: Cluster, host: Host, upgrade: Upgrade) -> Upgrade:
     """Restore the stopped overlay of before the upgrade; the present one is kept as a snapshot.
 
     Raises:
         Refused, SmsError: as ``restore_own``.
     """
     if upgrade.kept:
-        restore_own(cluster, host, str(upgrade.kept), progress)
+        restore_own(cluster, host, str(upgrade.kept))
     return write_phase(cluster, host, upgrade.at(RESTORED))
 
 
-def image_of_unfinished(cluster: Cluster, host: Host, progress: Progress) -> Path | None:
+def image_of_unfinished(cluster: Cluster, host: Host) -> Path | None:
     """Return the image that matches the overlay after an interrupted upgrade; None if none was interrupted.
 
     If its rollback was interrupted, the old overlay is restored first, unless another host has a newer one. A switch
@@ -204,9 +203,9 @@ def image_of_unfinished(cluster: Cluster, host: Host, progress: Progress) -> Pat
         leases = Leases(host, cluster, tolerant=True)
         leases.query()
         refuse_older(cluster, host, leases, set_aside=False)
-        last = restore_overlay(cluster, host, last, progress)
+        last = restore_overlay(cluster, host, last)
     side = last.after if last.phase == STARTING or has_switched(cluster, host, last) else last.before
-    progress.report(
+    cluster.env.progress.report(
         f"note: an upgrade to {last.after.key[:12]} was interrupted; image {side.key[:12]} matches the overlay, "
         "`sms upgrade` resumes the upgrade"
     )

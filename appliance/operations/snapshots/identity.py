@@ -15,7 +15,6 @@ from appliance.operations.snapshots.transfer import Offsite
 from appliance.plan.migration.lease import check_plausible, find_holder, find_identity
 from appliance.plan.vm.holder import read_holder
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress
 from appliance.shared.identity import UUID, uuid_of
 from appliance.shared.lease import Lease
 from appliance.shared.records import RecordError, to_json
@@ -95,9 +94,7 @@ def _count(shown: ClusterIdentity, snapshots: Sequence[Snapshot], where: str) ->
         found.where = [*found.where, *({where} - set(found.where))]
 
 
-def set_identity(
-    cluster: Cluster, host: Host, selector: str, progress: Progress, *, without_remote: bool = False
-) -> ClusterIdentity:
+def set_identity(cluster: Cluster, host: Host, selector: str, *, without_remote: bool = False) -> ClusterIdentity:
     """Give the stopped cluster another UUID, on all admin hosts: a new one, or that of a cluster that it continues.
 
     Args:
@@ -138,12 +135,14 @@ def set_identity(
             view.lease.adopted for view in leases.views.values() if view.lease and view.lease.cluster_uuid == chosen
         ]
         adopted = max(same, default=found.first_generation)
-        with progress.step(f"write {chosen} to the leases"):
+        with cluster.env.progress.step(f"write {chosen} to the leases"):
             for name in (name for name in leases.hosts if name not in silent):
                 _write(leases, name, chosen, adopted, found.generation)
                 _name_vm(cluster, leases.hosts[name], chosen)
         for name in silent:
-            progress.report(f"note: {name} keeps its UUID: run `sms overlay identity {chosen}` again once it answers")
+            cluster.env.progress.report(
+                f"note: {name} keeps its UUID: run `sms overlay identity {chosen}` again once it answers"
+            )
         leases.query()
         return _inspect(cluster, leases)
 

@@ -11,7 +11,6 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.plan.snapshots.retention import RESTORE
-from appliance.progress import Progress
 from appliance.shared.identity import Identity, uuid_of
 from appliance.shared.manifest import Manifest
 from appliance.shared.records import RecordError, check_value, from_value
@@ -198,9 +197,7 @@ def foreign_note(found: Sequence[Snapshot], where: str) -> str:
     return f"note: {where} has {what} of {describe_foreign(found)}: not touched"
 
 
-def verify(
-    cluster: Cluster, host: Host, selectors: Sequence[str], progress: Progress, *, everything: bool = False
-) -> list[Verified]:
+def verify(cluster: Cluster, host: Host, selectors: Sequence[str], *, everything: bool = False) -> list[Verified]:
     """Read every byte of snapshots again and verify them; the result is recorded with each snapshot.
 
     Args:
@@ -214,7 +211,7 @@ def verify(
     found = [Verified(number, (why,)) for number, why in broken.items()]
     if numbers:
         request = {"store": store(cluster), "numbers": numbers, **check_request(cluster)}
-        reply = cluster.env.agents.call(host, "verify", request, progress)
+        reply = cluster.env.agents.call(host, "verify", request, cluster.env.progress)
         found += [Verified(one["number"], tuple(one["damage"])) for one in reply["snapshots"]]
     return sorted(found, key=lambda one: one.number)
 

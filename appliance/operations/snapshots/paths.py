@@ -19,7 +19,7 @@ from appliance.operations.preflight import check_programs, find_instance
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
 from appliance.operations.snapshots.restore import other_image, real_path, restore_reason
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
-from appliance.progress import Progress, Silent
+from appliance.progress import Silent
 from appliance.shared.results import PathResult as PathResult  # for the cli, too
 from appliance.tools.programs import has_program
 
@@ -123,7 +123,7 @@ class RestoredPaths:
     other_image: bool = False
 
 
-def diff(cluster: Cluster, host: Host, options: DiffOptions, progress: Progress) -> Diff:
+def diff(cluster: Cluster, host: Host, options: DiffOptions) -> Diff:
     """Compare two snapshots, or one with the present overlay.
 
     Raises:
@@ -138,7 +138,7 @@ def diff(cluster: Cluster, host: Host, options: DiffOptions, progress: Progress)
         _check_lease_holder(cluster, host)
     limit = None if options.everything else MAX_LINES
     comparison = Comparison(first, second, options.paths, limit, lock=second is None)
-    return _query_diff(cluster, host, comparison, progress)
+    return _query_diff(cluster, host, comparison)
 
 
 def _check_lease_holder(cluster: Cluster, host: Host) -> None:
@@ -147,7 +147,7 @@ def _check_lease_holder(cluster: Cluster, host: Host) -> None:
         raise Refused(f"the services container runs on {holder}", hint=f"sms overlay diff --host {holder}")
 
 
-def _query_diff(cluster: Cluster, host: Host, comparison: Comparison, progress: Progress) -> Diff:
+def _query_diff(cluster: Cluster, host: Host, comparison: Comparison) -> Diff:
     rows, before, after = Rows(), comparison.before, comparison.after
     request = {
         "store": store(cluster),
@@ -158,13 +158,11 @@ def _query_diff(cluster: Cluster, host: Host, comparison: Comparison, progress: 
         "limit": comparison.limit,
         "lock": str(cluster.places.lock) if comparison.lock else "",
     }
-    reply = cluster.env.agents.call(host, "diff", request, progress, on_rows=rows.add)
+    reply = cluster.env.agents.call(host, "diff", request, cluster.env.progress, on_rows=rows.add)
     return Diff(host.name, before, after, reply["counts"], reply["lines"], reply["told"], rows)
 
 
-def restore_paths(
-    cluster: Cluster, host: Host, selector: str, paths: Sequence[str], progress: Progress
-) -> RestoredPaths:
+def restore_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[str]) -> RestoredPaths:
     """Restore ``paths`` in the overlay of the stopped services container from a snapshot; nothing else changes.
 
     The present overlay is taken as a snapshot before it is replaced by a copy with the restored paths.
@@ -175,19 +173,21 @@ def restore_paths(
     """
     chosen = _check_restore(cluster, host, selector)
     number = chosen["number"]
-    with keep_stopped(cluster, host) as lease:
-        before = _query_diff(cluster, host, Comparison(None, number, paths, limit=0), progress)
+    with keep_stopped(cluster.showing(Silent()), host) as lease:
+        before = _query_diff(cluster, host, Comparison(None, number, paths, limit=0))
         if not before.lines:
             same = tuple(PathResult(path=path) for path in paths)
             return RestoredPaths(host.name, number, same, (), 0.0, changed=False)
         overlay = real_path(cluster, host)
         request = {"store": store(cluster), "overlay": overlay, "snapshot": str(number), "paths": list(paths)}
-        reply = cluster.env.agents.call(host, "restore_paths", request, progress)
+        reply = cluster.env.agents.call(host, "restore_paths", request, cluster.env.progress)
         try:
             why = f"{restore_reason(chosen)}: {' '.join(one['path'] for one in reply['paths'])}"
             taking = SnapshotOptions(reason=why[:MAX_REASON_CHARS])
-            kept = take_snapshot(cluster, host, progress, OverlayUse(lease), taking)
-            cluster.env.agents.call(host, "place_paths", {"overlay": overlay, "was": reply["was"]}, progress)
+            kept = take_snapshot(cluster, host, OverlayUse(lease), taking)
+            cluster.env.agents.call(
+                host, "place_paths", {"overlay": overlay, "was": reply["was"]}, cluster.env.progress
+            )
         except BaseException:
             host.remove(reply["staged"])
             raise
@@ -211,7 +211,7 @@ def rehearse_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[
     chosen = _check_restore(cluster, host, selector)
     check_stopped(cluster, host)
     _check_lease_holder(cluster, host)
-    return _query_diff(cluster, host, Comparison(None, chosen["number"], paths, lock=True), Silent())
+    return _query_diff(cluster, host, Comparison(None, chosen["number"], paths, lock=True))
 
 
 def _check_rsync(host: Host) -> None:
@@ -234,9 +234,7 @@ def _check_restore(cluster: Cluster, host: Host, selector: str) -> Snapshot:
     return chosen
 
 
-def extract_paths(
-    cluster: Cluster, host: Host, options: ExtractOptions, progress: Progress, *, dry_run: bool = False
-) -> RestoredPaths:
+def extract_paths(cluster: Cluster, host: Host, options: ExtractOptions, *, dry_run: bool = False) -> RestoredPaths:
     """Extract paths from a snapshot into a new folder of the host; the services container may run.
 
     Raises:
@@ -257,7 +255,7 @@ def extract_paths(
         "folder": folder,
         "rehearse": dry_run,
     }
-    reply = cluster.env.agents.call(host, "extract_paths", request, progress)
+    reply = cluster.env.agents.call(host, "extract_paths", request, cluster.env.progress)
     return RestoredPaths(
         host.name,
         chosen["number"],

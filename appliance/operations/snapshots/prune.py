@@ -18,7 +18,6 @@ from appliance.operations.snapshots.list import (
     store,
 )
 from appliance.plan.snapshots.retention import NEWEST, Candidate, Decision, decide, newest_of_hosts
-from appliance.progress import Progress
 from appliance.shared.identity import Identity, uuid_of
 
 NAMED = "named"
@@ -59,7 +58,6 @@ def prune(
     cluster: Cluster,
     host: Host,
     numbers: Sequence[int],
-    progress: Progress,
     *,
     dry_run: bool = False,
     identity: Identity | None = None,
@@ -78,14 +76,14 @@ def prune(
     listing = certain(list_snapshots(cluster, host, identity=identity))
     decisions = choose(cluster, listing, numbers) if numbers else by_rule(cluster, listing)
     if note := foreign_note(listing.foreign, host.name):
-        progress.report(note)
+        cluster.env.progress.report(note)
     found = Pruned(host.name, listing.snapshots, tuple(decisions), listing.broken, stored_bytes=listing.stored_bytes)
     # Even without snapshots there may be chunks of a run that was killed.
     if dry_run or not listing.stored_bytes:
         return found
     doomed = [one.number for one in decisions if not one.keep]
     request = {"store": store(cluster), "numbers": doomed, "sweep": True}
-    reply = cluster.env.agents.call(host, "remove", request, progress)
+    reply = cluster.env.agents.call(host, "remove", request, cluster.env.progress)
     return replace(
         found,
         broken={number: why for number, why in listing.broken.items() if number not in doomed},

@@ -15,7 +15,6 @@ from appliance.operations.snapshots.push import choose_targets
 from appliance.operations.snapshots.transfer import Offsite, Sent, send
 from appliance.plan.snapshots.offsite import BORG, LATEST, find
 from appliance.plan.snapshots.offsite import archive_name as archive_name  # for the cli, too
-from appliance.progress import Progress
 from appliance.shared.identity import Identity, assume, uuid_of
 from appliance.shared.order import order
 
@@ -96,9 +95,7 @@ def find_remote(remote: Remote, source: str, selector: str) -> Snapshot:
     return found[0]
 
 
-def pull(
-    cluster: Cluster, host: Host, source: str, selector: str, progress: Progress, *, dry_run: bool = False
-) -> Pulled:
+def pull(cluster: Cluster, host: Host, source: str, selector: str, *, dry_run: bool = False) -> Pulled:
     """Fetch a snapshot into the store of ``host``; it is checked as a new snapshot is.
 
     The lease of ``host`` is raised above the snapshot's generation before, so that snapshots taken later are newer.
@@ -118,19 +115,19 @@ def pull(
         remote = list_remote(cluster, host, source, listing.identity)
         one = find_remote(remote, source, selector)
         if note := foreign_note(remote.foreign, source):
-            progress.report(note)
+            cluster.env.progress.report(note)
         here = [local for local in listing.snapshots if local["health"].get("ok")]
         same = next((local["number"] for local in here if local["uuid"] == one["uuid"]), 0)
         if not dry_run and not cluster.vm:  # the next snapshot of the VM's state sorts after all others in the store
             with lock_host(cluster, host):
                 note = raise_lease(host, cluster, one["generation"], cluster_uuid=uuid_of(one))
             if note:
-                progress.report(note)
+                cluster.env.progress.report(note)
         if same or dry_run:
             return Pulled(source, one["number"], same, bool(same), 0)
         sent: Sent
         if offsite:
-            sent = offsite.pull(one, progress)
+            sent = offsite.pull(one, cluster.env.progress)
         else:
-            sent = send(cluster, cluster.host(source), one["number"], host, progress)
+            sent = send(cluster, cluster.host(source), one["number"], host)
     return Pulled(source, one["number"], int(sent.name), sent.present, sent.bytes)

@@ -13,7 +13,6 @@ from appliance.operations.snapshots.list import Listing, Snapshot, find_snapshot
 from appliance.operations.snapshots.prune import by_rule, prune
 from appliance.operations.snapshots.transfer import Offsite, Sent, estimate, send
 from appliance.plan.snapshots.offsite import BORG, LATEST, archive_name, missing
-from appliance.progress import Progress
 from appliance.shared.order import order
 
 PUSHED, PRESENT, WOULD_PUSH, FAILED = "pushed", "present", "would push", "failed"
@@ -59,9 +58,7 @@ class PushOptions:
     dry_run: bool = False
 
 
-def push(
-    cluster: Cluster, source: Host, options: PushOptions, targets: Sequence[str], progress: Progress
-) -> list[Pushed]:
+def push(cluster: Cluster, source: Host, options: PushOptions, targets: Sequence[str]) -> list[Pushed]:
     """Push snapshots of ``source``; a failure at one target does not stop the others.
 
     Args:
@@ -84,7 +81,18 @@ def push(
     for name in names:
         work = _to_borg if name == BORG else _to_host
         try:
-            work(Push(cluster, source, listing, chosen, options.prune, options.dry_run, name, progress, done.append))
+            work(
+                Push(
+                    cluster,
+                    source,
+                    listing,
+                    chosen,
+                    options.prune,
+                    options.dry_run,
+                    name,
+                    done.append,
+                )
+            )
         except SmsError as error:
             done.append(failure(name, 0, error))
     return done
@@ -141,7 +149,6 @@ class Push:
     prune: bool
     dry_run: bool
     target: str
-    progress: Progress
     report: Callable[[Pushed], None]
 
     def select(self, there: Sequence[Snapshot]) -> list[Snapshot]:
@@ -180,7 +187,7 @@ class Push:
     def report_foreign(self, found: Sequence[Snapshot], where: str) -> None:
         """Report snapshots of other clusters of this name at the target."""
         if note := foreign_note(found, where):
-            self.progress.report(note)
+            self.cluster.env.progress.report(note)
 
     def report_removed(self, number: int, name: str) -> None:
         """Report a snapshot that was, or would be, removed at the target."""
@@ -201,7 +208,7 @@ def _to_host(push: Push) -> None:
     def work(number: int) -> Sent:
         if push.dry_run:
             return estimate(push.cluster, push.source, number, target)
-        return send(push.cluster, push.source, number, target, push.progress)
+        return send(push.cluster, push.source, number, target)
 
     for one in selected:
         if not push.push_one(one, lambda one=one: work(one["number"])):  # type: ignore[misc]
@@ -210,7 +217,7 @@ def _to_host(push: Push) -> None:
         for number in plan_removals(push.cluster, listing, selected):
             push.report_removed(number, str(number))
     elif push.prune:
-        for number in prune(push.cluster, target, (), push.progress, identity=push.listing.identity).removed:
+        for number in prune(push.cluster, target, (), identity=push.listing.identity).removed:
             push.report_removed(number, str(number))
 
 
@@ -247,8 +254,8 @@ def _to_borg(push: Push) -> None:
         for one in selected:
             if push.dry_run:
                 push.report(Pushed(push.target, one["number"], WOULD_PUSH, bytes=one["used_bytes"]))
-            elif not push.push_one(one, lambda one=one: offsite.push(one, known, push.progress)):  # type: ignore[misc]
+            elif not push.push_one(one, lambda one=one: offsite.push(one, known, push.cluster.env.progress)):  # type: ignore[misc]
                 return
         if push.prune:
-            for one in offsite.prune([*there, *selected], push.progress, dry_run=push.dry_run):
+            for one in offsite.prune([*there, *selected], push.cluster.env.progress, dry_run=push.dry_run):
                 push.report_removed(one["number"], archive_name(one))

@@ -14,7 +14,6 @@ from appliance.operations.context import Cluster, need_root
 from appliance.operations.snapshots.list import Snapshot, describe_foreign, foreign_note, list_snapshots
 from appliance.operations.snapshots.transfer import Offsite
 from appliance.plan.snapshots.offsite import KeyNote, KnownArchives, archive_name, find_vanished
-from appliance.progress import Progress
 from appliance.shared.identity import Identity, assume, uuid_of
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.shared.secret import SecretInput
@@ -48,7 +47,7 @@ def pruning_host(cluster: Cluster, name: str | None) -> Host:
 
 
 def prune_repository(
-    cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False, cluster_uuid: str = ""
+    cluster: Cluster, host: Host, *, dry_run: bool = False, cluster_uuid: str = ""
 ) -> PrunedRepository:
     """Remove the archives that the site's retention does not keep, from a machine whose key may remove.
 
@@ -77,7 +76,7 @@ def prune_repository(
         offsite.identity = identity = _identify(cluster, host, every, known, cluster_uuid)
         there = [one for one in every if identity.owns(one) and offsite.may_remove(one)]
         if note := foreign_note([one for one in every if one not in there], url):
-            progress.report(note)
+            cluster.env.progress.report(note)
         if not dry_run and not borg.compact(host, offsite.repository):
             raise Refused(
                 f"{host.name} may only append to {url}: nothing can be removed with its key",
@@ -89,7 +88,7 @@ def prune_repository(
             if offsite.append_only:
                 # Before they are removed: a run that is killed meanwhile has not lost them.
                 host.write(str(cluster.places.borg_archives), to_json(KnownArchives(kept, identity.uuid)), mode=0o600)
-            offsite.prune(there, progress)
+            offsite.prune(there, cluster.env.progress)
     return PrunedRepository(url, _names(there, kept), _names(there, doomed))
 
 

@@ -18,7 +18,7 @@ from appliance.operations.preflight import check_programs
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
 from appliance.plan.migration.lease import check_plausible
-from appliance.progress import Progress
+from appliance.progress import Silent
 from appliance.shared.identity import uuid_of
 from appliance.shared.lease import Lease
 
@@ -61,7 +61,6 @@ def restore(
     cluster: Cluster,
     host: Host,
     selector: str,
-    progress: Progress,
     *,
     name: str = "",
     fenced: Collection[str] | None = None,
@@ -87,20 +86,20 @@ def restore(
     check_programs(host)
     chosen = find_snapshot(list_snapshots(cluster, host), selector)
     if name:
-        return _restore_beside(cluster, host, chosen, resolve_target(cluster, host, name), progress)
-    with keep_stopped(cluster, host, fenced=fenced or ()) as lease:
+        return _restore_beside(cluster, host, chosen, resolve_target(cluster, host, name))
+    with keep_stopped(cluster.showing(Silent()), host, fenced=fenced or ()) as lease:
         others = query_others(cluster, host) if fenced is None and lease.holder is None else None
         lease = as_seen_by_all(lease, others) if others else lease
         free = others if lease.holder is None else None
         if free:
             for note in outdated_by_restore(cluster, free):
-                progress.report(f"note: {note}")
+                cluster.env.progress.report(f"note: {note}")
         generation = chosen["generation"]
         if fenced:
             check_plausible(generation, lease)
         elif note := raise_lease(host, cluster, generation, cluster_uuid=uuid_of(chosen), locked=True):
-            progress.report(note)
-        restored = _replace(cluster, host, chosen, lease, progress)
+            cluster.env.progress.report(note)
+        restored = _replace(cluster, host, chosen, lease)
         if free:
             make_newest(cluster, host, free, generation)
         else:
@@ -108,26 +107,26 @@ def restore(
     return restored if restored.same else replace(restored, other_image=other_image(cluster, host, chosen))
 
 
-def restore_own(cluster: Cluster, host: Host, selector: str, progress: Progress) -> None:
+def restore_own(cluster: Cluster, host: Host, selector: str) -> None:
     """Replace the overlay by a snapshot of its own past, as an upgrade does: it counts as old as before.
 
     Raises:
         As ``restore``.
     """
     chosen = find_snapshot(list_snapshots(cluster, host), selector)
-    with keep_stopped(cluster, host) as lease:
+    with keep_stopped(cluster.showing(Silent()), host) as lease:
         generation = query_overlay(cluster, host).generation
-        _replace(cluster, host, chosen, lease, progress)
+        _replace(cluster, host, chosen, lease)
         mark_overlay(cluster, host, generation)
 
 
-def _replace(cluster: Cluster, host: Host, chosen: Snapshot, lease: Lease, progress: Progress) -> Restored:
+def _replace(cluster: Cluster, host: Host, chosen: Snapshot, lease: Lease) -> Restored:
     """Replace the stopped overlay, and keep it. ``other_image`` of the result is not known yet."""
     path = real_path(cluster, host)
-    kept = _keep_overlay(cluster, host, chosen, lease, path, progress)
+    kept = _keep_overlay(cluster, host, chosen, lease, path)
     size, seconds = chosen["used_bytes"], 0.0
     if not (kept and kept.same):
-        size, seconds = _request_restore(cluster, host, chosen, path, True, progress)
+        size, seconds = _request_restore(cluster, host, chosen, path, True)
     return Restored(host.name, chosen["number"], path, size, seconds, kept)
 
 
@@ -190,16 +189,14 @@ def resolve_target(cluster: Cluster, host: Host, name: str) -> str:
     return path
 
 
-def _restore_beside(cluster: Cluster, host: Host, chosen: Snapshot, target: str, progress: Progress) -> Restored:
-    size, seconds = _request_restore(cluster, host, chosen, target, False, progress)
+def _restore_beside(cluster: Cluster, host: Host, chosen: Snapshot, target: str) -> Restored:
+    size, seconds = _request_restore(cluster, host, chosen, target, False)
     return Restored(host.name, chosen["number"], target, size, seconds)
 
 
-def _request_restore(
-    cluster: Cluster, host: Host, chosen: Snapshot, target: str, over: bool, progress: Progress
-) -> tuple[int, float]:
+def _request_restore(cluster: Cluster, host: Host, chosen: Snapshot, target: str, over: bool) -> tuple[int, float]:
     request = {"store": store(cluster), "snapshot": str(chosen["number"]), "target": target, "replace": over}
-    reply = cluster.env.agents.call(host, "restore", request, progress)
+    reply = cluster.env.agents.call(host, "restore", request, cluster.env.progress)
     return reply["bytes"], reply["seconds"]
 
 
@@ -218,9 +215,7 @@ def real_path(cluster: Cluster, host: Host) -> str:
     return found.text
 
 
-def _keep_overlay(
-    cluster: Cluster, host: Host, chosen: Snapshot, lease: Lease, overlay: str, progress: Progress
-) -> KeptOverlay | None:
+def _keep_overlay(cluster: Cluster, host: Host, chosen: Snapshot, lease: Lease, overlay: str) -> KeptOverlay | None:
     """Take the overlay as a snapshot before it is replaced; hard-link it to a second name if it is too damaged.
 
     Raises:
@@ -230,7 +225,7 @@ def _keep_overlay(
         return None
     try:
         options = SnapshotOptions(reason=restore_reason(chosen))
-        taken = take_snapshot(cluster, host, progress, OverlayUse(lease), options)
+        taken = take_snapshot(cluster, host, OverlayUse(lease), options)
         same = all(taken[key] == chosen[key] for key in ("digests", "size"))
         return KeptOverlay(taken["number"], same=same)
     except (Refused, CommandError, Unreachable):
@@ -244,7 +239,7 @@ def _keep_overlay(
             f"the overlay can be kept neither as a snapshot ({why}) nor as {name}; nothing is replaced",
             hint=f"if you do not need it, move it away: mv {overlay} /elsewhere",
         )
-    progress.report(f"note: the overlay cannot be taken as a snapshot ({why}); it is kept as {path}")
+    cluster.env.progress.report(f"note: the overlay cannot be taken as a snapshot ({why}); it is kept as {path}")
     return KeptOverlay(path=path, why=why)
 
 

@@ -31,7 +31,6 @@ from appliance.plan.snapshots.schedule import (
     unit_path,
 )
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress
 from appliance.tools.programs import find_missing
 from appliance.tools.scripts import script_argv
 
@@ -82,7 +81,6 @@ def _show(cluster: Cluster, host: Host) -> Scheduled:
 def install_schedule(
     cluster: Cluster,
     host: Host,
-    progress: Progress,
     *,
     site_file: Path,
     every: int | None = None,
@@ -107,7 +105,7 @@ def install_schedule(
     if dry_run:
         would = [_would_install(one, host, planned) for one, planned in zip(each, plans, strict=True)]
         return replace(would[0], vm=would[1]) if would[1:] else would[0]
-    with progress.step(f"schedule snapshots on {host.name}") as step:
+    with cluster.env.progress.step(f"schedule snapshots on {host.name}") as step:
         changes = [_install(one, host, planned) for one, planned in zip(each, plans, strict=True)]
         changed = any(changes)
         if not cluster.site.provisioning:  # any more
@@ -116,12 +114,12 @@ def install_schedule(
         step.detail(f"every {minutes} min, by {plans[0].kind}" + ("" if changed else ": unchanged"))
     shown = show_schedule(cluster, host)
     if not shown.runs:
-        progress.report(
+        cluster.env.progress.report(
             f"note: cron does not run on {host.name}: `sms doctor --host {host.name}` shows how to start it"
         )
     for other in cluster.site.admin_hosts:
         if changed and other.name != host.name:
-            progress.report(
+            cluster.env.progress.report(
                 f"note: {other.name} takes no snapshots after a failover or migration without its own schedule: "
                 f"sms overlay schedule install --host {other.name}"
             )
@@ -146,13 +144,13 @@ def _install(cluster: Cluster, host: Host, planned: Schedule) -> bool:
     return changed
 
 
-def remove_schedule(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> Scheduled:
+def remove_schedule(cluster: Cluster, host: Host, *, dry_run: bool = False) -> Scheduled:
     """Remove the schedules from the host; existing snapshots stay."""
     vm = replace(cluster, vm=True)  # also where the site has no VM any more
     texts = {**_read(cluster, host), **_read(vm, host)}
     if dry_run or not texts:
         return Scheduled(host.name, changed=bool(texts), files=texts if dry_run else {})
-    with progress.step(f"remove the schedule from {host.name}"):
+    with cluster.env.progress.step(f"remove the schedule from {host.name}"):
         for one in (cluster, vm):
             _remove_files(one, host, {path: texts[path] for path in schedule_files(one) if path in texts})
     return Scheduled(host.name, changed=True)

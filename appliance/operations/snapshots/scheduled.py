@@ -42,7 +42,7 @@ from appliance.plan.snapshots.runs import (
     record_overlap,
 )
 from appliance.plan.snapshots.schedule import installed
-from appliance.progress import Progress, Silent
+from appliance.progress import Silent
 from appliance.shared.lease import Lease
 
 REREAD_EVERY_S = 86400
@@ -109,7 +109,7 @@ class RunState:
         )
 
 
-def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: SnapshotOptions) -> Run | None:
+def run_scheduled(cluster: Cluster, host: Host, options: SnapshotOptions) -> Run | None:
     """Take a snapshot, prune and push; return the record of the run.
 
     None: no snapshot was taken, because the container does not run on this host, or another run is in progress.
@@ -130,8 +130,8 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
             work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, work))
             work.missed = detect_gap(cluster, host, lease, started)
             # Before the snapshot is taken: it then stores damaged chunks again.
-            work.attempt("read again", partial(reread_when_due, cluster, host, progress))
-            taken = snapshot(cluster, host, progress, options)
+            work.attempt("read again", partial(reread_when_due, cluster, host))
+            taken = snapshot(cluster, host, options)
             work.number = taken.snapshot["number"]
             work.errors += taken.not_dumped
         except Busy as error:
@@ -139,7 +139,7 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
             return None
         except Exception as error:
             work.fail("", error)
-        after_scheduled(cluster, host, progress, work)
+        after_scheduled(cluster, host, work)
     except KeyboardInterrupt:
         finish_interrupted(cluster, host, work.run(started, "it was interrupted"))
         raise
@@ -168,7 +168,7 @@ def name_cluster(cluster: Cluster, host: Host, work: RunState) -> None:
         ensure_identity(leases, NotesOnly(work))
 
 
-def run_scheduled_vm(cluster: Cluster, host: Host, progress: Progress) -> Run | None:
+def run_scheduled_vm(cluster: Cluster, host: Host) -> Run | None:
     """Take a snapshot of the VM's state, prune and push; return the record of the run, as ``run_scheduled`` does.
 
     None: the VM and its disks are not on this host, or another run is in progress. While the VM is off, nothing is
@@ -184,10 +184,10 @@ def run_scheduled_vm(cluster: Cluster, host: Host, progress: Progress) -> Run | 
                 return None
             previous = read_record(cluster, host, VM_SNAPSHOTS)
             work.missed = detect_gap(cluster, host, Lease("", since=vm_since(cluster, host)), started)
-            work.attempt("read again", partial(reread_when_due, cluster, host, progress))
+            work.attempt("read again", partial(reread_when_due, cluster, host))
             if previous is None or not previous.ok:
                 order_after_copies(cluster, host, work)
-            taken = take_vm_state(cluster, host, progress, reason=SCHEDULED, if_changed=True)
+            taken = take_vm_state(cluster, host, reason=SCHEDULED, if_changed=True)
             if taken:
                 work.number = taken["number"]
             else:
@@ -198,7 +198,7 @@ def run_scheduled_vm(cluster: Cluster, host: Host, progress: Progress) -> Run | 
             return None
         except Exception as error:
             work.fail("", error)
-        prune_and_push(cluster, host, progress, work)
+        prune_and_push(cluster, host, work)
     except KeyboardInterrupt:
         finish_interrupted(cluster, host, work.run(started, "it was interrupted"), VM_SNAPSHOTS)
         raise
@@ -219,24 +219,24 @@ def order_after_copies(cluster: Cluster, host: Host, work: RunState) -> None:
         work.fail("order of the copies: ", error)
 
 
-def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunState) -> None:
+def after_scheduled(cluster: Cluster, host: Host, work: RunState) -> None:
     """Prune, push, scrub, renew certificates. Also after a failed snapshot: pruning frees a full disk."""
-    prune_and_push(cluster, host, progress, work)
-    work.attempt("scrub", partial(scrub_when_due, cluster, host, progress))
+    prune_and_push(cluster, host, work)
+    work.attempt("scrub", partial(scrub_when_due, cluster, host))
     work.attempt("certificates", partial(renew_due, cluster))
 
 
-def prune_and_push(cluster: Cluster, host: Host, progress: Progress, work: RunState) -> None:
+def prune_and_push(cluster: Cluster, host: Host, work: RunState) -> None:
     """Prune this host, then push to the site's targets and prune these."""
 
     def thin() -> None:
-        work.stored_bytes = prune(cluster, host, (), progress).stored_bytes
+        work.stored_bytes = prune(cluster, host, ()).stored_bytes
 
     if busy := work.attempt("prune", thin):
         work.put_off, error = count_postponed(read_record(cluster, host), busy)
         work.errors += (error,) if error else ()
     for target in site_targets(cluster, host.name):
-        if busy := work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress)):
+        if busy := work.attempt(f"push to {target}", partial(push_to, cluster, host, target)):
             record, now = read_record(cluster, host), cluster.env.clock.time()
             work.push_waits_since, error = judge_waiting_push(record, busy, now=now)
             work.errors += (f"push to {target}: {error}",) if error else ()
@@ -250,13 +250,15 @@ def _renew_certificates(cluster: Cluster, host: Host) -> None:
         host.run("logger", "-t", "sms", "-p", "cron.err", "--", one_line(error)[:900], ok=None)
 
 
-def reread_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:
+def reread_when_due(cluster: Cluster, host: Host) -> None:
     """Verify the newest verified snapshot again once a day: disks rot, and later snapshots share its chunks.
 
     Raises:
         SmsError: it is damaged.
     """
-    reply = cluster.env.agents.call(host, "reread", {"store": store(cluster), "every_s": REREAD_EVERY_S}, progress)
+    reply = cluster.env.agents.call(
+        host, "reread", {"store": store(cluster), "every_s": REREAD_EVERY_S}, cluster.env.progress
+    )
     if reply["damage"]:
         raise SmsError(f"snapshot {reply['number']} is damaged: {reply['damage'][0]}", hint="sms overlay verify --all")
 
@@ -276,14 +278,14 @@ def detect_gap(cluster: Cluster, host: Host, lease: Lease, now: float) -> str:
     return find_gap(read_record(cluster, host), expected, now=now)
 
 
-def scrub_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:
+def scrub_when_due(cluster: Cluster, host: Host) -> None:
     """Scrub the mirror once a week, where there is one: nothing else finds corruption in blocks that are never read."""
     mirror = find_mirror(cluster, host)
     if mirror and scrub_is_due(mirror, now=cluster.env.clock.time()):
-        scrub(cluster, host, progress)
+        scrub(cluster, host)
 
 
-def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> None:
+def push_to(cluster: Cluster, host: Host, target: str) -> None:
     """Push the snapshots missing at one target, and prune it: a standby's own schedule does not while it is standby.
 
     Raises:
@@ -294,11 +296,11 @@ def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> No
     with cluster.env.locks.hold(host, lock, f"another run pushes to {target}"):
         repository = cluster.site.snapshots.borg
         prunes = target == BORG and repository is not None and not repository.append_only
-        done = push(cluster, host, PushOptions(all_missing=True, prune=prunes), [target], progress)
+        done = push(cluster, host, PushOptions(all_missing=True, prune=prunes), [target])
         failed = [one for one in done if one.state == FAILED]
         if failed:
             errors = [f"snapshot {one.snapshot}: {one.error}" if one.snapshot else one.error for one in failed]
             kind = Busy if all(one.busy for one in failed) else SmsError
             raise kind("\n".join(errors), hint=failed[0].hint)
         if target != BORG:
-            prune(cluster, cluster.host(target), (), progress)
+            prune(cluster, cluster.host(target), ())

@@ -17,7 +17,6 @@ from appliance.operations.snapshots.list import Snapshot, check_request, store
 from appliance.operations.start_note import StartNote, read_note
 from appliance.plan.machine import dump_argv, inside_argv
 from appliance.plan.services.apply import SERVICES
-from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import ext3
 from appliance.tools.apptainer import Instance
@@ -60,7 +59,7 @@ class Taken:
     not_dumped: tuple[str, ...] = ()
 
 
-def snapshot(cluster: Cluster, host: Host, progress: Progress, options: SnapshotOptions) -> Taken:
+def snapshot(cluster: Cluster, host: Host, options: SnapshotOptions) -> Taken:
     """Take a snapshot of the overlay on ``host``, whether the services container runs there or is stopped.
 
     Raises:
@@ -72,8 +71,8 @@ def snapshot(cluster: Cluster, host: Host, progress: Progress, options: Snapshot
     with ExitStack() as stack:
         if not use.running:
             use = OverlayUse(stack.enter_context(keep_stopped(cluster, host)))
-        failed = dump_all(cluster, host, progress) if use.running and _dump_enabled(cluster, options) else []
-        taken = take_snapshot(cluster, host, progress, use, options, notes=failed)
+        failed = dump_all(cluster, host) if use.running and _dump_enabled(cluster, options) else []
+        taken = take_snapshot(cluster, host, use, options, notes=failed)
     return Taken(taken, tuple(failed))
 
 
@@ -137,7 +136,7 @@ def inspect_overlay(cluster: Cluster, host: Host) -> OverlayUse:
     return OverlayUse(lease, running)
 
 
-def dump_all(cluster: Cluster, host: Host, progress: Progress) -> list[str]:
+def dump_all(cluster: Cluster, host: Host) -> list[str]:
     """Dump every service that defines a dump; return those that failed, each with the reason.
 
     A failure does not prevent the snapshot: a database recovers from it as after a power failure. A service that the
@@ -146,7 +145,7 @@ def dump_all(cluster: Cluster, host: Host, progress: Progress) -> list[str]:
     return [
         why
         for service in cluster.services
-        if service.dump and _is_started(cluster, host, service) and (why := _dump(cluster, host, progress, service))
+        if service.dump and _is_started(cluster, host, service) and (why := _dump(cluster, host, service))
     ]
 
 
@@ -156,8 +155,8 @@ def _is_started(cluster: Cluster, host: Host, service: Service) -> bool:
     return host.run(*argv, ok=None, timeout=30).status != 1
 
 
-def _dump(cluster: Cluster, host: Host, progress: Progress, service: Service) -> str:
-    with progress.step(f"dump {service.name}") as step:
+def _dump(cluster: Cluster, host: Host, service: Service) -> str:
+    with cluster.env.progress.step(f"dump {service.name}") as step:
         try:
             host.run(*dump_argv(cluster.site, cluster.services, service), timeout=service.dump_wait_s + 30)
         except CommandError as error:
@@ -177,7 +176,6 @@ def _failure_reason(result: Result, limit_s: int) -> str:
 def take_snapshot(
     cluster: Cluster,
     host: Host,
-    progress: Progress,
     use: OverlayUse,
     options: SnapshotOptions,
     *,
@@ -211,7 +209,7 @@ def take_snapshot(
         "reason": options.reason,
         "notes": list(notes),
     }
-    taken: Snapshot = cluster.env.agents.call(host, "take", request, progress)["snapshot"]
+    taken: Snapshot = cluster.env.agents.call(host, "take", request, cluster.env.progress)["snapshot"]
     return taken
 
 

@@ -47,7 +47,7 @@ class Sent:
     bytes: int
 
 
-def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Progress, *, into: str = "") -> Sent:
+def send(cluster: Cluster, source: Host, number: int, target: Host, *, into: str = "") -> Sent:
     """Copy a snapshot from one host's store to another's: only missing chunks, all of them verified by the target.
 
     Args:
@@ -69,7 +69,7 @@ def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Pr
     export_request = {"store": store(cluster), "snapshot": number, "compress": over_ssh}
     with (
         cluster.env.agents.open_session(source, "export", export_request) as exporter,
-        cluster.env.agents.open_session(target, "import", import_request, progress) as importer,
+        cluster.env.agents.open_session(target, "import", import_request, cluster.env.progress) as importer,
     ):
         reply = relay_snapshot(exporter, importer)
     return _sent(reply)

@@ -17,7 +17,6 @@ from appliance.operations.vm.restore import RestoredVm, exchange_disks
 from appliance.operations.vm.vm import check_programs, find_running, lock_vm_everywhere, tidy, view_hosts
 from appliance.plan.vm.holder import Holder, HostView, follow_known, may_start, name_cluster, newest_holder
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress
 from appliance.shared.identity import uuid_of
 from appliance.shared.lease import LAST_RAISING
 from appliance.shared.records import to_json
@@ -48,7 +47,7 @@ class Choice:
     known: int
 
 
-def restore_state(cluster: Cluster, host: Host, progress: Progress, wanted: StateSource) -> RestoredVm:
+def restore_state(cluster: Cluster, host: Host, wanted: StateSource) -> RestoredVm:
     """Replace the VM's state disk, also where all of its disks are lost. Old disks are kept as a snapshot.
 
     The root disk stays: it has no state, and a start creates one where there is none.
@@ -68,7 +67,7 @@ def restore_state(cluster: Cluster, host: Host, progress: Progress, wanted: Stat
         choice = choose(cluster, host, wanted)
         number = choice.snapshot["number"]
         if wanted.source != host.name:
-            number = pull(cluster, host, wanted.source, str(number), progress).number
+            number = pull(cluster, host, wanted.source, str(number)).number
         need_space(
             host, store(cluster), choice.snapshot["used_bytes"] + SPARE_BYTES, "MiB free, %d are needed", hint=""
         )
@@ -76,11 +75,11 @@ def restore_state(cluster: Cluster, host: Host, progress: Progress, wanted: Stat
         try:
             host.run("mkdir", "-m", "0700", part)
             request = {"store": store(cluster), "snapshot": str(number), "target": f"{part}/state.raw"}
-            cluster.env.agents.call(host, "restore", request, progress)
+            cluster.env.agents.call(host, "restore", request, cluster.env.progress)
             with lock_vm_everywhere(cluster, host):
                 holder = check_state(cluster, host, wanted, choice)
                 tidy(cluster, host)
-                kept = _exchange(cluster, host, f"{part}/state.raw", progress)
+                kept = _exchange(cluster, host, f"{part}/state.raw")
                 host.write(str(where.holder), to_json(holder), mode=0o600)
                 generation = holder.generation
                 note(cluster, host, "vm restore", "restored", name=str(number), kept=kept, generation=generation)
@@ -136,7 +135,7 @@ def _answers(name: str, views: list[HostView]) -> bool:
     return any(view.name == name and view.reachable for view in views)
 
 
-def _exchange(cluster: Cluster, host: Host, raw: str, progress: Progress) -> str:
+def _exchange(cluster: Cluster, host: Host, raw: str) -> str:
     """Put the state disk in place; return the snapshot that keeps the old disks, empty if there were none."""
     where = VmPlaces(cluster.site)
     beside = {disk: f"{where.disks}/{disk.stem}.restored" for disk in (where.state, where.root)}
@@ -145,7 +144,7 @@ def _exchange(cluster: Cluster, host: Host, raw: str, progress: Progress) -> str
     need_space(host, str(where.disks), need, "MiB free, %d are needed", hint="`sms vm snapshot --prune 3`")
     old = host.works("test", "-e", str(where.state))
     try:
-        with progress.step("write the state disk"):
+        with cluster.env.progress.step("write the state disk"):
             files.make_file(host, beside[where.state])
             write_disk(host, raw, beside[where.state], timeout=COPY_S)
             if old and host.works("test", "-e", str(where.root)):
@@ -157,7 +156,7 @@ def _exchange(cluster: Cluster, host: Host, raw: str, progress: Progress) -> str
                     files.copy_sparse(host, str(image), f"{image}.restored", timeout=60)
                 host.run("sync", "-f", str(where.disks), timeout=COPY_S)
         if old:
-            return exchange_disks(cluster, host, progress)
+            return exchange_disks(cluster, host)
         files.rename(host, beside[where.state], str(where.state))
         return ""
     except SmsError:

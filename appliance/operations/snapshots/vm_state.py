@@ -24,7 +24,6 @@ from appliance.operations.vm.vm import check_programs, find_running, lock_vm_eve
 from appliance.plan.snapshots.offsite import BORG
 from appliance.plan.vm.holder import check_disks_here, newest_holder
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress
 from appliance.shared.lease import LAST_RAISING
 from appliance.shared.order import order
 from appliance.shared.records import RecordError, from_json, to_json
@@ -99,9 +98,7 @@ def raise_above_copies(cluster: Cluster, host: Host) -> str:
     )
 
 
-def take_vm_state(
-    cluster: Cluster, host: Host, progress: Progress, *, reason: str = "", if_changed: bool = False
-) -> Snapshot | None:
+def take_vm_state(cluster: Cluster, host: Host, *, reason: str = "", if_changed: bool = False) -> Snapshot | None:
     """Take a snapshot of the VM's state disk: copied while the VM runs, checked, every byte read again.
 
     Args:
@@ -117,7 +114,7 @@ def take_vm_state(
     with cluster.env.locks.hold(host, lock_path(cluster), "another run works on snapshots of the VM's state"):
         remove_copy(host, part)  # of a run that was killed
         try:
-            copied = _copy_disk(cluster, host, part, progress, if_changed=if_changed)
+            copied = _copy_disk(cluster, host, part, if_changed=if_changed)
             if not copied:
                 return None
             request = {
@@ -137,7 +134,7 @@ def take_vm_state(
                 "reason": reason,
                 **check_request(cluster),
             }
-            taken: Snapshot = cluster.env.agents.call(host, "take", request, progress)["snapshot"]
+            taken: Snapshot = cluster.env.agents.call(host, "take", request, cluster.env.progress)["snapshot"]
         finally:
             with suppress(SmsError):
                 remove_copy(host, part)
@@ -176,7 +173,7 @@ class Copied:
     disk: str
 
 
-def _copy_disk(cluster: Cluster, host: Host, part: str, progress: Progress, *, if_changed: bool) -> Copied | None:
+def _copy_disk(cluster: Cluster, host: Host, part: str, *, if_changed: bool) -> Copied | None:
     """Copy the state disk into the folder ``part``, with the VM's lock held only as long as its own disk is read."""
     where = VmPlaces(cluster.site)
     with lock_vm_everywhere(cluster, host):
@@ -198,14 +195,14 @@ def _copy_disk(cluster: Cluster, host: Host, part: str, progress: Progress, *, i
         facts = {"generation": generation, "sequence": sequence, "running": running, "found_by": ""}
         image = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
         host.run("mkdir", "-p", "-m", "0700", str(PurePosixPath(part).parent), part)
-        with progress.step("copy the state disk") as step:
+        with cluster.env.progress.step("copy the state disk") as step:
             if running:
                 taken, frozen_ms = copy_running(host, where, part, step, cluster.env.clock, ["state"])
                 facts |= {"taken": round(taken, 3), "frozen_ms": round(frozen_ms, 1)}
                 step.detail(f"frozen for {frozen_ms:.0f} ms")
             else:
                 files.copy_sparse(host, str(where.state), f"{part}/state.qcow2", timeout=COPY_S)
-    with progress.step("check its file system"):
+    with cluster.env.progress.step("check its file system"):
         _convert(host, f"{part}/state.qcow2", f"{part}/state.raw")
     return Copied(facts, image, disk)
 

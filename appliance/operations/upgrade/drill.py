@@ -41,7 +41,6 @@ from appliance.operations.upgrade.rehearse_checks import Check, Checks
 from appliance.operations.upgrade.rehearse_folders import remove_leftovers
 from appliance.plan.snapshots.offsite import BORG, LATEST, archive_name
 from appliance.plan.snapshots.runs import DRILLS, VM_DRILLS, Run, one_line
-from appliance.progress import Progress
 from appliance.shared.order import order
 
 BUSY_S, RETRY_S = 900, 10
@@ -110,19 +109,19 @@ class Found:
     snapshot: Snapshot
 
 
-def drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> DrillResult:
+def drill(cluster: Cluster, options: DrillOptions) -> DrillResult:
     """Restore a snapshot from elsewhere and start it in isolation. Failed checks are part of the result.
 
     Raises:
         ConfigError, Refused: it cannot be started; nothing was created.
     """
     need_root()
-    remove_leftovers(cluster, progress)
+    remove_leftovers(cluster)
     here = cluster.env.hosts.this
     done = DrillResult(here.name)
-    tried = Checks(progress, cluster.env.clock, done.checks)
+    tried = Checks(cluster.env.progress, cluster.env.clock, done.checks)
     targets = choose_targets(cluster, here.name, [options.source] if options.source else [], option="--from")
-    image = _prepare(cluster, here, progress)
+    image = _prepare(cluster, here)
     if BORG in targets:
         check_borg(cluster, here, tried, done)
     found = find_newest(cluster, here, targets, options.snapshot, tried)
@@ -135,12 +134,12 @@ def drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> DrillR
         found.snapshot,
         ("", ""),
         check_room(cluster, found.snapshot, image, copies=2),
-        make_fetch(cluster, here, found, progress),
+        make_fetch(cluster, here, found),
         _production(cluster, found.snapshot["taken"], done),
     )
     began = cluster.env.clock.monotonic()
     try:
-        done.checks += run_rehearsal(cluster, RehearsalOptions(nodes=0, wait_s=options.wait_s), ready, progress).checks
+        done.checks += run_rehearsal(cluster, RehearsalOptions(nodes=0, wait_s=options.wait_s), ready).checks
     except SmsError as error:  # such as damage in what was fetched: this is what a drill looks for
         done.checks.append(
             Check("it is fetched and restored", False, error.message, round(cluster.env.clock.monotonic() - began, 2))
@@ -148,7 +147,7 @@ def drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> DrillR
     return done
 
 
-def plan_drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> list[str]:
+def plan_drill(cluster: Cluster, options: DrillOptions) -> list[str]:
     """Run all checks before a drill; return its steps.
 
     Raises:
@@ -158,8 +157,8 @@ def plan_drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> l
     need_root()
     here = cluster.env.hosts.this
     targets = choose_targets(cluster, here.name, [options.source] if options.source else [], option="--from")
-    image = _prepare(cluster, here, progress, dry_run=True)
-    tried = Checks(progress, cluster.env.clock)
+    image = _prepare(cluster, here, dry_run=True)
+    tried = Checks(cluster.env.progress, cluster.env.clock)
     found = find_newest(cluster, here, targets, options.snapshot, tried)
     if not found:
         raise SmsError("; ".join(check.seen for check in tried.done))
@@ -173,7 +172,7 @@ def plan_drill(cluster: Cluster, options: DrillOptions, progress: Progress) -> l
     ]
 
 
-def _prepare(cluster: Cluster, here: Host, progress: Progress, *, dry_run: bool = False) -> Image:
+def _prepare(cluster: Cluster, here: Host, *, dry_run: bool = False) -> Image:
     """Return the verified current image; without ``dry_run`` that of production is fetched, if this machine has none.
 
     Raises:
@@ -182,8 +181,8 @@ def _prepare(cluster: Cluster, here: Host, progress: Progress, *, dry_run: bool 
     check_machine()
     check_programs(here)
     source = here if Path(cluster.places.current).is_file() else find_source(cluster, "")
-    path = find_image(cluster, source, "", progress, dry_run=dry_run)
-    with progress.step("verify the image") as step:
+    path = find_image(cluster, source, "", dry_run=dry_run)
+    with cluster.env.progress.step("verify the image") as step:
         image = trust(cluster, here, path)
         step.detail(image.signer)
     return image
@@ -222,16 +221,16 @@ def _describe(done: DrillResult, found: Found, image: Image, now: float) -> None
     done.taken, done.age_s, done.image = taken, round(now - taken, 1), image.key
 
 
-def make_fetch(cluster: Cluster, here: Host, found: Found, progress: Progress) -> Fetch:
+def make_fetch(cluster: Cluster, here: Host, found: Found) -> Fetch:
     """Return what fetches the snapshot into the folder of the drill."""
     if found.source != BORG:
-        return fetch_from(cluster, cluster.host(found.source), found.snapshot, progress)
+        return fetch_from(cluster, cluster.host(found.source), found.snapshot)
 
     def fetch(folder: Path) -> tuple[str, int]:
         offsite, into = Offsite(cluster, here), str(folder / "snapshots")
         with ExitStack() as stack:
             offsite.lock_repository(stack)
-            return into, int(offsite.pull(found.snapshot, progress, into=into).name)
+            return into, int(offsite.pull(found.snapshot, cluster.env.progress, into=into).name)
 
     return lambda folder: retry(lambda: fetch(folder), cluster.env.clock)
 
@@ -301,7 +300,7 @@ def describe_failure(done: DrillResult) -> str:
     return "\n".join(f"{check.what}: {one_line(check.seen)}" for check in done.failed) or "no copy was started"
 
 
-def clean_up(cluster: Cluster, progress: Progress) -> list[str]:
+def clean_up(cluster: Cluster) -> list[str]:
     """Remove drills and rehearsals that were killed, without kept rehearsals; return their names."""
     need_root()
-    return remove_leftovers(cluster, progress)
+    return remove_leftovers(cluster)

@@ -12,7 +12,6 @@ from appliance.operations.image.build import make_current
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.image.deliver import check_confined, verify_here
 from appliance.plan.upgrade.upgrade import Side
-from appliance.progress import Progress
 from appliance.tools import apptainer, files
 from appliance.tools.sha256 import find_digest
 
@@ -31,7 +30,7 @@ def check_rollback_image(host: Host, side: Side) -> None:
     check_confined(apptainer.labels(host, side.path), side.path)
 
 
-def send_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -> Side:
+def send_image(cluster: Cluster, host: Host, source: Path) -> Side:
     """Send the image to the host's store under a unique name, unless it is there.
 
     Raises:
@@ -55,7 +54,7 @@ def send_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -
         target = path
         if not found:  # unused name: never replace an image that may be running
             break
-    copy_file(cluster.env, HostFile(Local(), str(source), digest), host, target, "the image", progress)
+    copy_file(cluster.env, HostFile(Local(), str(source), digest), host, target, "the image", cluster.env.progress)
     return Side(target, key, digest)
 
 

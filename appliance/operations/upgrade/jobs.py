@@ -9,7 +9,6 @@ from appliance.operations.upgrade.state import UpgradeOptions
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.plan.upgrade.upgrade import Upgrade, active_jobs, count_jobs, lost_jobs, read_ended
-from appliance.progress import Progress
 
 SETTLE_S = 5
 """Seconds before jobs are checked again: by then nodes have reported their jobs to the controller."""
@@ -26,7 +25,7 @@ def query_jobs(cluster: Cluster, host: Host) -> dict[str, str]:
     return read_jobs(host.run(*inside_argv(cluster.site, cluster.services, *JOBS), limit=JOBS_BYTES).text)
 
 
-def list_before(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions) -> dict[str, str]:
+def list_before(cluster: Cluster, host: Host, options: UpgradeOptions) -> dict[str, str]:
     """Return as ``query_jobs``; of a controller that does not answer, which is a reason for an undo, none.
 
     Raises:
@@ -37,11 +36,11 @@ def list_before(cluster: Cluster, host: Host, progress: Progress, options: Upgra
     except CommandError as error:
         if not options.undo:
             raise
-        progress.report(f"WARNING: jobs are not compared: {error.message.splitlines()[-1].strip()}")
+        cluster.env.progress.report(f"WARNING: jobs are not compared: {error.message.splitlines()[-1].strip()}")
         return {}
 
 
-def check_jobs(cluster: Cluster, host: Host, progress: Progress, now: Upgrade) -> str:
+def check_jobs(cluster: Cluster, host: Host, now: Upgrade) -> str:
     """Check that every job that ran or waited still does; return a summary.
 
     Raises:
@@ -49,7 +48,7 @@ def check_jobs(cluster: Cluster, host: Host, progress: Progress, now: Upgrade) -
     """
     if now.lay:
         return f"{count_jobs(query_jobs(cluster, host))}, as in snapshot {now.lay}"
-    with progress.step("check every job") as step:
+    with cluster.env.progress.step("check every job") as step:
         for pause_s in (0, SETTLE_S):
             cluster.env.clock.sleep(pause_s if active_jobs(now.jobs) else 0)
             after = query_jobs(cluster, host)

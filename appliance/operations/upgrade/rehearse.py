@@ -126,7 +126,7 @@ class RehearsalResult:
         return [check for check in self.checks if not check.ok]
 
 
-def rehearse(cluster: Cluster, options: RehearsalOptions, progress: Progress) -> RehearsalResult:
+def rehearse(cluster: Cluster, options: RehearsalOptions) -> RehearsalResult:
     """Rehearse an image. Production is only read; failed checks are part of the result.
 
     Raises:
@@ -134,11 +134,11 @@ def rehearse(cluster: Cluster, options: RehearsalOptions, progress: Progress) ->
         SmsError: the rehearsal could not be set up; everything was removed.
     """
     need_root()
-    remove_leftovers(cluster, progress)
-    return run_rehearsal(cluster, options, prepare(cluster, options, progress), progress)
+    remove_leftovers(cluster)
+    return run_rehearsal(cluster, options, prepare(cluster, options))
 
 
-def run_rehearsal(cluster: Cluster, options: RehearsalOptions, ready: Ready, progress: Progress) -> RehearsalResult:
+def run_rehearsal(cluster: Cluster, options: RehearsalOptions, ready: Ready) -> RehearsalResult:
     """Rehearse in a folder of its own, which is removed afterwards.
 
     Raises:
@@ -148,25 +148,25 @@ def run_rehearsal(cluster: Cluster, options: RehearsalOptions, ready: Ready, pro
     with new_folder(cluster, ready.image.path, number) as (name, folder):
         done = RehearsalResult(name, ready.image.path, ready.image.key, ready.image.signer, ready.origin, number)
         try:
-            _run(cluster, options, ready, folder, done, progress)
+            _run(cluster, options, ready, folder, done)
             done.kept = options.keep
         finally:
             if done.kept:
                 write_record(folder, replace(read_record(folder), kept=True))
             else:
-                with progress.step("remove the rehearsal"):
+                with cluster.env.progress.step("remove the rehearsal"):
                     remove(folder)
     return done
 
 
-def plan_rehearsal(cluster: Cluster, options: RehearsalOptions, progress: Progress) -> list[str]:
+def plan_rehearsal(cluster: Cluster, options: RehearsalOptions) -> list[str]:
     """Run all checks before a rehearsal; return its steps.
 
     Raises:
         ConfigError, Refused: as ``rehearse``.
     """
     need_root()
-    ready = prepare(cluster, options, progress, dry_run=True)
+    ready = prepare(cluster, options, dry_run=True)
     nodes, skipped = choose_nodes(cluster.site, options.nodes, {}, resolve)
     names = ", ".join(f"{name} ({address})" for name, address in nodes) or "none"
     networks = cluster.site.networks
@@ -182,20 +182,20 @@ def plan_rehearsal(cluster: Cluster, options: RehearsalOptions, progress: Progre
     ]
 
 
-def tear_down(cluster: Cluster, progress: Progress) -> list[str]:
+def tear_down(cluster: Cluster) -> list[str]:
     """Remove every rehearsal that is not running, including kept ones; return their names.
 
     Raises:
         Refused: there was none, but one is running.
     """
     need_root()
-    removed = remove_leftovers(cluster, progress, kept=True)
+    removed = remove_leftovers(cluster, kept=True)
     if not removed:
         refuse_if_running(cluster)
     return removed
 
 
-def prepare(cluster: Cluster, options: RehearsalOptions, progress: Progress, *, dry_run: bool = False) -> Ready:
+def prepare(cluster: Cluster, options: RehearsalOptions, *, dry_run: bool = False) -> Ready:
     """Check that a rehearsal is possible on this machine; without ``dry_run`` the image is fetched to it.
 
     Raises:
@@ -211,8 +211,8 @@ def prepare(cluster: Cluster, options: RehearsalOptions, progress: Progress, *, 
     placeholder = str(cluster.site.provisioning_network.broadcast_address)
     choose_nodes(cluster.site, options.nodes, {}, lambda name: resolve(name) or placeholder)
     source = find_source(cluster, options.host)
-    path = find_image(cluster, source, options.image, progress, dry_run=dry_run)
-    with progress.step("verify the image") as step:
+    path = find_image(cluster, source, options.image, dry_run=dry_run)
+    with cluster.env.progress.step("verify the image") as step:
         image = trust(cluster, here, path)
         step.detail(image.signer)
     snapshot = find_snapshot(list_snapshots(cluster, source), options.snapshot)
@@ -222,17 +222,17 @@ def prepare(cluster: Cluster, options: RehearsalOptions, progress: Progress, *, 
             hint=f"sms overlay verify {snapshot['number']} --host {source.name}",
         )
     room = check_room(cluster, snapshot, image, copies=1 if isinstance(source, Local) else 2)
-    return Ready(image, source.name, snapshot, user, room, fetch_from(cluster, source, snapshot, progress))
+    return Ready(image, source.name, snapshot, user, room, fetch_from(cluster, source, snapshot))
 
 
-def fetch_from(cluster: Cluster, source: Host, snapshot: Snapshot, progress: Progress) -> Fetch:
+def fetch_from(cluster: Cluster, source: Host, snapshot: Snapshot) -> Fetch:
     """Return what provides a snapshot of an admin host: where it is on this machine, else a copy in the folder."""
 
     def fetch(folder: Path) -> tuple[str, int]:
         if isinstance(source, Local):
             return store(cluster), snapshot["number"]
         here, into = cluster.env.hosts.this, str(folder / "snapshots")
-        return into, int(send(cluster, source, snapshot["number"], here, progress, into=into).name)
+        return into, int(send(cluster, source, snapshot["number"], here, into=into).name)
 
     return fetch
 
@@ -268,7 +268,7 @@ def _user(cluster: Cluster, name: str) -> tuple[str, str]:
     return user_lines(texts[0], texts[1], name)
 
 
-def find_image(cluster: Cluster, source: Host, image: str, progress: Progress, *, dry_run: bool = False) -> str:
+def find_image(cluster: Cluster, source: Host, image: str, *, dry_run: bool = False) -> str:
     """Return the path of an image on this machine; one that only ``source`` has is fetched.
 
     Args:
@@ -282,7 +282,7 @@ def find_image(cluster: Cluster, source: Host, image: str, progress: Progress, *
     if path.is_file():
         return str(path.resolve())
     if "/" in str(path):
-        return _fetch_image(cluster, source, str(path), progress, dry_run)
+        return _fetch_image(cluster, source, str(path), dry_run)
     matches = [one for one in images.glob("*.sif") if one.name.startswith(image) and not one.is_symlink()]
     if len(matches) != 1:
         what = f"{len(matches)} images have a key that starts with {image}" if matches else f"there is no image {image}"
@@ -290,7 +290,7 @@ def find_image(cluster: Cluster, source: Host, image: str, progress: Progress, *
     return str(matches[0].resolve())
 
 
-def _fetch_image(cluster: Cluster, source: Host, path: str, progress: Progress, dry_run: bool) -> str:
+def _fetch_image(cluster: Cluster, source: Host, path: str, dry_run: bool) -> str:
     """Fetch an image of another host into this machine's store."""
     if isinstance(source, Local) or not source.works("test", "-f", path):
         raise Refused(f"there is no image {path}", hint="`sms build` creates one, `sms image list` lists them")
@@ -303,7 +303,7 @@ def _fetch_image(cluster: Cluster, source: Host, path: str, progress: Progress, 
         raise Refused(f"{path} is only on {source.name}", hint="without --dry-run it is fetched")
     if target.exists():
         target = target.with_name(f"{target.stem}-{digest[:12]}.sif")
-    copy_file(cluster.env, HostFile(source, there, digest), Local(), str(target), "the image", progress)
+    copy_file(cluster.env, HostFile(source, there, digest), Local(), str(target), "the image", cluster.env.progress)
     return str(target)
 
 
@@ -324,21 +324,19 @@ def check_room(cluster: Cluster, snapshot: Snapshot, image: Image, *, copies: in
     return need
 
 
-def _run(
-    cluster: Cluster, options: RehearsalOptions, ready: Ready, folder: Path, done: RehearsalResult, progress: Progress
-) -> None:
+def _run(cluster: Cluster, options: RehearsalOptions, ready: Ready, folder: Path, done: RehearsalResult) -> None:
     """Set up the rehearsal and run all checks; setup errors are raised, failed checks recorded."""
     site = rehearsal_site(cluster.site, folder, without_vm=options.without_vm)
     mine = replace(cluster.reconnecting(), site=site)
     overlay = str(mine.places.overlay)
-    tried = Checks(progress, cluster.env.clock, done.checks)
-    _copy(mine, ready, folder, overlay, progress)
+    tried = Checks(cluster.env.progress, cluster.env.clock, done.checks)
+    _copy(mine, ready, folder, overlay, cluster.env.progress)
     _name_copy(mine, ready.snapshot)
     image = _place_image(cluster, mine, ready.image, folder)
     if not tried.try_out("the copy of the overlay is whole", lambda: checks.check_file_system(Local(), overlay)):
         return
     jobs = _jobs(mine, ready, folder)
-    lab = _start_lab(mine, options, ready, folder, done, progress)
+    lab = _start_lab(mine, options, ready, folder, done, cluster.env.progress)
     with vm_off(lab, mine.site, tried) if options.without_vm else nullcontext():
         if _try_start(mine, lab, image, options, done, tried):
             inside = Inside(mine, lab.host(CARRIER))
@@ -357,7 +355,7 @@ def _try_start(
 
     def begin() -> str:
         start_options = StartOptions(image, options.wait_s, keep=options.keep, unit=False)
-        found = start(mine, lab.host(CARRIER), tried.progress, start_options)
+        found = start(mine, lab.host(CARRIER), start_options)
         assert found
         started.append(found)
         done.parts = found.parts

@@ -16,7 +16,6 @@ from appliance.lab import down
 from appliance.lab.layout import LOCKS
 from appliance.operations.context import Cluster
 from appliance.operations.env import LOCKED
-from appliance.progress import Progress
 from appliance.shared.records import RecordError, from_json
 
 RECORD = "rehearsal.json"
@@ -64,7 +63,7 @@ def read_record(folder: Path) -> Record:
         return Record(folder.name, "", 0, 0.0)
 
 
-def remove_leftovers(cluster: Cluster, progress: Progress, *, kept: bool = False) -> list[str]:
+def remove_leftovers(cluster: Cluster, *, kept: bool = False) -> list[str]:
     """Remove rehearsals that are not running, with ``kept`` also the kept ones; return their names."""
     removed = []
     for folder in sorted(root(cluster).glob("rh-*")):
@@ -73,7 +72,7 @@ def remove_leftovers(cluster: Cluster, progress: Progress, *, kept: bool = False
                 continue
             if read_record(folder).kept and not kept:
                 continue
-            with progress.step(f"remove rehearsal {folder.name}"):
+            with cluster.env.progress.step(f"remove rehearsal {folder.name}"):
                 remove(folder)
             removed.append(folder.name)
     return removed

@@ -29,7 +29,6 @@ from appliance.operations.upgrade.jobs import check_jobs, list_before
 from appliance.operations.upgrade.state import UpgradeOptions, UpgradeResult
 from appliance.plan.snapshots.retention import UPGRADE
 from appliance.plan.upgrade.upgrade import DONE, RETURNED, SWITCHING, Side, Upgrade
-from appliance.progress import Progress
 
 
 def plan_way(cluster: Cluster, host: Host, side: Side, options: UpgradeOptions) -> tuple[SwitchPlan | None, str]:
@@ -46,9 +45,7 @@ def plan_way(cluster: Cluster, host: Host, side: Side, options: UpgradeOptions) 
         return None, error.message
 
 
-def switch_over(
-    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, done: UpgradeResult
-) -> UpgradeResult:
+def switch_over(cluster: Cluster, host: Host, options: UpgradeOptions, done: UpgradeResult) -> UpgradeResult:
     """Switch from the image ``done.before`` to ``done.after``.
 
     Raises:
@@ -58,16 +55,16 @@ def switch_over(
         SmsError: neither serves; the next run resumes.
     """
     before, after = done.before, done.after
-    jobs = list_before(cluster, host, progress, options)
+    jobs = list_before(cluster, host, options)
     taking = SnapshotOptions(reason=f"{UPGRADE} to {after.key[:12]}, before the switch")
-    done.kept = snapshot(cluster, host, progress, taking).snapshot["number"]
+    done.kept = snapshot(cluster, host, taking).snapshot["number"]
     inode = overlay_inode(cluster, host) or 0
     began, kept = cluster.env.clock.time(), (done.snapshot, done.kept)
     begun = Upgrade(cluster.site.cluster, SWITCHING, before, after, began, *kept, jobs=jobs, inode=inode)
     image = trust(cluster, host, after.path)
     now = write_phase(cluster, host, begun)
     try:
-        switched = switch_here(cluster, host, image, progress, Options("upgrade", options.wait_s))
+        switched = switch_here(cluster, host, image, Options("upgrade", options.wait_s))
     except (Refused, RolledBack) as error:
         write_phase(cluster, host, now.at(RETURNED, why=error.message[:2000]), why=error.message[:2000])
         if isinstance(error, Refused):
@@ -76,12 +73,10 @@ def switch_over(
         raise RolledBack(f"{error.message}: image {before.key[:12]}", hint=hint) from error
     done.outage, done.exceeded, done.parts = switched.outage, switched.exceeded, switched.parts
     done.outage_s, done.notes = max(switched.outage.values(), default=0.0), switched.notes
-    return _finish(cluster, host, progress, now, done, switched.failures)
+    return _finish(cluster, host, now, done, switched.failures)
 
 
-def resume_switch(
-    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, last: Upgrade
-) -> UpgradeResult | None:
+def resume_switch(cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgrade) -> UpgradeResult | None:
     """Complete an interrupted switch that the agents have completed; None if they have undone it.
 
     The image that belongs to the overlay is started, if none runs.
@@ -93,13 +88,13 @@ def resume_switch(
     if not has_switched(cluster, host, last):
         running = find_instance(cluster, host)
         if not running:
-            start(cluster, host, progress, StartOptions(Path(last.before.path), options.wait_s))
+            start(cluster, host, StartOptions(Path(last.before.path), options.wait_s))
         why = f"{running.image if running else last.before.path} serves"
         write_phase(cluster, host, last.at(RETURNED, why=why), why=why)
         return None
     done = UpgradeResult(host.name, last.before, last.after, resumed=True, snapshot=last.snapshot, kept=last.kept)
     try:
-        started = start(cluster, host, progress, StartOptions(Path(last.after.path), options.wait_s, keep=True))
+        started = start(cluster, host, StartOptions(Path(last.after.path), options.wait_s, keep=True))
     except SmsError as error:
         back = f"`sms upgrade --undo --with-snapshot --force` returns to snapshot {last.kept}: newer jobs are lost"
         raise (Refused if isinstance(error, Refused) else SmsError)(
@@ -110,12 +105,10 @@ def resume_switch(
     assert started
     missing = started.missing(cluster.services)
     failures = f"no answer from {', '.join(missing)}" if missing else ""
-    return _finish(cluster, host, progress, last, done, failures)
+    return _finish(cluster, host, last, done, failures)
 
 
-def _finish(
-    cluster: Cluster, host: Host, progress: Progress, now: Upgrade, done: UpgradeResult, failures: str
-) -> UpgradeResult:
+def _finish(cluster: Cluster, host: Host, now: Upgrade, done: UpgradeResult, failures: str) -> UpgradeResult:
     """Check the jobs, and record that the new image serves.
 
     Raises:
@@ -123,7 +116,7 @@ def _finish(
         SmsError: it could not be recorded; the next run does.
     """
     try:
-        record_interrupted(cluster, host, progress)
+        record_interrupted(cluster, host)
     except SmsError as error:
         raise Unverified(
             f"{error.message}\n  {now.after.key[:12]} serves on {host.name}, but that could not be recorded",
@@ -131,7 +124,7 @@ def _finish(
         ) from error
     undo = f"`sms upgrade --undo --host {host.name}` returns to {now.before.key[:12]} with the present jobs"
     try:
-        done.jobs = check_jobs(cluster, host, progress, now)
+        done.jobs = check_jobs(cluster, host, now)
     except SmsError as error:
         undo += f", `--undo --with-snapshot` to the jobs of snapshot {now.kept}"
         failures = f"{failures}\n{error.message}".strip()

@@ -54,13 +54,12 @@ from appliance.plan.upgrade.upgrade import (
     count_jobs,
     predict_outage,
 )
-from appliance.progress import Progress, Silent
 from appliance.tools.sha256 import find_digest
 
 NO_REHEARSAL = "or skip it: --no-rehearsal"
 
 
-def upgrade(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions) -> UpgradeResult:
+def upgrade(cluster: Cluster, host: Host, options: UpgradeOptions) -> UpgradeResult:
     """Switch to another image with the same overlay and the same jobs; first resume an interrupted upgrade.
 
     Raises:
@@ -72,14 +71,14 @@ def upgrade(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOp
     check_programs(host)
     lock = f"{cluster.places.lock.parent}/{cluster.site.cluster}.upgrade.lock"
     with cluster.env.locks.hold(host, lock, f"another upgrade is under way on {host.name}"):
-        recover_migration(cluster, host, progress)
-        record_interrupted(cluster, host, progress)
+        recover_migration(cluster, host)
+        record_interrupted(cluster, host)
         last = read_last_upgrade(cluster, host)
         if last and not last.ended:
-            done = _resume(cluster, host, progress, last, options)
+            done = _resume(cluster, host, last, options)
             if done and (not options.image or _is(options.image, done.after)):
                 return done
-        return _upgrade(cluster, host, progress, options, read_last_upgrade(cluster, host, done=True))
+        return _upgrade(cluster, host, options, read_last_upgrade(cluster, host, done=True))
 
 
 def _is(image: Path, side: Side) -> bool:
@@ -95,7 +94,7 @@ def plan_upgrade(cluster: Cluster, host: Host, options: UpgradeOptions) -> list[
     before, target = _preflight(cluster, host, options, read_last_upgrade(cluster, host, done=True))
     switch, why = plan_way(cluster, host, target or before, options)
     image = f"the previous image {target.key[:12]}" if target else str(options.image or "an image built now")
-    jobs = count_jobs(list_before(cluster, host, Silent(), options))
+    jobs = count_jobs(list_before(cluster, host, options))
     lay = ["replace the overlay with the snapshot before that upgrade"] if options.with_snapshot else []
     steps = [
         f"send {image} to {host.name}, verify its signature there; {before.key[:12]} is running",
@@ -180,12 +179,10 @@ def _check_newer_jobs(cluster: Cluster, host: Host, last: Upgrade, force: bool) 
         )
 
 
-def _upgrade(
-    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, last: Upgrade | None
-) -> UpgradeResult:
+def _upgrade(cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgrade | None) -> UpgradeResult:
     before, target = _preflight(cluster, host, options, last)
-    source, after = _find_image(cluster, host, progress, options, target)
-    with progress.step("verify the image") as step:
+    source, after = _find_image(cluster, host, options, target)
+    with cluster.env.progress.step("verify the image") as step:
         try:
             step.detail(trust(cluster, host, after.path).signer)
         except LacksService as error:
@@ -199,44 +196,40 @@ def _upgrade(
     key = after.key[:12]
     lay = last.kept if options.with_snapshot and last else 0
     taking = SnapshotOptions(reason=f"{UPGRADE} to {key}")
-    done.snapshot = lay or snapshot(cluster, host, progress, taking).snapshot["number"]
+    done.snapshot = lay or snapshot(cluster, host, taking).snapshot["number"]
     parts: dict[str, float] = {}
     if options.rehearsal:
-        parts = _rehearse(cluster, host, progress, options, source, done.snapshot)
+        parts = _rehearse(cluster, host, options, source, done.snapshot)
         done.rehearsed = True
     else:
-        progress.report("WARNING: the image is not rehearsed; any problem will show in production")
+        cluster.env.progress.report("WARNING: the image is not rehearsed; any problem will show in production")
     if switch:
         done.away, done.predicted_s = switch.away, max((one.predicted_s for one in switch.away), default=0.0)
         for line in shown_outages(switch.away):
-            progress.report(f"predicted {line}")
-        return switch_over(cluster, host, progress, options, done)
-    progress.report(f"no second instance: {done.stopped}")
+            cluster.env.progress.report(f"predicted {line}")
+        return switch_over(cluster, host, options, done)
+    cluster.env.progress.report(f"no second instance: {done.stopped}")
     done.predicted_s, basis = predict_outage(read_history(cluster, host), parts, _round_trip(host, cluster.env.clock))
-    jobs = list_before(cluster, host, progress, options)
-    progress.report(f"predicted outage: {done.predicted_s:.0f} s, {basis}; {count_jobs(jobs)} jobs")
+    jobs = list_before(cluster, host, options)
+    cluster.env.progress.report(f"predicted outage: {done.predicted_s:.0f} s, {basis}; {count_jobs(jobs)} jobs")
     now = cluster.env.clock.time()
     begun = Upgrade(cluster.site.cluster, STOPPING, before, after, now, done.snapshot, lay=lay, jobs=jobs)
-    return _switch(cluster, host, progress, options, begun, done)
+    return _switch(cluster, host, options, begun, done)
 
 
-def _find_image(
-    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, target: Side | None
-) -> tuple[str, Side]:
+def _find_image(cluster: Cluster, host: Host, options: UpgradeOptions, target: Side | None) -> tuple[str, Side]:
     """Return the new image: its path for a rehearsal on this machine, and its copy on the host."""
     if target:
         return target.path, target
     if options.image:
-        source = find_image(cluster, host, str(options.image), progress)
+        source = find_image(cluster, host, str(options.image))
     else:
         assert options.build
         source = str(options.build())
-    return source, send_image(cluster, host, Path(source), progress)
+    return source, send_image(cluster, host, Path(source))
 
 
-def _rehearse(
-    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, image: str, number: int
-) -> dict[str, float]:
+def _rehearse(cluster: Cluster, host: Host, options: UpgradeOptions, image: str, number: int) -> dict[str, float]:
     """Rehearse the image; return the durations of the parts of its start.
 
     Raises:
@@ -244,7 +237,7 @@ def _rehearse(
     """
     rehearsal = RehearsalOptions(image, options.nodes, host.name, str(number), options.user, wait_s=options.wait_s)
     try:
-        result = rehearse(cluster, rehearsal, progress)
+        result = rehearse(cluster, rehearsal)
     except Refused as error:
         message = f"this machine cannot run a rehearsal: {error.message}"
         raise Refused(message, hint=f"{error.hint}; {NO_REHEARSAL}") from error
@@ -265,19 +258,19 @@ def _round_trip(host: Host, clock: Clock) -> float:
     return clock.monotonic() - began
 
 
-def _resume(
-    cluster: Cluster, host: Host, progress: Progress, last: Upgrade, options: UpgradeOptions
-) -> UpgradeResult | None:
+def _resume(cluster: Cluster, host: Host, last: Upgrade, options: UpgradeOptions) -> UpgradeResult | None:
     """Resume an interrupted upgrade; None if it had not changed anything, or is rolled back.
 
     Raises:
         RolledBack, SmsError: as ``upgrade``.
     """
-    progress.report(f"an upgrade from {last.before.key[:12]} to {last.after.key[:12]} was interrupted: {last.phase}")
+    cluster.env.progress.report(
+        f"an upgrade from {last.before.key[:12]} to {last.after.key[:12]} was interrupted: {last.phase}"
+    )
     if last.phase == SWITCHING:
         if options.with_snapshot and has_switched(cluster, host, last):
-            return _return(cluster, host, progress, options, last)
-        return resume_switch(cluster, host, progress, options, last)
+            return _return(cluster, host, options, last)
+        return resume_switch(cluster, host, options, last)
     running = find_instance(cluster, host)
     done = UpgradeResult(host.name, last.before, last.after, resumed=True, snapshot=last.snapshot, kept=last.kept)
     if running and running.image == last.before.path and last.phase != RETURNING:
@@ -285,12 +278,12 @@ def _resume(
         write_phase(cluster, host, last.at(RETURNED), why="the old image runs again")
         return None
     if last.phase in (RETURNING, RESTORED):
-        _roll_back(cluster, host, progress, last, options)
+        _roll_back(cluster, host, last, options)
         return None
-    return _switch(cluster, host, progress, options, last, done)
+    return _switch(cluster, host, options, last, done)
 
 
-def _return(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, last: Upgrade) -> UpgradeResult:
+def _return(cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgrade) -> UpgradeResult:
     """Return from an interrupted switch, whose new image may not start any more, to the snapshot right before it.
 
     Raises:
@@ -305,50 +298,50 @@ def _return(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOp
             hint="--force loses these jobs; `sms upgrade` without --undo resumes the upgrade",
         )
     why = "--undo --with-snapshot"
-    _roll_back(cluster, host, progress, write_phase(cluster, host, last.at(RETURNING, why=why), why=why), options)
+    _roll_back(cluster, host, write_phase(cluster, host, last.at(RETURNING, why=why), why=why), options)
     done = UpgradeResult(host.name, last.after, last.before, resumed=True, kept=last.kept, stopped=why)
     done.jobs = f"{count_jobs(query_jobs(cluster, host))}, as in snapshot {last.kept}"
     return done
 
 
 def _switch(
-    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, begun: Upgrade, done: UpgradeResult
+    cluster: Cluster, host: Host, options: UpgradeOptions, begun: Upgrade, done: UpgradeResult
 ) -> UpgradeResult:
     """Switch from the old image to the new one, or roll back."""
     now = begun
     try:
         if now.phase == STOPPING:
-            now = _stop(cluster, host, progress, now, done)
+            now = _stop(cluster, host, now, done)
         if now.phase == LAYING:
-            restore_own(cluster, host, str(now.lay), progress)
+            restore_own(cluster, host, str(now.lay))
         now = write_phase(cluster, host, now.at(STARTING))
         done.kept = now.kept
-        started = start(cluster, host, progress, StartOptions(Path(now.after.path), options.wait_s))
+        started = start(cluster, host, StartOptions(Path(now.after.path), options.wait_s))
         assert started
         now = replace(now, outage_s=round(cluster.env.clock.time() - now.stopped_at, 2) if now.stopped_at else 0.0)
         _check_services(cluster, started)
         done.outage_s, done.parts = now.outage_s, {**done.parts, **started.parts}
-        done.jobs = check_jobs(cluster, host, progress, now)
+        done.jobs = check_jobs(cluster, host, now)
     except BaseException as error:
-        _fail(cluster, host, progress, options, now, error)
+        _fail(cluster, host, options, now, error)
         raise
     write_phase(cluster, host, now.at(DONE), outage_s=done.outage_s, parts=done.parts, kept=done.kept)
     make_current_here(cluster, now.after)
     return done
 
 
-def _stop(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, done: UpgradeResult) -> Upgrade:
+def _stop(cluster: Cluster, host: Host, now: Upgrade, done: UpgradeResult) -> Upgrade:
     """Stop the running image and take a snapshot of its overlay."""
     now = write_phase(cluster, host, replace(now, stopped_at=now.stopped_at or cluster.env.clock.time()))
     try:
-        stopped = stop(cluster, host, progress, keep_lease=True)
+        stopped = stop(cluster, host, keep_lease=True)
     except SmsError:
         # A killed run may have left it while stopping.
         if find_instance(cluster, host):
             raise
-        stopped = stop(cluster, host, progress, keep_lease=True)
+        stopped = stop(cluster, host, keep_lease=True)
     began = cluster.env.clock.monotonic()
-    taken = snapshot(cluster, host, progress, SnapshotOptions(reason=f"{UPGRADE} to {now.after.key[:12]}, stopped"))
+    taken = snapshot(cluster, host, SnapshotOptions(reason=f"{UPGRADE} to {now.after.key[:12]}, stopped"))
     done.parts = {"stop": stopped.seconds, "snapshot": round(cluster.env.clock.monotonic() - began, 3)}
     now = replace(now, kept=taken.snapshot["number"])
     return write_phase(cluster, host, now.at(LAYING)) if now.lay else now
@@ -360,9 +353,7 @@ def _check_services(cluster: Cluster, started: Started) -> None:
         raise SmsError(f"no answer from {', '.join(missing)}", hint=f"sms logs {missing[0]}")
 
 
-def _fail(
-    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, now: Upgrade, error: BaseException
-) -> None:
+def _fail(cluster: Cluster, host: Host, options: UpgradeOptions, now: Upgrade, error: BaseException) -> None:
     """Roll back to the old image, and raise with the cause.
 
     Raises:
@@ -370,12 +361,12 @@ def _fail(
         SmsError: the rollback failed as well; the next run resumes it.
     """
     why = error.message if isinstance(error, SmsError) else "it was interrupted"
-    progress.report(f"{why.splitlines()[0]}: rolling back to {now.before.key[:12]}")
+    cluster.env.progress.report(f"{why.splitlines()[0]}: rolling back to {now.before.key[:12]}")
     # While stopping, only the old image has used the overlay: there is nothing to restore.
     phase = RESTORED if now.phase == STOPPING else RETURNING
     try:
         now_failed = write_phase(cluster, host, now.at(phase, why=why[:2000]), why=why[:2000])
-        _roll_back(cluster, host, progress, now_failed, options)
+        _roll_back(cluster, host, now_failed, options)
     except SmsError as second:
         raise SmsError(
             f"{why}\n  and the rollback failed: {second.message}",
@@ -388,15 +379,15 @@ def _fail(
     ) from error
 
 
-def _roll_back(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, options: UpgradeOptions) -> None:
+def _roll_back(cluster: Cluster, host: Host, now: Upgrade, options: UpgradeOptions) -> None:
     """Restore the overlay and start the old image."""
     if now.phase == RETURNING:
-        stop(cluster, host, progress, keep_lease=True)
-        now = restore_overlay(cluster, host, now, progress)
+        stop(cluster, host, keep_lease=True)
+        now = restore_overlay(cluster, host, now)
     running = find_instance(cluster, host)
     if running and running.image != now.before.path:
-        stop(cluster, host, progress, keep_lease=True)
-    started = start(cluster, host, progress, StartOptions(Path(now.before.path), options.wait_s))
+        stop(cluster, host, keep_lease=True)
+    started = start(cluster, host, StartOptions(Path(now.before.path), options.wait_s))
     assert started
     _check_services(cluster, started)
     write_phase(cluster, host, now.at(RETURNED))

@@ -26,7 +26,6 @@ from appliance.operations.upgrade.rehearse_checks import Checks, check_file_syst
 from appliance.operations.vm.vm import all_hosts, find_running
 from appliance.plan.snapshots.offsite import BORG, archive_name
 from appliance.plan.vm.vm import STATE, VmPlaces, need_vm
-from appliance.progress import Progress
 from appliance.tools.guest import open_guest
 from appliance.tools.programs import find_missing
 from appliance.tools.space import SPARE_BYTES, need_space
@@ -57,7 +56,7 @@ class Inventory:
     current: set[tuple[str, int]] = field(default_factory=set)
 
 
-def drill_vm(cluster: Cluster, options: DrillOptions, progress: Progress) -> DrillResult:
+def drill_vm(cluster: Cluster, options: DrillOptions) -> DrillResult:
     """Restore a snapshot of the VM's state from elsewhere, and check it. Failed checks are part of the result.
 
     Args:
@@ -70,7 +69,7 @@ def drill_vm(cluster: Cluster, options: DrillOptions, progress: Progress) -> Dri
     here, targets = _prepare(cluster, options)
     with work_folder(cluster, here) as folder:
         done = DrillResult(here.name)
-        tried = Checks(progress, cluster.env.clock, done.checks)
+        tried = Checks(cluster.env.progress, cluster.env.clock, done.checks)
         if BORG in targets:
             check_borg(cluster, here, tried, done)
         found = find_newest(cluster, here, targets, options.snapshot, tried)
@@ -84,9 +83,9 @@ def drill_vm(cluster: Cluster, options: DrillOptions, progress: Progress) -> Dri
         image = folder / "state.img"
 
         def fetch() -> str:
-            store, number = make_fetch(cluster, here, found, progress)(folder)
+            store, number = make_fetch(cluster, here, found)(folder)
             request = {"store": store, "snapshot": str(number), "target": str(image)}
-            restored = cluster.env.agents.call(here, "restore", request, progress)
+            restored = cluster.env.agents.call(here, "restore", request, cluster.env.progress)
             return f"{restored['bytes'] >> 20} MiB, every digest verified"
 
         restored = tried.try_out("it is fetched and restored", fetch, own_progress=True)
@@ -95,7 +94,7 @@ def drill_vm(cluster: Cluster, options: DrillOptions, progress: Progress) -> Dri
     return done
 
 
-def plan_drill_vm(cluster: Cluster, options: DrillOptions, progress: Progress) -> list[str]:
+def plan_drill_vm(cluster: Cluster, options: DrillOptions) -> list[str]:
     """Run all checks before a drill; return its steps.
 
     Raises:
@@ -103,7 +102,7 @@ def plan_drill_vm(cluster: Cluster, options: DrillOptions, progress: Progress) -
         SmsError: no snapshot elsewhere can be found.
     """
     here, targets = _prepare(cluster, options)
-    tried = Checks(progress, cluster.env.clock)
+    tried = Checks(cluster.env.progress, cluster.env.clock)
     found = find_newest(cluster, here, targets, options.snapshot, tried)
     if not found:
         raise SmsError("; ".join(check.seen for check in tried.done))

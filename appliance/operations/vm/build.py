@@ -90,7 +90,7 @@ class BuiltVm:
     fresh: bool
 
 
-def build_vm(cluster: Cluster, progress: Progress, *, force: bool = False) -> BuiltVm:
+def build_vm(cluster: Cluster, *, force: bool = False) -> BuiltVm:
     """Build and seal the VM's image, and make it the current one.
 
     Args:
@@ -104,15 +104,15 @@ def build_vm(cluster: Cluster, progress: Progress, *, force: bool = False) -> Bu
     need_vm(cluster.site)
     need_build_host(cluster.site)
     _check_machine(cluster)
-    plan = plan_vm(cluster, progress)
+    plan = plan_vm(cluster)
     images = Path(VmPlaces(cluster.site).images)
     images.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = images / plan.key
     with cluster.env.locks.hold(Local(), str(images / ".build.lock"), "another build of the VM is running"):
         fresh = force or not _is_sealed(cluster, folder)
         if fresh:
-            _build(cluster, plan, folder, progress)
-        with progress.step("verify the seal") as step:
+            _build(cluster, plan, folder)
+        with cluster.env.progress.step("verify the seal") as step:
             found = check_seal(folder, cluster.site.signing.public_keys)
             step.detail(f"{found.signer.name} manifest sha256:{found.digest[:16]}")
         make_current(images / "current", plan.key)
@@ -131,7 +131,7 @@ def _check_machine(cluster: Cluster) -> None:
             raise Refused(f"there is no signing key {key}", hint="`sms key create` creates a pair")
 
 
-def plan_vm(cluster: Cluster, progress: Progress) -> VmPlan:
+def plan_vm(cluster: Cluster) -> VmPlan:
     """Resolve package versions and compute the image's key. Only apt's lists below the state folder are written.
 
     Raises:
@@ -148,7 +148,7 @@ def plan_vm(cluster: Cluster, progress: Progress) -> VmPlan:
         )
     packages = needed_packages()
     sources = apt_sources(base, mirrors)
-    versions = resolve(cluster, "vm", sources, packages, progress)
+    versions = resolve(cluster, "vm", sources, packages)
     inputs = _inputs(base, packages, versions)
     root = {name: inputs[name] for name in ("base", "packages", "versions")} | {"command": MAKE_ROOT}
     key, root_key = (hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest() for one in (inputs, root))
@@ -214,16 +214,16 @@ def _is_sealed(cluster: Cluster, folder: Path) -> bool:
     return True
 
 
-def _build(cluster: Cluster, plan: VmPlan, folder: Path, progress: Progress) -> None:
+def _build(cluster: Cluster, plan: VmPlan, folder: Path) -> None:
     """Build in a temporary folder and rename it at the end: the final name always has a complete, sealed image."""
     with ExitStack() as undo:
         work = undo.enter_context(work_folder(folder.parent))
         image = work / "image"
         image.mkdir(mode=0o700)
-        _make_root(plan, work, progress)
+        _make_root(plan, work, cluster.env.progress)
         installed = _find_installed(plan, work / "root")
-        _configure(work, progress)
-        with progress.step("create the disk") as step:
+        _configure(work, cluster.env.progress)
+        with cluster.env.progress.step("create the disk") as step:
             root, scripts = str(work / "root"), share("definitions", "vm")
             Local().run("sh", str(scripts / "clean-root"), root)
             values = (root, str(work), str(ESP_MB), str(ROOT_MB), KERNEL_LINE)

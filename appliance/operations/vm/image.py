@@ -12,7 +12,6 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress
 from appliance.shared.files import replace_file, sync_folder
 from appliance.tools import files
 from appliance.tools.sealed import MANIFEST, SIGNATURE, open_manifest, read_seal
@@ -33,7 +32,7 @@ class VmImage:
     signer: str
 
 
-def deliver_vm(cluster: Cluster, host: Host, progress: Progress, *, chosen: str = "") -> VmImage:
+def deliver_vm(cluster: Cluster, host: Host, *, chosen: str = "") -> VmImage:
     """Copy the current image to ``host`` if it is missing there, and verify it on that host.
 
     Args:
@@ -49,12 +48,12 @@ def deliver_vm(cluster: Cluster, host: Host, progress: Progress, *, chosen: str 
     if not here.is_dir():
         there = host.run("readlink", "-f", "--", f"{where.images}/{chosen or 'current'}", ok=None).text
         if there and host.works("test", "-d", there):
-            return verify_image(cluster, host, there, progress)
+            return verify_image(cluster, host, there)
         raise Refused(f"there is no image of the VM in {where.images}", hint="`sms vm build` builds one")
     folder = f"{where.images}/{here.name}"
     if not _is_this_folder(host, here, folder):
-        _send(cluster, host, here, folder, progress)
-    return verify_image(cluster, host, folder, progress)
+        _send(cluster, host, here, folder)
+    return verify_image(cluster, host, folder)
 
 
 def make_current(cluster: Cluster, host: Host, path: str) -> None:
@@ -87,7 +86,7 @@ def find_vm_image(cluster: Cluster, source: Host, target: Host, key: str) -> tup
     )
 
 
-def fetch_vm(cluster: Cluster, source: Host, key: str, progress: Progress) -> None:
+def fetch_vm(cluster: Cluster, source: Host, key: str) -> None:
     """Copy an image with its seal from another host into this machine's store, completely or not at all.
 
     Raises:
@@ -103,7 +102,7 @@ def fetch_vm(cluster: Cluster, source: Host, key: str, progress: Progress) -> No
         shutil.rmtree(part, ignore_errors=True)
         raise
     disk = HostFile(source, f"{images}/{key}/{DISK}", sha256)
-    copy_file(cluster.env, disk, Local(), str(part / DISK), "the VM's image", progress)
+    copy_file(cluster.env, disk, Local(), str(part / DISK), "the VM's image", cluster.env.progress)
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     sync_folder(str(folder.parent))
@@ -117,22 +116,22 @@ def _is_this_folder(host: Host, here: Path, folder: str) -> bool:
     return same and host.works("test", "-f", f"{folder}/{DISK}")
 
 
-def _send(cluster: Cluster, host: Host, here: Path, folder: str, progress: Progress) -> None:
+def _send(cluster: Cluster, host: Host, here: Path, folder: str) -> None:
     sha256 = read_seal(here, cluster.site.signing.public_keys).files[DISK][0]  # refuses an invalid signature
     disk = HostFile(Local(), str(here / DISK), sha256)
-    copy_file(cluster.env, disk, host, f"{folder}/{DISK}", "the VM's image", progress)
+    copy_file(cluster.env, disk, host, f"{folder}/{DISK}", "the VM's image", cluster.env.progress)
     # The manifest is sent last: it marks the copy as complete.
     for name in (SIGNATURE, MANIFEST):
         host.write(f"{folder}/{name}", (here / name).read_bytes())
 
 
-def verify_image(cluster: Cluster, host: Host, folder: str, progress: Progress) -> VmImage:
+def verify_image(cluster: Cluster, host: Host, folder: str) -> VmImage:
     """Verify an image on a host against the keys that this machine trusts.
 
     Raises:
         Refused: it is not signed, it does not match its manifest, or other users can change it.
     """
-    with progress.step("verify the image") as step:
+    with cluster.env.progress.step("verify the image") as step:
         manifest, signature = (host.read(f"{folder}/{name}") for name in (MANIFEST, SIGNATURE))
         if manifest is None or signature is None:
             raise Refused(f"{host.name}: {folder} is not signed", hint="`sms vm build` builds and seals it")

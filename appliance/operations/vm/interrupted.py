@@ -10,7 +10,6 @@ from appliance.operations.context import Cluster
 from appliance.operations.vm.vm import all_hosts, find_running, tidy_run, view_hosts
 from appliance.plan.vm.holder import newest_holder
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress
 from appliance.tools.memory import resume
 from appliance.tools.qemu import end_machine
 from appliance.tools.qmp import open_qmp
@@ -21,7 +20,7 @@ WAITS = "inmigrate"
 RUNS = "running"
 
 
-def continue_paused(cluster: Cluster, host: Host, progress: Progress) -> None:
+def continue_paused(cluster: Cluster, host: Host) -> None:
     """Let the machine on ``host`` run if it is paused and has the disks; the caller holds the lock of every host.
 
     The other half of the migration is ended first, also if the machine on ``host`` runs already and has the disks.
@@ -45,7 +44,9 @@ def continue_paused(cluster: Cluster, host: Host, progress: Progress) -> None:
     left = [other for other in others if _query_state(other, where) in (*PAUSED, WAITS)]
     if state == RUNS:
         if left and newest and newest.holder == host.name:
-            with progress.step(f"end what an interrupted migration left on {', '.join(one.name for one in left)}"):
+            with cluster.env.progress.step(
+                f"end what an interrupted migration left on {', '.join(one.name for one in left)}"
+            ):
                 _end(cluster, left)
         return
     if newest and newest.holder != host.name:
@@ -56,7 +57,7 @@ def continue_paused(cluster: Cluster, host: Host, progress: Progress) -> None:
     for other in others:
         if other not in left:
             raise Refused(f"the VM runs on {other.name}", hint=f"`sms vm stop --host {host.name}`")
-    with progress.step("continue the VM that an interrupted migration left paused"):
+    with cluster.env.progress.step("continue the VM that an interrupted migration left paused"):
         _end(cluster, left)
         if wrong := resume(host, str(where.qmp), force=True):
             raise SmsError(f"the VM on {host.name} cannot be continued: {wrong}", hint="`sms vm stop`, `sms vm start`")

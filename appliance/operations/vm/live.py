@@ -23,7 +23,6 @@ from appliance.operations.vm.start import VmNote, boot, issuer_end, make_note, r
 from appliance.operations.vm.vm import find_running, tidy_run
 from appliance.plan.vm.holder import Holder
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress
 from appliance.shared.records import to_json
 from appliance.tools.guest import open_guest
 from appliance.tools.memory import MEMORY_URI, SETTLE_S, open_memory, resume
@@ -94,7 +93,7 @@ def _put(host: Host, path: str, data: bytes | None) -> None:
         host.write(path, data, mode=0o600)
 
 
-def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, holder: Holder) -> float:
+def move_live(cluster: Cluster, source: Host, target: Host, holder: Holder) -> float:
     """Move the running VM to ``target``; the caller holds the lock of every host.
 
     Returns:
@@ -109,7 +108,7 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
     check_runs(source, where)
     tidy_run(cluster, target)
     written = read_note(cluster, source)
-    image = deliver_vm(cluster, target, progress, chosen=written.key)
+    image = deliver_vm(cluster, target, chosen=written.key)
     check_same_image(written, image.digest)
     # QEMU needs the same machine on both sides: the target uses the source's accelerator.
     accel = (written.accel or "tcg", written.why)
@@ -119,8 +118,8 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
     with ExitStack() as undo:
         try:
             undo.callback(stop_and_clean, cluster, target)
-            boot(cluster, target, progress, started, incoming=True)
-            with progress.step("transfer its memory") as step:
+            boot(cluster, target, started, incoming=True)
+            with cluster.env.progress.step("transfer its memory") as step:
                 paused = move_memory(source, target, where, step, handover)
                 step.detail(f"paused for {paused:.0f} ms")
         except BaseException as error:

@@ -23,7 +23,6 @@ from appliance.operations.vm.stop import stop_locked
 from appliance.operations.vm.vm import DISKS, check_programs, find_running, find_vm, lock_vm_everywhere, view_hosts
 from appliance.plan.vm.holder import Holder, check_source, newest_holder, read_holder, stale_generation
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress
 from appliance.shared.records import to_json
 from appliance.tools import files
 from appliance.tools.qemu import image_info
@@ -61,7 +60,7 @@ class MovedVm:
     seconds: float
 
 
-def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: bool = False) -> MovePlan:
+def plan_migrate_vm(cluster: Cluster, to: str, *, stopped: bool = False) -> MovePlan:
     """Check both hosts and return how the VM would move.
 
     Raises:
@@ -74,7 +73,7 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
     for host in (source, target):
         check_programs(host)
     where = VmPlaces(cluster.site)
-    check_target(cluster, target, progress)
+    check_target(cluster, target)
     running = find_running(cluster, source) is not None
     shared = shares_disks(cluster, target, source.name)
     size = 0 if shared else files.size_of(source, str(where.root), str(where.state))
@@ -108,9 +107,7 @@ def _image_key(cluster: Cluster, source: Host, written: VmNote, *, live: bool) -
     return PurePosixPath(root.get("full-backing-filename") or "" if root else "").parent.name
 
 
-def migrate_vm(
-    cluster: Cluster, to: str, progress: Progress, *, stopped: bool = False, timeout_s: float = 60
-) -> MovedVm:
+def migrate_vm(cluster: Cluster, to: str, *, stopped: bool = False, timeout_s: float = 60) -> MovedVm:
     """Move the VM to another admin host, and start it there if it ran.
 
     Raises:
@@ -121,33 +118,31 @@ def migrate_vm(
     target = cluster.target(to)
     paused = 0.0
     with lock_vm_everywhere(cluster, target):
-        with progress.step("inspect both hosts") as step:
-            plan = plan_migrate_vm(cluster, to, progress, stopped=stopped)
+        with cluster.env.progress.step("inspect both hosts") as step:
+            plan = plan_migrate_vm(cluster, to, stopped=stopped)
             step.detail(f"{plan.source} to {plan.target}, " + ("live" if plan.live else "stopped"))
         source = cluster.target(plan.source)
         newest = newest_holder(view_hosts(cluster, target))
         generation = (newest.generation if newest else 0) + 1
         holder = Holder(to, generation, cluster_uuid=newest.cluster_uuid if newest else "")
         if plan.image and plan.image_host == source.name:
-            fetch_vm(cluster, source, plan.image, progress)
+            fetch_vm(cluster, source, plan.image)
         if plan.live:
-            paused = move_live(cluster, source, target, progress, holder)
+            paused = move_live(cluster, source, target, holder)
         else:
-            stop_locked(cluster, source, progress, timeout_s=timeout_s)
-            _transfer_disks(cluster, source, target, progress, plan, holder)
+            stop_locked(cluster, source, timeout_s=timeout_s)
+            _transfer_disks(cluster, source, target, plan, holder)
         note(cluster, target, "vm migrate", "moved", source=source.name, live=plan.live, generation=generation)
     if plan.running and not plan.live:
-        start_vm(cluster, target, progress, StartOptions(image=plan.image))
+        start_vm(cluster, target, StartOptions(image=plan.image))
     took = round(cluster.env.clock.monotonic() - began, 1)
     return MovedVm(source.name, to, plan.running, plan.live, plan.copy_bytes, paused, generation, took)
 
 
-def _transfer_disks(
-    cluster: Cluster, source: Host, target: Host, progress: Progress, plan: MovePlan, holder: Holder
-) -> None:
+def _transfer_disks(cluster: Cluster, source: Host, target: Host, plan: MovePlan, holder: Holder) -> None:
     """Copy the disks to the target, write the holder record, then keep the source's disks as a snapshot."""
     where = VmPlaces(cluster.site)
-    image = deliver_vm(cluster, target, progress, chosen=plan.image)
+    image = deliver_vm(cluster, target, chosen=plan.image)
     files.make_folders(target, str(where.disks), str(where.snapshots))
     if not plan.shared:
         with ExitStack() as undo:
@@ -156,7 +151,7 @@ def _transfer_disks(
                 undo.callback(target.remove, beside)
                 undo.callback(remove_partial, target, beside)  # the VM goes on with the source's disk
                 found = HostFile(source, path, find_digest(source, path, timeout=DIGEST_S))
-                copy_file(cluster.env, found, target, beside, f"the disk {disk}", progress)
+                copy_file(cluster.env, found, target, beside, f"the disk {disk}", cluster.env.progress)
             generation = stale_generation(target.name, read_holder(target.read(str(where.holder))))
             _keep_as_snapshot(cluster, target, "moved over", prefix="before-arrival", generation=generation)
             for disk in DISKS:
@@ -171,7 +166,7 @@ def _transfer_disks(
     if plan.shared:
         return
     source.write(str(where.holder), to_json(holder), mode=0o600)
-    with progress.step(f"keep the disks of {source.name} as a snapshot") as step:
+    with cluster.env.progress.step(f"keep the disks of {source.name} as a snapshot") as step:
         reason = f"moved to {target.name}"
         step.detail(_keep_as_snapshot(cluster, source, reason, prefix="before-move", generation=holder.generation - 1))
 

@@ -27,7 +27,6 @@ from appliance.operations.vm.vm import (
 )
 from appliance.plan.vm.holder import check_disks_here, newest_holder
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.space import SPARE_BYTES, query_space, query_used
 
@@ -42,7 +41,7 @@ class RestoredVm:
     taken: float
 
 
-def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> RestoredVm:
+def restore_vm(cluster: Cluster, host: Host, name: str) -> RestoredVm:
     """Replace the VM's disks by those of a snapshot. The old disks are kept as a snapshot.
 
     If it is interrupted before the disks are exchanged, nothing has changed; later, the next start, stop or restore
@@ -57,16 +56,16 @@ def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> R
     with lock_vm_everywhere(cluster, host):
         snapshot = check_restore(cluster, host, name)
         tidy(cluster, host)
-        with progress.step(f"verify {snapshot.name}"):
+        with cluster.env.progress.step(f"verify {snapshot.name}"):
             verify_folder(host, f"{where.snapshots}/{snapshot.name}")
-        with progress.step("copy it"):
+        with cluster.env.progress.step("copy it"):
             folder = f"{where.snapshots}/{snapshot.name}"
             try:
                 _copy(host, where, folder)
             except SmsError:
                 tidy(cluster, host)
                 raise
-        kept = exchange_disks(cluster, host, progress)
+        kept = exchange_disks(cluster, host)
         note(cluster, host, "vm restore", "restored", name=snapshot.name, kept=kept)
     return RestoredVm(host.name, snapshot.name, kept, snapshot.taken)
 
@@ -100,7 +99,7 @@ def check_restore(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
     return snapshot
 
 
-def exchange_disks(cluster: Cluster, host: Host, progress: Progress) -> str:
+def exchange_disks(cluster: Cluster, host: Host) -> str:
     """Replace the disks by the ``.restored`` files beside them; return the snapshot that keeps the old ones.
 
     The caller holds every lock, and the VM does not run.
@@ -108,7 +107,7 @@ def exchange_disks(cluster: Cluster, host: Host, progress: Progress) -> str:
     where = VmPlaces(cluster.site)
     now = cluster.env.clock.time()
     kept = f"before-restore-{default_name(now)}"
-    with progress.step("exchange the disks") as step:
+    with cluster.env.progress.step("exchange the disks") as step:
         generation, sequence = assign_place(host, where, newest_holder(view_hosts(cluster, host)))
         about = VmSnapshot(kept, round(now, 3), reason="the disks before a restore")
         about = replace(about, cluster_uuid=cluster_uuid(cluster, host))

@@ -13,7 +13,6 @@ from appliance.operations.site.ca import revoke as revoke_here
 from appliance.operations.site.issued import SERIAL, Revocation, add_revoked, read_issued, read_revoked
 from appliance.operations.vm.certificates import Installed, install_certificates
 from appliance.operations.vm.client import open_api, read_certificates, tls_folder
-from appliance.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def rehearse_revoke(cluster: Cluster, words: Sequence[str]) -> list[Revocation]:
     return rehearse_here(folder, others) + of_nodes
 
 
-def revoke(cluster: Cluster, words: Sequence[str], progress: Progress) -> RevokeResult:
+def revoke(cluster: Cluster, words: Sequence[str]) -> RevokeResult:
     """Revoke certificates of clients, of nodes, or by their serial numbers, and install the list in the VM.
 
     A client gets another certificate. So does a node, automatically, as long as its machine has its addresses and it is
@@ -84,12 +83,12 @@ def revoke(cluster: Cluster, words: Sequence[str], progress: Progress) -> Revoke
     folder = tls_folder(cluster)
     names, others = _split(words)
     of_nodes = [each for name in names for each in _of_node(cluster, name)]
-    with progress.step("revoke certificates"):
+    with cluster.env.progress.step("revoke certificates"):
         done = revoke_here(folder, others)
         done += add_revoked(folder, of_nodes)
     if not cluster.site.provisioning:
         return RevokeResult(done, Installed())
-    with progress.step("install the list in the VM and on admin hosts"):
+    with cluster.env.progress.step("install the list in the VM and on admin hosts"):
         return RevokeResult(done, install_certificates(cluster))
 
 

@@ -29,7 +29,6 @@ from appliance.operations.vm.snapshots import (
 from appliance.operations.vm.vm import DISKS, check_programs, find_running, lock_vm_everywhere, tidy, view_hosts
 from appliance.plan.vm.holder import check_disks_here, newest_holder
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.guest import Guest, open_guest
 from appliance.tools.qemu import image_info, make_disk
@@ -42,7 +41,7 @@ THAW_AFTER_S = 10
 THAW_WATCHDOG = f"sleep {THAW_AFTER_S}; fsfreeze -u /var/lib/sms-provision; fsfreeze -u /"
 
 
-def snapshot_vm(cluster: Cluster, host: Host, progress: Progress, name: str = "", *, reason: str = "") -> VmSnapshot:
+def snapshot_vm(cluster: Cluster, host: Host, name: str = "", *, reason: str = "") -> VmSnapshot:
     """Take a snapshot of both disks; a running VM keeps running. Only a verified snapshot is kept.
 
     Raises:
@@ -58,7 +57,7 @@ def snapshot_vm(cluster: Cluster, host: Host, progress: Progress, name: str = ""
         if not running:
             tidy(cluster, host)
         _check(host, where, name)
-        return take_locked(cluster, host, progress, name, reason=reason, running=running)
+        return take_locked(cluster, host, name, reason=reason, running=running)
 
 
 def _check(host: Host, where: VmPlaces, name: str) -> None:
@@ -74,9 +73,7 @@ def _check(host: Host, where: VmPlaces, name: str) -> None:
         )
 
 
-def take_locked(
-    cluster: Cluster, host: Host, progress: Progress, name: str, *, reason: str, running: bool
-) -> VmSnapshot:
+def take_locked(cluster: Cluster, host: Host, name: str, *, reason: str, running: bool) -> VmSnapshot:
     """Take a snapshot; the caller holds the lock of every host and has checked the free space."""
     where = VmPlaces(cluster.site)
     part = f"{where.snapshots}/{name}.part"
@@ -90,7 +87,7 @@ def take_locked(
         host.run("mkdir", "-m", "0700", part)
         generation, sequence = assign_place(host, where, newest_holder(view_hosts(cluster, host)))
         taken, frozen_ms = cluster.env.clock.time(), 0.0
-        with progress.step("copy both disks") as step:
+        with cluster.env.progress.step("copy both disks") as step:
             if running:
                 taken, frozen_ms = copy_running(host, where, part, step, cluster.env.clock)
                 step.detail(f"frozen for {frozen_ms:.0f} ms")
@@ -101,7 +98,7 @@ def take_locked(
         snapshot = VmSnapshot(name, round(taken, 3), round(frozen_ms, 1), running, reason, key)
         uuid = cluster_uuid(cluster, host)
         snapshot = replace(snapshot, generation=generation, sequence=sequence, cluster_uuid=uuid)
-        with progress.step("verify it"):
+        with cluster.env.progress.step("verify it"):
             verify_folder(host, part)
         snapshot = replace(snapshot, verified=True)
         host.write(f"{part}/{NOTE}", snapshot.note(), mode=0o600)

@@ -18,7 +18,6 @@ from appliance.operations.lease import query_lease
 from appliance.operations.vm.vm import all_hosts, lock_vm_everywhere, view_host
 from appliance.plan.vm.holder import Holder
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress
 from appliance.shared.order import order
 from appliance.shared.records import from_value, to_json
 from appliance.tools.scripts import script_argv
@@ -190,7 +189,7 @@ def verify_folder(host: Host, folder: str) -> None:
         raise SmsError(f"the snapshot is damaged: {output}", hint="take another one: `sms vm snapshot`") from error
 
 
-def verify_snapshot(cluster: Cluster, host: Host, name: str, progress: Progress) -> VmSnapshot:
+def verify_snapshot(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
     """Verify a snapshot and return it.
 
     Raises:
@@ -198,14 +197,12 @@ def verify_snapshot(cluster: Cluster, host: Host, name: str, progress: Progress)
         SmsError: it is damaged.
     """
     snapshot = find_snapshot(cluster, host, name)
-    with progress.step(f"verify {snapshot.name}"):
+    with cluster.env.progress.step(f"verify {snapshot.name}"):
         verify_folder(host, f"{VmPlaces(cluster.site).snapshots}/{snapshot.name}")
     return snapshot
 
 
-def prune_snapshots(
-    cluster: Cluster, host: Host, progress: Progress, *, keep: int, dry_run: bool = False
-) -> list[VmSnapshot]:
+def prune_snapshots(cluster: Cluster, host: Host, *, keep: int, dry_run: bool = False) -> list[VmSnapshot]:
     """Remove all but the newest ``keep`` snapshots, at least one; return the removed ones.
 
     The newest verified one is never removed, nor one whose record cannot be read: it may be newer; nor those of another
@@ -218,10 +215,10 @@ def prune_snapshots(
         if foreign := [one for one in list_snapshots(cluster, host) if one not in own]:
             whose = ", ".join(sorted({one.cluster_uuid for one in foreign}))
             what = f"{len(foreign)} snapshot{'s' * (len(foreign) != 1)} of the VM on {host.name}"
-            progress.report(f"note: {what} are of cluster {whose}: not touched")
+            cluster.env.progress.report(f"note: {what} are of cluster {whose}: not touched")
         removed = choose_removed(own, keep)
         for snapshot in [] if dry_run else removed:
-            with progress.step(f"remove {snapshot.name}"):
+            with cluster.env.progress.step(f"remove {snapshot.name}"):
                 remove(host, f"{VmPlaces(cluster.site).snapshots}/{snapshot.name}")
     return removed
 

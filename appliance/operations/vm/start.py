@@ -46,7 +46,6 @@ from appliance.plan.vm.vm import (
     qemu_machine,
     seed_archive,
 )
-from appliance.progress import Progress
 from appliance.shared.lease import LAST_RAISING
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.shared.secret import SecretInput
@@ -132,7 +131,7 @@ class StartOptions:
     image: str = ""
 
 
-def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> StartedVm:
+def start_vm(cluster: Cluster, host: Host, options: StartOptions) -> StartedVm:
     """Start the VM on ``host`` and wait until all its services are healthy.
 
     Raises:
@@ -143,26 +142,26 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOpt
     check_programs(host)
     with lock_vm_everywhere(cluster, host) as others:
         if process := find_running(cluster, host):
-            continue_paused(cluster, host, progress)
+            continue_paused(cluster, host)
             others.close()
-            return _check_running(cluster, host, progress, process, options)
+            return _check_running(cluster, host, process, options)
         tidy_run(cluster, host)
         holder = _choose_holder(cluster, host, view_hosts(cluster, host), options)
-        check_host(cluster, host, progress)
-        image = deliver_vm(cluster, host, progress, chosen=options.image)
+        check_host(cluster, host)
+        image = deliver_vm(cluster, host, chosen=options.image)
         written = make_note(host, image, holder, qemu.probe_accel(host), issuer_end(cluster))
         started = _describe(host, written)
         with _undo_on_failure(cluster, started) as undo:
             clock = cluster.env.clock.monotonic()
-            _take_disks(cluster, host, progress, holder, undo)
+            _take_disks(cluster, host, holder, undo)
             others.close()
-            _prepare(cluster, host, progress, image, started, undo)
+            _prepare(cluster, host, image, started, undo)
             started.parts["disks"] = round(cluster.env.clock.monotonic() - clock, 1)
             undo.callback(stop_and_clean, cluster, host)
-            boot(cluster, host, progress, written)
+            boot(cluster, host, written)
             undo.callback(keep_console, cluster, host)
             started.parts["boot"] = round(cluster.env.clock.monotonic() - clock, 1)
-            started.services = _wait_for_services(cluster, host, progress, options, started.accel)
+            started.services = _wait_for_services(cluster, host, options, started.accel)
             make_current(cluster, host, image.path)
             started.parts["serves"] = round(cluster.env.clock.monotonic() - clock, 1)
             facts = {"accel": started.accel, "digest": image.digest, "generation": holder.generation}
@@ -181,7 +180,7 @@ def _undo_on_failure(cluster: Cluster, started: StartedVm) -> Iterator[ExitStack
         undo.pop_all()
 
 
-def rehearse_start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> list[str]:
+def rehearse_start_vm(cluster: Cluster, host: Host, options: StartOptions) -> list[str]:
     """Return the steps of a start without running them. Checks everything but the image.
 
     Raises:
@@ -191,7 +190,7 @@ def rehearse_start_vm(cluster: Cluster, host: Host, progress: Progress, options:
     if find_running(cluster, host):
         return [f"the VM runs on {host.name} already: nothing to do"]
     holder = _choose_holder(cluster, host, view_hosts(cluster, host), options)
-    check_host(cluster, host, progress)
+    check_host(cluster, host)
     accel, why = qemu.probe_accel(host)
     where, settings = VmPlaces(cluster.site), need_vm(cluster.site)
     steps = [f"record that {host.name} has the disks, generation {holder.generation}"]
@@ -245,27 +244,27 @@ def shares_disks(cluster: Cluster, host: Host, other: str) -> bool:
         there.remove(path)
 
 
-def check_host(cluster: Cluster, host: Host, progress: Progress) -> None:
+def check_host(cluster: Cluster, host: Host) -> None:
     """Check that the host can run the VM and that the VM's addresses are free.
 
     Raises:
         Refused: it cannot, or an address is in use; names all problems.
     """
-    check_target(cluster, host, progress)
+    check_target(cluster, host)
     taken = bridge.taken(host, {card.address: card.bridge for card in cards(cluster.site)}, cluster.env.pool)
     if taken:
         problems = "; ".join(f"{address} is already used by {mac}" for address, mac in taken.items())
         raise Refused(problems, hint="another machine has it, or the VM runs on a host that is not in the site file")
 
 
-def check_target(cluster: Cluster, host: Host, progress: Progress) -> None:
+def check_target(cluster: Cluster, host: Host) -> None:
     """Check that the host has bridges, memory, disk space and firmware.
 
     Raises:
         Refused: something is missing; names all problems.
     """
     settings, where = need_vm(cluster.site), VmPlaces(cluster.site)
-    with progress.step(f"check {host.name}"):
+    with cluster.env.progress.step(f"check {host.name}"):
         problems = []
         for card in cards(cluster.site):
             ports = bridge.bridge_ports(host, card.bridge)
@@ -299,17 +298,15 @@ def _hint(problems: list[str], name: str) -> str:
     return "free space, or set provisioning.directory to another folder" if "free for" in text else ""
 
 
-def _check_running(
-    cluster: Cluster, host: Host, progress: Progress, process: qemu.Process, options: StartOptions
-) -> StartedVm:
+def _check_running(cluster: Cluster, host: Host, process: qemu.Process, options: StartOptions) -> StartedVm:
     """Wait for a VM that already runs here: resumes an interrupted start; renews certificates that end soon."""
     where = VmPlaces(cluster.site)
     host.remove(str(where.seed))
-    with progress.step("check the running VM") as step:
+    with cluster.env.progress.step("check the running VM") as step:
         written = read_note(cluster, host)
         health = _wait(cluster, host, process, options, written.accel, step.detail)
     if health.ok and issuer_days(written, cluster.env.clock.time()) < ca.ISSUER_SOON_DAYS:
-        with progress.step("renew its certificates"):
+        with cluster.env.progress.step("renew its certificates"):
             written = replace(written, issuer_ends=renew_certificates(cluster, host))
             host.write(str(where.note), to_json(written), mode=0o600)
     return replace(_describe(host, written), already=True, services=health.services)
@@ -384,33 +381,29 @@ def install_tls(cluster: Cluster, host: Host, archive: bytes) -> None:
         raise SmsError(f"the VM rejected new certificates: {output}", hint="`sms vm stop`, then `sms vm start`")
 
 
-def _take_disks(cluster: Cluster, host: Host, progress: Progress, holder: Holder, undo: ExitStack) -> None:
+def _take_disks(cluster: Cluster, host: Host, holder: Holder, undo: ExitStack) -> None:
     where = VmPlaces(cluster.site)
     files.make_folders(host, str(where.disks), str(where.snapshots))
     before = host.read(str(where.holder))
     _claim(cluster, host, holder, undo)
     if before and holder.cluster_uuid.encode() not in before:
-        progress.report(f"note: the VM's disks are those of cluster {holder.cluster_uuid} from now on")
+        cluster.env.progress.report(f"note: the VM's disks are those of cluster {holder.cluster_uuid} from now on")
     if kept := finish_restore(host, VmPlaces(cluster.site)):
-        progress.report(f"completed an interrupted restore; the old disks are kept as snapshot {kept}")
+        cluster.env.progress.report(f"completed an interrupted restore; the old disks are kept as snapshot {kept}")
 
 
-def _prepare(
-    cluster: Cluster, host: Host, progress: Progress, image: VmImage, started: StartedVm, undo: ExitStack
-) -> None:
-    with progress.step("prepare the disks") as step:
+def _prepare(cluster: Cluster, host: Host, image: VmImage, started: StartedVm, undo: ExitStack) -> None:
+    with cluster.env.progress.step("prepare the disks") as step:
         prepare_disks(cluster, host, image, started, undo)
         words = [name for name, fresh in (("state", started.fresh_state), ("root", started.fresh_root)) if fresh]
         step.detail(f"new: {', '.join(words)}" if words else "unchanged")
 
 
-def _wait_for_services(
-    cluster: Cluster, host: Host, progress: Progress, options: StartOptions, accel: str
-) -> dict[str, str]:
+def _wait_for_services(cluster: Cluster, host: Host, options: StartOptions, accel: str) -> dict[str, str]:
     process = find_running(cluster, host)
     if process is None:
         raise SmsError("the VM ended right after its start", hint="`sms vm console --log` shows its last output")
-    with progress.step("wait for the VM") as step:
+    with cluster.env.progress.step("wait for the VM") as step:
         health = _wait(cluster, host, process, options, accel, step.detail)
         step.detail(f"{len(health.services)} of {len(health.services)} healthy" if health.ok else health.failures)
     return health.services
@@ -462,7 +455,7 @@ def prepare_disks(cluster: Cluster, host: Host, image: VmImage, started: Started
         started.fresh_root = True
 
 
-def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, incoming: bool = False) -> None:
+def boot(cluster: Cluster, host: Host, written: VmNote, *, incoming: bool = False) -> None:
     """Write the seed and the record of the start, attach the network cards, start QEMU.
 
     ``stop_and_clean`` undoes it, even a part of it.
@@ -470,8 +463,8 @@ def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, i
     where = VmPlaces(cluster.site)
     account = find_account(cluster.site)
     if qemu.create_user(host, account, f"QEMU of cluster {cluster.site.cluster}"):
-        progress.report(f"created the system account {account} on {host.name}, which runs QEMU")
-    with progress.step("start the machine") as step:
+        cluster.env.progress.report(f"created the system account {account} on {host.name}, which runs QEMU")
+    with cluster.env.progress.step("start the machine") as step:
         host.run("mkdir", "-p", "-m", "0700", str(where.run))
         # In memory, readable by root only, and removed once QEMU has it open.
         host.write(str(where.seed), make_seed(cluster), mode=0o600)

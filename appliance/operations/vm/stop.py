@@ -11,7 +11,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.vm.vm import check_programs, find_running, lock_vm_everywhere, tidy
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Progress, Step
+from appliance.progress import Step
 from appliance.tools.guest import open_guest
 from appliance.tools.qemu import Process, end_machine, has_ended
 from appliance.tools.qmp import open_qmp
@@ -26,7 +26,7 @@ class StoppedVm:
     seconds: float
 
 
-def stop_vm(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float = 60) -> StoppedVm:
+def stop_vm(cluster: Cluster, host: Host, *, timeout_s: float = 60) -> StoppedVm:
     """Stop the VM on ``host`` and remove its run folder; its disks stay.
 
     Args:
@@ -37,15 +37,15 @@ def stop_vm(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: floa
     """
     check_programs(host, ("ip", "flock"))
     with lock_vm_everywhere(cluster, host):
-        return stop_locked(cluster, host, progress, timeout_s=timeout_s)
+        return stop_locked(cluster, host, timeout_s=timeout_s)
 
 
-def stop_locked(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float) -> StoppedVm:
+def stop_locked(cluster: Cluster, host: Host, *, timeout_s: float) -> StoppedVm:
     """Stop the VM; the caller holds the lock of every host."""
     began = cluster.env.clock.monotonic()
     how = "not running"
     if process := find_running(cluster, host):
-        with progress.step("stop the VM") as step:
+        with cluster.env.progress.step("stop the VM") as step:
             how = _end(cluster, host, process, timeout_s, step)
             step.detail(how)
     tidy(cluster, host)

@@ -65,7 +65,7 @@ def site() -> Cluster:
 def signed_image(site: Cluster) -> Path:
     """The signed SIF of that site."""
     assert site.path
-    return Path(build(site, Silent(), lock=site.path.with_name("sms.lock")).image)
+    return Path(build(site, lock=site.path.with_name("sms.lock")).image)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,4 +74,4 @@ def current_image(request: pytest.FixtureRequest) -> None:
     here = (item for item in request.session.items if item.path == request.path)
     if any("signed_image" in getattr(item, "fixturenames", ()) for item in here):
         site = request.getfixturevalue("site")
-        build(site, Silent(), lock=site.path.with_name("sms.lock"))
+        build(site, lock=site.path.with_name("sms.lock"))

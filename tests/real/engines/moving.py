@@ -67,7 +67,7 @@ def moving_lab(name: str, engines: Sequence[str]) -> Iterator[Hosts]:
         give_image(found, built)
         if "kubernetes" in engines:
             folder = DISK / f"{name}.oci"
-            make_oci(open_cluster(path, None, Silent()), Path(built.image), folder, Silent())
+            make_oci(open_cluster(path, None, Silent()), Path(built.image), folder)
             tar = ("tar", "-C", str(folder), "-c", "oci-layout", "index.json", "blobs")
             archive = subprocess.run(tar, capture_output=True, check=True)
             shutil.rmtree(folder)

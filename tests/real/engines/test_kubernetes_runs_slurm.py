@@ -112,7 +112,7 @@ def deployer(lab: Lab, entries: Entries, built: Built, tmp_path_factory: pytest.
     cluster, (first, second) = entries.open(), map(lab.host, WORKERS)
     with ThreadPoolExecutor(1) as pool:
         # Each refusal takes as long as a kubelet may take to report an image.
-        written = pool.submit(make_oci, cluster, Path(built.image), folder, Silent())
+        written = pool.submit(make_oci, cluster, Path(built.image), folder)
         plan = made.deploy("--dry-run", ok=(3,))
         assert {each["change"] for each in plan["differences"]} == {"create"}
         assert "no node has the image" in plan["refusal"]

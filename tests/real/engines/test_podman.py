@@ -72,7 +72,7 @@ class Podman:
 def podman(site: Cluster, signed_image: Path) -> Iterator[Podman]:
     """Podman with the image and the Munge key."""
     podman = Podman()
-    layout = make_oci(site, signed_image, DISK / "t-podman.oci", Silent())
+    layout = make_oci(site, signed_image, DISK / "t-podman.oci")
     archive = subprocess.run(["tar", "-C", layout.path, "-c", "."], capture_output=True, check=True).stdout
     assert layout.name in podman.run("podman", "load", input=archive).text
     podman.run("podman", "secret", "create", "sms-lab-munge-key", str(site.site.secrets.munge_key))

@@ -44,7 +44,7 @@ def image(site: Cluster) -> Path:
     """The image with slurmdbd."""
     assert site.path
     full = site.path.with_name("full.yaml")
-    return Path(build(open_cluster(full, None, Silent()), Silent(), lock=full.with_name("full.lock")).image)
+    return Path(build(open_cluster(full, None, Silent()), lock=full.with_name("full.lock")).image)
 
 
 def make_modules(site: Cluster, folder: Path, engine: str, **settings: str) -> tuple[Cluster, Path]:
@@ -207,7 +207,7 @@ def on_kubernetes(
     host = kubernetes.host
     folder = tmp_path_factory.mktemp("terraform")
     settings = {"namespace": SPACE, "address": host.address, "network": "host", "node": host.name}
-    layout = make_oci(site, image, DISK / "t-terraform.oci", Silent())
+    layout = make_oci(site, image, DISK / "t-terraform.oci")
     kubernetes.load_image(Path(layout.path))
     _, module = make_modules(site, folder / "modules", "kubernetes", image=layout.name, **settings)
     kubernetes.kubectl("apply", "-f", str(module / "files/namespace.yaml"))

@@ -29,7 +29,7 @@ def cluster() -> Iterator[Playground]:
         play = Playground(lab)
         many.change_site(lab)
         opened = open_cluster(play.lab.etc / "sms.yaml", None, Silent())
-        give_image(play, build(opened, Silent(), lock=play.lab.etc / "sms.lock"))
+        give_image(play, build(opened, lock=play.lab.etc / "sms.lock"))
         many.stop_usual(play)
         play.sms("-q", "start", "--host", "host-a", on="admin")
         conf = inside_argv(opened.site, opened.services, "cat", "/etc/slurm/slurm.conf")

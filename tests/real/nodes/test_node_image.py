@@ -65,12 +65,12 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def image(cluster: Cluster) -> NodeImage:
-    return build_node(cluster, "compute", Silent())
+    return build_node(cluster, "compute")
 
 
 def test_nothing_is_built_when_nothing_changed(cluster: Cluster, image: NodeImage) -> None:
     assert image.fresh
-    again = build_node(cluster, "compute", Silent())
+    again = build_node(cluster, "compute")
     assert (again.digest, again.fresh) == (image.digest, False)
     assert [each.digest for each in list_nodes(cluster)] == [image.digest]
     assert sorted(path.name for path in Path(image.path).iterdir()) == [
@@ -109,7 +109,7 @@ def test_one_that_was_changed_is_not_pushed(cluster: Cluster, image: NodeImage) 
     try:
         kernel.write_bytes(data[:-1] + b"x")
         with pytest.raises(Refused, match="vmlinuz does not match its digest"):
-            push_node(cluster, "compute", Silent())
+            push_node(cluster, "compute")
     finally:
         kernel.write_bytes(data)
     check_seal(Path(image.path), cluster.site.signing.public_keys)
@@ -127,8 +127,8 @@ def vm(cluster: Cluster, image: NodeImage) -> Iterator[Vm]:
         network(Path(name)) as folder,
         served(folder, cluster.path.parent / "tls", **tools) as server,
     ):
-        assert push_node(cluster, "compute", Silent()).fresh
-        assert not push_node(cluster, "compute", Silent()).fresh
+        assert push_node(cluster, "compute").fresh
+        assert not push_node(cluster, "compute").fresh
         server.admin.request("PUT", "/sms/v1/nodes/node1", {"macs": [MAC], "address": "10.77.0.101"})
         put_master(server.admin, Master("/etc/slurm/slurm.conf", SLURM))
         key = secrets.token_bytes(128)

@@ -71,25 +71,25 @@ def whole(cluster: Cluster) -> None:
 
 def test_a_stopped_one_grows_and_then_has_its_size(cluster: Cluster) -> None:
     host, overlay = Local("host-a"), str(cluster.places.overlay)
-    planned = grow(cluster, host, Silent(), parse_size("1G"), dry_run=True)
+    planned = grow(cluster, host, parse_size("1G"), dry_run=True)
     assert planned.changed and Path(overlay).stat().st_size == 96 * MIB
-    done = grow(cluster, host, Silent(), parse_size("1G"))
+    done = grow(cluster, host, parse_size("1G"))
     assert (done.before, done.size, done.running, done.changed) == (96 * MIB, GIB, False, True)
     assert Path(overlay).stat().st_size == system_size(overlay) == GIB
     whole(cluster)
-    assert not grow(cluster, host, Silent(), parse_size("1024M")).changed
-    assert grow(cluster, host, Silent(), parse_size("+64M")).size == GIB + 64 * MIB
+    assert not grow(cluster, host, parse_size("1024M")).changed
+    assert grow(cluster, host, parse_size("+64M")).size == GIB + 64 * MIB
     with pytest.raises(Refused, match="cannot shrink"):
-        grow(cluster, host, Silent(), parse_size("512M"))
+        grow(cluster, host, parse_size("512M"))
     with pytest.raises(Refused, match="MiB free"):
-        grow(cluster, host, Silent(), parse_size("15T"))
+        grow(cluster, host, parse_size("15T"))
     assert Path(overlay).stat().st_size == GIB + 64 * MIB
 
 
 def test_an_interrupted_one_is_finished_not_done_twice(cluster: Cluster) -> None:
     overlay = str(cluster.places.overlay)
     lengthen(overlay, 96 * MIB + GIB)
-    assert grow(cluster, Local("host-a"), Silent(), parse_size("+1G")).size == 96 * MIB + GIB
+    assert grow(cluster, Local("host-a"), parse_size("+1G")).size == 96 * MIB + GIB
     assert system_size(overlay) == 96 * MIB + GIB
     whole(cluster)
 
@@ -134,7 +134,7 @@ def test_an_interrupted_one_leaves_the_overlay_unchanged(cluster: Cluster, at: s
     assert now[:1024] == before[:1024] and now[2048:] == before[2048:]
     assert system_size(str(overlay)) == 96 * MIB
     subprocess.run(["e2fsck", "-fn", overlay], check=True, capture_output=True)
-    assert grow(cluster, Local("host-a"), Silent(), parse_size("2G")).changed
+    assert grow(cluster, Local("host-a"), parse_size("2G")).changed
     assert system_size(str(overlay)) == 2 * GIB
     whole(cluster)
     assert not Path(f"{overlay}.new").exists()

@@ -60,7 +60,7 @@ class Bench:
         return str(self.cluster.places.overlay)
 
     def create(self, **more: bool) -> mirror.MirrorChange:
-        return mirror.create(self.cluster, self.host, QUIET, mirror.MirrorOptions([self.disk(1), self.disk(2)]), **more)
+        return mirror.create(self.cluster, self.host, mirror.MirrorOptions([self.disk(1), self.disk(2)]), **more)
 
     def member(self, number: int) -> Path:
         found = find_mirror(self.cluster, self.host)
@@ -73,7 +73,7 @@ class Bench:
 
     def kept(self) -> bool:
         """Whether the overlay is whole, and holds what was written, with the mirror closed before and after."""
-        open_mirror(self.cluster, self.host, QUIET)
+        open_mirror(self.cluster, self.host)
         try:
             subprocess.run(["e2fsck", "-fn", self.overlay], check=True, capture_output=True)
             return (
@@ -141,11 +141,11 @@ def test_a_mirror_and_back(bench: Bench) -> None:
     assert bench.member(1).stat().st_blocks * 512 < 60 * MIB < bench.member(1).stat().st_size
     assert not bench.create().changed
     with pytest.raises(Refused, match="mirrored already"):
-        mirror.create(bench.cluster, bench.host, QUIET, mirror.MirrorOptions([bench.disk(1), bench.disk(3)]))
-    assert mirror.remove(bench.cluster, bench.host, QUIET).changed
+        mirror.create(bench.cluster, bench.host, mirror.MirrorOptions([bench.disk(1), bench.disk(3)]))
+    assert mirror.remove(bench.cluster, bench.host).changed
     assert not Path(bench.overlay).is_symlink() and bench.kept() and bench.files() == []
     assert Path(bench.overlay).stat().st_blocks * 512 < 40 * MIB
-    assert not mirror.remove(bench.cluster, bench.host, QUIET).changed
+    assert not mirror.remove(bench.cluster, bench.host).changed
     left = sorted(path.name for path in Path(bench.overlay).parent.iterdir())
     assert [name for name in left if "lease" not in name] == [Path(bench.overlay).name]
 
@@ -160,7 +160,7 @@ def test_a_mirror_and_back(bench: Bench) -> None:
 )
 def test_folders_that_cannot_carry_one(bench: Bench, first: int, second: int, words: str) -> None:
     with pytest.raises(Refused, match=words):
-        mirror.create(bench.cluster, bench.host, QUIET, mirror.MirrorOptions([bench.disk(first), bench.disk(second)]))
+        mirror.create(bench.cluster, bench.host, mirror.MirrorOptions([bench.disk(first), bench.disk(second)]))
     assert find_mirror(bench.cluster, bench.host) is None and not Path(bench.overlay).is_symlink()
 
 
@@ -168,15 +168,15 @@ def test_two_folders_on_one_disk_are_for_trying_out_only(bench: Bench) -> None:
     folders = [bench.disk(1), bench.disk(1) + "/below"]
     Path(folders[1]).mkdir()
     with pytest.raises(Refused, match="one file system"):
-        mirror.create(bench.cluster, bench.host, QUIET, mirror.MirrorOptions(folders))
-    mirror.create(bench.cluster, bench.host, QUIET, mirror.MirrorOptions(folders, same_fs=True))
+        mirror.create(bench.cluster, bench.host, mirror.MirrorOptions(folders))
+    mirror.create(bench.cluster, bench.host, mirror.MirrorOptions(folders, same_fs=True))
     assert bench.kept()
 
 
 @pytest.mark.parametrize("sick, other", [(1, 2), pytest.param(2, 1, marks=pytest.mark.full)])
 def test_noise_over_a_member_in_use_is_repaired_by_a_rebuild(bench: Bench, sick: int, other: int) -> None:
     bench.create()
-    open_mirror(bench.cluster, bench.host, QUIET)
+    open_mirror(bench.cluster, bench.host)
     noise_over(bench.member(sick))
     Path("/proc/sys/vm/drop_caches").write_text("3")
     assert (
@@ -192,10 +192,10 @@ def test_noise_over_a_member_in_use_is_repaired_by_a_rebuild(bench: Bench, sick:
         subprocess.run(["cat", bench.overlay], check=True, stdout=subprocess.DEVNULL)
     assert f"member-{sick}.img: errors were found" in bench.problems()
     assert f"member-{other}.img" not in bench.problems()
-    done = mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
+    done = mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions())
     assert done.changed and done.mended > 0 and len(bench.files()) == 2
-    assert mirror.scrub(bench.cluster, bench.host, QUIET).mended == 0
-    assert not mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions()).changed
+    assert mirror.scrub(bench.cluster, bench.host).mended == 0
+    assert not mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions()).changed
     assert bench.problems() == ""
     bench.member(other).unlink()
     assert bench.kept()
@@ -205,7 +205,7 @@ def test_noise_over_a_member_in_use_is_repaired_by_a_rebuild(bench: Bench, sick:
 def test_a_member_lost_while_closed_is_recreated_elsewhere(bench: Bench, sick: int, other: int) -> None:
     bench.create()
     away = bench.member(sick).rename(f"{bench.member(sick)}.away")
-    planned = mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(3)), dry_run=True)
+    planned = mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions(bench.disk(3)), dry_run=True)
     assert planned.changed and bench.disk(3) in planned.steps[0] and bench.clean()
     # Nothing was changed: it may still come back.
     away.rename(bench.member(sick))
@@ -213,19 +213,17 @@ def test_a_member_lost_while_closed_is_recreated_elsewhere(bench: Bench, sick: i
     bench.member(sick).unlink()
     assert "its file is missing" in bench.problems()
     heard = Heard()
-    open_mirror(bench.cluster, bench.host, heard)
+    open_mirror(bench.cluster.showing(heard), bench.host)
     assert "WARNING: the mirror has lost" in heard.lines[0] and "on one disk only" in heard.lines[0]
     close_mirror(bench.cluster, bench.host)
     with pytest.raises(Refused, match="no copy to repair from"):
-        mirror.scrub(bench.cluster, bench.host, QUIET)
+        mirror.scrub(bench.cluster, bench.host)
     with pytest.raises(Refused, match="MiB free"):
-        mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(4)))
+        mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions(bench.disk(4)))
     with pytest.raises(Refused, match=r"one disk|other member is in"):
-        mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(other)))
-    assert mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(3))).changed
-    assert (
-        bench.problems() == "" and not mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions()).changed
-    )
+        mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions(bench.disk(other)))
+    assert mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions(bench.disk(3))).changed
+    assert bench.problems() == "" and not mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions()).changed
     bench.member(other).unlink()
     assert bench.kept()
 
@@ -234,7 +232,7 @@ def test_noise_over_a_member_while_closed_is_a_member_lost(bench: Bench) -> None
     bench.create()
     noise_over(bench.member(2))
     assert "its file has other contents" in bench.problems()
-    assert mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions()).changed
+    assert mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions()).changed
     assert bench.problems() == "" and bench.files() == [f"{bench.cluster.site.cluster}.member-{n}.img" for n in (1, 3)]
     bench.member(1).unlink()
     assert bench.kept()
@@ -250,21 +248,21 @@ def test_a_member_that_missed_writes_never_counts_again(bench: Bench) -> None:
     assert "its file is missing" in bench.problems()
     bench.member(1).rename(f"{bench.member(1)}.away")
     with pytest.raises(Refused, match="no member of the mirror is intact"):
-        open_mirror(bench.cluster, bench.host, QUIET)
+        open_mirror(bench.cluster, bench.host)
     Path(f"{bench.member(1)}.away").rename(bench.member(1))
-    mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
+    mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions())
     assert bench.kept() and bench.problems() == ""
 
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_file_removed_while_in_use_is_detected_and_recreated(bench: Bench, closed: bool) -> None:
     bench.create()
-    open_mirror(bench.cluster, bench.host, QUIET)
+    open_mirror(bench.cluster, bench.host)
     bench.member(1).unlink()
     assert "removed while in use" in bench.problems()
     if closed:
         close_mirror(bench.cluster, bench.host)
-    mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
+    mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions())
     assert bench.problems() == ""
     bench.member(2).unlink()
     assert bench.kept()
@@ -274,12 +272,12 @@ def test_a_member_whose_disk_was_full_of_what_one_had_alone(bench: Bench) -> Non
     """Degraded, Btrfs writes on the one left what must come to lie on both: a rebuild needs room on that one."""
     bench.create()
     bench.member(2).unlink()
-    open_mirror(bench.cluster, bench.host, QUIET)
+    open_mirror(bench.cluster, bench.host)
     fill = f"{bench.cluster.places.mirror}/fill"
     subprocess.run(["dd", "if=/dev/urandom", f"of={fill}", "bs=1M", "status=none"], check=False, capture_output=True)
     os.truncate(fill, 600 * MIB)
     close_mirror(bench.cluster, bench.host)
-    mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
+    mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions())
     bench.member(1).unlink()
     assert bench.kept()
 
@@ -291,28 +289,28 @@ def test_the_folder_of_the_overlay_is_lost_with_one_member(bench: Bench) -> None
     for path in Path(bench.disk(1)).iterdir():
         path.unlink()
     with pytest.raises(Refused, match=r"there is no .*mirror.json"):
-        mirror.adopt(bench.cluster, bench.host, QUIET, bench.disk(1))
-    planned = mirror.adopt(bench.cluster, bench.host, QUIET, bench.disk(2), dry_run=True)
+        mirror.adopt(bench.cluster, bench.host, bench.disk(1))
+    planned = mirror.adopt(bench.cluster, bench.host, bench.disk(2), dry_run=True)
     member = f"{bench.disk(2)}/{bench.cluster.site.cluster}.member-2.img"
     assert planned.changed and planned.steps[-1] == f"open it with {member}"
     assert not list(Path(bench.overlay).parent.glob(f"{bench.cluster.site.cluster}*img*")) and bench.clean()
-    assert mirror.adopt(bench.cluster, bench.host, QUIET, bench.disk(2)).changed
+    assert mirror.adopt(bench.cluster, bench.host, bench.disk(2)).changed
     assert bench.kept() and "has lost" in bench.problems()
-    assert not mirror.adopt(bench.cluster, bench.host, QUIET, bench.disk(2)).changed
-    mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
+    assert not mirror.adopt(bench.cluster, bench.host, bench.disk(2)).changed
+    mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions())
     assert bench.problems() == ""
 
 
 def test_both_members_are_lost(bench: Bench) -> None:
     bench.create()
     with pytest.raises(SmsError, match="is intact"):
-        mirror.abandon(bench.cluster, bench.host, QUIET)
+        mirror.abandon(bench.cluster, bench.host)
     for number in (1, 2):
         bench.member(number).unlink()
     with pytest.raises(Refused, match="no member of the mirror is intact"):
-        open_mirror(bench.cluster, bench.host, QUIET)
+        open_mirror(bench.cluster, bench.host)
     assert "no member" in bench.problems()
-    assert mirror.abandon(bench.cluster, bench.host, QUIET).changed
+    assert mirror.abandon(bench.cluster, bench.host).changed
     assert not Path(bench.overlay).is_symlink() and find_mirror(bench.cluster, bench.host) is None
 
 
@@ -325,7 +323,7 @@ def test_what_is_lost_on_both_is_said(bench: Bench) -> None:
         data[at : at + 4096] = os.urandom(4096)
         bench.member(number).write_bytes(data)
     with pytest.raises(SmsError, match="cannot be repaired"):
-        mirror.scrub(bench.cluster, bench.host, QUIET)
+        mirror.scrub(bench.cluster, bench.host)
     assert "corrupt on both members" in bench.problems()
 
 
@@ -335,7 +333,7 @@ def test_another_host_that_has_it_open_is_not_joined(bench: Bench) -> None:
     assert found
     write_note(bench.cluster, bench.host, replace(found, mounted_on="host-b"))
     with pytest.raises(Refused, match="left open on host-b"):
-        open_mirror(bench.cluster, bench.host, QUIET)
+        open_mirror(bench.cluster, bench.host)
     assert "host-b has the mirror open" in bench.problems()
     close_mirror(bench.cluster, bench.host)
     write_note(bench.cluster, bench.host, found)
@@ -344,8 +342,8 @@ def test_another_host_that_has_it_open_is_not_joined(bench: Bench) -> None:
 def test_a_member_moves_while_both_are_whole(bench: Bench) -> None:
     bench.create()
     with pytest.raises(Refused, match="unclear which one to move"):
-        mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(3)))
-    mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(3), number=1))
+        mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions(bench.disk(3)))
+    mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions(bench.disk(3), number=1))
     assert list(Path(bench.disk(1)).iterdir()) == [] and bench.problems() == ""
     bench.member(2).unlink()
     assert bench.kept()
@@ -353,10 +351,10 @@ def test_a_member_moves_while_both_are_whole(bench: Bench) -> None:
 
 def test_a_rehearsed_scrub_reads_nothing(bench: Bench) -> None:
     with pytest.raises(Refused, match="is not mirrored"):
-        mirror.scrub(bench.cluster, bench.host, QUIET, dry_run=True)
+        mirror.scrub(bench.cluster, bench.host, dry_run=True)
     bench.create()
     before = Path(str(bench.cluster.places.mirror_note)).read_bytes()
-    planned = mirror.scrub(bench.cluster, bench.host, QUIET, dry_run=True)
+    planned = mirror.scrub(bench.cluster, bench.host, dry_run=True)
     files = [str(bench.member(number)) for number in (1, 2)]
     assert planned.steps == (
         "open the mirror",
@@ -367,22 +365,22 @@ def test_a_rehearsed_scrub_reads_nothing(bench: Bench) -> None:
     assert Path(str(bench.cluster.places.mirror_note)).read_bytes() == before and bench.clean()
     bench.member(2).unlink()
     with pytest.raises(Refused, match="no copy to repair from"):
-        mirror.scrub(bench.cluster, bench.host, QUIET, dry_run=True)
+        mirror.scrub(bench.cluster, bench.host, dry_run=True)
 
 
 def test_a_mirrored_overlay_grows(bench: Bench) -> None:
     bench.create()
     before = bench.member(1).stat().st_size
-    done = grow(bench.cluster, bench.host, QUIET, parse_size("1G"))
+    done = grow(bench.cluster, bench.host, parse_size("1G"))
     assert done.changed and bench.member(1).stat().st_size == before + 2 * (1024 - 96) * MIB
     assert ext3_bytes(bench) == 1 << 30 and bench.kept() and bench.problems() == ""
-    assert not grow(bench.cluster, bench.host, QUIET, parse_size("1G")).changed
+    assert not grow(bench.cluster, bench.host, parse_size("1G")).changed
     with pytest.raises(Refused, match="MiB free"):
-        grow(bench.cluster, bench.host, QUIET, parse_size("20G"))
+        grow(bench.cluster, bench.host, parse_size("20G"))
 
 
 def ext3_bytes(bench: Bench) -> int:
-    open_mirror(bench.cluster, bench.host, QUIET)
+    open_mirror(bench.cluster, bench.host)
     try:
         return ext3.sizes_of(bench.host, bench.overlay)[1]
     finally:
@@ -438,7 +436,7 @@ def test_a_create_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: 
         assert bench.kept(), count
         bench.create()
         assert bench.kept() and bench.problems() == "", count
-        mirror.remove(bench.cluster, bench.host, QUIET)
+        mirror.remove(bench.cluster, bench.host)
         count += stride
     assert count > 30
 
@@ -449,7 +447,7 @@ def test_a_remove_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: 
     count = random.randint(1, stride)
     while killed_after(bench, "remove", count):
         count += stride
-        mirror.remove(bench.cluster, bench.host, QUIET)
+        mirror.remove(bench.cluster, bench.host)
         assert bench.kept() and bench.files() == [], count
         bench.create()
     assert count > 20
@@ -463,7 +461,7 @@ def test_a_rebuild_killed_anywhere_is_finished_by_the_next(bench: Bench, stride:
     while killed_after(bench, "rebuild", count, bench.disk(disk)):
         count += stride
         assert bench.kept(), count
-        mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
+        mirror.rebuild(bench.cluster, bench.host, mirror.RebuildOptions())
         assert bench.problems() == "", count
         found = find_mirror(bench.cluster, bench.host)
         assert found and found.pending is None

@@ -28,7 +28,7 @@ USUAL, ALL = 5, 50
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A node with the image of a lab."""
     site = make_site()
-    built = build(open_cluster(site, None, Silent()), Silent(), lock=site.with_name("sms.lock"))
+    built = build(open_cluster(site, None, Silent()), lock=site.with_name("sms.lock"))
     with engine_in(tmp_path_factory.mktemp("node"), built.image) as engine:
         yield engine
 

@@ -73,7 +73,7 @@ class Place:
         return keep_image(self.store, image, **{"cluster": self.cluster.site.cluster, **facts})
 
     def push(self, wanted: str = "latest", **more: Any) -> list[Pushed]:
-        return push(self.cluster, self.host, PushOptions(wanted, **more), ["borg"], Silent())
+        return push(self.cluster, self.host, PushOptions(wanted, **more), ["borg"])
 
     def pushed(self, wanted: str = "latest", **more: Any) -> Pushed:
         (one,) = self.push(wanted, **more)
@@ -117,7 +117,7 @@ class Place:
     def assert_comes_back(self, number: int) -> None:
         """To another host, whole."""
         other = self.elsewhere()
-        done = pull(other.cluster, other.host, "borg", str(number), Silent())
+        done = pull(other.cluster, other.host, "borg", str(number))
         assert done.present is False
         stores.assert_whole(other.store)
         assert read_all(other.store, done.number) == read_all(self.store, number)

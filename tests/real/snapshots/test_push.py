@@ -32,7 +32,6 @@ from appliance.operations.snapshots.push import (
     plan_removals,
     push,
 )
-from appliance.progress import Silent
 from tests import stores
 from tests.real.snapshots.conftest import Place, behind_ssh
 from tests.real.sshd import Server
@@ -64,7 +63,7 @@ def test_there_and_back(either: Place) -> None:
     assert there == one.manifest.to_dict()
     either.assert_comes_back(1)
     other = either.elsewhere()
-    assert pull(other.cluster, other.host, "borg", "latest", Silent()).present is True
+    assert pull(other.cluster, other.host, "borg", "latest").present is True
 
 
 def test_what_is_the_same_is_stored_once(with_one: Place) -> None:
@@ -134,7 +133,7 @@ def test_damage_in_the_repository_does_not_come_back(with_one: Place) -> None:
         stream.write(bytes([data[0] ^ 1]))
     other = place.elsewhere()
     with pytest.raises(SmsError) as caught:
-        pull(other.cluster, other.host, "borg", "latest", Silent())
+        pull(other.cluster, other.host, "borg", "latest")
     assert re.search(r"is damaged: .*(integrity|checksum|mismatch)", caught.value.message), caught.value.message
     assert "SSH_ORIGINAL_COMMAND" not in caught.value.message
     repository = place.folder / "repo"
@@ -328,13 +327,13 @@ def test_a_standby_is_pruned_on_request(place: Place) -> None:
     listed = list_snapshots(place.cluster, place.host)
     assert plan_removals(place.cluster, listed, [{**listed.snapshots[-1], "number": 2}]) == [1, 2]
     # Both "hosts" are this one, and share its store here: all of it is there, and one is thinned out.
-    done = push(cluster, place.host, PushOptions(prune=True, dry_run=True), ["host-b"], Silent())
+    done = push(cluster, place.host, PushOptions(prune=True, dry_run=True), ["host-b"])
     assert [(one.snapshot, one.state) for one in done] == [(2, PRESENT), (1, WOULD_REMOVE)]
     assert stores.numbers(place.store) == [1, 2]
-    done = push(cluster, place.host, PushOptions(prune=True), ["host-b"], Silent())
+    done = push(cluster, place.host, PushOptions(prune=True), ["host-b"])
     assert [(one.snapshot, one.state) for one in done] == [(2, PRESENT), (1, REMOVED)]
     assert stores.numbers(place.store) == [2]
-    assert [one.state for one in push(cluster, place.host, PushOptions(prune=True), ["host-b"], Silent())] == [PRESENT]
+    assert [one.state for one in push(cluster, place.host, PushOptions(prune=True), ["host-b"])] == [PRESENT]
 
 
 def test_all_that_is_missing_goes_the_oldest_first(place: Place) -> None:
@@ -384,7 +383,7 @@ def test_two_clusters_of_one_name_in_one_repository(with_one: Place) -> None:
         assert one.numbers() == [stores.numbers(one.store)[-1]]
         (foreign,) = other.remote()
         with pytest.raises(Refused, match=foreign["cluster_uuid"]):
-            pull(one.cluster, one.host, "borg", archive_name(foreign), Silent())
+            pull(one.cluster, one.host, "borg", archive_name(foreign))
 
 
 def test_what_is_pulled_is_named(with_one: Place) -> None:
@@ -392,11 +391,11 @@ def test_what_is_pulled_is_named(with_one: Place) -> None:
     one = place.store.find("1")
     other = place.elsewhere()
     with pytest.raises(Refused, match="borg has no snapshot 7") as caught:
-        pull(other.cluster, other.host, "borg", "7", Silent())
+        pull(other.cluster, other.host, "borg", "7")
     assert "the newest there: 1" in caught.value.hint
-    assert pull(other.cluster, other.host, "borg", one.manifest.uuid[:8], Silent(), dry_run=True).number == 0
+    assert pull(other.cluster, other.host, "borg", one.manifest.uuid[:8], dry_run=True).number == 0
     stores.add_snapshot(other.store, [b"x" * CHUNK], cluster=other.cluster.site.cluster, uuid="f" * 36)
-    done = pull(other.cluster, other.host, "borg", "latest", Silent())
+    done = pull(other.cluster, other.host, "borg", "latest")
     assert (done.snapshot, done.number) == (1, 2)
     assert done.bytes == one.manifest.used_bytes < one.manifest.size
 

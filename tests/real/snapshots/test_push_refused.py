@@ -15,7 +15,6 @@ from appliance.errors import Busy, Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.snapshots.pull import pull
 from appliance.operations.snapshots.push import WOULD_PUSH, exit_status
-from appliance.progress import Silent
 from tests import stores
 from tests.conftest import find_tool
 from tests.real.overlays import file_system
@@ -189,7 +188,7 @@ def test_a_second_run_is_refused(place: Place) -> None:
     with place.host.lock(str(place.cluster.places.borg_lock)):
         assert "another push or pull is at work" in place.failed().error
         with pytest.raises(Busy):
-            pull(place.cluster, place.host, "borg", "latest", Silent())
+            pull(place.cluster, place.host, "borg", "latest")
         assert [one.state for one in place.push(dry_run=True)] == [WOULD_PUSH]
     place.pushed()
 
@@ -218,5 +217,5 @@ def test_no_room_where_it_comes_back_to(place: Place, tmp_path: Path) -> None:
     with file_system(tmp_path / "disk", "ext4", 6) as disk:
         other = place.elsewhere().changed("snapshots", directory=disk)
         with pytest.raises(SmsError, match="is full"):
-            pull(other.cluster, other.host, "borg", "latest", Silent())
+            pull(other.cluster, other.host, "borg", "latest")
         assert stores.numbers(other.store) == []

@@ -17,7 +17,6 @@ from appliance.errors import Refused, SmsError
 from appliance.operations.snapshots.push import FAILED
 from appliance.operations.snapshots.repository import check_key, export_key, prune_repository, warn_about_key
 from appliance.operations.snapshots.scheduled import push_to
-from appliance.progress import Silent
 from tests.real.snapshots.conftest import Place
 from tests.real.sshd import Server
 from tests.stores import make_image
@@ -34,7 +33,7 @@ class AppendOnly:
     repository: Path
 
     def prune(self, **more: Any) -> tuple[str, ...]:
-        return prune_repository(self.pruner.cluster, self.pruner.host, Silent(), **more).removed
+        return prune_repository(self.pruner.cluster, self.pruner.host, **more).removed
 
     def attack(self, *words: str) -> None:
         """Borg with the key of the admin host, which an attacker there has."""
@@ -67,12 +66,12 @@ def test_a_key_that_may_only_append(append_only: AppendOnly) -> None:
     place = append_only.place
     for seed in (1, 2, 3):
         place.add(seed)
-        push_to(place.cluster, place.host, "borg", Silent())
+        push_to(place.cluster, place.host, "borg")
     assert place.numbers() == [1, 2, 3], "a scheduled run prunes nothing there"
     (failed,) = place.push(prune=True)
     assert failed.state == FAILED and "may only append" in failed.error and failed.status == 3
     with pytest.raises(Refused, match="may only append"):
-        prune_repository(place.cluster, place.host, Silent())
+        prune_repository(place.cluster, place.host)
     assert place.numbers() == [1, 2, 3], "what looks removed there would be hidden"
     size = size_of(append_only.repository)
     assert len(append_only.prune(dry_run=True)) == 2 and place.numbers() == [1, 2, 3]
@@ -81,7 +80,7 @@ def test_a_key_that_may_only_append(append_only: AppendOnly) -> None:
     assert place.numbers() == [3] and size_of(append_only.repository) < size / 2
     assert append_only.prune() == ()
     place.add(4)
-    push_to(place.cluster, place.host, "borg", Silent())
+    push_to(place.cluster, place.host, "borg")
     assert len(append_only.prune()) == 1 and place.numbers() == [4]
     place.assert_comes_back(4)
 
@@ -119,11 +118,11 @@ def test_what_a_stolen_key_hides_is_noticed_and_comes_back(append_only: AppendOn
 @pytest.mark.full
 def test_another_machine_may_prune_what_hosts_prune_themselves(with_one: Place) -> None:
     place = with_one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
-    assert prune_repository(place.cluster, place.host, Silent()).removed == ()
+    assert prune_repository(place.cluster, place.host).removed == ()
     place.add(seed=2)
-    push_to(place.cluster, place.host, "borg", Silent())
+    push_to(place.cluster, place.host, "borg")
     assert place.numbers() == [2]
-    assert prune_repository(place.cluster, place.host, Silent()).removed == (), "1 was removed by the host itself"
+    assert prune_repository(place.cluster, place.host).removed == (), "1 was removed by the host itself"
 
 
 @pytest.mark.full

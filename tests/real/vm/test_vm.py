@@ -147,7 +147,7 @@ def build(path: Path) -> None:
     """Build the image where it is not there; another lab's build of it is waited for."""
     for left in range(60, 0, -1):
         try:
-            build_vm(open_cluster(path, None, Silent()), Silent())
+            build_vm(open_cluster(path, None, Silent()))
         except Busy:
             assert left > 1, "another build does not end"
             time.sleep(5)

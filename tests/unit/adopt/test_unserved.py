@@ -57,7 +57,7 @@ def test_lease_of_a_host_that_does_not_serve(
     is_active = ("systemctl", "is-active", "--quiet", "slurmctld.service")
     old = Fake({is_active: (0 if active else 3, "")}, name="old")
     try:
-        undo.release_unserved(cluster, record, old, progress)
+        undo.release_unserved(cluster.showing(progress), record, old)
     except Refused as error:
         assert "both have the services" in error.message
         did.append("refused")

@@ -6,6 +6,7 @@ import copy
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import jsonschema
 import pytest
@@ -16,7 +17,6 @@ from appliance.errors import ConfigError, Refused
 from appliance.operations.engines.kubernetes import OnKubernetes
 from appliance.operations.site.find import open_site
 from appliance.plan.services.controllers import find_controllers, other_controllers
-from appliance.progress import Silent
 from appliance.tools.engine import BOUNDED
 from appliance.tools.kubectl import Kubectl
 from tests.support.env import fake_env
@@ -163,10 +163,10 @@ def test_a_cluster_without_multus_is_refused(installed: bool) -> None:
     )
     found = OnKubernetes(Kubectl(fake, "lab"), {}, fake_env(), attached=True)
     if installed:
-        found.check(None, BUNDLE, Silent())  # type: ignore[arg-type]
+        found.check(MagicMock(), BUNDLE)
         return
     with pytest.raises(Refused, match="network-attachment-definitions") as caught:
-        found.check(None, BUNDLE, Silent())  # type: ignore[arg-type]
+        found.check(MagicMock(), BUNDLE)
     assert "Multus" in caught.value.hint
 
 

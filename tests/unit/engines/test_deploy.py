@@ -30,7 +30,6 @@ from appliance.operations.engines.writer import refuse_moved, refuse_other_write
 from appliance.operations.lease import Leases
 from appliance.operations.migration import failover
 from appliance.plan.machine import instance_name
-from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import from_json, to_json
 from appliance.shared.state_lease import StateLease
@@ -77,14 +76,14 @@ def test_workloads_that_need_each_other_are_one_group() -> None:
 def test_the_record_is_there_before_and_names_what_is_kept(cluster: Cluster, tmp_path: Path) -> None:
     host = Local(cluster.site.admin_hosts[0].name)
     assert read_deployed(cluster, host) is None
-    begin(cluster, host, BUNDLE, RECORD, Silent())
+    begin(cluster, host, BUNDLE, RECORD)
     assert find_deployed(cluster, host) == RECORD
     assert read_bundle(cluster, host, BUNDLE.digest) == BUNDLE
     other = replace(BUNDLE, image="/j.sif")
-    begin(cluster, host, other, replace(RECORD, digest=other.digest, previous=BUNDLE.digest), Silent())
+    begin(cluster, host, other, replace(RECORD, digest=other.digest, previous=BUNDLE.digest))
     assert read_bundle(cluster, host, BUNDLE.digest) == BUNDLE
     third = replace(BUNDLE, image="/k.sif")
-    begin(cluster, host, third, replace(RECORD, digest=third.digest, previous=other.digest), Silent())
+    begin(cluster, host, third, replace(RECORD, digest=third.digest, previous=other.digest))
     assert read_bundle(cluster, host, BUNDLE.digest) is None
     kept = tmp_path / "state" / "engines" / cluster.site.cluster / f"{other.digest}.json"
     kept.write_text(kept.read_text().replace("/j.sif", "/x.sif"))
@@ -282,7 +281,7 @@ def test_an_image_that_is_not_signed_leaves_the_lease(cluster: Cluster, tmp_path
     host.write(str(cluster.places.current), b"not an image")
     leases = Leases(host, cluster)
     leases.query()
-    run = deploy_module.Run(None, leases, Silent(), 1)
+    run = deploy_module.Run(None, leases, 1)
     with pytest.raises(Refused, match="not signed"):
         deploy_module.apply_bundle(cluster, host, MagicMock(), BUNDLE, [], run)
     assert find_deployed(cluster, host) is None
@@ -299,7 +298,7 @@ def test_the_container_does_not_start_what_an_engine_has(cluster: Cluster) -> No
         ((here,), "stopping", True),
         ((here,), "stopped", False),
     ):
-        begin(cluster, host, BUNDLE, replace(RECORD, services=services, phase=phase), Silent())
+        begin(cluster, host, BUNDLE, replace(RECORD, services=services, phase=phase))
         with pytest.raises(Refused, match=f"nomad has {here}") if refused else nullcontext():
             refuse_deployed(cluster, host)
 
@@ -307,12 +306,12 @@ def test_the_container_does_not_start_what_an_engine_has(cluster: Cluster) -> No
 def test_a_failover_from_an_engine_records_that_it_has_the_services_no_more(cluster: Cluster) -> None:
     """Else no admin host could start them again."""
     host = Local(cluster.site.admin_hosts[0].name)
-    begin(cluster, host, BUNDLE, replace(RECORD, services=(cluster.services[0].name,)), Silent())
+    begin(cluster, host, BUNDLE, replace(RECORD, services=(cluster.services[0].name,)))
     plan = failover.Plan(host.name, ("host-b",), 1, False, None, ())
-    failover._forget_engine(cluster, host, plan, Silent())
+    failover._forget_engine(cluster, host, plan)
     with pytest.raises(Refused, match="nomad has"):
         refuse_deployed(cluster, host)
-    failover._forget_engine(cluster, host, replace(plan, old=("engine:nomad",)), Silent())
+    failover._forget_engine(cluster, host, replace(plan, old=("engine:nomad",)))
     refuse_deployed(cluster, host)
 
 
@@ -321,9 +320,9 @@ def test_what_does_not_end_keeps_nothing_from_being_stopped(cluster: Cluster) ->
     host, cluster = WithNomad(cluster.site.admin_hosts[0].name), with_env(cluster, clock=FakeClock())
     for name in ("a", "b"):
         host.has_job(name, allocation=f"of-{name}")
-    begin(cluster, host, BUNDLE, RECORD, Silent())
+    begin(cluster, host, BUNDLE, RECORD)
     with pytest.raises(Unverified, match="of-b on n1 did not end"):
-        deploy_module.stop_locked(cluster, host, RECORD, Silent())
+        deploy_module.stop_locked(cluster, host, RECORD)
     assert host.stopped == ["b", "a"]
     found = find_deployed(cluster, host)
     assert found and found.phase == "stopping"

@@ -22,7 +22,6 @@ from appliance.operations.engines.move_lock import lock_moves
 from appliance.operations.engines.writer import refuse_interrupted
 from appliance.operations.services.unfinished import moved_path
 from appliance.plan.migration.state import COMMITTING, COPYING, RETURNED, STARTING, StateMove
-from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
 from tests.support.env import FakeClock, FakeHosts, Impatient, with_env
@@ -39,23 +38,23 @@ def test_dry_runs_of_a_stop_and_of_a_rollback(cluster: Cluster) -> None:
     cluster = with_env(cluster, hosts=FakeHosts({"host-a": host}))
     host.has_clients("host-a")
     host.has_job("a", allocation="x")
-    begin(cluster, host, BUNDLE, RECORD, Silent())
+    begin(cluster, host, BUNDLE, RECORD)
     assert list(plan_stop(cluster, host).changes.items()) == [("b", "unchanged"), ("a", "stop")]
     with pytest.raises(Refused, match="nothing was deployed before"):
-        plan_rollback(cluster, host, Silent())
-    begin(cluster, host, OTHER, replace(RECORD, digest=OTHER.digest, previous=BUNDLE.digest), Silent())
+        plan_rollback(cluster, host)
+    begin(cluster, host, OTHER, replace(RECORD, digest=OTHER.digest, previous=BUNDLE.digest))
     host.write(str(cluster.places.current), b"an image")
-    plan = plan_rollback(cluster, host, Silent())
+    plan = plan_rollback(cluster, host)
     assert [one.name for one in plan.differences] == ["b", "a"] and not plan.refusal
     assert host.planned == ["job", "job"] and not host.commands
 
 
 CHANGES: dict[str, Callable[[Cluster, Local], object]] = {
-    "deploy": lambda cluster, host: deploy(cluster, host, "nomad", Silent(), timeout_s=1),
-    "rollback": lambda cluster, host: rollback(cluster, host, Silent(), timeout_s=1),
-    "stop": lambda cluster, host: stop(cluster, host, Silent()),
-    "drain": lambda cluster, host: drain.drain(cluster, host, "n1", Silent(), timeout_s=1),
-    "undo": lambda cluster, host: drain.undo(cluster, host, "n1", Silent()),
+    "deploy": lambda cluster, host: deploy(cluster, host, "nomad", timeout_s=1),
+    "rollback": lambda cluster, host: rollback(cluster, host, timeout_s=1),
+    "stop": lambda cluster, host: stop(cluster, host),
+    "drain": lambda cluster, host: drain.drain(cluster, host, "n1", timeout_s=1),
+    "undo": lambda cluster, host: drain.undo(cluster, host, "n1"),
 }
 
 
@@ -72,8 +71,8 @@ def test_an_interrupted_move_goes_on_first(cluster: Cluster, phase: str, *, refu
     with pytest.raises(Refused, match="was interrupted") if refused else nullcontext() as caught:
         refuse_interrupted(cluster, host)
     assert not refused or "`sms migrate --to nomad` starts them there" in str(caught and caught.value.hint)
-    begin(cluster, host, BUNDLE, RECORD, Silent())
-    begin(cluster, host, OTHER, replace(RECORD, digest=OTHER.digest, previous=BUNDLE.digest), Silent())
+    begin(cluster, host, BUNDLE, RECORD)
+    begin(cluster, host, OTHER, replace(RECORD, digest=OTHER.digest, previous=BUNDLE.digest))
     for verb in ("deploy", "rollback") if refused else ():
         with pytest.raises(Refused, match="was interrupted"):
             CHANGES[verb](cluster, host)
@@ -84,7 +83,7 @@ def test_nothing_is_changed_while_a_move_is_at_work(cluster: Cluster, name: str)
     """The engine is not even queried; afterwards the same command begins."""
     cluster = with_env(cluster, locks=Impatient(), clock=FakeClock())
     host = Local(cluster.site.admin_hosts[0].name)
-    begin(cluster, host, BUNDLE, RECORD, Silent())
+    begin(cluster, host, BUNDLE, RECORD)
     with lock_moves(cluster, host), pytest.raises(Busy, match="another `sms migrate --to` or `sms deploy`") as caught:
         CHANGES[name](cluster, host)
     assert caught.value.status == 3 and caught.value.hint and find_deployed(cluster, host) == RECORD
@@ -147,7 +146,7 @@ def test_a_dry_run_of_a_drain(
     host = Local(cluster.site.admin_hosts[0].name)
     monkeypatch.setattr(drain, "find_engine", lambda *_: engine)
     bundle = replace(BUNDLE, controller="a")
-    begin(cluster, host, bundle, replace(RECORD, digest=bundle.digest), Silent())
+    begin(cluster, host, bundle, replace(RECORD, digest=bundle.digest))
     found = (drain.plan_undo if undo else drain.plan_drain)(cluster, host, "n1")
     assert (found.steps, found.slurm) == (steps, engine.state if engine.answers else "")
     with pytest.raises(Refused if engine.answers else SmsError):

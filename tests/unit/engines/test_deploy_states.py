@@ -83,11 +83,11 @@ def test_an_image_that_no_node_has_is_refused() -> None:
     )
     found = OnKubernetes(Kubectl(fake, "lab"), {"munge_key": SecretRef(name="munge-key", key="munge.key")}, env)
     bundle = replace(BUNDLE, image="localhost/sms/sample:k")
-    found.check(None, bundle, Silent())  # type: ignore[arg-type]
+    found.check(MagicMock(), bundle)
     for one in (replace(found, node="n2"), found):
         image = bundle.image if one.node else "localhost/sms/sample:other"
         with pytest.raises(Refused, match="no node has the image") as caught:
-            one.check(None, replace(bundle, image=image), Silent())  # type: ignore[arg-type]
+            one.check(MagicMock(), replace(bundle, image=image))
         assert "sms image oci" in caught.value.hint and sum(clock.slept) > REPORTED_S
         clock.slept.clear()
 
@@ -203,9 +203,9 @@ def test_a_slurmd_beside_nomad_is_found() -> None:
     program.get.return_value = {"Drivers": {"raw_exec": {"Healthy": True}}}
     program.allocations.return_value = [SimpleNamespace(node="node3", state="running")]
     program.host.works.side_effect = lambda *argv: "10.0.0.2" not in argv
-    progress = MagicMock()
-    OnNomad(program, "host-a", "compute", fake_env()).check(MagicMock(), NODE_BUNDLE, progress, send=False)
-    ((line,), _) = progress.report.call_args
+    cluster = MagicMock()
+    OnNomad(program, "host-a", "compute", fake_env()).check(cluster, NODE_BUNDLE, send=False)
+    ((line,), _) = cluster.env.progress.report.call_args
     assert line.startswith("warning: node2 already runs a slurmd")
 
 
@@ -220,9 +220,9 @@ def test_a_dry_run_needs_an_image(tmp_path: Path) -> None:
     engine = OnNomad(program, "host-a", "compute", fake_env())
     cluster.host.return_value.works.return_value = False
     with pytest.raises(Refused, match="there is no image"):
-        engine.check(cluster, bundle, MagicMock(), send=False)
+        engine.check(cluster, bundle, send=False)
     cluster.host.return_value.works.return_value = True
-    engine.check(cluster, bundle, MagicMock(), send=False)
+    engine.check(cluster, bundle, send=False)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_what_was_stopped_and_drained_is_told(
     host, cluster = WithNomad("host-a"), on_nomad(cluster, tmp_path)
     bundle = render_bundle(cluster, "nomad")
     record = replace(RECORD, digest=bundle.digest)
-    begin(cluster, host, bundle, record, Silent())
+    begin(cluster, host, bundle, record)
     host.has_clients("n1", "n2", drained="n2")
     for item in bundle.items:
         host.has_job(item.name, runs=item.kind == "node")

@@ -298,7 +298,7 @@ def test_what_stays_is_not_moved_while_it_runs(moved: Moved) -> None:
     part = moved.part()
     part.take("host-b")
     with pytest.raises(Refused, match="stay on host-b") as refused:
-        module.start_gateway(moved.cluster, moved.hosts["host-a"], "nomad", Silent(), StartOptions())
+        module.start_gateway(moved.cluster, moved.hosts["host-a"], "nomad", StartOptions())
     assert "sms stop --host host-b" in str(refused.value.hint) and "migrate" not in str(refused.value.hint)
 
 
@@ -414,7 +414,7 @@ def test_a_stop_of_the_engine_names_what_stays(moved: Moved) -> None:
     lines = deploy_verbs._stop_plan_lines(deploy_plan.plan_stop(moved.cluster, host))
     (line,) = (one for one in lines if " stay: " in one)
     assert re.search("on host-b stay: .*nat.*; `sms stop --host host-b` stops them", line) and "slurmctld" not in line
-    deploy_module.stop(moved.cluster, host, shown)
+    deploy_module.stop(moved.cluster, host)
     assert f"note: {line}" in [one.args[0] for one in shown.report.call_args_list]
 
 
@@ -428,15 +428,15 @@ def test_a_deployment_starts_it_where_it_ran(moved: Moved, monkeypatch: pytest.M
         raise Refused("its image is missing")
 
     monkeypatch.setattr(module, "start_gateway", refused)  # a real one would start a container on this machine
-    assert keep_gateway(moved.cluster, moved.hosts["host-a"], BUNDLE, Silent()) == "its image is missing"
+    assert keep_gateway(moved.cluster, moved.hosts["host-a"], BUNDLE) == "its image is missing"
     part.take("host-b")
-    keep_gateway(moved.cluster, moved.hosts["host-a"], BUNDLE, Silent())
+    keep_gateway(moved.cluster, moved.hosts["host-a"], BUNDLE)
     assert there == ["host-a", "host-b"]
     # A site from which they were removed, such as before the engine takes the address of the container.
     without = dataclasses.replace(
         moved.cluster, services=tuple(one for one in moved.cluster.services if one.name in ("slurmctld", "munge"))
     )
-    assert keep_gateway(without, moved.hosts["host-a"], BUNDLE, Silent()) == ""
+    assert keep_gateway(without, moved.hosts["host-a"], BUNDLE) == ""
     assert there[2:] == [] and query_lease(moved.hosts["host-b"], part.cluster).holder is None, "it was stopped there"
 
 
@@ -456,9 +456,9 @@ def test_its_address_is_not_given_to_a_pod_while_it_may_have_it(moved: Moved, ne
     bundle = dataclasses.replace(BUNDLE, engine="kubernetes")
     if network == "attached":
         with pytest.raises(SmsError, match="may have the address that slurmctld's pod is to get: host-b: interrupted"):
-            keep_gateway(without, moved.hosts["host-a"], bundle, Silent())
+            keep_gateway(without, moved.hosts["host-a"], bundle)
     else:
-        assert keep_gateway(without, moved.hosts["host-a"], bundle, Silent()) == "host-b: interrupted"
+        assert keep_gateway(without, moved.hosts["host-a"], bundle) == "host-b: interrupted"
 
 
 @pytest.mark.parametrize("verb", ["", "rollback"])
@@ -480,7 +480,7 @@ def test_a_boot_starts_it_only_where_it_ran(moved: Moved, monkeypatch: pytest.Mo
     boot = StartOptions(boot=True, unit=False)
 
     def start(name: str) -> None:
-        module.start_gateway(moved.cluster, moved.hosts[name], "nomad", Silent(), boot)
+        module.start_gateway(moved.cluster, moved.hosts[name], "nomad", boot)
 
     start("host-a")
     part.take("host-b")
@@ -507,7 +507,7 @@ def test_its_guard_starts_first(moved: Moved, monkeypatch: pytest.MonkeyPatch, e
     for name in ("start_guard", "stop_guard", "install_unit"):
         monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name))
     try:
-        module.start_gateway(moved.cluster, moved.hosts["host-a"], "nomad", Silent(), StartOptions())
+        module.start_gateway(moved.cluster, moved.hosts["host-a"], "nomad", StartOptions())
     except SmsError:
         done.append("failed")
     assert (
@@ -574,7 +574,7 @@ def test_a_log_is_that_of_what_stays(stays: Moved) -> None:
 def test_a_restart_is_one_in_what_stays(stays: Moved) -> None:
     host = stays.admins["host-a"]
     host.prints |= {"--wait": '{"name": "nat", "ok": true}', "nat": "12 13"}
-    (done,) = restart.restart(stays.cluster, host, ["nat"], Silent(), wait_s=1)
+    (done,) = restart.restart(stays.cluster, host, ["nat"], wait_s=1)
     assert done.ok and all("instance://sms-sample_gateway" in argv for argv in host.inside)
 
 
@@ -582,7 +582,7 @@ def test_what_does_not_act_on_it_names_the_way(stays: Moved) -> None:
     """`sms apply`, a snapshot of the overlay, and a migration to another host."""
     host = stays.hosts["host-a"]
     with pytest.raises(Refused, match="nomad has the services") as refused:
-        plan_apply(stays.cluster, host, Silent())
+        plan_apply(stays.cluster, host)
     assert "`sms deploy` applies the site file, also to what stays" in refused.value.hint
     with pytest.raises(Refused, match="nomad has the services and their state: the overlay on host-a") as refused:
         inspect_overlay(stays.cluster, host)
@@ -592,5 +592,5 @@ def test_what_does_not_act_on_it_names_the_way(stays: Moved) -> None:
         ("host-a", "`sms deploy`"),
     ):
         with pytest.raises(Refused, match="nomad has the services") as refused:
-            find_source(stays.cluster, stays.hosts[name], recover=False, progress=Silent())
+            find_source(stays.cluster, stays.hosts[name], recover=False)
         assert refused.value.hint.startswith(way)

@@ -53,7 +53,7 @@ class Volume(Owner):
     """State in a folder of this machine. ``serves``: whether its services run; ``faults``: what a call raises."""
 
     def __init__(self, cluster: Cluster, name: str, folder: Path, *, serves: bool) -> None:
-        super().__init__(cluster, (PATH,), Silent())
+        super().__init__(cluster, (PATH,))
         self.name, self.where = name, name
         self.host = Local(name)
         self.folder = folder
@@ -169,7 +169,7 @@ def make_move(cluster: Cluster, host: Local, folder: Path, source: str, target: 
     leases.query()
     owners = [Volume(cluster, name, folder / name, serves=name == source) for name in (source, target)]
     record = StateMove(cluster.site.cluster, STOPPING, source, target, 1.0)
-    return Move(cluster, host, owners[0], owners[1], leases, Silent(), record, ran=True)
+    return Move(cluster, host, owners[0], owners[1], leases, record, ran=True)
 
 
 def holder(current: Move) -> str:
@@ -210,7 +210,7 @@ def test_the_generation_is_that_with_which_the_target_serves(current: Move, monk
         current.host.write(str(current.cluster.places.lease), replace(lease, generation=lease.generation + 1).text())
 
     current.target.started = take
-    done = module.move(current.cluster, current.host, current.target.name, Silent())
+    done = module.move(current.cluster, current.host, current.target.name)
     assert done.generation == current.generation + 1 == query_lease(current.host, current.cluster).generation
 
 
@@ -396,7 +396,7 @@ def test_there_is_one_move(cluster: Cluster, host: Local, tmp_path: Path) -> Non
     progress = Reports()
     cluster = with_env(on_nomad(cluster, tmp_path), locks=Impatient())
     with lock_moves(cluster, host), pytest.raises(Busy, match="another `sms migrate --to`"):
-        rehearse_move(cluster, host, "nomad", progress)
+        rehearse_move(cluster.showing(progress), host, "nomad")
     assert not progress.steps, "it has not begun"
 
 

@@ -39,7 +39,6 @@ from appliance.plan.migration.state import (
     release_of,
     state_version,
 )
-from appliance.progress import Silent
 from appliance.shared.lease import ENGINE, Lease
 from appliance.shared.records import to_json
 from appliance.tools import ext3
@@ -159,7 +158,7 @@ def test_space_for_a_copy_in_the_overlay(
     """The copy is inside the image; beside it is room for another one, which has 20 bytes."""
     host = MagicMock()
     host.run.return_value.text = "/mirror/lab.img"
-    owner = ContainerOwner(MagicMock(), host, ("/a",), Silent())
+    owner = ContainerOwner(MagicMock(), host, ("/a",))
     monkeypatch.setattr(container_owner, "opened", lambda *_: nullcontext())
     asked: list[str] = []
 
@@ -213,7 +212,7 @@ class Cluster:
         self.claims += [one["metadata"]["name"] for one in json.loads(text).get("items", ())]
 
     def owner(self) -> KubernetesOwner:
-        return KubernetesOwner(MagicMock(services=()), Local("here"), ("/a",), Silent())
+        return KubernetesOwner(MagicMock(services=()), Local("here"), ("/a",))
 
     @property
     def applied(self) -> list[str]:

@@ -120,8 +120,8 @@ def test_only_the_build_host_signs(folder: Path) -> None:
     (folder / "own" / "sign.pub").unlink()
     for sign in (
         lambda: create_site_pair(other.site),
-        lambda: make_oci(other, image, folder / "oci", Silent()),
-        lambda: build_node(other, "compute", Silent()),
+        lambda: make_oci(other, image, folder / "oci"),
+        lambda: build_node(other, "compute"),
     ):
         with pytest.raises(Refused) as refused:
             sign()

@@ -70,7 +70,7 @@ def test_a_deployment_takes_the_lease_and_a_stop_releases_it(
     for name in pair.hosts:
         with pytest.raises(Refused, match="nomad has the services"):
             pair.take(name)
-    assert release_from_engine(pair.cluster, a, "nomad", Silent())
+    assert release_from_engine(pair.cluster, a, "nomad")
     assert {holder for holder, _, _ in pair.files().values()} == {None}
     assert query_lease(pair.hosts["host-b"], pair.cluster).last == before
     assert pair.take("host-b") == (4 if before else 3)
@@ -82,9 +82,9 @@ def test_a_stop_does_not_release_a_lease_that_a_move_gave(apart: Pair) -> None:
     apart.take("host-a")
     hand_over(a, apart.cluster, apart.leases("host-a"), holder=f"{ENGINE}nomad", generation=2)
     before = apart.files()
-    assert not release_from_engine(apart.cluster, a, "nomad", Silent())
+    assert not release_from_engine(apart.cluster, a, "nomad")
     assert apart.files() == before
-    assert release_from_engine(apart.cluster, a, "kubernetes", Silent()) and apart.files() == before
+    assert release_from_engine(apart.cluster, a, "kubernetes") and apart.files() == before
 
 
 @pytest.mark.parametrize("busy", [1, 9])
@@ -127,7 +127,7 @@ def test_a_failover_from_a_lost_engine(apart: Pair, tmp_path: Path, *, known: st
         a.error = "dial tcp 10.0.0.1:4646: connect: connection refused"
 
     def plan(*, fenced: bool) -> None:
-        failover.plan_failover(apart.cluster, a, failover.FailoverOptions(fenced=fenced), Silent())
+        failover.plan_failover(apart.cluster, a, failover.FailoverOptions(fenced=fenced))
 
     if known == "by the lease":
         with pytest.raises(Refused, match="nomad has the services and their state"):
@@ -141,9 +141,9 @@ def test_a_start_of_a_failover_takes_the_lease_of_a_lost_engine(apart: Pair) -> 
     apart.take("host-a")
     hand_over(a, apart.cluster, apart.leases("host-a"), holder=nomad, generation=2)
     with pytest.raises(Refused, match="nomad has the services"):
-        start.start(apart.cluster, a, Silent(), start.StartOptions())
+        start.start(apart.cluster, a, start.StartOptions())
     with pytest.raises(Refused, match=GOES_ON):
-        start.start(apart.cluster, a, Silent(), start.StartOptions(fenced=(nomad,)))
+        start.start(apart.cluster, a, start.StartOptions(fenced=(nomad,)))
     leases = apart.leases("host-a", without=(nomad,))
     assert leases.check().holder == "host-a"
 

@@ -32,7 +32,6 @@ from appliance.operations.migration import failover
 from appliance.operations.services import start
 from appliance.operations.services.guard import CURRENT_S, FAILED_S, Guard
 from appliance.operations.services.unfinished import last_sign, mark_path
-from appliance.progress import Silent
 from appliance.shared.files import ALWAYS
 from appliance.shared.lease import MAX_FILE, Lease, SwapLease, read_file
 from appliance.shared.locks import hold_lock
@@ -527,7 +526,7 @@ def test_a_failover_with_the_damaged_lease_of_another_host(apart: Pair) -> None:
     path.write_text("{")
 
     def plan() -> None:
-        failover.plan_failover(apart.cluster, apart.hosts["host-b"], failover.FailoverOptions(), Silent())
+        failover.plan_failover(apart.cluster, apart.hosts["host-b"], failover.FailoverOptions())
 
     with pytest.raises(Refused, match=r"host-a: .*cannot be read.*host-a answers, and may have the newest") as caught:
         plan()
@@ -547,7 +546,7 @@ def test_a_host_that_the_user_has_powered_off_and_that_does_not_answer(apart: Pa
 
     def plan() -> None:
         options = failover.FailoverOptions(fenced=True)
-        failover.plan_failover(apart.cluster, apart.hosts["host-a"], options, Silent())
+        failover.plan_failover(apart.cluster, apart.hosts["host-a"], options)
 
     if state.startswith("alive"):
         with pytest.raises(Refused, match="host-b accepts connections"):

@@ -196,7 +196,7 @@ def world() -> World:
 
 def move(world: World, *, shared: bool = False) -> tuple[MigrationResult, str]:
     """Migrate from host a to host b."""
-    return run_steps(open_sample(world), inspect(world, shared=shared), IMAGE, Silent())
+    return run_steps(open_sample(world), inspect(world, shared=shared), IMAGE)
 
 
 def inspect(world: World, *, shared: bool = False) -> Inspected:
@@ -383,7 +383,7 @@ def test_a_host_that_is_gone_before_the_migration_has_begun_is_refused(
     monkeypatch.setattr(migrate, "prepare", prepare)
     world.fails[at] = Unreachable("b: the connection broke")
     with pytest.raises(Refused, match=r"broke\n  nothing was changed: the services container runs on a$"):
-        migrate.execute(open_sample(world), inspect(world), Silent())
+        migrate.execute(open_sample(world), inspect(world))
     assert not [one for one in world.log if one.partition(".")[2] not in ("open", "close", "wait")]
 
 

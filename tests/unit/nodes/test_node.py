@@ -337,7 +337,9 @@ def test_boot(cluster: Cluster) -> None:
     cluster.sms("boot", "node001", "--wait", "1s", "--no-cycle", status=2)
     nodes: list[Any] = list(cluster.nodes().values())
     with pytest.raises(KeyboardInterrupt, match="node001 was restarted; stopped waiting"):
-        boot_nodes(open_cluster(cluster.folder / "sms.yaml", None, Silent()), nodes, Boot(wait_s=60), Impatient())
+        boot_nodes(
+            open_cluster(cluster.folder / "sms.yaml", None, Silent()).showing(Impatient()), nodes, Boot(wait_s=60)
+        )
     slurmd = serve(f"{NET}.11", 6818, None, hangs)
     with slurmd:
         assert cluster.sms("boot", "node001", "--wait", "10s").split() == ["up", "1", "node001"]

@@ -174,7 +174,7 @@ def test_create_leads_on_where_the_newest_is_gone_and_an_older_one_has_no_mark(
         check(apart, "host-b")
     assert "sms overlay create --host host-b" in caught.value.hint
     assert find_lost(apart.cluster, apart.hosts["host-b"])
-    kept = create._set_aside(apart.cluster, apart.hosts["host-b"], Silent())
+    kept = create._set_aside(apart.cluster, apart.hosts["host-b"])
     assert kept.endswith(".past-2") and not overlay(apart, "host-b").exists()
     generation.mark_overlay(apart.cluster, apart.hosts["host-b"], refuse_second(apart.cluster, apart.hosts["host-b"]))
     overlay(apart, "host-b").write_bytes(b"new")
@@ -197,7 +197,7 @@ def test_a_stale_overlay_is_set_aside_whoever_wrote_the_lease(apart: Pair) -> No
     old.publish(newer)
     assert apart.files()["host-a"] == ("host-b", 1001, "host-a")
     host = apart.hosts["host-a"]
-    assert not start._is_still_held(apart.cluster, host, Silent())
+    assert not start._is_still_held(apart.cluster, host)
     assert not overlay(apart, "host-a").exists()
     assert overlay(apart, "host-a").with_name(f"{overlay(apart, 'host-a').name}.past-1001").read_bytes() == b"stale"
     apart.release("host-b")
@@ -274,7 +274,7 @@ def test_an_invalid_file_of_another_host_does_not_stop_the_holder(apart: Pair, k
     path = mark_path(str(overlay(apart, "host-b"))) if kind == "mark" else lease_path(apart, "host-b")
     Path(path).write_bytes(Lease("other", 7).text() if "another" in kind else b"")
     host, reports = apart.hosts["host-a"], Reports()
-    assert start._is_still_held(apart.cluster, host, reports)
+    assert start._is_still_held(apart.cluster.showing(reports), host)
     leases = lease_file.Leases(host, apart.cluster, tolerant=True)
     leases.query()
     with ExitStack() as undo:
@@ -313,7 +313,7 @@ def test_a_host_that_boots_after_the_one_that_took_over_was_stopped_gives_way(ap
     with pytest.raises(Refused, match="host-a holds the lease"):
         apart.leases("host-b").check()
     reports = Reports()
-    assert start._is_still_held(apart.cluster, apart.hosts["host-a"], reports) is False
+    assert start._is_still_held(apart.cluster.showing(reports), apart.hosts["host-a"]) is False
     assert "host-b had taken over (generation 2) and was stopped" in reports.lines[0]
     assert not overlay(apart, "host-a").exists()
     assert apart.leases("host-b").check().generation == 3

@@ -168,7 +168,7 @@ def test_the_mirror_grows_with_the_host_locked(tmp_path: Path, stopped: bool) ->
     host.files[note] = to_json(before)
     host.answers[LIST] = lists(running)
     with pytest.raises(Refused, match="stopped meanwhile") if stopped else nullcontext():
-        flow_grow._grow(cluster, host, Silent(), parse_size("8G"), running=True, dry_run=False)
+        flow_grow._grow(cluster, host, parse_size("8G"), running=True, dry_run=False)
     left = read_mirror(host.files[note], name)
     assert left and (left.scrubbed, left.mounted_on) == (7.0, None if stopped else "host-a")
     assert (left.size > before.size) is not stopped

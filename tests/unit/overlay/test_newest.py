@@ -19,7 +19,6 @@ from appliance.operations.services.unfinished import image_of_unfinished, write_
 from appliance.operations.snapshots.restore import restore, restore_own
 from appliance.plan.migration.lease import find_newer, find_released, refuse_unknown_taker
 from appliance.plan.upgrade.upgrade import RETURNING, Side, Upgrade
-from appliance.progress import Silent
 from tests.pairs import HostInFolder, Pair
 from tests.support.env import Answer, FakeAgents, Reports, with_env
 from tests.unit.overlay.admin_host import NONE, echo, manifest
@@ -75,7 +74,7 @@ def may_start(pair: Pair, name: str) -> bool:
 
 @pytest.mark.parametrize(("restored_on", "other"), [("host-a", "host-b"), ("host-b", "host-a")])
 def test_the_restored_one_is_started_and_no_other(pair: Pair, restored_on: str, other: str) -> None:
-    restore(pair.cluster, pair.hosts[restored_on], "1", Silent())
+    restore(pair.cluster, pair.hosts[restored_on], "1")
     assert (may_start(pair, restored_on), may_start(pair, other)) == (True, False)
     pair.hosts[restored_on].cut = True
     assert not may_start(pair, other), "also if the other host cannot be reached"
@@ -86,11 +85,11 @@ def test_the_restored_one_is_started_and_no_other(pair: Pair, restored_on: str, 
 
 def test_it_says_whose_overlay_is_outdated_then(pair: Pair) -> None:
     notes = Reports()
-    restore(pair.cluster, pair.hosts["host-b"], "1", notes)
+    restore(pair.cluster.showing(notes), pair.hosts["host-b"], "1")
     assert [line for line in notes.lines if "overlay of host-a counts as older" in line]
     notes = Reports()
     pair.hosts["host-a"].cut = True
-    restore(pair.cluster, pair.hosts["host-b"], "1", notes)
+    restore(pair.cluster.showing(notes), pair.hosts["host-b"], "1")
     assert [line for line in notes.lines if "host-a does not answer" in line]
 
 
@@ -112,7 +111,7 @@ def test_while_another_host_serves_it_is_older_than_that_one(pair: Pair) -> None
     mark_overlay(pair.cluster, pair.hosts["host-a"], serving)
     pair.hosts["host-b"].cut = False
     assert query_lease(pair.hosts["host-b"], pair.cluster).holder is None
-    restore(pair.cluster, pair.hosts["host-b"], "1", Silent())
+    restore(pair.cluster, pair.hosts["host-b"], "1")
     assert query_overlay(pair.cluster, pair.hosts["host-b"]).generation < serving
     pair.release("host-a")
     assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (True, False)
@@ -137,7 +136,7 @@ def test_a_start_elsewhere_during_the_restore_goes_on(pair: Pair, agent: dict[st
 
     agent["restore"] = put
     with pytest.raises(Refused):
-        restore(pair.cluster, pair.hosts["host-b"], "1", Silent())
+        restore(pair.cluster, pair.hosts["host-b"], "1")
     assert pair.files()["host-a"][0] == "host-a"
     pair.release("host-a")
     assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (True, False)
@@ -149,7 +148,7 @@ def test_killed_before_the_end_the_overlay_that_was_used_last_is_started(pair: P
 
     agent["restore"] = put
     with pytest.raises(KeyboardInterrupt):
-        restore(pair.cluster, pair.hosts["host-b"], "1", Silent())
+        restore(pair.cluster, pair.hosts["host-b"], "1")
     assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (True, False)
 
 
@@ -169,7 +168,7 @@ def test_a_snapshot_of_the_host_that_took_over_makes_nothing_newer_than_what_tha
     else:
         b.cut = how != "restore"
         agent["list"] = lambda host, request: listed(serving)
-        restore(pair.cluster, a, "1", Silent())
+        restore(pair.cluster, a, "1")
         if b.cut:
             views = pair.leases("host-a").views
             with pytest.raises(Refused):
@@ -214,7 +213,7 @@ def test_the_rollback_of_an_upgrade_makes_no_overlay_newer_than_one_that_was_use
     write_phase(pair.cluster, a, Upgrade(pair.cluster.site.cluster, RETURNING, before, after, 100.0, kept=1))
     data = overlay(pair, "host-a").read_bytes()
     with pytest.raises(Refused):
-        image_of_unfinished(pair.cluster, a, Silent())
+        image_of_unfinished(pair.cluster, a)
     assert overlay(pair, "host-a").read_bytes() == data
     assert (may_start(pair, "host-a"), may_start(pair, "host-b")) == (False, True)
 
@@ -223,7 +222,7 @@ def test_a_snapshot_of_its_own_past_is_as_old_as_what_it_replaces(pair: Pair) ->
     use(pair, "host-b")
     before = query_overlay(pair.cluster, pair.hosts["host-a"]).generation
     files = pair.files()
-    restore_own(pair.cluster, pair.hosts["host-a"], "1", Silent())
+    restore_own(pair.cluster, pair.hosts["host-a"], "1")
     assert overlay(pair, "host-a").read_bytes() == b"restored"
     assert query_overlay(pair.cluster, pair.hosts["host-a"]).generation == before
     assert pair.files() == files and not may_start(pair, "host-a")

@@ -18,7 +18,6 @@ from appliance.operations.snapshots.list import (
     verify,
 )
 from appliance.operations.snapshots.snapshot import SnapshotOptions, rehearse_snapshot, snapshot
-from appliance.progress import Silent
 from appliance.tools import python
 from tests.support.fake import Fake
 from tests.unit.overlay.admin_host import INSIDE, JOBS, LISTED, NONE, cluster, echo, host, locks, requests
@@ -28,7 +27,7 @@ from tests.unit.overlay.admin_host import INSIDE, JOBS, LISTED, NONE, cluster, e
 
 def test_request_to_take_a_snapshot() -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"})
-    taken = snapshot(cluster(), fake, Silent(), SnapshotOptions(reason="upgrade", freeze_limit_s=2))
+    taken = snapshot(cluster(), fake, SnapshotOptions(reason="upgrade", freeze_limit_s=2))
     assert (taken.snapshot["number"], taken.not_dumped) == (57, ())
     (request,) = requests(fake, "take")
     places = cluster().places
@@ -59,7 +58,7 @@ def test_request_to_take_a_snapshot() -> None:
 def test_the_lock_is_held_while_a_stopped_overlay_is_taken() -> None:
     """On a shared folder the lease is locked as well, so that no other host starts it meanwhile."""
     fake = host({"take": echo}, lease={})
-    snapshot(cluster(), fake, Silent(), SnapshotOptions())
+    snapshot(cluster(), fake, SnapshotOptions())
     places = cluster().places
     assert locks(fake) == [str(places.lock), f"{places.lease}.lock"]
     assert requests(fake, "take")[0]["lock"] == ""
@@ -68,14 +67,14 @@ def test_the_lock_is_held_while_a_stopped_overlay_is_taken() -> None:
 @pytest.mark.parametrize(("wanted", "site", "method"), [("", "full", "full"), ("delta", "full", "delta")])
 def test_the_method_is_the_sites_unless_one_is_named(wanted: str, site: str, method: str) -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"})
-    snapshot(cluster(method=site), fake, Silent(), SnapshotOptions(method=wanted))
+    snapshot(cluster(method=site), fake, SnapshotOptions(method=wanted))
     assert requests(fake, "take")[0]["method"] == method
 
 
 def test_a_note_of_another_start_does_not_give_the_image() -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"})
     fake.files[f"{cluster().places.journal}/sample.json"] = json.dumps({"image": "/old.sif", "key": "k0"}).encode()
-    snapshot(cluster(), fake, Silent(), SnapshotOptions())
+    snapshot(cluster(), fake, SnapshotOptions())
     assert requests(fake, "take")[0]["facts"]["image"] == {"key": "", "sha256": ""}
 
 
@@ -96,7 +95,7 @@ def test_the_generation_is_that_of_the_last_writer(
     lease: dict[str, Any] | None, running: bool, generation: int
 ) -> None:
     fake = host({"take": echo}, running=running, lease=lease)
-    snapshot(cluster(), fake, Silent(), SnapshotOptions())
+    snapshot(cluster(), fake, SnapshotOptions())
     assert requests(fake, "take")[0]["facts"]["generation"] == generation
 
 
@@ -112,7 +111,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("state", "words", "hint"), REFUSED, ids=[case[1] for case in REFUSED])
 def test_snapshots_that_are_refused(state: dict[str, Any], words: str, hint: str) -> None:
     for act in (
-        lambda fake: snapshot(cluster(), fake, Silent(), SnapshotOptions()),
+        lambda fake: snapshot(cluster(), fake, SnapshotOptions()),
         lambda fake: rehearse_snapshot(cluster(), fake, SnapshotOptions()),
     ):
         fake = host(**state)
@@ -124,7 +123,7 @@ def test_snapshots_that_are_refused(state: dict[str, Any], words: str, hint: str
 
 def test_a_database_is_dumped_before() -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"}, more={INSIDE: (0, "")})
-    snapshot(cluster(), fake, Silent(), SnapshotOptions())
+    snapshot(cluster(), fake, SnapshotOptions())
     order = [argv for argv in fake.asked if argv[0] in ("unshare", "python3")]
     assert order[0][: len(INSIDE) + 1] == (*INSIDE, "grep")
     assert order[1][: len(INSIDE) + 4] == (*INSIDE, "timeout", "--kill-after=10", "300", "sh")
@@ -135,7 +134,7 @@ def test_a_database_is_dumped_before() -> None:
 def test_a_database_that_does_not_run_yet_is_not_dumped() -> None:
     """The site file has it, the running container does not: grep ends with 1."""
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"}, more={(*INSIDE, "grep"): (1, "")})
-    assert snapshot(cluster(), fake, Silent(), SnapshotOptions()).not_dumped == ()
+    assert snapshot(cluster(), fake, SnapshotOptions()).not_dumped == ()
     assert not any("timeout" in argv[: len(INSIDE) + 1] for argv in fake.asked if argv[: len(INSIDE)] == INSIDE)
 
 
@@ -151,7 +150,7 @@ def test_a_database_that_does_not_run_yet_is_not_dumped() -> None:
 def test_cases_without_a_dump(site: dict[str, Any], wanted: SnapshotOptions, running: bool) -> None:
     lease = {"holder": "host-a"} if running else {}
     fake = host({"take": echo}, running=running, lease=lease)
-    assert snapshot(cluster(**site), fake, Silent(), wanted).not_dumped == ()
+    assert snapshot(cluster(**site), fake, wanted).not_dumped == ()
     assert not any(argv[: len(INSIDE)] == INSIDE for argv in fake.asked)
 
 
@@ -165,7 +164,7 @@ def test_cases_without_a_dump(site: dict[str, Any], wanted: SnapshotOptions, run
 )
 def test_a_dump_that_fails_is_noted_and_the_snapshot_taken(answer: tuple[int, str], why: str) -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"}, more={INSIDE: answer})
-    taken = snapshot(cluster(), fake, Silent(), SnapshotOptions())
+    taken = snapshot(cluster(), fake, SnapshotOptions())
     assert taken.not_dumped == (f"mariadb was not dumped: {why}",)
     assert taken.snapshot["notes"] == list(taken.not_dumped)
 
@@ -186,7 +185,7 @@ def test_errors_of_the_agent_are_passed_on(status: int, kind: type[SmsError]) ->
     problem = {"message": "the file system of /s is full", "hint": "`sms overlay prune` makes room", "status": status}
     fake = host({"take": problem}, running=True, lease={"holder": "host-a"})
     with pytest.raises(kind, match="host-a: the file system of /s is full") as caught:
-        snapshot(cluster(), fake, Silent(), SnapshotOptions())
+        snapshot(cluster(), fake, SnapshotOptions())
     assert caught.value.hint == problem["hint"]
 
 
@@ -246,7 +245,7 @@ def test_selection_for_verify(
     wanted: tuple[str, ...], everything: bool, asked: list[int], found: dict[int, bool]
 ) -> None:
     fake = host({"list": LISTED, "verify": check})
-    results = verify(cluster(), fake, wanted, Silent(), everything=everything)
+    results = verify(cluster(), fake, wanted, everything=everything)
     assert {one.number: one.ok for one in results} == found
     assert [request["numbers"] for request in requests(fake, "verify")] == ([asked] if asked else [])
     fake = host({"list": LISTED})

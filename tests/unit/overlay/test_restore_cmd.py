@@ -21,7 +21,6 @@ from appliance.operations.snapshots.restore import (
     restore,
     restored_generation,
 )
-from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from tests.support.fake import Answer
 from tests.unit.overlay.admin_host import IMAGE, LISTED, cluster, echo, host, locks, manifest, requests
@@ -33,7 +32,7 @@ def restored(request: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_restore_keeps_what_it_replaces_as_a_snapshot() -> None:
     fake = host({"list": LISTED, "take": echo, "restore": restored}, lease={})
-    done = restore(cluster(), fake, "40", Silent())
+    done = restore(cluster(), fake, "40")
     assert done.kept == KeptOverlay(57) and done.snapshot == 40 and not done.other_image
     assert [argv[3] for argv in fake.asked if argv[0] == "python3"] == ["list", "take", "restore"]
     (taken,), (put,) = requests(fake, "take"), requests(fake, "restore")
@@ -56,7 +55,7 @@ def test_a_restored_overlay_is_the_newest_unless_another_host_goes_on(
 def test_a_failover_that_is_interrupted_after_its_restore_changes_nothing_elsewhere() -> None:
     """It takes the lease later; until then the failed host may return, and has the newest overlay."""
     fake = host({"list": LISTED, "take": echo, "restore": restored}, lease={"generation": 7})
-    restore(cluster(), fake, "40", Silent(), fenced=["host-b"])
+    restore(cluster(), fake, "40", fenced=["host-b"])
     places = cluster().places
     assert json.loads(fake.files[str(places.lease)])["generation"] == 7
     assert json.loads(fake.files[f"{places.overlay}.generation"])["generation"] == 6
@@ -84,7 +83,7 @@ def test_a_restore_holds_the_locks_of_host_and_lease() -> None:
         held.remove(argv[4])
 
     fake.hold = hold  # type: ignore[method-assign]
-    restore(cluster(), fake, "40", Silent())
+    restore(cluster(), fake, "40")
     places = cluster().places
     assert seen == [[str(places.lock), f"{places.lease}.lock"]] * 2 and not held
 
@@ -92,7 +91,7 @@ def test_a_restore_holds_the_locks_of_host_and_lease() -> None:
 def test_an_identical_overlay_is_not_replaced() -> None:
     same = {"snapshot": manifest(57, digests=manifest(40)["digests"])}
     fake = host({"list": LISTED, "take": same}, lease={})
-    assert restore(cluster(), fake, "40", Silent()).kept == KeptOverlay(57, same=True)
+    assert restore(cluster(), fake, "40").kept == KeptOverlay(57, same=True)
 
 
 def test_an_overlay_too_damaged_for_a_snapshot_gets_a_second_name() -> None:
@@ -105,7 +104,7 @@ def test_an_overlay_too_damaged_for_a_snapshot_gets_a_second_name() -> None:
         ("sync",): (0, ""),
     }
     fake = host({"list": LISTED, "take": bad, "restore": restored}, lease={}, more=more)
-    kept = restore(cluster(), fake, "40", Silent()).kept
+    kept = restore(cluster(), fake, "40").kept
     assert kept and kept.path == f"{overlay}.before-40" and "its file system is damaged" in kept.why
     assert ("ln", "-T", "--", overlay, f"{overlay}.before-40") in fake.asked
 
@@ -119,7 +118,7 @@ def test_an_overlay_that_cannot_be_kept_at_all_is_not_replaced() -> None:
     }
     fake = host({"list": LISTED, "take": bad}, lease={}, more=more)
     with pytest.raises(SmsError, match=r"neither as a snapshot \(host-a: its file system is damaged\) nor as"):
-        restore(cluster(), fake, "40", Silent())
+        restore(cluster(), fake, "40")
 
 
 def test_a_second_name_of_the_overlay_is_one_that_is_free(tmp_path: Path) -> None:
@@ -157,26 +156,26 @@ def test_where_nothing_can_be_kept_nothing_is_restored() -> None:
     busy = {"message": "another run is at work", "hint": "wait", "status": 3}
     fake = host({"list": LISTED, "take": busy}, lease={})
     with pytest.raises(Refused, match="another run is at work"):
-        restore(cluster(), fake, "40", Silent())
+        restore(cluster(), fake, "40")
 
 
 def test_a_link_stays_one() -> None:
     """The overlay's name is a link into the mirror: the restore writes there and does not replace the link."""
     more: dict[tuple[str, ...], Answer] = {("test", "-L"): (0, ""), ("readlink", "-e"): (0, "/mirror/sample.img")}
     fake = host({"list": LISTED, "take": echo, "restore": restored}, lease={}, more=more)
-    assert restore(cluster(), fake, "40", Silent()).target == "/mirror/sample.img"
+    assert restore(cluster(), fake, "40").target == "/mirror/sample.img"
     assert requests(fake, "restore")[0]["target"] == "/mirror/sample.img"
 
 
 def test_a_link_to_nothing_is_refused() -> None:
     fake = host({"list": LISTED}, lease={}, more={("test", "-L"): (0, ""), ("readlink", "-e"): (1, "")})
     with pytest.raises(Refused, match="is a link to a missing file"):
-        restore(cluster(), fake, "40", Silent())
+        restore(cluster(), fake, "40")
 
 
 def test_without_an_overlay_there_is_nothing_to_keep() -> None:
     fake = host({"list": LISTED, "restore": restored}, lease={}, overlay=False)
-    assert restore(cluster(), fake, "latest", Silent()).kept is None
+    assert restore(cluster(), fake, "latest").kept is None
     assert requests(fake, "restore")[0]["snapshot"] == "41"
 
 
@@ -190,7 +189,7 @@ NOT_RESTORED: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("state", "words", "hint"), NOT_RESTORED, ids=[case[1] for case in NOT_RESTORED])
 def test_restores_that_are_refused(state: dict[str, Any], words: str, hint: str) -> None:
     for act in (
-        lambda fake: restore(cluster(), fake, "40", Silent()),
+        lambda fake: restore(cluster(), fake, "40"),
         lambda fake: rehearse_restore(cluster(), fake, "40"),
     ):
         fake = host({"list": LISTED}, **state)
@@ -201,7 +200,7 @@ def test_restores_that_are_refused(state: dict[str, Any], words: str, hint: str)
 
 def test_a_second_overlay_takes_no_lock_and_replaces_nothing() -> None:
     fake = host({"list": LISTED, "restore": restored}, running=True, overlay=False, lease={"holder": "host-a"})
-    done = restore(cluster(), fake, "40", Silent(), name="tuesday")
+    done = restore(cluster(), fake, "40", name="tuesday")
     target = f"{cluster().places.overlay.parent}/tuesday.img"
     assert (done.target, done.kept) == (target, None)
     assert requests(fake, "restore")[0] | {"store": ""} == {

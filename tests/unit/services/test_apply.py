@@ -104,7 +104,7 @@ class World:
         data = {"rsyslog": rsyslog, "chrony": chrony}
         self.seeds = [Seed(FILES[name], data[name], owner="root", group="root", mode=0o644) for name in FILES]
         self.killed, self.after = killed, after
-        return module.apply(self.cluster, Container(self), Silent(), wait_s=1)[0]
+        return module.apply(self.cluster, Container(self), wait_s=1)[0]
 
 
 class Container(Fake):
@@ -299,7 +299,7 @@ def test_an_image_whose_apply_is_older_is_refused(world: World) -> None:
     text = '{"pending": {}, "changed": [], "mark": ""}'
     world.run = lambda *_, **__: answer(text)  # type: ignore[method-assign]
     with pytest.raises(Refused) as caught:
-        module.apply(world.cluster, Container(world, "an older one"), Silent(), wait_s=1)
+        module.apply(world.cluster, Container(world, "an older one"), wait_s=1)
     assert "sms upgrade" in caught.value.hint
 
 
@@ -339,6 +339,6 @@ def test_it_is_refused_once_another_host_has_taken_over(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="host-b holds the lease"):
         restart.plan_restart(pair.cluster, host, ["postfix"])
     with pytest.raises(Refused, match="host-b holds the lease"):
-        list(restart.restart(pair.cluster, host, ["postfix"], Silent(), wait_s=1))
+        list(restart.restart(pair.cluster, host, ["postfix"], wait_s=1))
     with pytest.raises(Refused, match="host-b holds the lease"):
-        module.plan_apply(pair.cluster, host, Silent())
+        module.plan_apply(pair.cluster, host)

@@ -96,7 +96,7 @@ def started(host: Fake) -> list[tuple[str, ...]]:
 
 def test_guard_is_started_with_the_site_file_of_its_host() -> None:
     host, recorder = remote(), Recorder()
-    assert start_guard(cluster(), host, recorder) and recorder.lines == []
+    assert start_guard(cluster().showing(recorder), host) and recorder.lines == []
     (argv,) = started(host)
     assert argv[6:] == ("/usr/bin/sms", "--quiet", "--site", SITE_FILE, "--state", "/var/lib/sms", "guard")
 
@@ -118,7 +118,7 @@ def test_a_running_guard_of_another_version_is_replaced(files: dict[str, bytes],
     host, recorder = remote(guarded=True), Recorder()
     host.answers[STOPS] = (0, "")
     host.files |= files
-    assert start_guard(cluster(), host, recorder) and recorder.lines == []
+    assert start_guard(cluster().showing(recorder), host) and recorder.lines == []
     assert is_outdated(cluster(), host) is not kept
     stopped = [argv[4:] for argv in host.asked if argv[:3] == STOPS]
     assert (stopped, len(started(host))) == (([], 0) if kept else ([(LOCK, str(STOP_TIMEOUT_S))], 1))
@@ -127,7 +127,7 @@ def test_a_running_guard_of_another_version_is_replaced(files: dict[str, bytes],
 def test_an_older_guard_is_kept_where_none_can_be_started() -> None:
     host, recorder = remote(guarded=True, site=b""), Recorder()
     host.files[LOCK] = b"7"
-    assert start_guard(cluster(), host, recorder)
+    assert start_guard(cluster().showing(recorder), host)
     assert not [argv for argv in host.asked if argv[:3] == STOPS]
     assert len(recorder.lines) == 1 and "another version of sms and cannot be replaced" in recorder.lines[0]
 
@@ -155,7 +155,7 @@ def test_a_guard_that_systemd_starts_is_waited_for(*, starts: bool) -> None:
         ("systemctl",): (0, ""),
         ("flock",): lambda *_: (HELD if next(asked) >= 3 and starts else 0, ""),
     }
-    assert start_guard(cluster(), host, recorder) is starts and next(asked) >= 2
+    assert start_guard(cluster().showing(recorder), host) is starts and next(asked) >= 2
     assert bool(recorder.lines) is not starts
     if not starts:
         assert "journalctl -u sms-sample-guard.service" in recorder.lines[0]
@@ -164,13 +164,13 @@ def test_a_guard_that_systemd_starts_is_waited_for(*, starts: bool) -> None:
 @pytest.mark.parametrize("host", [remote(sms=""), remote(site=b""), remote(site=b"cluster: other")])
 def test_missing_guard_is_reported(host: Fake) -> None:
     recorder = Recorder()
-    assert not start_guard(cluster(), host, recorder) and not started(host)
+    assert not start_guard(cluster().showing(recorder), host) and not started(host)
     assert len(recorder.lines) == 1 and "no guard on host-1" in recorder.lines[0]
 
 
 def test_single_host_needs_no_guard() -> None:
     recorder = Recorder()
-    assert not start_guard(cluster(hosts=1), Fake({}), recorder) and recorder.lines == []
+    assert not start_guard(cluster(hosts=1).showing(recorder), Fake({})) and recorder.lines == []
 
 
 def test_guard_is_stopped_through_its_lock(tmp_path: Path) -> None:

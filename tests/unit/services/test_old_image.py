@@ -108,7 +108,7 @@ def test_a_stop_warns_before_it_stops(cluster: Cluster, keep_lease: bool, runs: 
         stop_argv(cluster.site, stop_timeout(cluster.services)): begin,
     }
     with pytest.raises(InterruptedError):
-        stop.stop(cluster, here, reported, keep_lease=keep_lease)
+        stop.stop(cluster.showing(reported), here, keep_lease=keep_lease)
     assert [line for line in reported.lines if "`sms build` now" in line and "is refused" in line] == reported.lines
 
 
@@ -137,7 +137,7 @@ def test_a_failover_tries_the_confinement_before_it_fences(cluster: Cluster, mon
     here.files[str(cluster.places.lease)] = lease.text()
     here.answers["sh", "-c", QUERY] = (0, f"0 file\n{lease.text().decode()}")
     with pytest.raises(Refused, match="seccomp"):  # whatever else it did would have no answer
-        failover.failover(cluster, here, failover.FailoverOptions(), Silent())
+        failover.failover(cluster, here, failover.FailoverOptions())
 
 
 def test_a_rehearsed_start_tries_the_confinement(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_rehearsed_start_tries_the_confinement(cluster: Cluster, monkeypatch: 
     here = host({}, unshare=NO_SECCOMP)
     del here.answers["sh", "-c", QUERY]  # the leases are queried later
     with pytest.raises(Refused, match="seccomp"):
-        start.rehearse_start(cluster, here, Silent(), start.StartOptions())
+        start.rehearse_start(cluster, here, start.StartOptions())
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_two_clusters_of_one_name_on_one_folder_of_snapshots(make_pair: Callable
         clock.now += 60
         mine += add(one)
         theirs += add(other)
-        prune(one.cluster, one.hosts["host-a"], (), Silent())
+        prune(one.cluster, one.hosts["host-a"], ())
     kept = stores.numbers(store_of(one))
     assert set(theirs) <= set(kept), "snapshots of the other cluster were removed"
     listing = list_snapshots(one.cluster, one.hosts["host-a"])
@@ -330,8 +330,8 @@ def test_no_verb_touches_what_is_foreign(pair: Pair) -> None:
     with pytest.raises(Refused, match=f"snapshot {foreign} on host-a is not of this cluster, but of cluster {U2}"):
         find_snapshot(list_snapshots(pair.cluster, host), str(foreign))
     with pytest.raises(Refused, match=U2):
-        prune(pair.cluster, host, [foreign], reported)
-    assert prune(pair.cluster, host, (), reported, dry_run=True).snapshots[-1]["number"] == mine
+        prune(pair.cluster.showing(reported), host, [foreign])
+    assert prune(pair.cluster.showing(reported), host, (), dry_run=True).snapshots[-1]["number"] == mine
     assert reported.notes == [f"note: host-a has 1 snapshot of cluster {U2} (taken on host-x): not touched"]
     own = Lease(pair.cluster.site.cluster, 1, "host-a", START, "host-b", cluster_uuid=uuid_in(lease_path(pair)))
     options = FailoverOptions(snapshot="latest")
@@ -346,7 +346,7 @@ def test_a_new_host_restores_what_it_has_received(pair: Pair) -> None:
     listing = list_snapshots(pair.cluster, host)
     assert find_snapshot(listing, "latest")["number"] == first and listing.identity.assumed
     with pytest.raises(Refused, match=U2):
-        prune(pair.cluster, host, [first], Silent())
+        prune(pair.cluster, host, [first])
     other_cluster(pair, cluster_uuid=None, generation=1)
     assert find_snapshot(list_snapshots(pair.cluster, host), "latest")["number"] == first
     other_cluster(pair, cluster_uuid=U3)

@@ -18,7 +18,6 @@ from appliance.operations.snapshots.pull import list_remote, pull
 from appliance.operations.snapshots.push import PushOptions, push
 from appliance.operations.snapshots.repository import prune_repository
 from appliance.plan.snapshots import offsite
-from appliance.progress import Silent
 from tests import stores
 from tests.pairs import AgentsInFolders, Pair
 from tests.support.borg import Archives, HostWithBorg, borg_settings
@@ -62,7 +61,7 @@ def test_two_clusters_of_one_name_in_one_repository(make_pair: Callable[[], Pair
     name(one, "", generation=40)
     add(one, 2, generation=40, taken=START - 86400)
     work = PushOptions(all_missing=True, prune=True)
-    push(one.cluster, one.hosts["host-a"], work, ["borg"], Silent())
+    push(one.cluster, one.hosts["host-a"], work, ["borg"])
     assert start_on(one) == 41 and start_on(other) == 1
     uuids = [uuid_in(lease_path(pair)) for pair in (one, other)]
     reported = Reported()
@@ -70,7 +69,7 @@ def test_two_clusters_of_one_name_in_one_repository(make_pair: Callable[[], Pair
         for pair, known in zip((one, other), (("", uuids[0]), (uuids[1],)), strict=True):
             add(pair, 2, taken=START + turn * 60)
             foreign = {found for found in repository.archives if cluster_in(found) not in known}
-            done = push(pair.cluster, pair.hosts["host-a"], work, ["borg"], reported)
+            done = push(pair.cluster.showing(reported), pair.hosts["host-a"], work, ["borg"])
             assert not [found for found in done if found.error]
             assert foreign <= set(repository.archives), "one cluster has removed the archives of the other"
     assert any(uuids[1] in text for text in reported.notes) and any(uuids[0] in text for text in reported.notes)
@@ -79,11 +78,11 @@ def test_two_clusters_of_one_name_in_one_repository(make_pair: Callable[[], Pair
         identity = list_snapshots(pair.cluster, pair.hosts["host-a"]).identity
         remote = list_remote(pair.cluster, pair.hosts["host-a"], "borg", identity)
         assert {found.get("cluster_uuid") or "" for found in remote.snapshots} <= {own, ""}
-        newest = pull(pair.cluster, pair.hosts["host-a"], "borg", "latest", Silent(), dry_run=True).snapshot
+        newest = pull(pair.cluster, pair.hosts["host-a"], "borg", "latest", dry_run=True).snapshot
         assert newest == stores.numbers(store_of(pair))[-1]
         archive = offsite.archive_name(remote.foreign[-1])
         with pytest.raises(Refused, match=remote.foreign[-1].get("cluster_uuid") or "without a UUID"):
-            pull(pair.cluster, pair.hosts["host-a"], "borg", archive, Silent())
+            pull(pair.cluster, pair.hosts["host-a"], "borg", archive)
 
 
 def test_a_cluster_without_a_uuid_removes_only_archives_of_its_hosts(pair: Pair) -> None:
@@ -98,11 +97,11 @@ def test_a_cluster_without_a_uuid_removes_only_archives_of_its_hosts(pair: Pair)
         repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
     foreign = {text for text in repository.archives if int(text.split("-")[-6]) % 2 == 0}
     reported = Reported()
-    done = prune_repository(pair.cluster, pair.hosts["host-a"], reported)
+    done = prune_repository(pair.cluster.showing(reported), pair.hosts["host-a"])
     assert done.removed and foreign <= set(repository.archives) and not foreign & {*done.kept, *done.removed}
     assert any("3 snapshots of a cluster without a UUID (taken on host-x)" in text for text in reported.notes)
     add(pair, 2, generation=3, taken=START)
-    push(pair.cluster, pair.hosts["host-a"], PushOptions(all_missing=True, prune=True), ["borg"], Silent())
+    push(pair.cluster, pair.hosts["host-a"], PushOptions(all_missing=True, prune=True), ["borg"])
     assert foreign <= set(repository.archives)
 
 
@@ -116,16 +115,16 @@ def test_the_machine_that_prunes_is_given_the_uuid(pair: Pair) -> None:
         repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
     foreign = {text for text in repository.archives if cluster_in(text) == U2}
     with pytest.raises(Refused, match=f"{U1} and cluster {U2} .*which cluster is this one") as caught:
-        prune_repository(pair.cluster, pair.hosts["host-a"], Silent())
+        prune_repository(pair.cluster, pair.hosts["host-a"])
     assert "--uuid UUID" in caught.value.hint
     with pytest.raises(Refused, match=f"{U1} and cluster {U2} .*begins with 3333"):
-        prune_repository(pair.cluster, pair.hosts["host-a"], Silent(), cluster_uuid="3333")
-    done = prune_repository(pair.cluster, pair.hosts["host-a"], Silent(), cluster_uuid=U1[:4])
+        prune_repository(pair.cluster, pair.hosts["host-a"], cluster_uuid="3333")
+    done = prune_repository(pair.cluster, pair.hosts["host-a"], cluster_uuid=U1[:4])
     assert done.removed and {cluster_in(one) for one in (*done.kept, *done.removed)} == {U1}
     assert foreign <= set(repository.archives)
     name(pair, U1)
     with pytest.raises(Refused, match=f"prunes the archives of cluster {U1}, not of 2222"):
-        prune_repository(pair.cluster, pair.hosts["host-a"], Silent(), cluster_uuid="2222")
+        prune_repository(pair.cluster, pair.hosts["host-a"], cluster_uuid="2222")
 
 
 def test_a_new_host_pulls_the_only_cluster_of_a_repository(pair: Pair) -> None:
@@ -136,18 +135,18 @@ def test_a_new_host_pulls_the_only_cluster_of_a_repository(pair: Pair) -> None:
         found = {**MANIFEST, "cluster": pair.cluster.site.cluster, "number": number, "generation": number}
         found |= {"cluster_uuid": uuid} if uuid else {}
         repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
-    assert pull(pair.cluster, pair.hosts["host-a"], "borg", "latest", Silent()).number == 2
+    assert pull(pair.cluster, pair.hosts["host-a"], "borg", "latest").number == 2
     assert uuid_in(lease_path(pair)) == U1
     lease_path(pair).unlink()
     found |= {"cluster_uuid": U2, "number": 3}
     repository.archives[offsite.archive_name(found)] = offsite.comment(found).format()
     with pytest.raises(Refused, match="not of this cluster"):
-        pull(pair.cluster, pair.hosts["host-a"], "borg", "latest", Silent())
+        pull(pair.cluster, pair.hosts["host-a"], "borg", "latest")
 
 
 def test_a_standby_host_of_another_cluster_is_refused(pair: Pair) -> None:
     name(pair, U1, on=("host-a",))
     name(pair, U2, on=("host-b",))
     add(pair)
-    (done,) = push(pair.cluster, pair.hosts["host-a"], PushOptions(), ["host-b"], Silent())
+    (done,) = push(pair.cluster, pair.hosts["host-a"], PushOptions(), ["host-b"])
     assert U2 in done.error and done.status == 3 and stores.numbers(store_of(pair, "host-b")) == []

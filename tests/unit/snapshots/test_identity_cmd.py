@@ -26,14 +26,14 @@ def test_only_received_snapshots_know_a_uuid(pair: Pair) -> None:
     assert uuid_in(lease_path(pair)) == U2
     pair.hosts["host-b"].cut = False
     lease_path(pair).unlink()
-    shown = verb.set_identity(pair.cluster, pair.hosts["host-a"], U2, Silent())
+    shown = verb.set_identity(pair.cluster, pair.hosts["host-a"], U2)
     assert shown.uuid == U2 and start_on(pair) == 92
 
 
 def test_a_copy_gets_a_uuid_of_its_own(pair: Pair) -> None:
     name(pair, U1)
     taken = add(pair, 2)
-    shown = verb.set_identity(pair.cluster, pair.hosts["host-a"], "new", Silent())
+    shown = verb.set_identity(pair.cluster, pair.hosts["host-a"], "new")
     assert shown.uuid not in ("", U1) and set(shown.leases.values()) == {shown.uuid}
     assert [found["number"] for found in list_snapshots(pair.cluster, pair.hosts["host-a"]).foreign] == taken
     text = "\n".join(lines(shown))
@@ -46,8 +46,8 @@ def test_a_cluster_continues_another_one(pair: Pair) -> None:
     pair.release("host-a")
     number = other_cluster(pair)
     with pytest.raises(Refused, match="no lease and no snapshot"):
-        verb.set_identity(pair.cluster, pair.hosts["host-a"], "33333333", Silent())
-    shown = verb.set_identity(pair.cluster, pair.hosts["host-a"], U2[:6], Silent())
+        verb.set_identity(pair.cluster, pair.hosts["host-a"], "33333333")
+    shown = verb.set_identity(pair.cluster, pair.hosts["host-a"], U2[:6])
     assert shown.uuid == U2 and list(shown.found) == [U2]
     assert find_snapshot(list_snapshots(pair.cluster, pair.hosts["host-a"]), "latest")["number"] == number
     assert start_on(pair) == 92
@@ -57,11 +57,11 @@ def test_the_verb_refuses(pair: Pair) -> None:
     name(pair, U1)
     pair.hosts["host-b"].cut = True
     with pytest.raises(Refused, match="host-b cannot be reached"):
-        verb.set_identity(pair.cluster, pair.hosts["host-a"], "new", Silent())
+        verb.set_identity(pair.cluster, pair.hosts["host-a"], "new")
     pair.hosts["host-b"].cut = False
     pair.take("host-a")
     with pytest.raises(Refused, match="runs on host-a"):
-        verb.set_identity(pair.cluster, pair.hosts["host-a"], "new", Silent())
+        verb.set_identity(pair.cluster, pair.hosts["host-a"], "new")
     assert uuid_in(lease_path(pair)) == uuid_in(lease_path(pair, "host-b")) == U1
     assert [verb.is_valid(text) for text in ("new", U1, U1[:4], U1[:10], "111", "zzzz", U1 + "1", "")] == [
         *[True] * 4,
@@ -74,16 +74,16 @@ def test_a_host_that_is_dead_is_named_and_left_out_on_demand(pair: Pair) -> None
     dead, reported = pair.hosts["host-b"], Reported()
     dead.cut = True
     with pytest.raises(Refused, match="host-b cannot be reached") as caught:
-        verb.set_identity(pair.cluster, pair.hosts["host-a"], "new", reported)
+        verb.set_identity(pair.cluster.showing(reported), pair.hosts["host-a"], "new")
     assert "--without-remote" in caught.value.hint
-    shown = verb.set_identity(pair.cluster, pair.hosts["host-a"], "new", reported, without_remote=True)
+    shown = verb.set_identity(pair.cluster.showing(reported), pair.hosts["host-a"], "new", without_remote=True)
     assert uuid_in(lease_path(pair)) == shown.uuid != U1 == uuid_in(lease_path(pair, "host-b"))
     (note,) = reported.notes
     assert note == f"note: host-b keeps its UUID: run `sms overlay identity {shown.uuid}` again once it answers"
     dead.cut = False
     with pytest.raises(Refused, match=f"{U1} on host-b"):
         start_on(pair)
-    verb.set_identity(pair.cluster, pair.hosts["host-a"], shown.uuid, reported)
+    verb.set_identity(pair.cluster.showing(reported), pair.hosts["host-a"], shown.uuid)
     assert start_on(pair) and uuid_in(lease_path(pair, "host-b")) == shown.uuid
 
 
@@ -91,11 +91,11 @@ def test_a_dead_host_that_may_run_it_is_never_left_out(pair: Pair) -> None:
     name(pair, U1, holder="host-b")
     pair.hosts["host-b"].cut = True
     with pytest.raises(Refused, match="host-b does not answer, and the services container may run there"):
-        verb.set_identity(pair.cluster, pair.hosts["host-a"], "new", Silent(), without_remote=True)
+        verb.set_identity(pair.cluster, pair.hosts["host-a"], "new", without_remote=True)
     name(pair, U1)
     pair.hosts["host-b"].cut, pair.hosts["host-b"].stuck = False, True
     with pytest.raises(Refused, match="host-b does not answer, and the services container may run there"):
-        verb.set_identity(pair.cluster, pair.hosts["host-a"], "new", Silent(), without_remote=True)
+        verb.set_identity(pair.cluster, pair.hosts["host-a"], "new", without_remote=True)
     assert uuid_in(lease_path(pair)) == U1
 
 
@@ -103,12 +103,12 @@ def test_a_holder_that_was_removed_from_the_site(pair: Pair) -> None:
     """Its host is dead; the copies of the others name it still."""
     name(pair, U1, holder="host-x", on=("host-a",))
     name(pair, "", holder="host-x", on=("host-b",))
-    shown = verb.set_identity(pair.cluster, pair.hosts["host-b"], U1, Silent())
+    shown = verb.set_identity(pair.cluster, pair.hosts["host-b"], U1)
     assert shown.leases == {"host-a": U1, "host-b": U1}
 
 
 def test_two_hosts_that_disagree_become_one_cluster(pair: Pair) -> None:
     name(pair, U1, on=("host-a",))
     name(pair, U2, on=("host-b",), generation=9)
-    verb.set_identity(pair.cluster, pair.hosts["host-a"], U1, Silent())
+    verb.set_identity(pair.cluster, pair.hosts["host-a"], U1)
     assert start_on(pair) == 10 and uuid_in(lease_path(pair, "host-b")) == U1

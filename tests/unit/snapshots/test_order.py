@@ -181,7 +181,7 @@ def take(pair: Pair, name: str = "host-a") -> int:
     facts: dict[str, Any] = {"taken": time.time(), "generation": generation, "sequence": sequence, "host": name}
     facts["cluster_uuid"] = find_cluster(store, about)
     taken = stores.add_snapshot(store, [b"x"], **facts).number
-    prune(pair.cluster, pair.hosts[name], (), Silent())
+    prune(pair.cluster, pair.hosts[name], ())
     return taken
 
 

@@ -407,8 +407,8 @@ def test_a_host_without_rsync_is_refused() -> None:
     host = Fake({("sh",): run})
     for verb in (
         lambda: rehearse_paths(cluster, host, "3", ["/etc"]),
-        lambda: restore_paths(cluster, host, "3", ["/etc"], Silent()),
-        lambda: extract_paths(cluster, host, ExtractOptions("3", ["/etc"], "/root/x"), Silent()),
+        lambda: restore_paths(cluster, host, "3", ["/etc"]),
+        lambda: extract_paths(cluster, host, ExtractOptions("3", ["/etc"], "/root/x")),
     ):
         with pytest.raises(Refused, match=f"rsync is not installed on {host.name}") as caught:
             verb()

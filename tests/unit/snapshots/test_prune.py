@@ -40,7 +40,7 @@ def root(cluster: Cluster) -> Path:
 
 
 def run(cluster: Cluster, *numbers: int, dry_run: bool = False) -> Pruned:
-    return prune(cluster, HOST, numbers, Silent(), dry_run=dry_run)
+    return prune(cluster, HOST, numbers, dry_run=dry_run)
 
 
 def test_by_the_rule(cluster: Cluster) -> None:

@@ -95,7 +95,7 @@ def test_installed_once_and_removed(cluster: Cluster, kind: str, paths: list[str
     def install(**more: Any) -> bool:
         host.changed.clear()
         host.asked.clear()
-        return install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE, **more).changed
+        return install_schedule(cluster, host, site_file=DEBIAN_SITE, **more).changed
 
     assert install(dry_run=True) and not host.changed and not changing(host)
     assert install() and sorted(host.changed) == paths
@@ -108,10 +108,10 @@ def test_installed_once_and_removed(cluster: Cluster, kind: str, paths: list[str
     )
     assert install(every=5) and show_schedule(cluster, host).every == 5
     host.changed.clear()
-    assert remove_schedule(cluster, host, Silent(), dry_run=True).changed and not host.changed
-    assert remove_schedule(cluster, host, Silent()).changed
+    assert remove_schedule(cluster, host, dry_run=True).changed and not host.changed
+    assert remove_schedule(cluster, host).changed
     assert sorted(host.changed) == [f"-{path}" for path in paths]
-    assert not remove_schedule(cluster, host, Silent()).changed
+    assert not remove_schedule(cluster, host).changed
     assert show_schedule(cluster, host).kind == ""
 
 
@@ -122,7 +122,7 @@ def test_drills_are_scheduled_where_there_is_something_to_restore_from(cluster: 
 
     def install(site: Site) -> Scheduled:
         changed = replace(cluster, site=site)
-        return install_schedule(changed, host, Silent(), site_file=DEBIAN_SITE)
+        return install_schedule(changed, host, site_file=DEBIAN_SITE)
 
     assert not install(cluster.site).drills
     done = install(site)
@@ -134,7 +134,7 @@ def test_drills_are_scheduled_where_there_is_something_to_restore_from(cluster: 
     assert not install(cluster.site).drills, "the site has no target any more"
     assert "overlay drill" not in "".join(path + text.decode() for path, text in host.files.items())
     install(site)
-    remove_schedule(replace(cluster, site=site), host, Silent())
+    remove_schedule(replace(cluster, site=site), host)
     assert not [path for path in host.files if "cron.d" in path or "systemd" in path]
 
 
@@ -149,7 +149,7 @@ def test_the_vms_state_is_scheduled_with_the_overlay(cluster: Cluster, kind: str
 
     def install(cluster: Cluster, **more: Any) -> Scheduled:
         host.changed.clear()
-        return install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE, **more)
+        return install_schedule(cluster, host, site_file=DEBIAN_SITE, **more)
 
     would = install(with_vm, dry_run=True)
     assert would.vm and would.vm.changed and not host.changed
@@ -165,19 +165,19 @@ def test_the_vms_state_is_scheduled_with_the_overlay(cluster: Cluster, kind: str
     gone = install(without)
     assert gone.changed and gone.kind == kind and gone.vm is None and not paths & set(host.files)
     install(with_vm)
-    assert paths <= set(remove_schedule(with_vm, host, Silent(), dry_run=True).files)
-    remove_schedule(without, host, Silent())
+    assert paths <= set(remove_schedule(with_vm, host, dry_run=True).files)
+    remove_schedule(without, host)
     assert not [path for path in host.files if "cron.d" in path or "systemd" in path]
 
 
 def test_files_of_the_other_kind_are_removed(cluster: Cluster) -> None:
     host = Files("cron")
-    install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE)
+    install_schedule(cluster, host, site_file=DEBIAN_SITE)
     host.kind = "systemd"
-    install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE)
+    install_schedule(cluster, host, site_file=DEBIAN_SITE)
     assert {CRON, TIMER, SERVICE} & set(host.files) == {TIMER, SERVICE}
     host.kind = "cron"
-    install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE)
+    install_schedule(cluster, host, site_file=DEBIAN_SITE)
     assert {CRON, TIMER, SERVICE} & set(host.files) == {CRON}
 
 
@@ -185,7 +185,7 @@ def test_invalid_schedules_are_refused(cluster: Cluster) -> None:
     host = Files("cron")
 
     def install(**more: Any) -> None:
-        install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE, **more)
+        install_schedule(cluster, host, site_file=DEBIAN_SITE, **more)
 
     for every in (0, 7, 90):
         with pytest.raises(ConfigError, match=f"evenly every {every} minutes"):
@@ -262,7 +262,7 @@ def hold_lease(cluster: Cluster, holder: str | None, *, since: float | None = No
 
 
 def run(cluster: Cluster, host: Host) -> Run | None:
-    return run_scheduled(cluster, host, Silent(), SnapshotOptions(reason="scheduled"))
+    return run_scheduled(cluster, host, SnapshotOptions(reason="scheduled"))
 
 
 def record(cluster: Cluster) -> Run | None:

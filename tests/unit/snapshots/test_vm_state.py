@@ -105,7 +105,7 @@ class Place:
         subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, target], check=True)
 
     def take(self) -> dict[str, Any]:
-        taken = take_vm_state(self.cluster, self.host, Silent(), reason="a test")
+        taken = take_vm_state(self.cluster, self.host, reason="a test")
         assert taken
         return taken
 
@@ -113,7 +113,7 @@ class Place:
         return [one["number"] for one in list_snapshots(self.cluster, self.host).snapshots]
 
     def run(self) -> Any:
-        return run_scheduled_vm(self.cluster, self.host, Silent())
+        return run_scheduled_vm(self.cluster, self.host)
 
     def read(self, path: str) -> str:
         """A file of the state disk."""
@@ -210,7 +210,7 @@ def test_a_vm_that_runs_is_copied_without_a_stop(place: Place) -> None:
     there = list_snapshots(place.cluster, place.host).snapshots
     assert [(one["running"], one["frozen_ms"]) for one in there] == [(True, 0.0), (True, 0.0)]
     assert there[1]["new_bytes"] < there[0]["new_bytes"] // 4 and not place.leftovers()
-    assert drill_vm(place.cluster, DrillOptions("b"), Silent()).ok
+    assert drill_vm(place.cluster, DrillOptions("b")).ok
 
 
 def test_a_host_without_the_vm_does_nothing(place: Place) -> None:
@@ -292,7 +292,7 @@ def test_a_chunk_that_has_changed_is_found(place: Place) -> None:
     place.take()
     (chunk, *_) = sorted(Path(str(place.cluster.places.snapshots)).glob("chunks/??/*"))
     chunk.write_bytes(b"x" + chunk.read_bytes()[1:])
-    (found,) = verify(place.cluster, place.host, ["1"], Silent())
+    (found,) = verify(place.cluster, place.host, ["1"])
     assert not found.ok
     status = vm_snapshot_status(place.cluster, place.host)
     assert status.damaged == [1] and "sms overlay snapshot --vm" in status.judgement.warnings[0]
@@ -305,7 +305,7 @@ def test_in_one_repository_with_the_overlays_snapshots_neither_sees_the_other(pl
     for _ in range(2):
         place.put(place.content())
         place.take()
-    done = push(place.cluster, place.host, PushOptions(all_missing=True), ["borg"], Silent())
+    done = push(place.cluster, place.host, PushOptions(all_missing=True), ["borg"])
     assert [one.state for one in done] == [PUSHED] * 3
     overlay = replace(place.cluster, vm=False)
     identity = list_snapshots(place.cluster, place.host).identity
@@ -317,7 +317,7 @@ def test_in_one_repository_with_the_overlays_snapshots_neither_sees_the_other(pl
         update=dict.fromkeys(("hourly", "daily", "weekly", "monthly"), 0) | {"last": 1}
     )
     few = replace(place.cluster, site=place.cluster.site.model_copy(update={"retention": retention}))
-    assert prune(few, place.host, (), Silent()).removed == (1, 2)
+    assert prune(few, place.host, ()).removed == (1, 2)
     there = Offsite(few, place.host, identity)
     assert len(there.prune([one for one, _ in there.open()], Silent())) == 2
     assert [one["number"] for one in list_remote(place.cluster, place.host, "borg", identity).snapshots] == [3]
@@ -330,10 +330,10 @@ def test_all_that_is_lost_is_restored_from_the_repository(place: Place, need: Ne
     (content / "mark").write_text("as it was")
     place.put(content)
     place.take()
-    push(place.cluster, place.host, PushOptions(all_missing=True), ["borg"], Silent())
+    push(place.cluster, place.host, PushOptions(all_missing=True), ["borg"])
     shutil.rmtree(str(place.where.disks))
     shutil.rmtree(str(place.cluster.places.snapshots))
-    done = restore_state(place.cluster, place.host, Silent(), StateSource("borg", "latest"))
+    done = restore_state(place.cluster, place.host, StateSource("borg", "latest"))
     assert done.kept == "" and place.read("/mark") == "as it was"
     holder = from_json(Holder, place.host.read(str(place.where.holder)) or b"")
     assert (holder.holder, holder.generation) == ("a", 3)
@@ -344,7 +344,7 @@ def test_snapshots_of_a_vm_that_was_started_anew_are_newer_than_all_copies(place
     """Otherwise the repository would prune them first. A target that does not answer is a failed run."""
     place = with_borg(place, need)
     place.take()
-    push(place.cluster, place.host, PushOptions(all_missing=True), ["borg"], Silent())
+    push(place.cluster, place.host, PushOptions(all_missing=True), ["borg"])
     shutil.rmtree(str(place.where.disks))
     shutil.rmtree(str(place.cluster.places.snapshots))
     place.put(place.content())
@@ -373,13 +373,13 @@ def test_old_disks_are_kept_by_a_restore(place: Place) -> None:
     (content / "mark").write_text("newer")
     place.put(content)
     shutil.copy(str(place.where.state), str(place.where.root))
-    done = restore_state(place.cluster, place.host, Silent(), StateSource("a", "1"))
+    done = restore_state(place.cluster, place.host, StateSource("a", "1"))
     assert place.read("/mark") == ""
     kept = Path(str(place.where.snapshots)) / done.kept
     assert {path.name for path in kept.iterdir()} == {"root.qcow2", "state.qcow2", "snapshot.json"}
     assert not place.leftovers()
     with pytest.raises(Refused, match="no snapshot 7"):
-        restore_state(place.cluster, place.host, Silent(), StateSource("a", "7"))
+        restore_state(place.cluster, place.host, StateSource("a", "7"))
 
 
 def test_a_restore_is_refused_where_another_host_has_the_disks(place: Place) -> None:
@@ -387,15 +387,15 @@ def test_a_restore_is_refused_where_another_host_has_the_disks(place: Place) -> 
     place.host.write(str(place.where.holder), to_json(Holder("b", 3)), mode=0o600)
     for force in (False, True):
         with pytest.raises(Refused, match="disks are on b"):
-            restore_state(place.cluster, place.host, Silent(), StateSource("a", "1", force))
+            restore_state(place.cluster, place.host, StateSource("a", "1", force))
 
 
 def test_a_drill_checks_the_copy(place: Place, need: Need) -> None:
     place = with_borg(place, need)
     place.take()
-    push(place.cluster, place.host, PushOptions(all_missing=True), ["borg"], Silent())
+    push(place.cluster, place.host, PushOptions(all_missing=True), ["borg"])
     before = Path(str(place.where.state)).stat()
-    done = drill_vm(place.cluster, DrillOptions("borg"), Silent())
+    done = drill_vm(place.cluster, DrillOptions("borg"))
     assert done.ok, done.failed
     seen = {one.what: one.seen for one in done.checks}
     assert "integrity_check ok" in seen["the inventory"] and "1, 1 of them secret" in seen["master files"]
@@ -440,7 +440,7 @@ def test_a_drill_finds_what_is_wrong(place: Place, harm: Callable[[Path], None],
     harm(content)
     place.put(content)
     place.take()
-    done = drill_vm(place.cluster, DrillOptions("b"), Silent())
+    done = drill_vm(place.cluster, DrillOptions("b"))
     assert [one.what for one in done.failed] == [what] and why in done.failed[0].seen
     assert not place.leftovers()
 
@@ -450,4 +450,4 @@ def test_a_killed_drill_is_removed(place: Place) -> None:
     left.mkdir(parents=True)
     assert clean_up_vm(place.cluster) == [place.cluster.label] and clean_up_vm(place.cluster) == []
     with pytest.raises(SmsError):
-        drill_vm(place.cluster, DrillOptions("nobody"), Silent())
+        drill_vm(place.cluster, DrillOptions("nobody"))

@@ -107,20 +107,20 @@ def cluster(tmp_path: Path) -> Cluster:
 
 def test_the_newest_by_order_not_by_clock(stage: Stage, cluster: Cluster) -> None:
     stage.there = {"borg": [snapshot(7, 2, 9000.0), snapshot(8, 3, 500.0)], "admin-2": [snapshot(9, 2, 9999.0)]}
-    done = drill(cluster, DrillOptions(), Silent())
+    done = drill(cluster, DrillOptions())
     assert stage.started == [("borg", 8)]
     assert done.ok and (done.source, done.snapshot, done.image) == ("borg", 8, "key")
     assert done.name.endswith("-000000000008")
     assert done.notes[0] == "the key was never exported" and "not running on any host" in done.notes[1]
     shown = done.as_dict()
     assert shown["ok"] is True and shown["checks"][0]["what"] == "borg check of the repository"
-    steps = plan_drill(cluster, DrillOptions(), Silent())
+    steps = plan_drill(cluster, DrillOptions())
     assert "fetch snapshot 8 from borg" in "; ".join(steps) and len(stage.started) == 1
 
 
 def test_a_target_that_fails_is_a_failure_and_the_other_is_tried(stage: Stage, cluster: Cluster) -> None:
     stage.there = {"borg": Unreachable("the connection broke"), "admin-1": [snapshot(9, 2, 9.0)]}
-    done = drill(cluster, DrillOptions(), Silent())
+    done = drill(cluster, DrillOptions())
     assert stage.started == [("admin-1", 9)]
     assert not done.ok and [check.what for check in done.failed] == ["snapshots at borg"]
 
@@ -128,7 +128,7 @@ def test_a_target_that_fails_is_a_failure_and_the_other_is_tried(stage: Stage, c
 def test_what_cannot_be_restored_is_a_failure(stage: Stage, cluster: Cluster) -> None:
     stage.there = {"borg": [snapshot(7, 2, 9.0)]}
     stage.damage = "a chunk is damaged"
-    done = drill(cluster, DrillOptions(), Silent())
+    done = drill(cluster, DrillOptions())
     assert not done.ok and [(check.what, check.seen) for check in done.failed] == [
         ("it is fetched and restored", "a chunk is damaged")
     ]
@@ -136,19 +136,19 @@ def test_what_cannot_be_restored_is_a_failure(stage: Stage, cluster: Cluster) ->
 
 def test_nothing_elsewhere_is_a_failure(stage: Stage, cluster: Cluster) -> None:
     stage.there = {"admin-2": []}
-    done = drill(cluster, DrillOptions(), Silent())
+    done = drill(cluster, DrillOptions())
     assert not done.ok and not stage.started and "has no snapshot latest" in done.failed[0].seen
     assert not DrillResult("host").ok
     with pytest.raises(SmsError, match="has no snapshot latest"):
-        plan_drill(cluster, DrillOptions(), Silent())
+        plan_drill(cluster, DrillOptions())
 
 
 def test_a_drill_waits_for_a_push(stage: Stage, cluster: Cluster) -> None:
     stage.there = {"borg": [snapshot(7, 2, 9.0)]}
     stage.checked = [Busy("another push"), Busy("another push")]
-    assert drill(cluster, DrillOptions(), Silent()).ok and not stage.checked
+    assert drill(cluster, DrillOptions()).ok and not stage.checked
     stage.checked = [Busy("another push")] * (2 + work.BUSY_S // work.RETRY_S)
-    assert [check.seen for check in drill(cluster, DrillOptions(), Silent()).failed] == ["another push"]
+    assert [check.seen for check in drill(cluster, DrillOptions()).failed] == ["another push"]
 
 
 def test_a_scheduled_one_records_what_failed(stage: Stage, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_scheduled_one_records_what_failed(stage: Stage, cluster: Cluster, mon
     stage.there = {"borg": [snapshot(7, 2, 9.0)]}
 
     def run() -> Any:
-        found = run_scheduled_drill(cluster, lambda: drill(cluster, DrillOptions(), Silent()))
+        found = run_scheduled_drill(cluster, lambda: drill(cluster, DrillOptions()))
         assert read_record(cluster, Local(), DRILLS) == found
         return found
 

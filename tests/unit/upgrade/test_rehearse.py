@@ -38,7 +38,6 @@ from appliance.operations.upgrade.rehearse_plan import (
     user_lines,
 )
 from appliance.operations.upgrade.rehearse_vm import judge_polls, need_polls
-from appliance.progress import Silent
 from appliance.share import share
 from appliance.tools.ports import Link
 
@@ -326,7 +325,7 @@ def test_a_record_survives_its_file_and_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_no_leftovers_without_a_rehearsal(tmp_path: Path) -> None:
-    assert remove_leftovers(cluster_of(site(state=str(tmp_path))), Silent()) == []
+    assert remove_leftovers(cluster_of(site(state=str(tmp_path)))) == []
 
 
 def without_vm(**changes: Any) -> Site:

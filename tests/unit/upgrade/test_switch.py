@@ -79,13 +79,13 @@ def test_another_file_has_the_key_of_its_image(cluster: Cluster, key: str, image
     upgrade = record(cluster, SWITCHING, before)
     assert make_overlay(cluster, key) != before
     assert has_switched(cluster, Here(), upgrade) == (image == NEW)
-    assert image_of_unfinished(cluster, Here(), Silent()) == Path(image.path)
+    assert image_of_unfinished(cluster, Here()) == Path(image.path)
 
 
 def test_the_file_of_before_is_that_of_the_old_image(cluster: Cluster) -> None:
     """Whatever is in it: processes of the container can write there."""
     record(cluster, SWITCHING, make_overlay(cluster, "new"))
-    assert image_of_unfinished(cluster, Here(), Silent()) == Path(OLD.path)
+    assert image_of_unfinished(cluster, Here()) == Path(OLD.path)
 
 
 def test_without_an_overlay_and_in_other_phases(cluster: Cluster) -> None:
@@ -94,9 +94,9 @@ def test_without_an_overlay_and_in_other_phases(cluster: Cluster) -> None:
     make_overlay(cluster, "new")
     assert has_switched(cluster, Here(), upgrade)
     assert not has_switched(cluster, Here(), upgrade.at(STARTING))
-    assert image_of_unfinished(cluster, Here(), Silent()) == Path(NEW.path)
+    assert image_of_unfinished(cluster, Here()) == Path(NEW.path)
     write_phase(cluster, Local(), upgrade.at(RETURNED))
-    assert image_of_unfinished(cluster, Here(), Silent()) is None
+    assert image_of_unfinished(cluster, Here()) is None
 
 
 @pytest.mark.parametrize("running", [OLD, NEW, Side("/i/third.sif", "third", "cc")])

@@ -177,7 +177,7 @@ def run_as_standby(cluster: Cluster) -> None:
     """Run the schedule on host-a, while host-b holds the lease."""
     host = cluster.host("host-a")
     host.write(str(cluster.places.lease), Lease("lab", 2, "host-b", 5.0).text())
-    assert run_scheduled(cluster, host, Silent(), SnapshotOptions()) is None
+    assert run_scheduled(cluster, host, SnapshotOptions()) is None
 
 
 def test_the_schedule_renews_what_runs(sites: Sites, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_status_is_unhealthy_before_the_end(sites: Sites, tmp_path: Path, monkey
 def test_a_revoked_certificate_is_refused_wherever_the_vm_is_started(sites: Sites, tmp_path: Path) -> None:
     """Host-b has no list of its own; afterwards each has all that was revoked on either."""
     first = {name: serial((tmp_path / f"a/tls/{name}.pem").read_bytes()) for name in ("admin", "services")}
-    done = revoke(sites.a, ["admin", "services"], Silent()).installed
+    done = revoke(sites.a, ["admin", "services"]).installed
     assert (done.vm, done.container, done.problems, done.later) == ("host-b", "host-b", [], []) and done.refuses
     assert set(first.values()) == sites.guest.refused()
     sites.start_vm(sites.b)
@@ -293,7 +293,7 @@ def test_a_revoked_certificate_is_refused_wherever_the_vm_is_started(sites: Site
     assert serial(sites.container["cert.pem"]) not in sites.guest.refused(), "the container got another one at once"
     assert serial(sites.hosts["host-b"].files["/etc/sms/tls/admin.pem"]) not in sites.guest.refused()
     other = "ABCD" * 10
-    revoke(sites.b, [other], Silent())
+    revoke(sites.b, [other])
     shutil.rmtree(tmp_path / "b/tls")
     sites.start_vm(sites.a)
     assert {*first.values(), other} == sites.guest.refused()
@@ -303,7 +303,7 @@ def test_a_host_that_was_off_gets_the_list_later(sites: Sites, tmp_path: Path) -
     serial = "ABCD" * 10
     sites.silent, sites.vm_on = "host-b", "host-a"
     sites.start_vm(sites.a)
-    done = revoke(sites.a, [serial], Silent()).installed
+    done = revoke(sites.a, [serial]).installed
     assert done.later == ["host-b is unreachable"] and not done.problems
     assert sites.guest.refused() == {serial}
     sites.silent, sites.guest.files["/etc/sms/tls/revoked.map"] = "", b""
@@ -315,7 +315,7 @@ def test_a_host_that_was_off_gets_the_list_later(sites: Sites, tmp_path: Path) -
 def test_a_vm_that_does_not_answer_gets_it_later(sites: Sites) -> None:
     """While it boots, or hangs, a scheduled run is not a failed one."""
     sites.guest.hangs = True
-    done = revoke(sites.a, ["ABCD" * 10], Silent()).installed
+    done = revoke(sites.a, ["ABCD" * 10]).installed
     assert done.vm == "host-b" and not done.refuses and len(done.later) == 1 and not done.problems
     run_as_standby(sites.a)
     assert not [argv for host in sites.hosts.values() for argv in host.asked if argv[0] == "logger"]
@@ -330,7 +330,7 @@ def test_an_unreadable_list(sites: Sites, tmp_path: Path) -> None:
     for garbage in (b"garbage", b'{"revoked": [{"serial": "a; } server {"}]}'):
         sites.hosts["host-a"].files[path] = garbage
         sites.start_vm(sites.a)
-        done = revoke(sites.a, ["ABCD" * 10], Silent()).installed
+        done = revoke(sites.a, ["ABCD" * 10]).installed
         assert len(done.problems) == 1 and f"{path} on host-a" in done.problems[0]
         assert sites.hosts["host-a"].files[path] == garbage
         assert sites.guest.refused() == {"ABCD" * 10}

@@ -29,7 +29,6 @@ from appliance.operations.vm.interrupted import continue_paused
 from appliance.operations.vm.live import Handover, continue_there, move_memory, resolve_interrupted
 from appliance.plan.vm.holder import Holder, HostView, read_holder
 from appliance.plan.vm.vm import Machine, Opened, VmPlaces
-from appliance.progress import Silent
 from appliance.share import share
 from appliance.tools.qemu import Run, end_machine, find_machine, launch
 from appliance.tools.qmp import Channel, NotResponding, open_qmp
@@ -408,11 +407,11 @@ def test_old_memory_is_not_resumed_by_a_second_migration(
         )
     monkeypatch.setattr(live, "boot", lambda *_, **__: fail())
     with pytest.raises(Refused, match="is postmigrate: it cannot move live"):
-        live.move_live(make_cluster(tmp_path), pair.source, pair.target, Silent(), Holder("source", 3))
+        live.move_live(make_cluster(tmp_path), pair.source, pair.target, Holder("source", 3))
     assert (pair.status(pair.source), pair.status(pair.target)) == ("postmigrate", "running")
     end_it(pair.source, pair.where)
     with pytest.raises(Refused, match="is ended: it cannot"):
-        live.move_live(make_cluster(tmp_path), pair.source, pair.target, Silent(), Holder("source", 3))
+        live.move_live(make_cluster(tmp_path), pair.source, pair.target, Holder("source", 3))
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -427,10 +426,10 @@ def test_a_start_continues_what_was_left_paused(
     cluster = view_pair(pair, tmp_path, monkeypatch)
     chosen, other = (pair.target, pair.source) if committed else (pair.source, pair.target)
     with pytest.raises(Refused, match=f"its disks are on {chosen.name}"):
-        continue_paused(cluster, other, Silent())
-    continue_paused(cluster, chosen, Silent())
+        continue_paused(cluster, other)
+    continue_paused(cluster, chosen)
     assert pair.counts_on(chosen) and find_machine(other, str(pair.where.pid), "t-live") is None
-    continue_paused(cluster, chosen, Silent())
+    continue_paused(cluster, chosen)
 
 
 @pytest.mark.parametrize("moved", [True, False])
@@ -443,9 +442,9 @@ def test_a_start_ends_what_was_left_beside_the_running_machine(
     cluster = view_pair(pair, tmp_path, monkeypatch)
     runs, left = (pair.target, pair.source) if moved else (pair.source, pair.target)
     with pytest.raises(Refused):
-        continue_paused(cluster, left, Silent())
+        continue_paused(cluster, left)
     assert find_machine(left, str(pair.where.pid), "t-live")
-    continue_paused(cluster, runs, Silent())
+    continue_paused(cluster, runs)
     assert pair.counts_on(runs) and find_machine(left, str(pair.where.pid), "t-live") is None
 
 
@@ -454,7 +453,7 @@ def test_a_start_ends_nothing_beside_a_machine_without_the_disks(
 ) -> None:
     """The record names the other host."""
     pair.handover().commit()
-    continue_paused(view_pair(pair, tmp_path, monkeypatch), pair.source, Silent())
+    continue_paused(view_pair(pair, tmp_path, monkeypatch), pair.source)
     assert (pair.status(pair.source), pair.status(pair.target)) == ("running", "inmigrate")
 
 
@@ -476,12 +475,12 @@ def test_a_migration_fetches_the_image_of_the_source(tmp_path: Path) -> None:
     digest = seal(there / key, tmp_path / "sign.pem", about={"kind": "provisioning-vm", "key": key})
     host, found = find_vm_image(cluster, source, Local("target"), key)
     assert (host.name, found) == ("source", digest)
-    fetch_vm(cluster, source, key, Silent())
+    fetch_vm(cluster, source, key)
     assert (images / key / "disk.qcow2").read_bytes() == b"a disk"
-    assert deliver_vm(cluster, Local("target"), Silent(), chosen=key).digest == digest
+    assert deliver_vm(cluster, Local("target"), chosen=key).digest == digest
     (there / key / "manifest.sig").unlink()
     with pytest.raises(Refused, match="not signed"):
-        fetch_vm(cluster, source, key, Silent())
+        fetch_vm(cluster, source, key)
     assert [path.name for path in images.iterdir()] == [key]
     for _ in range(2):
         make_current(cluster, Local("target"), f"{images}/{key}/disk.qcow2")

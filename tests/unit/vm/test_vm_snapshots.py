@@ -26,7 +26,6 @@ from appliance.operations.vm.snapshots import (
 from appliance.operations.vm.start import StartOptions, _choose_holder
 from appliance.plan.vm.holder import Holder, HostView, follow_known, newest_holder, read_holder, stale_generation
 from appliance.plan.vm.vm import VmPlaces
-from appliance.progress import Silent
 from appliance.share import share
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
@@ -71,7 +70,7 @@ def test_clock_jumps_of_a_day_change_nothing(cluster: Cluster, jump: float) -> N
         add(cluster, f"s{number}", at, holder=Holder("a", 1))
     assert names(cluster) == ["old", "s0", "s1", "s2"]
     assert find_snapshot(cluster, HOST, "latest").name == "s2"
-    removed = prune_snapshots(cluster, HOST, Silent(), keep=1)
+    removed = prune_snapshots(cluster, HOST, keep=1)
     assert [one.name for one in removed] == ["old", "s0", "s1"] and names(cluster) == ["s2"]
 
 
@@ -80,19 +79,19 @@ def test_the_newest_verified_one_is_never_removed(cluster: Cluster) -> None:
     for number in range(3):
         add(cluster, f"before-restore-{number}", 2.0, holder=Holder("a", 1), verified=False)
     assert find_snapshot(cluster, HOST, "latest").name == "good"
-    assert [one.name for one in prune_snapshots(cluster, HOST, Silent(), keep=1)] == [
+    assert [one.name for one in prune_snapshots(cluster, HOST, keep=1)] == [
         "before-restore-0",
         "before-restore-1",
     ]
     assert names(cluster) == ["good", "before-restore-2"]
-    assert prune_snapshots(cluster, HOST, Silent(), keep=1) == []
+    assert prune_snapshots(cluster, HOST, keep=1) == []
 
 
 def test_one_whose_record_cannot_be_read_stays(cluster: Cluster) -> None:
     HOST.write(f"{VmPlaces(cluster.site).snapshots}/torn/{NOTE}", b'{"taken": 5')
     for number in range(2):
         add(cluster, f"s{number}", 1.0, holder=Holder("a", 1))
-    assert [one.name for one in prune_snapshots(cluster, HOST, Silent(), keep=1)] == ["s0"]
+    assert [one.name for one in prune_snapshots(cluster, HOST, keep=1)] == ["s0"]
     assert names(cluster) == ["torn", "s1"]
 
 
@@ -183,7 +182,7 @@ def test_snapshots_of_another_cluster_of_this_name(cluster: Cluster) -> None:
     with pytest.raises(Refused, match=f"snapshot s3 of the VM is not of this cluster, but of cluster {U2}"):
         find_snapshot(cluster, HOST, "s3")
     progress = Reports()
-    assert [one.name for one in prune_snapshots(cluster, HOST, progress, keep=1)] == ["old", "s0"]
+    assert [one.name for one in prune_snapshots(cluster.showing(progress), HOST, keep=1)] == ["old", "s0"]
     assert names(cluster) == ["s1", "s2", "s3"]
     assert progress.lines == [f"note: 2 snapshots of the VM on a are of cluster {U2}: not touched"]
 

@@ -24,7 +24,6 @@ from appliance.operations.services import start, stop
 from appliance.operations.services.guard import Guard
 from appliance.operations.services.start import StartOptions
 from appliance.operations.snapshots import restore
-from appliance.progress import Silent
 from appliance.shared.migration import SourceRequest, TargetRequest
 from tests.unit.migration.model.engine import effect, programs
 from tests.unit.migration.model.hosts import CONFINED, IMAGE, UUIDS, ModelHost, ModelHosts, cluster_of_model
@@ -65,23 +64,23 @@ def run_verb(work: Any) -> str:
 
 def run_start(name: str, boot: bool) -> str:
     """`sms start`; ``boot``: as at boot."""
-    return run_verb(lambda: start.start(make_cluster(name), ModelHost(name), Silent(), StartOptions(boot=boot)) and "")
+    return run_verb(lambda: start.start(make_cluster(name), ModelHost(name), StartOptions(boot=boot)) and "")
 
 
 def run_stop(name: str) -> str:
     """`sms stop`."""
-    return run_verb(lambda: str(stop.stop(make_cluster(name), ModelHost(name), Silent())) and "")
+    return run_verb(lambda: str(stop.stop(make_cluster(name), ModelHost(name))) and "")
 
 
 def run_create(name: str) -> str:
     """`sms overlay create`."""
-    return run_verb(lambda: create.create(make_cluster(name), ModelHost(name), Silent()) and "")
+    return run_verb(lambda: create.create(make_cluster(name), ModelHost(name)) and "")
 
 
 def run_failover(name: str, by_hand: bool, snapshot: str = "") -> str:
     """`sms failover`; ``by_hand``: with --i-have-fenced; ``snapshot``: from this one, whatever else there is."""
     options = failover.FailoverOptions(fenced=by_hand, shared=SHARED[0], snapshot=snapshot)
-    return run_verb(lambda: failover.failover(make_cluster(name), ModelHost(name), options, Silent()) and "")
+    return run_verb(lambda: failover.failover(make_cluster(name), ModelHost(name), options) and "")
 
 
 def run_pull(name: str) -> str:
@@ -100,7 +99,7 @@ def _do_pull(cluster: Any, host: Any) -> None:
 
 def run_restore(name: str) -> str:
     """`sms overlay restore latest`, by hand."""
-    return run_verb(lambda: restore.restore(make_cluster(name), ModelHost(name), "latest", Silent()) and "")
+    return run_verb(lambda: restore.restore(make_cluster(name), ModelHost(name), "latest") and "")
 
 
 def run_migrate(target: str) -> str:
@@ -110,15 +109,15 @@ def run_migrate(target: str) -> str:
 
 def _do_migrate(cluster: Any, name: str) -> None:
     target = ModelHost(name)
-    source, held = inspection.find_source(cluster, target, recover=True, progress=Silent())
+    source, held = inspection.find_source(cluster, target, recover=True)
     running = inspection._find_running(cluster, source)
     if source.name == name or preflight.find_instance(cluster, target):
         raise Refused("it runs there")
     plan: Any = SimpleNamespace(shared=SHARED[0], mirror=(), mirrored=False)
     inspected = Inspected(source, target, running.pid, held, plan, CONFINED, CONFINED)
     image = Image(IMAGE, "key", "", "")
-    result, _ = steps.run_steps(cluster, inspected, image, Silent())
-    migrate.finish(cluster, inspected, image, result, Silent())
+    result, _ = steps.run_steps(cluster, inspected, image)
+    migrate.finish(cluster, inspected, image, result)
 
 
 def run_guard(name: str, task: str, own: Any, others: Any, stopping: bool) -> tuple[Any, ...]:
