@@ -32,6 +32,7 @@ from appliance.plan.upgrade.upgrade import (
     Upgrade,
     read_upgrade,
 )
+from appliance.progress import Silent
 from appliance.shared.migration import MoveMark
 from appliance.shared.records import RecordError, from_json, to_json
 
@@ -125,7 +126,7 @@ def _reopen_mirror(cluster: Cluster, host: Host) -> None:
     if mirror and mirror.uuid and not find_instance(cluster, host):
         busy = f"another run is at work on the mirror on {host.name}"
         with cluster.env.locks.hold(host, f"{cluster.places.lock}.mirror", busy):
-            open_members(cluster, host, mirror, patience_s=DISK_WAIT_S)
+            open_members(cluster.showing(Silent()), host, mirror, patience_s=DISK_WAIT_S)
 
 
 def close_idle_mirror(cluster: Cluster, host: Host) -> None:

@@ -211,7 +211,7 @@ def rehearse_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[
     chosen = _check_restore(cluster, host, selector)
     check_stopped(cluster, host)
     _check_lease_holder(cluster, host)
-    return _query_diff(cluster, host, Comparison(None, chosen["number"], paths, lock=True))
+    return _query_diff(cluster.showing(Silent()), host, Comparison(None, chosen["number"], paths, lock=True))
 
 
 def _check_rsync(host: Host) -> None:

@@ -54,6 +54,7 @@ from appliance.plan.upgrade.upgrade import (
     count_jobs,
     predict_outage,
 )
+from appliance.progress import Silent
 from appliance.tools.sha256 import find_digest
 
 NO_REHEARSAL = "or skip it: --no-rehearsal"
@@ -94,7 +95,7 @@ def plan_upgrade(cluster: Cluster, host: Host, options: UpgradeOptions) -> list[
     before, target = _preflight(cluster, host, options, read_last_upgrade(cluster, host, done=True))
     switch, why = plan_way(cluster, host, target or before, options)
     image = f"the previous image {target.key[:12]}" if target else str(options.image or "an image built now")
-    jobs = count_jobs(list_before(cluster, host, options))
+    jobs = count_jobs(list_before(cluster.showing(Silent()), host, options))
     lay = ["replace the overlay with the snapshot before that upgrade"] if options.with_snapshot else []
     steps = [
         f"send {image} to {host.name}, verify its signature there; {before.key[:12]} is running",
