@@ -234,7 +234,7 @@ def open_logged(monkeypatch: pytest.MonkeyPatch, *, running: bool = True) -> Non
             ("test", "-L"): (1, ""),
         }
     )
-    monkeypatch.setattr(logs, "open_target", lambda _: (cluster, host, None))
+    monkeypatch.setattr(logs, "open_target", lambda _: (cluster, host))
 
 
 @pytest.mark.parametrize("follow", [False, True])
@@ -271,7 +271,7 @@ def test_what_a_command_prints_is_passed_on(
     from appliance.operations.vm import inside as inside_vm
 
     ran = SimpleNamespace(stdout=LOG, stderr=b"", cut=False, status=3)
-    monkeypatch.setattr(common, "open_vm", lambda _: (None, None, None))
+    monkeypatch.setattr(common, "open_vm", lambda _: (None, None))
     monkeypatch.setattr(inside_vm, "run_in_vm", lambda *_, **__: ran)
     assert vm_exec.run(argparse.Namespace(command=["ls"], input=False, timeout=1)) == 3
     assert capfdbinary.readouterr().out == LOG

@@ -414,7 +414,7 @@ def test_a_stop_of_the_engine_names_what_stays(moved: Moved) -> None:
     lines = deploy_verbs._stop_plan_lines(deploy_plan.plan_stop(moved.cluster, host))
     (line,) = (one for one in lines if " stay: " in one)
     assert re.search("on host-b stay: .*nat.*; `sms stop --host host-b` stops them", line) and "slurmctld" not in line
-    deploy_module.stop(moved.cluster, host)
+    deploy_module.stop(moved.cluster.showing(shown), host)
     assert f"note: {line}" in [one.args[0] for one in shown.report.call_args_list]
 
 
@@ -464,7 +464,7 @@ def test_its_address_is_not_given_to_a_pod_while_it_may_have_it(moved: Moved, ne
 @pytest.mark.parametrize("verb", ["", "rollback"])
 def test_the_exit_status_says_that_it_does_not_serve(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     outcomes = iter([Outcome("nomad", "sample", 1, "0", {}, [], silent=why) for why in ("", "nat does not answer")])
-    monkeypatch.setattr(deploy_verbs, "_open", lambda _: (MagicMock(), MagicMock(), Silent()))
+    monkeypatch.setattr(deploy_verbs, "_open", lambda _: (MagicMock(), MagicMock()))
     for name in ("deploy", "rollback"):
         monkeypatch.setattr(deploy_module, name, lambda *_, **__: next(outcomes))
     arguments = argparse.Namespace(engine="nomad", dry_run=False, timeout=1, json=False, quiet=True)

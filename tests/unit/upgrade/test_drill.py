@@ -84,7 +84,7 @@ class Stage:
             raise self.checked.pop()
         return "fine"
 
-    def rehearse(self, _cluster: Cluster, options: Any, ready: Any, _progress: Any) -> RehearsalResult:
+    def rehearse(self, _cluster: Cluster, options: Any, ready: Any) -> RehearsalResult:
         assert options.nodes == 0
         if self.damage:
             raise SmsError(self.damage)
