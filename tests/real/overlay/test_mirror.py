@@ -411,9 +411,9 @@ def counted(*argv, **more):
         os.kill(os.getpid(), signal.SIGKILL)
     return done
 host.run = counted
-{"create": lambda: mirror.create(cluster, host, Silent(), mirror.MirrorOptions(rest)),
- "rebuild": lambda: mirror.rebuild(cluster, host, Silent(), mirror.RebuildOptions(rest[0])),
- "remove": lambda: mirror.remove(cluster, host, Silent())}[verb]()
+{"create": lambda: mirror.create(cluster, host, mirror.MirrorOptions(rest)),
+ "rebuild": lambda: mirror.rebuild(cluster, host, mirror.RebuildOptions(rest[0])),
+ "remove": lambda: mirror.remove(cluster, host)}[verb]()
 """
 """Runs a verb and kills itself after so many commands."""
 STRIDES = pytest.mark.parametrize("stride", [16, pytest.param(1, marks=pytest.mark.full)])
