@@ -20,6 +20,11 @@ OWNED: dict[str, str] = {
     "ControlMachine": "it is set from the site's `hostname`",
     "ControlAddr": "it is set from the address in networks.provisioning",
     "AuthType": "nodes and container authenticate with munge",
+    "BackupController": "other admin hosts take over by `sms failover`",
+    "BackupAddr": "other admin hosts take over by `sms failover`",
+    "SlurmUser": "the container runs slurmctld as slurm, and the state is that user's",
+    "SlurmctldPort": "the probe, the firewall and the engines use 6817",
+    "SlurmctldPidFile": "the supervisor of the container reads it",
     "StateSaveLocation": "the state must be in the overlay, which migration and snapshots copy",
 }
 """Settings of slurm.conf that sms sets itself, and why a site cannot set them."""

@@ -44,6 +44,8 @@ class Places:
         self.empty = state / "empty"
         self.journal = state / "journal"
         self.history = self.journal / f"{site.cluster}.history"
+        # What Slurm had when the services container was stopped.
+        self.jobs = self.journal / f"{site.cluster}.jobs"
         # What is deployed to an engine: a folder of bundles, and the record with .json at its end.
         self.deployments = state / "engines" / site.cluster
         self.lock = run / f"{site.cluster}.lock"

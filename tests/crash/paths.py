@@ -159,6 +159,7 @@ SHARED = {
     "appliance/operations/snapshots/schedule.py": DERIVED,
     "appliance/operations/snapshots/vm_restore.py": "VM restore from elsewhere",
     "appliance/operations/snapshots/vm_state.py": "VM holder",
+    "appliance/operations/services/effect.py": "records of verbs",
     "appliance/operations/start_note.py": "records of verbs",
     "appliance/operations/upgrade/rehearse.py": "records of verbs",
     "appliance/operations/upgrade/rehearse_folders.py": "records of verbs",

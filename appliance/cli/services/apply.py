@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, seconds, verb
@@ -14,9 +16,12 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   sms apply --dry-run    show the changed lines, what reloads and what restarts
-  sms apply              apply the site file to the running services container"""
+  sms apply              apply the site file to the running services container
+  sms apply -n --json >cost; sms apply --judged cost    although jobs are lost, if no others are
+  sms apply --force      also if jobs are lost: of a partition that is removed, on nodes that are"""
+MOST_BYTES = 64 << 20
 LINES = 20
-"""Changed lines of a file that are shown at most."""
+"""Changed lines of a file, and nodes, that are shown at most."""
 
 
 def add(verbs: Verbs) -> None:
@@ -28,7 +33,8 @@ def add(verbs: Verbs) -> None:
         "Apply changes of the site file to the running services container: services read changed files again, or are "
         "restarted one by one; the others keep running. Other addresses, names or services need a new instance: it is "
         "started beside the running one on a copy of the overlay, and takes over as in a migration. If a service "
-        "fails, the services run as before (status 5).",
+        "fails, or nodes take no job since, the services run as before (status 5). What would end jobs or reservations "
+        "is refused (status 3).",
         EXAMPLES,
     )
     parser.add_argument(
@@ -36,16 +42,25 @@ def add(verbs: Verbs) -> None:
     )
     add_host(parser)
     parser.add_argument("-n", "--dry-run", action="store_true", help="show what would be done, change nothing")
+    parser.add_argument(
+        "--judged",
+        type=Path,
+        metavar="FILE",
+        help="the output of `--dry-run --json`: apply if it costs no more than this says, as seen by a person",
+    )
+    parser.add_argument("--force", action="store_true", help="apply although jobs, reservations or nodes are lost")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Apply, or show the plan."""
+    from appliance.errors import Refused, Unverified
     from appliance.operations.migration.here import apply, plan_switch, shown_outages
     from appliance.operations.services.apply import plan_apply
 
     cluster, host = open_target(arguments)
+    accepted = _read_judged(arguments.judged, host.name) if arguments.judged else frozenset()
     if arguments.dry_run:
         plan = plan_apply(cluster, host)
         switching = plan_switch(cluster, host, plan.image) if plan.switch else None
@@ -53,8 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         shown_plan = {**asdict(plan), "switching": asdict(switching) if switching else None}
         lines = [*_plan_lines(plan), *outages, *_notes((), [plan.newer, _rebuild_note(plan.rebuild)])]
         print_result(arguments, shown_plan, lines)
-        return 0
-    done, switched = apply(cluster, host, wait_s=arguments.wait)
+        return Refused.status if plan.refused and not arguments.force else 0
+    done, switched = apply(cluster, host, wait_s=arguments.wait, force=arguments.force, accepted=accepted)
     if switched:
         lines = [*shown_outages(switched.away, switched.outage), *_notes(switched.exceeded, switched.notes)]
         lines += [
@@ -64,7 +79,27 @@ def run(arguments: argparse.Namespace) -> int:
         print_result(arguments, {**asdict(done), "switched": asdict(switched)}, lines)
         return 0
     print_result(arguments, {**asdict(done), "switched": None}, _applied_lines(done))
-    return 0
+    return Unverified.status if done.unusable else 0
+
+
+def _read_judged(path: Path, host: str) -> frozenset[str]:
+    """Return what a person has seen that an apply costs.
+
+    Raises:
+        ConfigError: the file is not one of `--dry-run --json`, or of another host.
+    """
+    from appliance.errors import ConfigError
+
+    try:
+        found = json.loads(path.read_bytes()[:MOST_BYTES])
+        if found["host"] == host and all(isinstance(one, str) for one in found["costs"]):
+            return frozenset(found["costs"])
+        why = f"it is of another host than {host}"
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+    except (ValueError, KeyError, TypeError):
+        why = "it is not an output of `sms apply --dry-run --json`"
+    raise ConfigError(f"{path}: {why}", hint=f"sms apply --host {host} --dry-run --json >{path}")
 
 
 def _applied_lines(done: Applied) -> list[str]:
@@ -75,6 +110,8 @@ def _applied_lines(done: Applied) -> list[str]:
         predicted = f"predicted at most {step.predicted_s:g} s"
         took = f"restarted, outage {done.seconds[step.service]:.2f} s; {predicted}"
         lines.append(f"{step.service}: {took if step.kind == 'restart' else 'reloaded, outage 0 s'}")
+    lines += _refused("done by --force, although", done.refused)
+    lines += [f"WARNING: takes no job since: {one}" for one in done.unusable[:LINES]]
     return [*lines, *_notes(done.exceeded, [done.newer, _rebuild_note(done.rebuild)])]
 
 
@@ -102,7 +139,11 @@ def _plan_lines(plan: ApplyPlan) -> list[str]:
     lines += [f"would switch to a new instance: {why}" for why in plan.switch]
     if not plan.steps and not plan.switch:
         lines.append("no service needs a reload or a restart")
-    return lines
+    return [*lines, *_refused("would be refused without --force:", plan.refused)]
+
+
+def _refused(what: str, refused: Sequence[str]) -> list[str]:
+    return [what, *(f"  {line}" for line in refused)] if refused else []
 
 
 def _step_line(step: Step) -> str:

@@ -36,6 +36,9 @@ def add(verbs: Verbs) -> None:
         action="store_true",
         help="start although every lease was lost and a host or repository that may know it does not answer",
     )
+    parser.add_argument(
+        "--force", action="store_true", help="start although the changed site file ends jobs or reservations"
+    )
     parser.add_argument("--boot", action="store_true", help="start only if it ran here at shutdown")
     parser.add_argument("-n", "--dry-run", action="store_true", help="run all checks and change nothing")
     add_json(parser)
@@ -56,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         keep=arguments.keep,
         boot=arguments.boot,
         without_remote=arguments.without_remote,
+        force=arguments.force,
     )
     # Only what stays is started while one has the lease.
     if arguments.dry_run:

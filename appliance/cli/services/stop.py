@@ -57,5 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
         lease = f"; {stopped.holder} has the lease: sms stop --host {stopped.holder}"
     if stopped.engine:
         lease = f"; {stopped.engine} has the other services: `sms deploy stop` stops them"
-    print_result(arguments, stopped, [f"{cluster.site.cluster} {what} on {host.name}{lease}"])
+    jobs = [f"jobs: {stopped.jobs}; those that run go on, none starts until `sms start`"] if stopped.jobs else []
+    print_result(arguments, stopped, [f"{cluster.site.cluster} {what} on {host.name}{lease}", *jobs])
     return 0

@@ -39,7 +39,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--wait", type=seconds, default=60, metavar="SECONDS", help="timeout of the services (60)")
     parser.add_argument("--undo", action="store_true", help="return to the image before the last upgrade")
     parser.add_argument("--with-snapshot", action="store_true", help="with --undo: also restore the state before it")
-    parser.add_argument("--force", action="store_true", help="with --with-snapshot: even if jobs are lost")
+    parser.add_argument("--force", action="store_true", help="even if the site file or --with-snapshot loses jobs")
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
     add_json(parser)
     parser.set_defaults(run=run)

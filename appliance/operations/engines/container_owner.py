@@ -133,7 +133,7 @@ class ContainerOwner(Owner):
                 self.cluster.env.progress.report(
                     f"note: what stayed on {admin.name} was stopped: {self.where} has the addresses"
                 )
-        start(self.cluster, self.host, StartOptions())
+        start(self.cluster, self.host, StartOptions(force=True))
 
     def control(self, *argv: str) -> Result:
         return self.host.run(*inside_argv(self.cluster.site, self.cluster.services, *argv), ok=None, timeout=CONTROL_S)

@@ -162,11 +162,15 @@ def switch_here(cluster: Cluster, host: Host, image: Image, options: Options) ->
     return done
 
 
-def apply(cluster: Cluster, host: Host, *, wait_s: float) -> tuple[Applied, Switched | None]:
+def apply(
+    cluster: Cluster, host: Host, *, wait_s: float, force: bool = False, accepted: frozenset[str] = frozenset()
+) -> tuple[Applied, Switched | None]:
     """Apply the site file to the running container, by a switch if it needs a new instance; first resume a killed one.
 
     Args:
         wait_s: how long each service that is reloaded or restarted may take to answer.
+        force: also if jobs, reservations or nodes are lost by it.
+        accepted: what may be lost, of ``costs`` of an earlier plan.
 
     Raises:
         Unverified: a new instance serves, but a service does not answer.
@@ -174,7 +178,7 @@ def apply(cluster: Cluster, host: Host, *, wait_s: float) -> tuple[Applied, Swit
     """
     recover_migration(cluster, host)
     record_interrupted(cluster, host)
-    done, image = apply_files(cluster, host, wait_s=wait_s)
+    done, image = apply_files(cluster, host, wait_s=wait_s, force=force, accepted=accepted)
     if not done.switch:
         return done, None
     switched = switch_here(cluster, host, image, Options())

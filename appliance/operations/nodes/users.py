@@ -11,7 +11,16 @@ from appliance.errors import ConfigError, Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.nodes.files import list_masters, put_master, read_content
-from appliance.plan.nodes.accounts import UID_MAX, UID_MIN, Accounts, Changes, compare_lines, read_accounts
+from appliance.plan.nodes.accounts import (
+    MOST_REMOVED,
+    UID_MAX,
+    UID_MIN,
+    Accounts,
+    Changes,
+    compare_lines,
+    read_accounts,
+    too_many_removed,
+)
 from appliance.plan.nodes.files import ACCOUNTS, account_master
 from appliance.progress import Progress
 from appliance.tools.provision import Api
@@ -130,7 +139,7 @@ class SyncOptions:
     only: Sequence[str] = ()
     uid_min: int = UID_MIN
     uid_max: int = UID_MAX
-    most_removed: float = 10
+    most_removed: float = MOST_REMOVED
     force: bool = False
 
 
@@ -167,15 +176,6 @@ def sync(api: Api, source: Source, progress: Progress, options: SyncOptions, *, 
                 step.detail(path)
                 put_master(api, account_master(path, data, origin="users"))
     return done
-
-
-def too_many_removed(changes: Mapping[str, Changes], most_removed: float) -> str:
-    """Return which files would lose more than this percentage of their entries; empty if none."""
-    return "; ".join(
-        f"{path}: {len(one.removed)} of {one.before} would be removed ({one.removed_percent:.0f} %)"
-        for path, one in changes.items()
-        if one.removed_percent > most_removed
-    )
 
 
 def _compare(api: Api, texts: Mapping[str, bytes]) -> dict[str, Changes]:

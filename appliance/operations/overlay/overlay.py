@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from appliance.catalog import read_extra_files
@@ -149,11 +149,14 @@ def overlay_commands(cluster: Cluster, host: Host, image: Image, mark: str, exis
     return [*([] if exists else [create]), f"{seed} <the site's files>"]
 
 
-def ready_overlay(cluster: Cluster, host: Host, image: Image, *, filled: bool = False) -> None:
+def ready_overlay(
+    cluster: Cluster, host: Host, image: Image, *, filled: bool = False, may_seed: Callable[[], bool] = lambda: True
+) -> None:
     """Check the overlay, or create it where there is none, and seed it from the site file.
 
     Args:
         filled: the state of the services is copied into it afterwards: a new one is not reported.
+        may_seed: called before the files of an existing one are changed; False: it keeps those that it has.
 
     Raises:
         Refused: something on this host has it open, or there is no room for a new one.
@@ -166,7 +169,7 @@ def ready_overlay(cluster: Cluster, host: Host, image: Image, *, filled: bool = 
     if exists:
         with cluster.env.progress.step("check the overlay"):
             ext3.check(host, path)
-        if seeded_with(host, path) == mark:
+        if seeded_with(host, path) == mark or not may_seed():
             return
     with cluster.env.progress.step("seed the overlay" if exists else "create and seed the overlay") as step:
         if exists:

@@ -9,7 +9,8 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -24,6 +25,16 @@ from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import Image, LacksService, deliver, trust
 from appliance.operations.overlay.overlay import overlay_mark, seeds_for
 from appliance.operations.preflight import find_instance, lock_host
+from appliance.operations.services.effect import (
+    Judged,
+    check_nodes,
+    find_faults,
+    held,
+    judge,
+    need_usable,
+    release,
+    resume_nodes,
+)
 from appliance.operations.services.inside import need_running, refuse_superseded
 from appliance.operations.services.restart import restart_service, wait_for_answer
 from appliance.operations.start_note import read_note
@@ -40,6 +51,7 @@ from appliance.plan.services.apply import (
     plan_actions,
     predict_restart,
 )
+from appliance.plan.services.effect import GROUP, PASSWD, Loss, read_defined, without_system
 from appliance.plan.services.network import INTERFACES, read_network, running_network
 from appliance.progress import Progress
 from appliance.shared.ports import split_macvlan
@@ -105,7 +117,9 @@ class ApplyPlan:
 
     ``current``: nothing is to be done. ``switch``: why a new instance is needed, which is started from ``image``; the
     steps are not done then. ``newer``: a note if another image than the running one is current; an apply keeps it.
-    ``rebuild``: settings of which the running image was not built; an apply cannot change them.
+    ``rebuild``: settings of which the running image was not built; an apply cannot change them. ``losses``: jobs and
+    reservations that it would end; ``refused``: why it is refused, with these; ``costs``: the
+    same as texts that can be compared with those of a later plan.
     """
 
     host: str
@@ -116,14 +130,17 @@ class ApplyPlan:
     image: Image
     newer: str = ""
     rebuild: tuple[str, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    refused: tuple[str, ...] = ()
+    costs: tuple[str, ...] = ()
 
 
 @dataclass
 class Applied:
     """Result of an apply; ``seconds``: how long each service did not answer, as measured. ``kept``: files that somebody
     had changed in the container, under the names that they are kept as. ``switch``: nothing was done, a new instance is
-    needed for these reasons. ``exceeded``: outages that were longer than predicted. ``newer``, ``rebuild``: those
-    of the plan.
+    needed for these reasons. ``exceeded``: outages that were longer than predicted. ``newer``, ``rebuild``,
+    ``losses``, ``refused``: those of the plan. ``unusable``: nodes that take no job since, which only ``force`` allows.
     """
 
     host: str
@@ -136,10 +153,13 @@ class Applied:
     exceeded: list[str] = field(default_factory=list)
     newer: str = ""
     rebuild: tuple[str, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    refused: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()
 
 
 def plan_apply(cluster: Cluster, host: Host) -> ApplyPlan:
-    """Return what an apply would do; changes nothing. Sends the image, if a new one is needed.
+    """Return what an apply would do, and cost; changes nothing. Sends the image, if a new one is needed.
 
     Raises:
         Refused: the services container does not run there, or no image has the services of the site file.
@@ -149,19 +169,24 @@ def plan_apply(cluster: Cluster, host: Host) -> ApplyPlan:
     return _Apply(cluster, host).plan
 
 
-def apply(cluster: Cluster, host: Host, *, wait_s: float) -> tuple[Applied, Image]:
+def apply(
+    cluster: Cluster, host: Host, *, wait_s: float, force: bool = False, accepted: frozenset[str] = frozenset()
+) -> tuple[Applied, Image]:
     """Write the changed files into the running container; services read them again, or are restarted.
 
     Args:
         wait_s: how long each service may take to answer.
+        force: also if jobs, reservations or nodes are lost by it.
+        accepted: what may be lost, of ``costs`` of an earlier plan.
 
     Returns:
         What was done, which is nothing if a new instance is needed; and its image.
 
     Raises:
-        Refused: as for ``plan_apply``, or another sms is at work there; nothing was changed.
+        Refused: as for ``plan_apply``, another sms is at work there, or jobs would be lost; nothing was changed.
         ConfigError: as for ``plan_apply``; nothing was changed.
-        RolledBack: a service failed; the files of before are back, and the services run with them.
+        RolledBack: a service failed, or nodes take no job since; the files of before are back, and services run with
+            them.
         SmsError: the services do not answer with the files of before either.
     """
     with lock_host(cluster, host):
@@ -171,28 +196,48 @@ def apply(cluster: Cluster, host: Host, *, wait_s: float) -> tuple[Applied, Imag
             step.detail(f"{len(work.plan.changes)} differ")
         plan = work.plan
         done = Applied(host.name, plan.current, steps=list(plan.steps), switch=plan.switch, newer=plan.newer)
-        done.rebuild = plan.rebuild
+        done.rebuild, done.losses, done.refused = plan.rebuild, plan.losses, plan.refused
+        if not force:
+            work.judged.refuse("apply", accepted=accepted)
+        if not work.left:
+            release(cluster, host)
         if work.left == "complete" or (work.left and work.applied):
             work.inside(dict, "finish")
         if work.applied or work.plan.switch:
             return done, work.plan.image
-        actions = {one.service: one.kind for one in work.plan.steps}
-        note(cluster, host, "apply", "begun", files=[one.path for one in work.plan.changes], actions=actions)
-        begun: list[Step] = []
-        try:
-            with cluster.env.progress.step("write the files"):
-                report: Written = work.inside(Written, "write", work.mark, json.dumps(actions), input=work.archive)
-            done.changed, done.kept = report["changed"], report["kept"]
-            for one in work.plan.steps:
-                begun.append(one)
-                done.seconds[one.service] = work.run(one.service, one.kind, cluster.env.progress, wait_s)
-            work.inside(dict, "finish")
-        except SmsError as error:
-            _roll_back(work, begun, cluster.env.progress, wait_s, error)
+        with nullcontext() if force else held(cluster, host, work.judged, "apply", accepted):
+            _change(work, done, wait_s, force)
         bounds = {one.service: one.predicted_s for one in work.plan.steps}
         done.exceeded = find_exceeded(bounds, done.seconds)
         note(cluster, host, "apply", "applied", seconds=done.seconds, exceeded=done.exceeded)
     return done, work.plan.image
+
+
+def _change(work: _Apply, done: Applied, wait_s: float, force: bool) -> None:
+    """Write the files, and do the steps of the plan.
+
+    Raises:
+        RolledBack, SmsError: as for ``apply``.
+    """
+    cluster, host, progress = work.cluster, work.host, work.cluster.env.progress
+    actions = {one.service: one.kind for one in work.plan.steps}
+    facts = {"forced": list(work.plan.refused)} if work.plan.refused else {}
+    note(cluster, host, "apply", "begun", files=[one.path for one in work.plan.changes], actions=actions, **facts)
+    begun: list[Step] = []
+    try:
+        with progress.step("write the files"):
+            report: Written = work.inside(Written, "write", work.mark, json.dumps(actions), input=work.archive)
+        done.changed, done.kept = report["changed"], report["kept"]
+        for one in work.plan.steps:
+            begun.append(one)
+            done.seconds[one.service] = work.run(one.service, one.kind, progress, wait_s)
+        if force:
+            done.unusable = check_nodes(cluster, host, work.judged)
+        else:
+            need_usable(cluster, host, work.judged)
+        work.inside(dict, "finish")
+    except SmsError as error:
+        _roll_back(work, begun, progress, wait_s, error)
 
 
 def _roll_back(work: _Apply, begun: list[Step], progress: Progress, wait_s: float, cause: SmsError) -> None:
@@ -210,6 +255,8 @@ def _roll_back(work: _Apply, begun: list[Step], progress: Progress, wait_s: floa
         restored: Pending = work.inside(Pending, "undo", json.dumps(actions))
         for action in plan_actions(work.cluster.services, (), _read_kinds(restored)):
             work.run(action.service, action.kind, progress, wait_s)
+        resume_nodes(work.cluster, work.host, work.judged)
+        release(work.cluster, work.host)
         work.inside(dict, "finish")
     except SmsError as second:
         raise SmsError(
@@ -237,6 +284,7 @@ class _Apply:
         self.left = found["left"]
         changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}))
         self._check(changes)
+        self.judged = self._judge(seeds, changes, bool(found["pending"]))
         switch += self._find_started_with(changes)
         self.pending = _read_kinds(found)
         history = read_history(cluster, host)
@@ -247,6 +295,30 @@ class _Apply:
         newer, rebuild = (self._find_newer(), self._find_rebuild()) if kept else ("", ())
         current = self.applied and not rebuild
         self.plan = ApplyPlan(host.name, current, changes, steps, tuple(switch), image, newer, rebuild)
+        self.plan = replace(
+            self.plan,
+            losses=self.judged.losses,
+            refused=tuple(self.judged.lines),
+            costs=tuple(sorted(self.judged.costs)),
+        )
+
+    def _judge(self, seeds: Iterable[Seed], changes: Iterable[FileChange], pending: bool) -> Judged:
+        """Return what the changes of Slurm's files cost; nothing is asked where these do not change.
+
+        Args:
+            pending: an interrupted run has written files that a service may not have read.
+        """
+        after = {seed.path: seed.data for seed in seeds}
+        new = {path: data for path, data in after.items() if path.startswith(f"{FOLDER}/")}
+        before = {one.path: one.before for one in changes}
+        changed = {path: text for path, text in before.items() if path in new or REMOVED.fullmatch(path)}
+        defined = read_defined(new)
+        if not changed and not pending:
+            judged = Judged(None, defined, defined)
+        else:
+            old = {**new, **{path: (text or "").encode() for path, text in changed.items()}}
+            judged = judge(self.cluster, self.host, read_defined(old), defined)
+        return find_faults(self.cluster, self.host, judged, before, after)
 
     def _find_image(self, progress: Progress) -> tuple[Image, list[str]]:
         """Return the running image; if it lacks a service of the site file, the current one, and why.
@@ -417,8 +489,10 @@ def _read_changes(found: Compared, seeds: Mapping[str, Seed]) -> Iterator[FileCh
             continue
         if seed is None:
             raise SmsError(f"the container reports an unknown file {path[:70]!r}")
-        after = seed.data.decode(errors="replace") if seed.mode & 0o004 else None
-        yield FileChange(seed.path, entry["text"], after, entry["edited"])
+        before, after = entry["text"], seed.data.decode(errors="replace") if seed.mode & 0o004 else None
+        if path in (PASSWD, GROUP):  # the container keeps the image's own, whatever the site has
+            before, after = (text and without_system(text) for text in (before, after))
+        yield FileChange(seed.path, before, after, entry["edited"])
 
 
 def _read_kinds(found: Pending) -> dict[str, Kind]:

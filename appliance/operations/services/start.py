@@ -36,6 +36,7 @@ from appliance.operations.overlay.overlay import (
     overlay_mark,
     ready_overlay,
     running_mark,
+    seeded_with,
 )
 from appliance.operations.preflight import (
     UNCONFINED,
@@ -51,6 +52,7 @@ from appliance.operations.preflight import (
     try_confinement,
 )
 from appliance.operations.services.boot import install_unit
+from appliance.operations.services.effect import judge_start
 from appliance.operations.services.generation import Known, find_known
 from appliance.operations.services.stop import stop_gateway, take_down
 from appliance.operations.services.unfinished import (
@@ -139,6 +141,7 @@ class StartOptions:
         generation_bump: added to the generation of the lease.
         chosen: in a failover, the generation as which the overlay counts until the lease is taken.
         without_remote: start although every lease was lost and a remote copy of the state does not answer.
+        force: start although jobs or reservations are lost by changes of the site file; or the caller has judged them.
     """
 
     image: Path | None = None
@@ -150,6 +153,7 @@ class StartOptions:
     generation_bump: int = 1
     chosen: int = 0
     without_remote: bool = False
+    force: bool = False
 
 
 def start(cluster: Cluster, host: Host, options: StartOptions) -> Started | None:
@@ -257,6 +261,8 @@ def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[
         cluster.env.progress.report(line)
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(cluster), trusted)
+    if exists and not (options.force or cluster.is_gateway) and seeded_with(host, str(cluster.places.overlay)) != mark:
+        judge_start(cluster, host, keeps=options.boot)
     argv = start_argv(cluster.site, confinement, trusted.path)
     return [*overlay_commands(cluster, host, trusted, mark, exists), shlex.join(shown(argv))]
 
@@ -344,7 +350,9 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> Started:
         if not options.fenced:
             mine = own is not None and own.taker == host.name  # it, or a start that was rolled back, took it
             restored = find_restored(cluster, host, top=top, holds_lease=mine)
-        ready_overlay(cluster, host, image)
+        keeps = options.boot or bool(options.fenced)
+        unjudged = options.force or cluster.is_gateway
+        ready_overlay(cluster, host, image, may_seed=lambda: unjudged or judge_start(cluster, host, keeps=keeps))
         mark_overlay(cluster, host, lease.generation)
         stop_gateway(cluster, host)  # as late as possible: it has the addresses
         stopwatch.lap("overlay")
@@ -356,6 +364,7 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> Started:
         record_start(cluster, host, image, lease)
         # Before the line after which no failover is open: if this is killed, the next start reports it.
         lost = end_failover(cluster, host, restored) if restored else None
+        host.remove(str(cluster.places.jobs))  # a crash from now on leaves no list, not an old one
         note(cluster, host, "start", "started", generation=lease.generation, image=image.key)
         stopwatch.lap("record")
         undo.pop_all()

@@ -17,6 +17,7 @@ from appliance.operations.lease import Leases, query_lease, release_lease
 from appliance.operations.overlay.mirrored import close_mirror
 from appliance.operations.overlay.overlay import second_overlay
 from appliance.operations.preflight import check_programs, find_instance, find_second, lock_host, running_gateway
+from appliance.operations.services.effect import record_present
 from appliance.plan.machine import stop_argv, stop_timeout
 from appliance.shared.lease import Lease
 from appliance.tools import ext3
@@ -24,13 +25,17 @@ from appliance.tools import ext3
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a stop found and did; ``seconds`` until every daemon had stopped; ``holder``: who has the lease now."""
+    """What a stop found and did; ``seconds`` until every daemon had stopped; ``holder``: who has the lease now.
+
+    ``jobs``: how many ran on and waited, as text; empty without a controller.
+    """
 
     host: str
     ran: bool
     seconds: float
     lease_released: bool
     holder: str | None = None
+    jobs: str = ""
 
     @property
     def engine(self) -> str:
@@ -78,7 +83,10 @@ def stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> Stopped:
     with lock_host(cluster, host):
         began = cluster.env.clock.monotonic()
         leases = Leases(host, cluster)
-        stop_guard(cluster, host)
+        with cluster.env.pool(1) as pool:
+            recorded = pool.submit(record_present, cluster, host) if find_instance(cluster, host) else None
+            stop_guard(cluster, host)  # meanwhile
+            jobs = recorded.result() if recorded else ""
         with cluster.env.progress.step("stop the services") as step, cluster.env.pool(1) as pool:
             query = pool.submit(leases.query) if not keep_lease else None  # while they stop
             ran = take_down(cluster, host)
@@ -98,7 +106,7 @@ def stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> Stopped:
             hint="`sms logs supervisor` shows which; the next start checks the overlay",
         )
     released = held and not keep_lease
-    return Stopped(host.name, ran, round(took, 3), released, None if released else holder)
+    return Stopped(host.name, ran, round(took, 3), released, None if released else holder, jobs)
 
 
 def stop_gateway(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> bool:

@@ -7,8 +7,8 @@ from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.upgrade.state import UpgradeOptions
 from appliance.plan.machine import inside_argv
-from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
-from appliance.plan.upgrade.upgrade import Upgrade, active_jobs, count_jobs, lost_jobs, read_ended
+from appliance.plan.services.jobs import JOBS, JOBS_BYTES, active_jobs, count_jobs, lost_jobs, read_ended, read_jobs
+from appliance.plan.upgrade.upgrade import Upgrade
 
 SETTLE_S = 5
 """Seconds before jobs are checked again: by then nodes have reported their jobs to the controller."""

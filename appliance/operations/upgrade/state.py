@@ -19,7 +19,7 @@ class UpgradeOptions:
         build: builds the image and returns its path.
         undo: return to the image before the last upgrade.
         with_snapshot: with ``undo``, restore the state before the upgrade as well.
-        force: with ``with_snapshot``, even if jobs are lost.
+        force: even if jobs are lost, by a changed site file or with ``with_snapshot``.
     """
 
     image: Path | None = None

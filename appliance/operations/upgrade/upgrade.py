@@ -20,6 +20,7 @@ from appliance.operations.image.deliver import LacksService, trust
 from appliance.operations.lease import query_lease
 from appliance.operations.migration.here import record_interrupted, shown_outages
 from appliance.operations.preflight import check_networks, check_programs, find_instance
+from appliance.operations.services.effect import judge_running
 from appliance.operations.services.inside import need_running
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.stop import stop
@@ -38,6 +39,7 @@ from appliance.operations.upgrade.jobs import check_jobs, list_before, query_job
 from appliance.operations.upgrade.rehearse import RehearsalOptions, find_image, rehearse
 from appliance.operations.upgrade.state import UpgradeOptions, UpgradeResult
 from appliance.operations.upgrade.switch import plan_way, resume_switch, switch_over
+from appliance.plan.services.jobs import active_jobs, count_jobs
 from appliance.plan.snapshots.retention import UPGRADE
 from appliance.plan.upgrade.upgrade import (
     DONE,
@@ -50,8 +52,6 @@ from appliance.plan.upgrade.upgrade import (
     SWITCHING,
     Side,
     Upgrade,
-    active_jobs,
-    count_jobs,
     predict_outage,
 )
 from appliance.progress import Silent
@@ -153,6 +153,8 @@ def _preflight(cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgr
         )
     before = Side(running.image, written.key, written.sha256)
     check_rollback_image(host, before)
+    if not options.force:
+        judge_running(cluster, host).refuse("upgrade")
     if not options.undo:
         return before, None
     if last is None or last.after.sha256 != before.sha256:
@@ -317,7 +319,7 @@ def _switch(
             restore_own(cluster, host, str(now.lay))
         now = write_phase(cluster, host, now.at(STARTING))
         done.kept = now.kept
-        started = start(cluster, host, StartOptions(Path(now.after.path), options.wait_s))
+        started = start(cluster, host, StartOptions(Path(now.after.path), options.wait_s, force=True))
         assert started
         now = replace(now, outage_s=round(cluster.env.clock.time() - now.stopped_at, 2) if now.stopped_at else 0.0)
         _check_services(cluster, started)
@@ -388,7 +390,7 @@ def _roll_back(cluster: Cluster, host: Host, now: Upgrade, options: UpgradeOptio
     running = find_instance(cluster, host)
     if running and running.image != now.before.path:
         stop(cluster, host, keep_lease=True)
-    started = start(cluster, host, StartOptions(Path(now.before.path), options.wait_s))
+    started = start(cluster, host, StartOptions(Path(now.before.path), options.wait_s, force=True))
     assert started
     _check_services(cluster, started)
     write_phase(cluster, host, now.at(RETURNED))

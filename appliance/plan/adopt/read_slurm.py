@@ -89,27 +89,16 @@ def read_slurm(frames: Frames, folder: str = "") -> Slurm | None:
     file = find_conf(frames, folder)
     if not file:
         return None
-    nodes: list[Entry] = []
-    partitions: list[Entry] = []
+    nodes, partitions = read_entries(frames, file)
     single: dict[str, str] = {}
     hosts: list[str] = []
     lines: dict[str, str] = {}
-    defaults: dict[str, dict[str, str]] = {NODE_KEY: {}, PARTITION_KEY: {}}
     for line in read_lines(frames, file):
         settings = line_settings(line)
         key = settings[0][0] if settings else ""
-        if key in defaults:
-            name, given = settings[0][1], _named(line)
-            if name.upper() == "DEFAULT":
-                defaults[key].update(given)
-            else:
-                # Keys of Slurm are case-insensitive.
-                merged = {one.lower(): (one, value) for one, value in (*defaults[key].items(), *given.items())}
-                entry = Entry(name=name, settings=dict(merged.values()))
-                (nodes if key == NODE_KEY else partitions).append(entry)
-        elif key == "slurmctldhost":
+        if key == "slurmctldhost":
             hosts.append(settings[0][1])
-        elif key:
+        elif key and key not in (NODE_KEY, PARTITION_KEY):
             single[key] = settings[0][1].strip('"')
             lines[line if key in REPEATED else key] = line
     hosts = hosts or [single[key] for key in ("controlmachine", "backupcontroller") if key in single]
@@ -141,6 +130,25 @@ def read_slurm(frames: Frames, folder: str = "") -> Slurm | None:
         database_kb=_kilobytes(frames, "database-size"),
         accounting=read_accounting(frames.runs.get("accounting")),
     )
+
+
+def read_entries(frames: Frames, file: str) -> tuple[list[Entry], list[Entry]]:
+    """Return the nodes and the partitions of a slurm.conf with what it includes; each has the defaults before it."""
+    found: dict[str, list[Entry]] = {NODE_KEY: [], PARTITION_KEY: []}
+    defaults: dict[str, dict[str, str]] = {NODE_KEY: {}, PARTITION_KEY: {}}
+    for line in read_lines(frames, file):
+        settings = line_settings(line)
+        key = settings[0][0] if settings else ""
+        if key not in found:
+            continue
+        name, given = settings[0][1], _named(line)
+        if name.upper() == "DEFAULT":
+            defaults[key].update(given)
+        else:
+            # Keys of Slurm are case-insensitive.
+            merged = {one.lower(): (one, value) for one, value in (*defaults[key].items(), *given.items())}
+            found[key].append(Entry(name=name, settings=dict(merged.values())))
+    return found[NODE_KEY], found[PARTITION_KEY]
 
 
 def single_setting(frames: Frames, file: str, key: str) -> str:

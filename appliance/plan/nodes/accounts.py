@@ -13,6 +13,8 @@ RESERVED = {65534, 65535, 2**32 - 1}
 """nobody, and values that mean "no id"."""
 MOST_LINES = 200_000
 MOST_PROBLEMS = 20
+MOST_REMOVED = 10
+"""Percentage of the users or groups that may be removed at once."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@+-]{0,63}\Z")
 _NUMBER = re.compile(r"[0-9]{1,10}\Z")
 _PATH = re.compile(r"(/[A-Za-z0-9_.@+,~ -]{0,200}){1,20}\Z")
@@ -126,6 +128,15 @@ def compare_lines(before: str, after: str) -> Changes:
         _sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
         _sorted(old.keys() - new.keys()),
         len(old),
+    )
+
+
+def too_many_removed(changes: Mapping[str, Changes], most_removed: float) -> str:
+    """Return which files would lose more than this percentage of their entries; empty if none."""
+    return "; ".join(
+        f"{path}: {len(one.removed)} of {one.before} would be removed ({one.removed_percent:.0f} %)"
+        for path, one in changes.items()
+        if one.removed_percent > most_removed
     )
 
 

@@ -1,6 +1,9 @@
-"""Jobs known to Slurm's controller: the command that lists them, and the parser of its output."""
+"""Jobs known to the controller of Slurm: the command that lists them, its parser, and which of them are lost."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping
 
 JOBS = ("squeue", "--all", "--array", "--states=all", "--noheader", "--format=%i %T")
 """Lists every job: also in hidden partitions, finished ones, and each task of an array."""
@@ -14,9 +17,51 @@ ASK_NODES = ("sh", "-c", "sinfo --noheader --dead --format=%n | grep -q . && exe
 A controller that started without reaching its nodes queries them again only after a third of SlurmdTimeout
 (slurm.conf(5)), and starts no job until then.
 """
+RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT")
+WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+LOST = ("NODE_FAIL", "BOOT_FAIL")
 
 
 def read_jobs(output: str) -> dict[str, str]:
     """Return job states by id from the output of ``JOBS``; other lines are messages of squeue and are ignored."""
     pairs = (line.split() for line in output.splitlines())
     return {words[0]: words[1] for words in pairs if len(words) == 2}
+
+
+def read_ended(log: str) -> dict[str, str]:
+    """Return completed jobs of slurmctld's log: lines such as ``_job_complete: JobId=5 done``; arrays as 12_3(15)."""
+    return dict.fromkeys(re.findall(r"job_complete: JobId=([0-9]+(?:_[0-9]+)?)[ (]", log), "COMPLETED")
+
+
+def is_active(state: str) -> bool:
+    """Return whether a job has not ended."""
+    return state in RUNS or state in WAITS
+
+
+def lost_jobs(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Describe each job that was lost.
+
+    A job that ended meanwhile, successfully or not, is not lost; Slurm reports it for some minutes.
+    """
+    lost = []
+    for job, state in before.items():
+        now = after.get(job)
+        if not is_active(state) or (now is None and state == "COMPLETING"):
+            continue
+        if now is None:
+            lost.append(f"job {job} was {state} and is now unknown")
+        elif now in LOST or (state in RUNS and now in WAITS):
+            lost.append(f"job {job} was {state} and is now {now}")
+    return lost
+
+
+def active_jobs(jobs: Mapping[str, str]) -> dict[str, str]:
+    """Return the jobs that run or wait."""
+    return {job: state for job, state in jobs.items() if is_active(state)}
+
+
+def count_jobs(jobs: Mapping[str, str]) -> str:
+    """Format the numbers of running and waiting jobs."""
+    running = sum(state in RUNS for state in jobs.values())
+    waiting = sum(state in WAITS for state in jobs.values())
+    return f"{running} running, {waiting} waiting"

@@ -35,6 +35,8 @@ EXPECTED = {
     *("reboot", "reboot_issued", "reboot_requested"),
 }
 """Parts of a state in which a node is expected not to respond."""
+TAKEN_OUT = {"drain", "drained", "draining", "inval", "invalid_reg", "fail", "failing", "error"}
+"""Parts of a state in which no job starts on a node that responds."""
 PER_NETWORK = 3
 """Number of nodes of a network to connect to: one of them may just be restarting."""
 MOST_NETWORKS = 16
@@ -50,6 +52,7 @@ class NodeState:
 
     ``acknowledged``: an administrator took it out of service, or it is off or booting: it need not respond.
     ``registered``: whether it has registered with the controller, as far as that knows.
+    ``taken_out``: a daemon of Slurm, and no administrator, keeps jobs from it.
     """
 
     name: str
@@ -61,6 +64,7 @@ class NodeState:
     acknowledged: bool
     registered: bool = True
     completing: bool = False
+    taken_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class NodesView:
 
     ``required``: how many of them have to respond, as nobody took them out of service.
     ``refusing``: nodes that refuse the controller as an unknown user.
+    ``taken_out``: nodes that respond, and from which a daemon of Slurm keeps jobs.
     """
 
     count: int = 0
@@ -91,6 +96,7 @@ class NodesView:
     problem: str = ""
     required: int = 0
     refusing: tuple[str, ...] = ()
+    taken_out: tuple[SilentNode, ...] = ()
 
     @property
     def faulty(self) -> list[SilentNode]:
@@ -100,7 +106,10 @@ class NodesView:
     @property
     def tolerates(self) -> bool:
         """Whether these are so few that they may just be broken."""
-        return len(self.faulty) <= min(self.required * TOLERATED_PERCENT // 100, MOST_TOLERATED)
+        return self._are_few(self.faulty)
+
+    def _are_few(self, nodes: Sequence[SilentNode]) -> bool:
+        return len(nodes) <= min(self.required * TOLERATED_PERCENT // 100, MOST_TOLERATED)
 
     def warnings(self, controller: str) -> tuple[list[str], list[str]]:
         """Return what is wrong, and what is not a fault of the cluster: nodes that do not respond.
@@ -125,7 +134,15 @@ class NodesView:
         text = f"{self._describe(others, controller)}; repair them, or drain them with `scontrol update`"
         if others and not self.tolerates:
             problems.append(text)
-        return problems, [text] if others and self.tolerates else []
+        notes = [text] if others and self.tolerates else []
+        if self.taken_out:
+            names = one_line(fold(node.name for node in self.taken_out), 120)
+            reason = next((node.reason for node in self.taken_out if node.reason), "no reason is recorded")
+            (notes if self._are_few(self.taken_out) else problems).append(
+                f"{controller} starts no jobs on {len(self.taken_out)} of {self.count} nodes: {names} ({reason}); "
+                f"repair them, then `scontrol update NodeName={names} State=RESUME`"
+            )
+        return problems, notes
 
     def _describe(self, nodes: Sequence[SilentNode], controller: str) -> str:
         """Return which nodes do not respond, and the first one's reason."""
@@ -287,6 +304,7 @@ def _read_node(line: str, user: str) -> NodeState | None:
         bool(parts & EXPECTED) or taken_out,
         UNREGISTERED not in parts,
         "completing" in parts,
+        bool(parts & TAKEN_OUT) and reason_user == user,
     )
 
 
@@ -308,7 +326,10 @@ def view_nodes(inside: Inside) -> NodesView:
         if one.silent
     )
     required = sum(one.registered and not one.acknowledged for one in inside.nodes)
-    return NodesView(len(inside.nodes), silent, inside.problem, required, inside.refusing)
+    taken_out = tuple(
+        SilentNode(one.name, one.state, one.reason, False) for one in inside.nodes if one.taken_out and not one.silent
+    )
+    return NodesView(len(inside.nodes), silent, inside.problem, required, inside.refusing, taken_out)
 
 
 def choose_silent(inside: Inside) -> dict[str, list[NodeState]]:

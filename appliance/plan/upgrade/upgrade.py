@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,9 +28,6 @@ DONE = "done"
 RETURNED = "returned"
 
 ENDED = (DONE, RETURNED)
-RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT")
-WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
-LOST = ("NODE_FAIL", "BOOT_FAIL")
 STOP_S, KEEP_S, START_S = 5.0, 1.0, 7.0
 """Assumed durations of stop, snapshot and start in seconds, if none was measured; the lab needs less."""
 COMMANDS = 90
@@ -109,45 +105,6 @@ def read_upgrade(data: bytes | None, cluster: str) -> Upgrade | None:
             hint="do two clusters share a state folder?",
         )
     return found
-
-
-def read_ended(log: str) -> dict[str, str]:
-    """Return completed jobs of slurmctld's log: lines such as ``_job_complete: JobId=5 done``; arrays as 12_3(15)."""
-    return dict.fromkeys(re.findall(r"job_complete: JobId=([0-9]+(?:_[0-9]+)?)[ (]", log), "COMPLETED")
-
-
-def is_active(state: str) -> bool:
-    """Return whether a job has not ended."""
-    return state in RUNS or state in WAITS
-
-
-def lost_jobs(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Describe each job that was lost.
-
-    A job that ended meanwhile, successfully or not, is not lost; Slurm reports it for some minutes.
-    """
-    lost = []
-    for job, state in before.items():
-        now = after.get(job)
-        if not is_active(state) or (now is None and state == "COMPLETING"):
-            continue
-        if now is None:
-            lost.append(f"job {job} was {state} and is now unknown")
-        elif now in LOST or (state in RUNS and now in WAITS):
-            lost.append(f"job {job} was {state} and is now {now}")
-    return lost
-
-
-def active_jobs(jobs: Mapping[str, str]) -> dict[str, str]:
-    """Return the jobs that run or wait."""
-    return {job: state for job, state in jobs.items() if is_active(state)}
-
-
-def count_jobs(jobs: Mapping[str, str]) -> str:
-    """Format the numbers of running and waiting jobs."""
-    running = sum(state in RUNS for state in jobs.values())
-    waiting = sum(state in WAITS for state in jobs.values())
-    return f"{running} running, {waiting} waiting"
 
 
 def predict_outage(

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 
+from appliance.config.hostlist import expand
 from appliance.operations.lab import demo
 from tests.real.conftest import NODES, Playground
 from tests.real.processes import begin, kill_sms, wait_for_step
@@ -14,6 +16,9 @@ from tests.real.services.test_restart import pids
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
+
+
+DEFAULT = {"name": "normal", "default": True}
 
 
 def use(playground: Playground, **slurm: Any) -> str:
@@ -36,7 +41,7 @@ def test_a_partition_reaches_the_cluster_without_a_restart(running: Playground) 
     job = demo.as_alice(running.host("node1"), "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 300")
     wait_until(lambda: running.host("node1").run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
     before, old = pids(running), partitions(running)
-    site = use(running, partitions=[{"name": "normal", "default": True}, {"name": "night"}])
+    site = use(running, partitions=[DEFAULT, {"name": "night"}])
     planned = applied(running, site, "-n")
     assert [(one["service"], one["kind"], one["predicted_s"]) for one in planned["steps"]] == [
         ("slurmctld", "reload", 0)
@@ -101,6 +106,111 @@ def test_what_slurm_cannot_parse_is_refused_before(
         assert named in failed and "/etc/slurm/slurm.conf" in failed and "/run/sms" not in failed
     assert pids(running) == before
     assert running.sms("exec", "--", "sh", "-c", "ls -d /run/sms/check.* || true").text == ""
+
+
+def submit(playground: Playground, *words: str, state: str = "RUNNING") -> str:
+    """A job of alice, once it is in this state."""
+    node = playground.host("node1")
+    job = demo.as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", *words, "--wrap", "sleep 600")
+    wait_until(lambda: node.run("squeue", "-h", "-j", job, "-o", "%T").text == state, f"job {job} is {state}")
+    return job
+
+
+def slurm_of(playground: Playground) -> dict[str, Any]:
+    """The section of the site file."""
+    found: dict[str, Any] = yaml.safe_load((playground.lab.etc / "sms.yaml").read_text())["slurm"]
+    return found
+
+
+def test_a_change_that_would_end_jobs_is_refused(running: Playground) -> None:
+    """R1, R2: a partition or a node with jobs or a reservation is removed. Without them, nothing is in the way."""
+    node = running.host("node1")
+    demo.wait_idle(node, NODES)
+    both = use(running, partitions=[DEFAULT, {"name": "night"}])
+    applied(running, both)
+    runs = submit(running, "-p", "night", "-w", "node2")
+    waits = submit(running, "-p", "night", "--begin=now+1hour", state="PENDING")
+    running.sms(
+        "exec",
+        "--",
+        "scontrol",
+        "create",
+        "reservation=soon",
+        "start=now+1days",
+        "duration=60",
+        "users=root",
+        "nodes=node3",
+    )
+    (entry,) = slurm_of(running)["nodes"]
+    each = zip(expand(entry["name"]), expand(entry["address"]), strict=True)
+    kept = [{**entry, "name": name, "address": address} for name, address in each if name in ("node1", "node4")]
+    before = running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text
+    fewer = use(running, partitions=[{"name": "normal", "default": True, "nodes": "node[1,4]"}], nodes=kept)
+    planned = applied(running, fewer, "-n", ok=(3,))
+    lost = {(one["kind"], one["name"]) for one in planned["losses"]}
+    assert lost == {("job", runs), ("job", waits), ("reservation", "soon")}
+    refused = running.sms("--site", fewer, "-q", "apply", ok=(3,)).stderr.decode()
+    assert runs in refused and waits in refused and "soon" in refused and "alice" in refused
+    assert running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text == before
+    assert node.run("squeue", "-h", "-j", runs, "-o", "%T").text == "RUNNING"
+    node.run("scancel", runs, waits)
+    running.sms("exec", "--", "scontrol", "delete", "reservation=soon")
+    wait_until(lambda: not node.run("squeue", "-h").text, "no job is left")
+    done = applied(running, fewer)
+    assert done["losses"] == [] and partitions(running) == {"normal"}
+    wait_until(
+        lambda: node.run("sinfo", "-h", "-N", "-o", "%N").text.split() == ["node1", "node4"], "two nodes are left"
+    )
+    applied(running, "/etc/sms/sms.yaml")
+    demo.wait_idle(node, NODES)
+
+
+@pytest.mark.full
+def test_a_start_that_would_end_jobs_is_refused(running: Playground) -> None:
+    """R2: stop, edit, start. At boot, where nobody decides, the files of before start. Without a record: refused."""
+    node = running.host("node1")
+    demo.wait_idle(node, NODES)
+    both = use(running, partitions=[DEFAULT, {"name": "night"}])
+    applied(running, both)
+    job = submit(running, "-p", "night")
+    stopped = json.loads(running.sms("--site", both, "-q", "stop", "--keep-lease", "--json").stdout)
+    assert stopped["jobs"] == "1 running, 0 waiting"
+    fewer = running.variant("fewer.yaml", lambda document: document["slurm"].update(partitions=[DEFAULT]))
+    refused = running.sms("--site", fewer, "-q", "start", ok=(3,)).stderr.decode()
+    assert job in refused and "night" in refused
+    running.host("host-a").run("mv", "/var/lib/sms/journal/lab.jobs", "/root/lab.jobs")
+    assert "not known" in running.sms("--site", fewer, "-q", "start", ok=(3,)).stderr.decode()
+    running.host("host-a").run("mv", "/root/lab.jobs", "/var/lib/sms/journal/lab.jobs")
+    assert "files of before" in running.sms("--site", fewer, "start", "--boot").stderr.decode()
+    wait_until(lambda: partitions(running) == {"normal", "night"}, "both partitions")
+    assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+    assert job in running.sms("--site", fewer, "-q", "apply", ok=(3,)).stderr.decode()
+    judged = running.lab.etc / "judged.json"
+    judged.write_bytes(running.sms("--site", fewer, "-q", "apply", "-n", "--json", ok=(3,)).stdout)
+    other = submit(running, "-p", "night", "--begin=now+1hour", state="PENDING")
+    refused = running.sms("--site", fewer, "-q", "apply", "--judged", "/etc/sms/judged.json", ok=(3,)).stderr.decode()
+    assert other in refused, "it was submitted since"
+    node.run("scancel", other)
+    assert applied(running, fewer, "--judged", "/etc/sms/judged.json")["losses"][0]["name"] == job
+    wait_until(lambda: partitions(running) == {"normal"}, "one partition")
+    node.run("scancel", "--user", "alice")
+    demo.wait_idle(node, NODES)
+    applied(running, "/etc/sms/sms.yaml")
+
+
+def test_settings_with_which_nodes_take_no_job_are_taken_back(running: Playground) -> None:
+    """R12: more memory than nodes have. They register as invalid, and the settings of before are back."""
+    node = running.host("node1")
+    demo.wait_idle(node, NODES)
+    job = submit(running)
+    typo = [{**one, "memory_mb": 900_000_000} for one in slurm_of(running)["nodes"]]
+    site = use(running, nodes=typo)
+    failed = running.sms("--site", site, "-q", "apply", ok=(5,)).stderr.decode()
+    assert "take no job" in failed and "RealMemory" in failed
+    node.run("scancel", job)
+    demo.wait_idle(node, NODES)
+    assert applied(running, "/etc/sms/sms.yaml")["current"] is True
+    wait_until(lambda: running.status()["healthy"], "health")
 
 
 @pytest.mark.full

@@ -80,11 +80,12 @@ def test_another_munge_key_with_sms_apply(running: Playground) -> None:
     running.sms(*unmunge, credential)
     try:
         path.write_bytes(new)
-        running.sms("apply")
+        assert b"munge key" in running.sms("apply", ok=(3,)).stderr, "every node would refuse the controller"
+        running.sms("apply", "--force")
         digest = running.sms("exec", "--", "sha256sum", inside).text.split()[0]
         assert digest == hashlib.sha256(new).hexdigest()
         assert b"Invalid credential" in running.sms(*unmunge, credential, ok=None).stderr
         running.sms("exec", "--", "sh", "-c", "munge --no-input | unmunge")
     finally:
         path.write_bytes(old)
-        running.sms("apply")
+        running.sms("apply", "--force")

@@ -43,7 +43,9 @@ def test_they_reach_the_nodes_and_go_again(running: Playground) -> None:
     (etc / "prolog.sh").write_text(PROLOG)
     site = running.variant("files.yaml", change)
     running.sms("--site", site, "config", "check")
-    done = json.loads(running.sms("--site", site, "-q", "apply", "--json").stdout)
+    assert b"Prolog=" in running.sms("--site", site, "-q", "apply", ok=(3,)).stderr, "no node reports that it has it"
+    # The nodes take no job until their slurmd has been restarted.
+    done = json.loads(running.sms("--site", site, "-q", "apply", "--force", "--json", ok=(0, 4)).stdout)
     assert {"/etc/slurm/gres.conf", "/etc/slurm/prolog.sh"} < set(done["changed"])
     assert [(one["service"], one["kind"]) for one in done["steps"]] == [("slurmctld", "restart")]
     restart_slurmd(running)
@@ -62,7 +64,7 @@ def test_they_reach_the_nodes_and_go_again(running: Playground) -> None:
     done = json.loads(running.sms("--site", site, "-q", "apply", "--json").stdout)
     assert [(one["service"], one["kind"]) for one in done["steps"]] == [("slurmctld", "reload")]
     assert running.sms("exec", "--", "tail", "-n1", "/etc/slurm/prolog.sh").text == "# changed"
-    done = json.loads(running.sms("-q", "apply", "--json").stdout)
+    done = json.loads(running.sms("-q", "apply", "--force", "--json", ok=(0, 4)).stdout)
     assert {"/etc/slurm/gres.conf", "/etc/slurm/prolog.sh"} < set(done["changed"])
     left = running.sms("exec", "--", "ls", "/etc/slurm").text.split()
     assert "slurm.conf" in left and not {"gres.conf", "prolog.sh"} & set(left)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import ConfigError, Refused
-from appliance.operations.nodes.users import Source, SyncOptions, query_sssd, read_folder, sync, too_many_removed
-from appliance.plan.nodes.accounts import compare_lines, read_accounts
+from appliance.operations.nodes.users import Source, SyncOptions, query_sssd, read_folder, sync
+from appliance.plan.nodes.accounts import compare_lines, read_accounts, too_many_removed
 from appliance.progress import Silent
 from appliance.tools.provision import Api
 from tests.support.fake import Fake

@@ -66,6 +66,27 @@ def test_who_has_to_respond(state: str, user: str, silent: bool, acknowledged: b
     assert (found.silent, found.acknowledged) == (silent, acknowledged)
 
 
+@pytest.mark.parametrize(
+    ("state", "user", "named"),
+    [
+        ("IDLE+DRAIN", "slurm", True),
+        ("IDLE+DRAIN+INVALID_REG", "slurm", True),
+        ("IDLE+DRAIN", "root", False),
+        ("IDLE+DRAIN", "alice", False),
+        ("IDLE", "Unknown", False),
+    ],
+)
+def test_nodes_that_a_daemon_took_out_are_named(state: str, user: str, named: bool) -> None:
+    """R12: only a person's own drain is acknowledged. One of many is a note."""
+    lines = [line("n1", state, "Low RealMemory", user=user), line("n2", "idle")]
+    problems, notes = view_nodes(read_inside("".join(lines), "slurm")).warnings("slurmctld")
+    assert bool(problems) is named and not notes
+    assert not named or ("n1" in problems[0] and "Low RealMemory" in problems[0] and "State=RESUME" in problems[0])
+    many = [*lines, *(line(f"m{number}", "idle") for number in range(40))]
+    problems, notes = view_nodes(read_inside("".join(many), "slurm")).warnings("slurmctld")
+    assert not problems and bool(notes) is named
+
+
 def test_the_warning_names_nodes_and_the_reason() -> None:
     lines = [line(f"n{number}", "DOWN+NOT_RESPONDING", "Not responding", user="slurm") for number in (1, 2, 3)]
     inside = read_inside("".join([*lines, line("n4", "idle"), line("n5", "idle+drain+not_responding")]), "slurm")

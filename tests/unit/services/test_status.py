@@ -188,7 +188,14 @@ def test_json_and_table() -> None:
     ]
     silent = [{"name": "n1", "state": "down+not_responding", "reason": "Not responding", "acknowledged": False}]
     silent[0] |= {"registered": True, "accepts": None}
-    assert shown["nodes"] == {"count": 4, "silent": silent, "problem": "", "required": 0, "refusing": []}
+    assert shown["nodes"] == {
+        "count": 4,
+        "silent": silent,
+        "problem": "",
+        "required": 0,
+        "refusing": [],
+        "taken_out": [],
+    }
     assert shown["probes"] == [{"network": "10.0.0.0/16", "nodes": ["n1"], "port": 6818, "ok": False, "detail": "d"}]
     assert shown["stopped"] == [{"pid": 9, "parent": 1, "state": "T", "age_s": 1.0, "name": "master"}]
     assert shown["lease"] == facts

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from appliance.errors import SmsError
-from appliance.plan.services.jobs import read_jobs
+from appliance.plan.services.jobs import active_jobs, count_jobs, lost_jobs, read_ended, read_jobs
 from appliance.plan.upgrade.upgrade import (
     COMMANDS,
     DONE,
@@ -19,11 +19,7 @@ from appliance.plan.upgrade.upgrade import (
     STOPPING,
     Side,
     Upgrade,
-    active_jobs,
-    count_jobs,
-    lost_jobs,
     predict_outage,
-    read_ended,
     read_upgrade,
 )
 from appliance.shared.records import to_json

@@ -1,0 +1,393 @@
+"""What a change of the site costs on a running cluster: judged before it is made, compared afterwards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from appliance.config.hostlist import fold
+from appliance.config.slurm_files import FOLDER
+from appliance.errors import ConfigError, Refused, SmsError
+from appliance.host.base import CommandError, Host
+from appliance.operations.context import Cluster
+from appliance.operations.history import note, read_history
+from appliance.operations.nodes.files import read_reports
+from appliance.operations.overlay.overlay import seeds_for
+from appliance.operations.vm.client import open_api
+from appliance.plan.machine import inside_argv
+from appliance.plan.migration.here import SWITCHED
+from appliance.plan.nodes.accounts import MOST_REMOVED, too_many_removed
+from appliance.plan.services.effect import (
+    GROUP,
+    PASSWD,
+    PRESENT,
+    PRESENT_BYTES,
+    Defined,
+    Loss,
+    Present,
+    compare_accounts,
+    count_losses,
+    find_described,
+    find_losses,
+    find_new,
+    find_unusable,
+    read_defined,
+    read_present,
+    shown_losses,
+)
+from appliance.plan.services.jobs import count_jobs
+from appliance.shared.records import RecordError, from_json, to_json
+from appliance.text import one_line
+from appliance.tools import ext3
+from appliance.units import format_age
+
+QUERY_S = 60
+SETTLE_S = 5
+"""Seconds after which nodes have registered with changed settings: a reload makes each of them do so."""
+STOP_QUERY_S = 15
+MOST_FILES = 32
+"""Of slurm.conf and what it includes in an overlay."""
+REASON = "sms: is removed from the site"
+"""Of nodes that are drained before they are removed."""
+HELD, RELEASED = "held", "released"
+ENDS = ("applied", SWITCHED)
+"""Events of the history after which what was held is removed."""
+WAYS = (
+    "drain the partition or the nodes with `scontrol update`, wait until the jobs have ended (`squeue`), "
+    "and run this again"
+)
+MUNGE_KEY = "/etc/munge/munge.key"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that a change breaks, and what to do about it."""
+
+    why: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What Slurm had at a Unix time: the output of ``PRESENT``."""
+
+    at: float
+    output: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a change costs. ``present``: None if the controller does not answer; ``unknown``: why that matters.
+
+    ``faults``: what else goes wrong with it, and what to do about it.
+    """
+
+    present: Present | None
+    old: Defined
+    new: Defined
+    losses: tuple[Loss, ...] = ()
+    unknown: str = ""
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """Why the change is refused; nothing if it is not."""
+        lost = [f"it would lose {count_losses(self.losses)}:"] if self.losses else []
+        lost += [f"  {line}" for line in shown_losses(self.losses)]
+        return [*([self.unknown] if self.unknown else []), *lost, *(one.why for one in self.faults)]
+
+    @property
+    def removed(self) -> bool:
+        """Whether partitions or nodes are removed."""
+        return bool(self.old.partitions - self.new.partitions or self.old.nodes - self.new.nodes)
+
+    @property
+    def costs(self) -> frozenset[str]:
+        """What it costs, each as a text that is the same as long as the state is."""
+        lost = {f"{one.kind} {one.name}" for one in self.losses} | {one.why for one in self.faults}
+        return frozenset(lost | ({self.unknown} if self.unknown else set()))
+
+    def refuse(self, verb: str, when: str = "", *, accepted: frozenset[str] = frozenset()) -> None:
+        """Refuse the change if it costs anything.
+
+        Args:
+            when: of which moment that is, if not of now.
+            accepted: what it may cost, of ``costs``.
+
+        Raises:
+            Refused: it does, or that is not known.
+        """
+        if (lines := self.lines) and not self.costs <= accepted:
+            hints = [WAYS] if self.losses or self.unknown else []
+            hints += [one.hint for one in self.faults]
+            hints.append(f"--force: {verb} nevertheless")
+            first = f"{verb} is refused" + (f" ({when})" if when else "")
+            raise Refused("\n  ".join([first, *lines]), hint="\n  ".join(hints))
+
+
+def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
+    """Return what the running controller would lose with ``new``; ``old``: what its files define now."""
+    try:
+        present = query_present(cluster, host)
+    except CommandError as error:
+        judged = Judged(None, old, new)
+        unknown = (
+            f"the jobs are not known: {_last_line(error)}; partitions or nodes are removed" if judged.removed else ""
+        )
+        return Judged(None, old, new, unknown=unknown)
+    return Judged(present, old, new, find_losses(present, new))
+
+
+def find_faults(
+    cluster: Cluster, host: Host, judged: Judged, before: Mapping[str, str | None], after: Mapping[str, bytes]
+) -> Judged:
+    """Return it with what else the change breaks.
+
+    Args:
+        before: texts of the files that differ, by path; None if they are secret, or not there.
+        after: what they are to be.
+
+    Raises:
+        ConfigError: lines of the accounts are invalid.
+    """
+    faults = [*_find_lost_accounts(before, after)]
+    if MUNGE_KEY in before and MUNGE_KEY in after:
+        faults.append(
+            Fault(
+                "the munge key changes: every node refuses the controller, and is refused, until it has the new one",
+                "copy the key to every node and restart its munged (`pdsh`, `clush`) in the minute of this change",
+            )
+        )
+    for key, path in find_new(judged.old.own, judged.new.own).items():
+        program = path.split()[0]
+        inside = inside_argv(cluster.site, cluster.services, "test", "-x", program)
+        if program not in after and host.run(*inside, ok=None).status:
+            faults.append(
+                Fault(
+                    f"{key}={path}: the container has no such program",
+                    "add it to `slurm.files`, or its package to `base`",
+                )
+            )
+    for key, path in find_new(judged.old.programs, judged.new.programs).items():
+        if lacking := _find_lacking(cluster, judged.new, path):
+            fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job"
+            faults.append(
+                Fault(fault, f"`sms files push` brings {path} to the nodes; `sms files status` shows who has it")
+            )
+    return replace(judged, faults=tuple(faults))
+
+
+def _find_lost_accounts(before: Mapping[str, str | None], after: Mapping[str, bytes]) -> Iterator[Fault]:
+    if not {PASSWD, GROUP} & before.keys() & after.keys():
+        return
+    new = {path: after[path].decode(errors="surrogateescape") for path in (PASSWD, GROUP) if path in after}
+    old = {path: new[path] if before.get(path) is None else str(before[path]) for path in new}
+    changes, problems = compare_accounts(old, new)
+    if problems:
+        raise ConfigError(problems=problems)
+    if refusal := too_many_removed(changes, MOST_REMOVED):
+        names = one_line(", ".join(changes[PASSWD].removed if PASSWD in changes else ()), 200)
+        yield Fault(f"{refusal}: {names}", "is the file in `accounts` of the site file complete?")
+
+
+def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
+    """Return which nodes do not report that they have a program; empty if all do."""
+    if not cluster.site.provisioning:
+        return "whether nodes have it is not known, as there is no provisioning VM that reports it"
+    try:
+        reports = read_reports(cluster, open_api(cluster))
+    except SmsError as error:
+        return f"whether nodes have it is not known: {one_line(error.message, 120)}"
+    lacking = new.nodes - {one.client for one in reports if path in one.has}
+    return f"{len(lacking)} nodes do not report it: {one_line(fold(sorted(lacking)), 120)}" if lacking else ""
+
+
+def _last_line(error: SmsError) -> str:
+    """Return what the program itself said."""
+    return one_line(error.message.splitlines()[-1].strip(), 200)
+
+
+def query_present(cluster: Cluster, host: Host) -> Present:
+    """Return what the running controller has.
+
+    Raises:
+        CommandError: it does not answer.
+    """
+    controller = cluster.find_role("controller")
+    if not controller:
+        return Present()
+    argv = inside_argv(cluster.site, cluster.services, *PRESENT)
+    return read_present(host.run(*argv, timeout=QUERY_S, limit=PRESENT_BYTES).text, controller.user)
+
+
+def record_present(cluster: Cluster, host: Host) -> str:
+    """Record what the running controller has, for the next start; return how many jobs run and wait.
+
+    Without an answer, nothing is recorded, and an older record is removed: unknown is not empty.
+    """
+    path = str(cluster.places.jobs)
+    if not cluster.find_role("controller"):
+        return ""
+    try:
+        host.remove(path)
+        argv = inside_argv(cluster.site, cluster.services, "timeout", str(STOP_QUERY_S), *PRESENT)
+        text = host.run(*argv, limit=PRESENT_BYTES).text
+        host.write(path, to_json(Recorded(cluster.env.clock.time(), text)), mode=0o600)
+    except SmsError as error:  # a full disk, a controller that hangs, a hostile container: a stop goes on
+        return f"not known: {_last_line(error)}"
+    return count_jobs({one.id: one.state for one in read_present(text, "").jobs})
+
+
+def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
+    """Judge a start by what the last stop recorded; return whether the overlay gets the site's files.
+
+    Args:
+        keeps: nobody is there who could decide: with a loss, the overlay keeps the files that it has.
+
+    Raises:
+        Refused: jobs or reservations would be lost, or it is not known whether there are any.
+    """
+    if not cluster.find_role("controller"):
+        return True
+    new, overlay = _read_site(cluster), str(cluster.places.overlay)
+    judged = Judged(None, _read_conf(lambda path: ext3.read_inside(host, overlay, f"/upper{path}")), new)
+    if not judged.removed:
+        return True
+    text = host.run("cat", "--", str(cluster.places.jobs), ok=None, limit=2 * PRESENT_BYTES).stdout
+    try:
+        found = from_json(Recorded, text)
+        judged = replace(judged, losses=find_losses(read_present(found.output, ""), new))
+        when = f"as recorded by the last stop, {format_age(cluster.env.clock.time() - found.at)} ago"
+    except RecordError:  # there is none after a crash
+        unknown = "the jobs are not known, as no stop recorded them, and partitions or nodes are removed"
+        judged, when = replace(judged, unknown=unknown), "the site file of before starts"
+    if not judged.lines:
+        return True
+    if not keeps:
+        judged.refuse("start", when)
+    cluster.env.progress.report(
+        f"WARNING: it starts with the files of before, not with the changed site file: {'; '.join(judged.lines)}; "
+        "`sms apply` judges it again"
+    )
+    return False
+
+
+def judge_running(cluster: Cluster, host: Host) -> Judged:
+    """Return what the running container would lose with the files of the site as they are now."""
+    inside = inside_argv(cluster.site, cluster.services, "cat", "--")
+    old = _read_conf(lambda path: host.run(*inside, path, ok=None, timeout=QUERY_S).stdout)
+    return judge(cluster, host, old, _read_site(cluster))
+
+
+def _read_site(cluster: Cluster) -> Defined:
+    return read_defined({seed.path: seed.data for seed in seeds_for(cluster) if seed.path.startswith(f"{FOLDER}/")})
+
+
+def _read_conf(read: Callable[[str], bytes]) -> Defined:
+    """Return what a slurm.conf and its includes define; ``read`` returns a file, empty if it is not there."""
+    found: dict[str, bytes] = {}
+    wanted = [f"{FOLDER}/slurm.conf"]
+    while wanted and len(found) < MOST_FILES:
+        path = wanted.pop()
+        found[path] = read(path)
+        names = re.findall(rb"(?im)^\s*include\s+([A-Za-z0-9._-]+)\s*$", found[path])
+        wanted += [one for one in (f"{FOLDER}/{name.decode()}" for name in names) if one not in found]
+    return read_defined({path: data for path, data in found.items() if data})
+
+
+@contextmanager
+def held(
+    cluster: Cluster, host: Host, judged: Judged, verb: str, accepted: frozenset[str] = frozenset()
+) -> Iterator[None]:
+    """Let no job start where it would be lost: what is removed takes none meanwhile. If it fails, all is as before.
+
+    Raises:
+        Refused: jobs have begun, or were submitted, since they were judged.
+    """
+    partitions = sorted(judged.old.partitions - judged.new.partitions)
+    gone = judged.old.nodes - judged.new.nodes
+    nodes = fold(sorted(gone & judged.present.usable)) if judged.present else ""
+    if judged.present is None or not (partitions or nodes):
+        yield
+        return
+    states = _query_states(cluster, host)
+    note(cluster, host, verb, HELD, partitions={name: states.get(name, "UP") for name in partitions}, nodes=nodes)
+    try:
+        for name in partitions:
+            _update(cluster, host, f"PartitionName={name}", "State=INACTIVE")
+        if nodes:
+            _update(cluster, host, f"NodeName={nodes}", "State=DRAIN", f"Reason={REASON}")
+        now = judge(cluster, host, judged.old, judged.new)
+        replace(now, faults=judged.faults).refuse(verb, accepted=accepted)
+        yield
+    except BaseException:
+        release(cluster, host)
+        raise
+
+
+def release(cluster: Cluster, host: Host) -> None:
+    """Let jobs start again where a run that failed or was killed kept them from it. Nothing, if none did."""
+    events = [one for one in read_history(cluster, host) if one.get("event") in (HELD, RELEASED, *ENDS)]
+    if not events or events[-1]["event"] != HELD:
+        return
+    held_states, nodes = events[-1].get("partitions"), events[-1].get("nodes")
+    for name, state in held_states.items() if isinstance(held_states, dict) else ():
+        _update(cluster, host, f"PartitionName={name}", f"State={state}", ok=None)
+    if nodes:
+        _update(cluster, host, f"NodeName={nodes}", "State=RESUME", ok=None)
+    note(cluster, host, str(events[-1]["verb"]), RELEASED)
+
+
+def check_nodes(cluster: Cluster, host: Host, judged: Judged) -> tuple[str, ...]:
+    """Return the nodes that were usable before the change, and are not since, after they have registered again."""
+    changed = find_described(judged.old, judged.new)
+    if judged.present is None or not changed & judged.present.usable:
+        return ()
+    deadline = cluster.env.clock.monotonic() + SETTLE_S
+    with cluster.env.progress.step("compare the nodes with before") as step:
+        while True:
+            lost = find_unusable(judged.present, query_present(cluster, host), judged.new)
+            if lost or cluster.env.clock.monotonic() >= deadline:
+                break
+            cluster.env.clock.sleep(1)
+        step.detail(f"{len(lost)} of {len(judged.present.usable)} are no longer usable")
+    return tuple(f"{one.name} is {one.state.lower()} ({one.reason or 'no reason is recorded'})" for one in lost)
+
+
+def need_usable(cluster: Cluster, host: Host, judged: Judged) -> None:
+    """Check that a change has cost no node.
+
+    Raises:
+        SmsError: it has.
+    """
+    if lost := check_nodes(cluster, host, judged):
+        more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
+        raise SmsError(
+            f"{len(lost)} nodes take no job since: {'; '.join(lost[:3])}{more}",
+            hint="do the settings of these nodes fit their hardware? `slurmd -C` on one of them prints it. If "
+            "they only need their slurmd restarted, as after a change of Gres: --force keeps the change",
+        )
+
+
+def resume_nodes(cluster: Cluster, host: Host, judged: Judged) -> None:
+    """Resume nodes that a daemon has drained since the change, which has been taken back."""
+    if judged.present is None:
+        return
+    lost = find_unusable(judged.present, query_present(cluster, host), judged.old)
+    names = [one.name for one in lost if not one.silent]
+    if names:
+        _update(cluster, host, f"NodeName={fold(names)}", "State=RESUME", ok=None)
+
+
+def _query_states(cluster: Cluster, host: Host) -> Mapping[str, str]:
+    argv = inside_argv(cluster.site, cluster.services, "scontrol", "--oneliner", "show", "partition")
+    text = host.run(*argv, timeout=QUERY_S, limit=PRESENT_BYTES).text
+    found = (re.match(r"PartitionName=(\S+) .*? State=([A-Z]+)\b", line) for line in text.splitlines())
+    return {one[1]: one[2] for one in found if one}
+
+
+def _update(cluster: Cluster, host: Host, *words: str, ok: tuple[int, ...] | None = (0,)) -> None:
+    argv = inside_argv(cluster.site, cluster.services, "scontrol", "update", *words)
+    host.run(*argv, timeout=QUERY_S, ok=ok)

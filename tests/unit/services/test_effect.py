@@ -1,0 +1,195 @@
+"""What a change of the site costs: parsers of the controller's output, and what it would end."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from appliance.plan.services.effect import (
+    PRESENT,
+    Defined,
+    Job,
+    Present,
+    Reservation,
+    compare_accounts,
+    count_losses,
+    find_described,
+    find_losses,
+    find_new,
+    find_unusable,
+    read_defined,
+    read_present,
+    shown_losses,
+    without_system,
+)
+from appliance.plan.services.nodes import ADDRESS, NAME, PORT, STATE, USER
+
+CONF = b"""ClusterName=lab
+Include nodes.conf
+PartitionName=DEFAULT State=UP
+PartitionName=normal Nodes=n[1-4] Default=YES
+partitionname=long Nodes=ALL
+"""
+FILES = {
+    "/etc/slurm/slurm.conf": CONF,
+    "/etc/slurm/nodes.conf": b"NodeName=DEFAULT CPUs=2\nNodeName=n[1-3] RealMemory=100\nNodeName=n4 RealMemory=200\n",
+}
+
+
+def node(name: str, state: str, reason: str = "none", user: str = "Unknown") -> str:
+    fields = ((name, NAME), ("10.0.0.1", ADDRESS), ("6818", PORT), (state, STATE), (user, USER))
+    return "node " + "".join(text.ljust(width) for text, width in fields) + reason
+
+
+def present(*lines: str) -> Present:
+    return read_present("\n".join(lines), "slurm")
+
+
+def test_what_a_configuration_defines() -> None:
+    found = read_defined(FILES)
+    assert found.nodes == {"n1", "n2", "n3", "n4"} and found.partitions == {"normal", "long"}
+    more = read_defined({**FILES, "/etc/slurm/nodes.conf": FILES["/etc/slurm/nodes.conf"].replace(b"100", b"999")})
+    assert find_described(found, more) == {"n1", "n2", "n3"}
+    assert find_described(found, read_defined({"/etc/slurm/slurm.conf": CONF})) == set(), "removed is not described"
+
+
+def test_what_the_controller_has() -> None:
+    found = present(
+        "job 7|RUNNING|alice|long|n[1-2]||(null)",
+        "job 8_[1-500%4]|PENDING|bob|long,normal||n4|n1",
+        "job 9+1|SUSPENDED|eve|normal|n3||",
+        "job 10|COMPLETING|eve|gone|n9||",
+        "job 11|COMPLETED|eve|gone|n9||",
+        "job x|RUNNING|eve|gone|n9||",
+        "job 12|RUNNING|eve|gone|n9",
+        "slurm_load_jobs error: Zero Bytes were transmitted or received",
+        "reservation ReservationName=maint StartTime=2030-01-01T00:00:00 Nodes=n[1-2] NodeCnt=2 PartitionName=(null)",
+        "reservation ReservationName=lic StartTime=2030-01-01T00:00:00 Nodes=(null) PartitionName=long Users=root",
+        node("n1", "idle"),
+    )
+    assert found.jobs == (
+        Job("7", "RUNNING", "alice", ("long",), frozenset({"n1", "n2"})),
+        Job("8_[1-500%4]", "PENDING", "bob", ("long", "normal"), frozenset(), frozenset({"n4"}), frozenset({"n1"})),
+        Job("9+1", "SUSPENDED", "eve", ("normal",), frozenset({"n3"})),
+    )
+    assert found.reservations == (Reservation("maint", frozenset({"n1", "n2"})), Reservation("lic", partition="long"))
+    assert found.usable == {"n1"}
+
+
+@pytest.mark.parametrize("failing", ["", "squeue", "scontrol", "sinfo"])
+def test_a_controller_that_does_not_answer_has_not_no_jobs(tmp_path: Path, failing: str) -> None:
+    """The shell is a real one: a pipe would hide the failure."""
+    prints = {
+        "squeue": "job 7|RUNNING|alice|long|n1||",
+        "scontrol": "ReservationName=r Nodes=n1",
+        "sinfo": node("n1", "idle")[5:],
+    }
+    for name, text in prints.items():
+        status = int(name == failing)
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '%s\\n' '{text}'\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        PRESENT, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) is (not failing)
+    if not failing:
+        found = read_present(done.stdout, "slurm")
+        assert (len(found.jobs), len(found.reservations), found.usable) == (1, 1, {"n1"})
+
+
+def job(number: int = 1, state: str = "RUNNING", partitions: str = "normal", **sets: set[str]) -> Job:
+    frozen = {name: frozenset(names) for name, names in sets.items()}
+    return Job(str(number), state, "alice", tuple(partitions.split(",")), **frozen)
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (job(nodes={"n1"}), ""),
+        (job(state="PENDING"), ""),
+        (job(partitions="gone"), "partition gone is removed"),
+        (job(partitions="normal,gone", state="PENDING"), "partition gone is removed"),
+        (job(nodes={"n1", "n9"}), "it runs on n9, which is removed"),
+        (job(state="PENDING", required={"n8", "n9"}), "it requires n[8-9], which are removed"),
+        (job(state="PENDING", excluded={"n9"}), "it excludes n9, which is removed"),
+        (job(nodes={"d1"}), ""),
+    ],
+)
+def test_jobs_that_are_lost(one: Job, why: str) -> None:
+    """A node that registered itself is in no file, and stays."""
+    now = Present((one,), (), present(node("d1", "IDLE+DYNAMIC_NORM")).nodes)
+    losses = find_losses(now, Defined(frozenset({"n1", "n2"}), frozenset({"normal"}), {}))
+    assert [loss.why for loss in losses] == ([why] if why else [])
+
+
+@pytest.mark.parametrize(
+    ("one", "lost"),
+    [
+        (Reservation("r", frozenset({"n1"})), False),
+        (Reservation("r", frozenset({"n1", "n9"})), True),
+        (Reservation("r", frozenset(), "normal"), False),
+        (Reservation("r", frozenset(), "gone"), True),
+    ],
+)
+def test_reservations_that_are_lost(one: Reservation, lost: bool) -> None:
+    losses = find_losses(Present((), (one,)), Defined(frozenset({"n1"}), frozenset({"normal"}), {}))
+    assert bool(losses) is lost
+
+
+def test_the_first_ten_are_listed_running_ones_first() -> None:
+    jobs = tuple(job(number, "PENDING" if number % 2 else "RUNNING", "gone") for number in range(24))
+    losses = find_losses(Present(jobs, (Reservation("r", frozenset(), "gone"),)), read_defined(FILES))
+    lines = shown_losses(losses)
+    assert len(lines) == 11 and lines[-1] == "and 15 more" and all("RUNNING" in line for line in lines[:10])
+    assert count_losses(losses) == "24 jobs and 1 reservation"
+
+
+@pytest.mark.parametrize(
+    ("state", "lost"),
+    [
+        ("idle", False),
+        ("mixed+completing", False),
+        ("allocated*", False),
+        ("idle+drain", True),
+        ("inval", True),
+        ("idle+drain+invalid_reg", True),
+        ("down+not_responding", True),
+    ],
+)
+def test_nodes_that_take_no_job_since(state: str, lost: bool) -> None:
+    defined = read_defined(FILES)
+    before = present(node("n1", "idle"), node("n2", "idle+drain", "disk", "root"), node("n9", "idle"))
+    after = present(node("n1", state, "Low RealMemory", "slurm"), node("n2", "down"), node("n9", "down"))
+    assert [one.name for one in find_unusable(before, after, defined)] == (["n1"] if lost else [])
+
+
+def test_programs_that_only_the_new_configuration_names() -> None:
+    old = read_defined({"/etc/slurm/slurm.conf": b"Prolog=/etc/slurm/a.sh\nEpilog=/etc/slurm/b.sh\n"})
+    new = read_defined({"/etc/slurm/slurm.conf": b"prolog=/etc/slurm/a.sh\nEPILOG=/etc/slurm/c.sh\nTaskProlog=/x\n"})
+    assert find_new(old.programs, new.programs) == {"Epilog": "/etc/slurm/c.sh", "TaskProlog": "/x"}
+
+
+SYSTEM = "root:x:0:0::/root:/bin/sh\nslurm:x:64:64::/var:/bin/false\n"
+
+
+def user(name: str, number: int) -> str:
+    return f"{name}:x:{number}:100::/home/{name}:/bin/bash\n"
+
+
+def test_accounts_that_a_change_removes() -> None:
+    """System accounts of the container are none of the site's."""
+    before = {"/etc/passwd": SYSTEM + user("a", 1001) + user("b", 1002)}
+    changes, problems = compare_accounts(before, {"/etc/passwd": user("b", 1002) + user("c", 1003)})
+    assert changes["/etc/passwd"].removed == ("a",) and changes["/etc/passwd"].before == 2 and not problems
+    assert without_system(before["/etc/passwd"]) == user("a", 1001) + user("b", 1002)
+    changes, _ = compare_accounts(before, {"/etc/passwd": ""})
+    assert changes["/etc/passwd"].removed_percent == 100
+
+
+@pytest.mark.parametrize(
+    "line", ["a:x:1001:100::/home/a:/bin/bash\r\n", "a:x:1001\n", user("a", 1001) + user("a", 1005)]
+)
+def test_accounts_that_are_not_valid(line: str) -> None:
+    assert compare_accounts({}, {"/etc/passwd": line})[1]

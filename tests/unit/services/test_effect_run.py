@@ -1,0 +1,168 @@
+"""What is removed takes no job between the judgement and the change, and is released where that fails or was killed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from appliance.errors import Refused, SmsError
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.history import note
+from appliance.operations.overlay.overlay import seeds_for
+from appliance.operations.services.effect import Judged, find_faults, held, judge, judge_start, record_present, release
+from appliance.plan.machine import inside_argv
+from appliance.plan.services.effect import PRESENT, read_defined
+from appliance.progress import Silent
+from tests.places import DEBIAN_SITE
+from tests.support.env import Reports, fake_env
+from tests.support.fake import Fake
+from tests.unit.services.test_effect import node
+
+OLD = b"NodeName=n[1-2]\nPartitionName=normal Nodes=ALL\nPartitionName=night Nodes=ALL\n"
+NEW = b"NodeName=n1\nPartitionName=normal Nodes=ALL\n"
+OF_NIGHT, ELSEWHERE = "job 7|RUNNING|alice|night|n1||", "job 8|RUNNING|bob|normal|n1||"
+
+
+class Controller(Fake):
+    """A host on which slurmctld runs. ``lines``: its jobs, one list for each time that it is asked."""
+
+    def __init__(self, cluster: Cluster, *lines: list[str]) -> None:
+        self.lines = list(lines)
+        self.updates: list[str] = []
+        self.overlay = OLD.decode()
+        inside = inside_argv(cluster.site, cluster.services)
+        states = "PartitionName=normal Nodes=ALL State=UP\nPartitionName=night Nodes=ALL State=DOWN\n"
+        super().__init__(
+            {
+                (*inside, *PRESENT): self.present,
+                (*inside, "timeout", "15", *PRESENT): self.present,
+                (*inside, "scontrol", "--oneliner", "show", "partition"): (0, states),
+                (*inside, "scontrol", "update"): self.update,
+                (*inside, "test", "-x"): (1, ""),
+                ("rm", "-f", "--"): self.removed,
+                ("cat", "--"): lambda argv, _: (0, self.files[argv[2]].decode()) if argv[2] in self.files else (1, ""),
+                ("debugfs",): lambda argv, _: (0, self.overlay if "slurm.conf" in argv[2] else ""),
+            },
+            name="host-a",
+        )
+
+    def present(self, *_: object) -> tuple[int, str]:
+        lines = self.lines.pop(0) if len(self.lines) > 1 else self.lines[0]
+        return (0, "\n".join([*lines, node("n1", "idle"), node("n2", "idle")])) if lines else (1, "no answer")
+
+    def update(self, argv: tuple[str, ...], _: object) -> tuple[int, str]:
+        self.updates.append(" ".join(argv[argv.index("update") + 1 :]))
+        return 0, ""
+
+    def removed(self, argv: tuple[str, ...], _: object) -> tuple[int, str]:
+        self.files.pop(argv[3], None)
+        return 0, ""
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return replace(open_cluster(DEBIAN_SITE, None, Silent()), env=fake_env())
+
+
+def judged(cluster: Cluster, host: Controller) -> Judged:
+    old, new = (read_defined({"/etc/slurm/slurm.conf": data}) for data in (OLD, NEW))
+    return judge(cluster, host, old, new)
+
+
+HELD = ["PartitionName=night State=INACTIVE", "NodeName=n2 State=DRAIN Reason=sms: is removed from the site"]
+RELEASED = ["PartitionName=night State=DOWN", "NodeName=n2 State=RESUME"]
+
+
+def test_what_is_removed_takes_no_job_meanwhile(cluster: Cluster) -> None:
+    host = Controller(cluster, [ELSEWHERE])
+    with held(cluster, host, judged(cluster, host), "apply"):
+        assert host.updates == HELD
+    note(cluster, host, "apply", "applied")
+    release(cluster, host)
+    assert host.updates == HELD, "it is removed"
+
+
+def test_a_job_that_was_submitted_meanwhile(cluster: Cluster) -> None:
+    host = Controller(cluster, [ELSEWHERE], [ELSEWHERE, OF_NIGHT])
+    now = judged(cluster, host)
+    now.refuse("apply")
+    with pytest.raises(Refused, match="job 7"), held(cluster, host, now, "apply"):
+        raise AssertionError("nothing is written")
+    assert host.updates == [*HELD, *RELEASED], "the state of before, which was not UP"
+    release(cluster, host)
+    assert host.updates == [*HELD, *RELEASED]
+
+
+def test_a_change_that_fails_releases_it(cluster: Cluster) -> None:
+    host = Controller(cluster, [ELSEWHERE])
+    with pytest.raises(SmsError), held(cluster, host, judged(cluster, host), "apply"):
+        raise SmsError("it failed")
+    assert host.updates == [*HELD, *RELEASED]
+
+
+def test_what_a_killed_run_held_is_released_by_the_next(cluster: Cluster) -> None:
+    host = Controller(cluster, [ELSEWHERE])
+    release(cluster, host)
+    assert host.updates == []
+    run = held(cluster, host, judged(cluster, host), "apply")
+    run.__enter__()  # and it is killed
+    release(cluster, host)
+    release(cluster, host)
+    assert host.updates == [*HELD, *RELEASED]
+
+
+def test_what_was_accepted_is_no_more_than_was_seen(cluster: Cluster) -> None:
+    host = Controller(cluster, [OF_NIGHT], [OF_NIGHT, OF_NIGHT.replace("7", "9")])
+    seen = judged(cluster, host).costs
+    more = judged(cluster, host)
+    with pytest.raises(Refused, match="job 9"):
+        more.refuse("apply", accepted=seen)
+    more.refuse("apply", accepted=more.costs)
+
+
+def test_unknown_is_not_empty(cluster: Cluster) -> None:
+    """Without an answer it is refused if something is removed, and only then."""
+    host = Controller(cluster, [])
+    with pytest.raises(Refused):
+        judged(cluster, host).refuse("apply")
+    same = read_defined({"/etc/slurm/slurm.conf": NEW})
+    judge(cluster, host, same, same).refuse("apply")
+
+
+def test_a_munge_key_and_programs(cluster: Cluster) -> None:
+    host = Controller(cluster, [ELSEWHERE])
+    old = read_defined({"/etc/slurm/slurm.conf": NEW})
+    new = read_defined({"/etc/slurm/slurm.conf": NEW + b"Prolog=/etc/slurm/p.sh\nMailProg=/usr/bin/nomail\n"})
+    found = find_faults(
+        cluster, host, Judged(None, old, new), {"/etc/munge/munge.key": None}, {"/etc/munge/munge.key": b""}
+    )
+    assert [one.why.split("=")[0].split(" changes")[0] for one in found.faults] == [
+        "the munge key",
+        "MailProg",
+        "Prolog",
+    ]
+    assert find_faults(cluster, host, Judged(None, new, new), {}, {}).faults == ()
+
+
+def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> None:
+    (rendered,) = (seed.data.decode() for seed in seeds_for(cluster) if seed.path == "/etc/slurm/slurm.conf")
+    shown = Reports()
+    cluster, host = cluster.showing(shown), Controller(cluster, [OF_NIGHT])
+    host.overlay = f"{rendered}PartitionName=night Nodes=ALL\n"
+    with pytest.raises(Refused, match="not known"):
+        judge_start(cluster, host, keeps=False)
+    assert record_present(cluster, host) == "1 running, 0 waiting"
+    with pytest.raises(Refused, match="job 7"):
+        judge_start(cluster, host, keeps=False)
+    assert not judge_start(cluster, host, keeps=True) and "files of before" in shown.lines[-1]
+    host.lines = [[]]
+    assert "not known" in record_present(cluster, host)
+    with pytest.raises(Refused, match="not known"):
+        judge_start(cluster, host, keeps=False)
+    host.lines = [["job 8|PENDING|bob||||"]]
+    record_present(cluster, host)
+    assert judge_start(cluster, host, keeps=False)
+    host.overlay = rendered
+    host.files.clear()
+    assert judge_start(cluster, host, keeps=False), "nothing is removed"
