@@ -26,4 +26,4 @@ class Watched(Silent):
 def give(host: Host, source: Path | str, target: str, on_moved: Callable[[int], None] = lambda done: None) -> None:
     """Copy a file of this machine to a host."""
     found = HostFile(Local(), str(source), find_digest(Local(), str(source)))
-    copy_file(Env(), found, host, target, "a file", Watched(on_moved))
+    copy_file(Env(progress=Watched(on_moved)), found, host, target, "a file")

@@ -66,7 +66,6 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
     "plan": {
         "adopt": {"frames", "read_slurm"},
         "migration": {"move", "plan", "state"},
-        "nodes": {"accounts"},
         "overlay": {"seed"},
         "services": {"apply", "confinement", "controllers", "network", "nodes", "supervisor", "runs"},
         "snapshots": {"retention"},

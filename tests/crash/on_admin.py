@@ -305,7 +305,7 @@ def prepare_copy(root: Path) -> None:
 
 def run_copy(root: Path, mark: Mark) -> None:
     found = HostFile(HERE, str(root / "image"), str(find_digest(HERE, str(root / "image"))))
-    copy_file(Env(), found, HERE, str(root / "images" / "copy"), "it", Silent())
+    copy_file(Env(), found, HERE, str(root / "images" / "copy"), "it")
     mark("copied")
 
 

@@ -110,7 +110,7 @@ def _applied_lines(done: Applied) -> list[str]:
         predicted = f"predicted at most {step.predicted_s:g} s"
         took = f"restarted, outage {done.seconds[step.service]:.2f} s; {predicted}"
         lines.append(f"{step.service}: {took if step.kind == 'restart' else 'reloaded, outage 0 s'}")
-    lines += _refused("done by --force, although", done.refused)
+    lines += _refused("done, although", done.refused)
     lines += [f"WARNING: takes no job since: {one}" for one in done.unusable[:LINES]]
     return [*lines, *_notes(done.exceeded, [done.newer, _rebuild_note(done.rebuild)])]
 

@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         plan = plan_stop(cluster, host, keep_lease=arguments.keep_lease)
         lines = [f"would stop {name}" for name in plan.services]
         lines += [f"would release the lease of {host.name}"] * plan.lease_released
+        lines += [f"jobs: {plan.jobs}; those that run go on, none starts meanwhile"] if plan.jobs else []
         print_result(arguments, plan, lines or [f"{cluster.site.cluster} does not run on {host.name}"])
         return 0
     # An interrupted stop would leave some daemons stopped and others running.

@@ -29,7 +29,7 @@ class HostFile:
     sha256: str
 
 
-def copy_file(env: Env, source: HostFile, target: Host, path: str, what: str, progress: Progress) -> bool:
+def copy_file(env: Env, source: HostFile, target: Host, path: str, what: str) -> bool:
     """Copy a file to ``path`` on a host, readable only by root, unless it is there; return whether anything was sent.
 
     The file appears when it is complete and verified. A copy that was interrupted is resumed by the next call.
@@ -48,7 +48,7 @@ def copy_file(env: Env, source: HostFile, target: Host, path: str, what: str, pr
     with env.locks.hold(target, lock, f"another command copies {source.path} to {target.name}"):
         if _is_there(source, target, path):
             return False
-        _copy(source, target, path, what, progress)
+        _copy(source, target, path, what, env.progress)
     return True
 
 

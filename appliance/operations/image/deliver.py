@@ -71,7 +71,7 @@ def deliver(
     if find_digest(host, target, needed=False) == digest:
         return target, digest
     before_sending()
-    copy_file(cluster.env, HostFile(Local(), str(source), digest), host, target, "the image", cluster.env.progress)
+    copy_file(cluster.env, HostFile(Local(), str(source), digest), host, target, "the image")
     return target, digest
 
 

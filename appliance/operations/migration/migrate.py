@@ -132,7 +132,7 @@ def prepare(cluster: Cluster, inspected: Inspected) -> Image:
     folders = (where.images, where.overlay.parent, where.journal, where.public_keys)
     files.make_folders(inspected.target, *map(str, folders))
     running = HostFile(inspected.source, inspected.plan.image, inspected.plan.sha256)
-    copy_file(cluster.env, running, inspected.target, running.path, "the image", cluster.env.progress)
+    copy_file(cluster.env, running, inspected.target, running.path, "the image")
     with cluster.env.progress.step(f"verify the image on {inspected.target.name}") as step:
         image = trust(cluster, inspected.target, inspected.plan.image)
         if image.sha256 != inspected.plan.sha256:

@@ -41,6 +41,7 @@ from appliance.operations.start_note import read_note
 from appliance.plan.image.built import DESCRIPTION, find_other_settings, read_inputs
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv
+from appliance.plan.nodes.accounts import GROUP, PASSWD, without_system
 from appliance.plan.overlay.seed import Seed, seed_archive
 from appliance.plan.services.apply import (
     SUPERVISOR,
@@ -51,9 +52,8 @@ from appliance.plan.services.apply import (
     plan_actions,
     predict_restart,
 )
-from appliance.plan.services.effect import GROUP, PASSWD, Loss, read_defined, without_system
+from appliance.plan.services.effect import Loss, read_defined
 from appliance.plan.services.network import INTERFACES, read_network, running_network
-from appliance.progress import Progress
 from appliance.shared.ports import split_macvlan
 from appliance.text import one_line
 from appliance.tools import apptainer, ports
@@ -193,14 +193,14 @@ def apply(
         need_running(cluster, host)
         with cluster.env.progress.step("compare the files") as step:
             work = _Apply(cluster, host)
+            if not work.left and release(cluster, host):
+                work = _Apply(cluster, host)  # the state that it has judged was that of a killed run
             step.detail(f"{len(work.plan.changes)} differ")
         plan = work.plan
         done = Applied(host.name, plan.current, steps=list(plan.steps), switch=plan.switch, newer=plan.newer)
         done.rebuild, done.losses, done.refused = plan.rebuild, plan.losses, plan.refused
         if not force:
             work.judged.refuse("apply", accepted=accepted)
-        if not work.left:
-            release(cluster, host)
         if work.left == "complete" or (work.left and work.applied):
             work.inside(dict, "finish")
         if work.applied or work.plan.switch:
@@ -219,42 +219,42 @@ def _change(work: _Apply, done: Applied, wait_s: float, force: bool) -> None:
     Raises:
         RolledBack, SmsError: as for ``apply``.
     """
-    cluster, host, progress = work.cluster, work.host, work.cluster.env.progress
+    cluster, host = work.cluster, work.host
     actions = {one.service: one.kind for one in work.plan.steps}
     facts = {"forced": list(work.plan.refused)} if work.plan.refused else {}
     note(cluster, host, "apply", "begun", files=[one.path for one in work.plan.changes], actions=actions, **facts)
     begun: list[Step] = []
     try:
-        with progress.step("write the files"):
+        with cluster.env.progress.step("write the files"):
             report: Written = work.inside(Written, "write", work.mark, json.dumps(actions), input=work.archive)
         done.changed, done.kept = report["changed"], report["kept"]
         for one in work.plan.steps:
             begun.append(one)
-            done.seconds[one.service] = work.run(one.service, one.kind, progress, wait_s)
+            done.seconds[one.service] = work.run(one.service, one.kind, wait_s)
         if force:
             done.unusable = check_nodes(cluster, host, work.judged)
         else:
             need_usable(cluster, host, work.judged)
         work.inside(dict, "finish")
     except SmsError as error:
-        _roll_back(work, begun, progress, wait_s, error)
+        _roll_back(work, begun, wait_s, error)
 
 
-def _roll_back(work: _Apply, begun: list[Step], progress: Progress, wait_s: float, cause: SmsError) -> None:
+def _roll_back(work: _Apply, begun: list[Step], wait_s: float, cause: SmsError) -> None:
     """Restore the files of before; services that may have read the new ones read them again.
 
     Raises:
         RolledBack: done.
         SmsError: a service does not answer; the next run repeats what is pending.
     """
-    progress.report(f"{cause.message.splitlines()[0]}: restoring the files of before")
+    work.cluster.env.progress.report(f"{cause.message.splitlines()[0]}: restoring the files of before")
     try:
         actions = {**work.pending, **{one.service: one.kind for one in begun}}
         if begun:  # the last one failed: whether it would obey a reload is not known
             actions[begun[-1].service] = "restart"
         restored: Pending = work.inside(Pending, "undo", json.dumps(actions))
         for action in plan_actions(work.cluster.services, (), _read_kinds(restored)):
-            work.run(action.service, action.kind, progress, wait_s)
+            work.run(action.service, action.kind, wait_s)
         resume_nodes(work.cluster, work.host, work.judged)
         release(work.cluster, work.host)
         work.inside(dict, "finish")
@@ -278,7 +278,7 @@ class _Apply:
         refuse_superseded(cluster, host)
         seeds = seeds_for(cluster)
         self.archive = seed_archive(seeds)
-        image, switch = self._find_image(cluster.env.progress)
+        image, switch = self._find_image()
         self.mark = overlay_mark(self.archive, image)
         found: Compared = self.inside(Compared, "compare", input=self.archive)
         self.left = found["left"]
@@ -320,7 +320,7 @@ class _Apply:
             judged = judge(self.cluster, self.host, read_defined(old), defined)
         return find_faults(self.cluster, self.host, judged, before, after)
 
-    def _find_image(self, progress: Progress) -> tuple[Image, list[str]]:
+    def _find_image(self) -> tuple[Image, list[str]]:
         """Return the running image; if it lacks a service of the site file, the current one, and why.
 
         Raises:
@@ -442,7 +442,7 @@ class _Apply:
         """Return whether this version of sms has built the running image."""
         return apptainer.labels(self.host, self.running.image).get("sms.runtime") == runtime_digest(runtime_files())
 
-    def run(self, name: str, kind: Kind, progress: Progress, wait_s: float) -> float:
+    def run(self, name: str, kind: Kind, wait_s: float) -> float:
         """Reload or restart a service; return the seconds until it answered, 0 for a reload.
 
         Raises:
@@ -450,7 +450,7 @@ class _Apply:
         """
         service = next(one for one in self.cluster.services if one.name == name)
         seconds = 0.0
-        with progress.step(f"{kind} {service.name}") as shown:
+        with self.cluster.env.progress.step(f"{kind} {service.name}") as shown:
             if kind == "restart":
                 done = restart_service(self.cluster, self.host, service, wait_s)
                 seconds = done.seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,24 +15,24 @@ from appliance.operations.history import note, read_history
 from appliance.operations.nodes.files import read_reports
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.vm.client import open_api
+from appliance.plan.adopt.read_slurm import find_include
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.here import SWITCHED
-from appliance.plan.nodes.accounts import MOST_REMOVED, too_many_removed
+from appliance.plan.nodes.accounts import GROUP, MOST_REMOVED, PASSWD, compare_accounts, too_many_removed
+from appliance.plan.overlay.seed import SECRET_PLACES
 from appliance.plan.services.effect import (
-    GROUP,
-    PASSWD,
     PRESENT,
     PRESENT_BYTES,
     Defined,
     Loss,
     Present,
-    compare_accounts,
     count_losses,
     find_described,
     find_losses,
     find_new,
     find_unusable,
     read_defined,
+    read_partition_states,
     read_present,
     shown_losses,
 )
@@ -58,7 +57,7 @@ WAYS = (
     "drain the partition or the nodes with `scontrol update`, wait until the jobs have ended (`squeue`), "
     "and run this again"
 )
-MUNGE_KEY = "/etc/munge/munge.key"
+MUNGE_KEY, *_ = SECRET_PLACES["munge_key"]
 
 
 @dataclass(frozen=True)
@@ -133,10 +132,8 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
         present = query_present(cluster, host)
     except CommandError as error:
         judged = Judged(None, old, new)
-        unknown = (
-            f"the jobs are not known: {_last_line(error)}; partitions or nodes are removed" if judged.removed else ""
-        )
-        return Judged(None, old, new, unknown=unknown)
+        unknown = f"the jobs are not known: {_last_line(error)}; partitions or nodes are removed"
+        return replace(judged, unknown=unknown) if judged.removed else judged
     return Judged(present, old, new, find_losses(present, new))
 
 
@@ -157,7 +154,7 @@ def find_faults(
         faults.append(
             Fault(
                 "the munge key changes: every node refuses the controller, and is refused, until it has the new one",
-                "copy the key to every node and restart its munged (`pdsh`, `clush`) in the minute of this change",
+                "give it to every node and restart its munged in this minute: `sms files push`, or by hand",
             )
         )
     for key, path in find_new(judged.old.own, judged.new.own).items():
@@ -173,9 +170,8 @@ def find_faults(
     for key, path in find_new(judged.old.programs, judged.new.programs).items():
         if lacking := _find_lacking(cluster, judged.new, path):
             fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job"
-            faults.append(
-                Fault(fault, f"`sms files push` brings {path} to the nodes; `sms files status` shows who has it")
-            )
+            hint = f"`sms files push` brings {path} to the nodes; `sms files report --path {path}` shows who has it"
+            faults.append(Fault(fault, hint))
     return replace(judged, faults=tuple(faults))
 
 
@@ -216,25 +212,30 @@ def query_present(cluster: Cluster, host: Host) -> Present:
         CommandError: it does not answer.
     """
     controller = cluster.find_role("controller")
-    if not controller:
-        return Present()
+    return read_present(_print_present(cluster, host, QUERY_S), controller.user) if controller else Present()
+
+
+def _print_present(cluster: Cluster, host: Host, timeout_s: float) -> str:
     argv = inside_argv(cluster.site, cluster.services, *PRESENT)
-    return read_present(host.run(*argv, timeout=QUERY_S, limit=PRESENT_BYTES).text, controller.user)
+    return host.run(*argv, timeout=timeout_s, limit=PRESENT_BYTES).text
 
 
-def record_present(cluster: Cluster, host: Host) -> str:
-    """Record what the running controller has, for the next start; return how many jobs run and wait.
+def describe_jobs(cluster: Cluster, host: Host, *, record: bool) -> str:
+    """Return how many jobs of the running controller run and wait, as text; empty without a controller.
 
-    Without an answer, nothing is recorded, and an older record is removed: unknown is not empty.
+    Args:
+        record: also what it has, for the next start. Without an answer nothing is, and an older record is removed:
+            unknown is not empty.
     """
-    path = str(cluster.places.jobs)
     if not cluster.find_role("controller"):
         return ""
+    path = str(cluster.places.jobs)
     try:
-        host.remove(path)
-        argv = inside_argv(cluster.site, cluster.services, "timeout", str(STOP_QUERY_S), *PRESENT)
-        text = host.run(*argv, limit=PRESENT_BYTES).text
-        host.write(path, to_json(Recorded(cluster.env.clock.time(), text)), mode=0o600)
+        if record:
+            host.remove(path)
+        text = _print_present(cluster, host, STOP_QUERY_S)
+        if record:
+            host.write(path, to_json(Recorded(cluster.env.clock.time(), text)), mode=0o600)
     except SmsError as error:  # a full disk, a controller that hangs, a hostile container: a stop goes on
         return f"not known: {_last_line(error)}"
     return count_jobs({one.id: one.state for one in read_present(text, "").jobs})
@@ -292,8 +293,8 @@ def _read_conf(read: Callable[[str], bytes]) -> Defined:
     while wanted and len(found) < MOST_FILES:
         path = wanted.pop()
         found[path] = read(path)
-        names = re.findall(rb"(?im)^\s*include\s+([A-Za-z0-9._-]+)\s*$", found[path])
-        wanted += [one for one in (f"{FOLDER}/{name.decode()}" for name in names) if one not in found]
+        included = (find_include(line, path) for line in found[path].decode(errors="replace").splitlines())
+        wanted += [one for one in included if one.startswith(f"{FOLDER}/") and one not in found]
     return read_defined({path: data for path, data in found.items() if data})
 
 
@@ -312,7 +313,8 @@ def held(
     if judged.present is None or not (partitions or nodes):
         yield
         return
-    states = _query_states(cluster, host)
+    show = inside_argv(cluster.site, cluster.services, "scontrol", "--oneliner", "show", "partition")
+    states = read_partition_states(host.run(*show, timeout=QUERY_S, limit=PRESENT_BYTES).text)
     note(cluster, host, verb, HELD, partitions={name: states.get(name, "UP") for name in partitions}, nodes=nodes)
     try:
         for name in partitions:
@@ -327,17 +329,18 @@ def held(
         raise
 
 
-def release(cluster: Cluster, host: Host) -> None:
-    """Let jobs start again where a run that failed or was killed kept them from it. Nothing, if none did."""
+def release(cluster: Cluster, host: Host) -> bool:
+    """Let jobs start again where a run that failed or was killed kept them from it; return whether one did."""
     events = [one for one in read_history(cluster, host) if one.get("event") in (HELD, RELEASED, *ENDS)]
     if not events or events[-1]["event"] != HELD:
-        return
+        return False
     held_states, nodes = events[-1].get("partitions"), events[-1].get("nodes")
     for name, state in held_states.items() if isinstance(held_states, dict) else ():
         _update(cluster, host, f"PartitionName={name}", f"State={state}", ok=None)
     if nodes:
         _update(cluster, host, f"NodeName={nodes}", "State=RESUME", ok=None)
     note(cluster, host, str(events[-1]["verb"]), RELEASED)
+    return True
 
 
 def check_nodes(cluster: Cluster, host: Host, judged: Judged) -> tuple[str, ...]:
@@ -372,20 +375,11 @@ def need_usable(cluster: Cluster, host: Host, judged: Judged) -> None:
 
 
 def resume_nodes(cluster: Cluster, host: Host, judged: Judged) -> None:
-    """Resume nodes that a daemon has drained since the change, which has been taken back."""
+    """Resume nodes that a daemon has taken out since the change, which has been taken back."""
     if judged.present is None:
         return
-    lost = find_unusable(judged.present, query_present(cluster, host), judged.old)
-    names = [one.name for one in lost if not one.silent]
-    if names:
-        _update(cluster, host, f"NodeName={fold(names)}", "State=RESUME", ok=None)
-
-
-def _query_states(cluster: Cluster, host: Host) -> Mapping[str, str]:
-    argv = inside_argv(cluster.site, cluster.services, "scontrol", "--oneliner", "show", "partition")
-    text = host.run(*argv, timeout=QUERY_S, limit=PRESENT_BYTES).text
-    found = (re.match(r"PartitionName=(\S+) .*? State=([A-Z]+)\b", line) for line in text.splitlines())
-    return {one[1]: one[2] for one in found if one}
+    if lost := find_unusable(judged.present, query_present(cluster, host), judged.old):
+        _update(cluster, host, f"NodeName={fold(one.name for one in lost)}", "State=RESUME", ok=None)
 
 
 def _update(cluster: Cluster, host: Host, *words: str, ok: tuple[int, ...] | None = (0,)) -> None:

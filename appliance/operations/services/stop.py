@@ -17,7 +17,7 @@ from appliance.operations.lease import Leases, query_lease, release_lease
 from appliance.operations.overlay.mirrored import close_mirror
 from appliance.operations.overlay.overlay import second_overlay
 from appliance.operations.preflight import check_programs, find_instance, find_second, lock_host, running_gateway
-from appliance.operations.services.effect import record_present
+from appliance.operations.services.effect import describe_jobs
 from appliance.plan.machine import stop_argv, stop_timeout
 from appliance.shared.lease import Lease
 from appliance.tools import ext3
@@ -45,11 +45,15 @@ class Stopped:
 
 @dataclass(frozen=True)
 class StopPlan:
-    """What a stop would do: the services that run, in the order in which they would be stopped, and the lease."""
+    """What a stop would do: the services that run, in the order in which they would be stopped, and the lease.
+
+    ``jobs``: how many run and wait, as text; empty without a controller.
+    """
 
     host: str
     services: tuple[str, ...]
     lease_released: bool
+    jobs: str = ""
 
 
 def plan_stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> StopPlan:
@@ -64,7 +68,8 @@ def plan_stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> Stop
     running = cluster if find_instance(cluster, host) else running_gateway(cluster, host)
     names = [service.name for service in reversed(running.services)] if running else []
     held = query_lease(host, cluster).holder == host.name
-    return StopPlan(host.name, tuple(names), held and not keep_lease)
+    jobs = describe_jobs(running, host, record=False) if running else ""
+    return StopPlan(host.name, tuple(names), held and not keep_lease, jobs)
 
 
 def stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> Stopped:
@@ -84,7 +89,7 @@ def stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> Stopped:
         began = cluster.env.clock.monotonic()
         leases = Leases(host, cluster)
         with cluster.env.pool(1) as pool:
-            recorded = pool.submit(record_present, cluster, host) if find_instance(cluster, host) else None
+            recorded = pool.submit(describe_jobs, cluster, host, record=True) if find_instance(cluster, host) else None
             stop_guard(cluster, host)  # meanwhile
             jobs = recorded.result() if recorded else ""
         with cluster.env.progress.step("stop the services") as step, cluster.env.pool(1) as pool:

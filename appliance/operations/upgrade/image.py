@@ -54,7 +54,7 @@ def send_image(cluster: Cluster, host: Host, source: Path) -> Side:
         target = path
         if not found:  # unused name: never replace an image that may be running
             break
-    copy_file(cluster.env, HostFile(Local(), str(source), digest), host, target, "the image", cluster.env.progress)
+    copy_file(cluster.env, HostFile(Local(), str(source), digest), host, target, "the image")
     return Side(target, key, digest)
 
 

@@ -303,7 +303,7 @@ def _fetch_image(cluster: Cluster, source: Host, path: str, dry_run: bool) -> st
         raise Refused(f"{path} is only on {source.name}", hint="without --dry-run it is fetched")
     if target.exists():
         target = target.with_name(f"{target.stem}-{digest[:12]}.sif")
-    copy_file(cluster.env, HostFile(source, there, digest), Local(), str(target), "the image", cluster.env.progress)
+    copy_file(cluster.env, HostFile(source, there, digest), Local(), str(target), "the image")
     return str(target)
 
 

@@ -21,7 +21,7 @@ from appliance.operations.lab import demo
 from appliance.operations.preflight import find_instance
 from appliance.operations.upgrade.rehearse_plan import CARRIER, OUTSIDE
 from appliance.plan.machine import inside_argv
-from appliance.plan.services.jobs import JOBS_BYTES
+from appliance.plan.services.jobs import JOBS_BYTES, read_fields
 from appliance.progress import Progress
 from appliance.tools.ports import Link, list_links
 from appliance.tools.scripts import script_argv
@@ -276,7 +276,7 @@ def check_nodes(lab: Lab, inside: Inside, user: str) -> str:
 
     def ready() -> str:
         nonlocal waiting
-        rows = [_read_fields(line) for line in _shown_nodes(inside, lab.nodes)]
+        rows = [read_fields(line) for line in _shown_nodes(inside, lab.nodes)]
         for row in rows:
             state = row.get("State", "")
             if "DOWN" in state and "*" not in state and "NOT_RESPONDING" not in state:
@@ -302,18 +302,13 @@ def _shown_nodes(inside: Inside, nodes: tuple[str, ...]) -> list[str]:
     return inside.run("scontrol", "--oneliner", "show", "node", ",".join(nodes), ok=None).text.splitlines()
 
 
-def _read_fields(line: str) -> dict[str, str]:
-    """Parse the key=value words of scontrol's output."""
-    return dict(word.partition("=")[::2] for word in line.split() if "=" in word)
-
-
 def check_job(lab: Lab, inside: Inside, user: str, found: dict[str, str]) -> str:
     """Run a batch job with a step on every node, submitted from one of them; its id is stored in ``found``.
 
     Raises:
         SmsError: it does not complete.
     """
-    rows = {row["NodeName"]: row.get("Partitions", "") for row in map(_read_fields, _shown_nodes(inside, lab.nodes))}
+    rows = {row["NodeName"]: row.get("Partitions", "") for row in map(read_fields, _shown_nodes(inside, lab.nodes))}
     partition = next((names.split(",")[0] for names in rows.values() if names), "")
     if not partition:
         raise SmsError(f"{', '.join(rows)} are in no partition: no job could run there")
@@ -329,7 +324,7 @@ def check_job(lab: Lab, inside: Inside, user: str, found: dict[str, str]) -> str
     found["job"] = job
 
     def ended() -> str:
-        row = _read_fields(first.run("scontrol", "--oneliner", "show", "job", job).text)
+        row = read_fields(first.run("scontrol", "--oneliner", "show", "job", job).text)
         unfinished = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
         found["state"] = f"{row.get('JobState')} {row.get('Reason', '')}"
         return "" if row.get("JobState") in unfinished else row["JobState"]

@@ -102,7 +102,7 @@ def fetch_vm(cluster: Cluster, source: Host, key: str) -> None:
         shutil.rmtree(part, ignore_errors=True)
         raise
     disk = HostFile(source, f"{images}/{key}/{DISK}", sha256)
-    copy_file(cluster.env, disk, Local(), str(part / DISK), "the VM's image", cluster.env.progress)
+    copy_file(cluster.env, disk, Local(), str(part / DISK), "the VM's image")
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     sync_folder(str(folder.parent))
@@ -119,7 +119,7 @@ def _is_this_folder(host: Host, here: Path, folder: str) -> bool:
 def _send(cluster: Cluster, host: Host, here: Path, folder: str) -> None:
     sha256 = read_seal(here, cluster.site.signing.public_keys).files[DISK][0]  # refuses an invalid signature
     disk = HostFile(Local(), str(here / DISK), sha256)
-    copy_file(cluster.env, disk, host, f"{folder}/{DISK}", "the VM's image", cluster.env.progress)
+    copy_file(cluster.env, disk, host, f"{folder}/{DISK}", "the VM's image")
     # The manifest is sent last: it marks the copy as complete.
     for name in (SIGNATURE, MANIFEST):
         host.write(f"{folder}/{name}", (here / name).read_bytes())

@@ -151,7 +151,7 @@ def _transfer_disks(cluster: Cluster, source: Host, target: Host, plan: MovePlan
                 undo.callback(target.remove, beside)
                 undo.callback(remove_partial, target, beside)  # the VM goes on with the source's disk
                 found = HostFile(source, path, find_digest(source, path, timeout=DIGEST_S))
-                copy_file(cluster.env, found, target, beside, f"the disk {disk}", cluster.env.progress)
+                copy_file(cluster.env, found, target, beside, f"the disk {disk}")
             generation = stale_generation(target.name, read_holder(target.read(str(where.holder))))
             _keep_as_snapshot(cluster, target, "moved over", prefix="before-arrival", generation=generation)
             for disk in DISKS:

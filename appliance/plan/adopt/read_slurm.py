@@ -48,6 +48,13 @@ class Included:
     lines: int = 0
 
 
+def find_include(line: str, path: str) -> str:
+    """Return the path of the file that a line of the file at ``path`` includes; empty if it includes none."""
+    found = re.match(r"\s*include\s+(\S+)\s*$", line, re.IGNORECASE)
+    name = found[1] if found else ""
+    return name if not name or name.startswith("/") else f"{path.rpartition('/')[0]}/{name}"
+
+
 def read_lines(frames: Frames, path: str, done: Included | None = None, *, depth: int = 0) -> Iterator[str]:
     """Yield the lines of a file of Slurm and of those it includes: without comments, continued ones joined.
 
@@ -62,12 +69,11 @@ def read_lines(frames: Frames, path: str, done: Included | None = None, *, depth
             done.left.append(f"{path}, with more than {MOST_LINES} lines in all of them")
             return
         line = raw.partition("#")[0].strip()
-        included = re.match(r"include\s+(\S+)$", line, re.IGNORECASE)
-        if not included:
+        other = find_include(line, path)
+        if not other:
             if line:
                 yield re.sub(r"\s+", " ", line)
             continue
-        other = included[1] if included[1].startswith("/") else f"{path.rpartition('/')[0]}/{included[1]}"
         if other in done.files:
             done.left.append(f"{other}, which {path} includes again")
         elif other in frames.files and depth == DEEPEST:

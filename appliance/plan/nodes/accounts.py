@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from appliance.errors import Problem
 
+PASSWD, GROUP, SHADOW = "/etc/passwd", "/etc/group", "/etc/shadow"
 UID_MIN, UID_MAX = 1000, 2_000_000_000
 RESERVED = {65534, 65535, 2**32 - 1}
 """nobody, and values that mean "no id"."""
@@ -60,11 +61,11 @@ class Accounts:
     def texts(self) -> dict[str, bytes]:
         """Return the files by path; shadow only if the source has one."""
         parts = {
-            "/etc/passwd": [user.line() for user in self.users],
-            "/etc/group": [group.line() for group in self.groups],
+            PASSWD: [user.line() for user in self.users],
+            GROUP: [group.line() for group in self.groups],
         }
         if self.shadow:
-            parts["/etc/shadow"] = list(self.shadow)
+            parts[SHADOW] = list(self.shadow)
         return {path: "".join(f"{line}\n" for line in lines).encode() for path, lines in parts.items()}
 
 
@@ -138,6 +139,24 @@ def too_many_removed(changes: Mapping[str, Changes], most_removed: float) -> str
         for path, one in changes.items()
         if one.removed_percent > most_removed
     )
+
+
+def without_system(text: str) -> str:
+    """Return the lines of a passwd or group file without those whose id is a system account's."""
+    ids = ((line, line.split(":")[2:3]) for line in text.splitlines(keepends=True))
+    return "".join(line for line, found in ids if not (found and found[0].isdigit() and int(found[0]) < UID_MIN))
+
+
+def compare_accounts(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[dict[str, Changes], list[Problem]]:
+    """Return how the site's accounts change, by file, and the invalid lines of the new ones; without system accounts.
+
+    Args:
+        before, after: texts of passwd and group, by path; the container's, and the site's.
+    """
+    accounts, problems = read_accounts(after.get(PASSWD, ""), after.get(GROUP, ""))
+    old, _ = read_accounts(before.get(PASSWD, ""), before.get(GROUP, ""))
+    sides = [{path: data.decode() for path, data in one.texts().items()} for one in (old, accounts)]
+    return {path: compare_lines(*(side[path] for side in sides)) for path in (PASSWD, GROUP) if path in after}, problems
 
 
 def _sorted(names: Iterable[str]) -> tuple[str, ...]:

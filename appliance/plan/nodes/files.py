@@ -11,10 +11,11 @@ from typing import Any, Literal
 from appliance.catalog import Service
 from appliance.config.model import Site
 from appliance.config.slurm_files import FOLDER, files_for_nodes
+from appliance.plan.nodes.accounts import GROUP, PASSWD, SHADOW
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, slurm_mode
 
 CONF = "/etc/slurm/slurm.conf"
-ACCOUNTS = {"passwd": "/etc/passwd", "group": "/etc/group", "shadow": "/etc/shadow"}
+ACCOUNTS = {"passwd": PASSWD, "group": GROUP, "shadow": SHADOW}
 MUNGE_KEY, MUNGE_USER, _ = SECRET_PLACES["munge_key"]
 FORBIDDEN = (
     *("/proc", "/sys", "/dev", "/run", "/var/run", "/etc/sms", "/opt/sms"),

@@ -8,17 +8,15 @@ reservation of nodes that are gone is deleted (``load_all_resv_state``, ``_valid
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache
 
 from appliance.config.hostlist import HostListError, expand, fold
 from appliance.config.slurm_files import FOLDER
-from appliance.errors import Problem
 from appliance.plan.adopt.frames import Frames, Section
 from appliance.plan.adopt.read_slurm import read_entries, single_setting
-from appliance.plan.nodes.accounts import UID_MIN, Changes, compare_lines, read_accounts
-from appliance.plan.services.jobs import is_active
+from appliance.plan.services.jobs import is_active, read_fields
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
 from appliance.text import one_line
 
@@ -55,7 +53,6 @@ OWN_PROGRAMS = (
     "ResumeFailProgram",
 )
 """Settings that name a program which slurmctld runs, in the container."""
-PASSWD, GROUP = "/etc/passwd", "/etc/group"
 NOT_DEFINED = {"(null)", "N/A", ""}
 
 
@@ -166,12 +163,15 @@ def _read_job(line: str) -> Iterator[Job]:
 
 
 def _read_reservation(line: str) -> Iterator[Reservation]:
-    found = dict(re.findall(r"(?:^|\s)(ReservationName|Nodes|PartitionName)=(\S+)", line))
-    if name := found.get("ReservationName", ""):
-        partition = found.get("PartitionName", "")
-        yield Reservation(
-            one_line(name, 60), _names(found.get("Nodes", "")), "" if partition in NOT_DEFINED else partition
-        )
+    found = {key: "" if value in NOT_DEFINED else value for key, value in read_fields(line).items()}
+    if name := found.get("ReservationName"):
+        yield Reservation(one_line(name, 60), _names(found.get("Nodes", "")), found.get("PartitionName", ""))
+
+
+def read_partition_states(output: str) -> dict[str, str]:
+    """Return the state of each partition from the output of ``scontrol --oneliner show partition``."""
+    rows = map(read_fields, output.splitlines())
+    return {row["PartitionName"]: row["State"] for row in rows if "PartitionName" in row and "State" in row}
 
 
 def read_defined(files: Mapping[str, bytes]) -> Defined:
@@ -193,27 +193,24 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
 
 def find_losses(present: Present, new: Defined) -> tuple[Loss, ...]:
     """Return what the controller would end when it reads ``new``: running jobs first."""
-    kept = new.nodes | present.dynamic
+    nodes = new.nodes | present.dynamic
     losses = [
         Loss("job", job.id, why, f"{job.user}, {job.state}")
         for job in sorted(present.jobs, key=lambda one: one.state == "PENDING")
-        for why in _why_job(job, kept, new.partitions)[:1]
+        if (why := _why_lost(job, nodes, new.partitions))
     ]
     for one in present.reservations:
-        gone = one.nodes - kept
+        gone = one.nodes - nodes
         if gone or (one.partition and one.partition not in new.partitions):
             losses.append(Loss("reservation", one.name, _removed(gone) or f"partition {one.partition} is removed"))
     return tuple(losses)
 
 
-def _why_job(job: Job, nodes: set[str] | frozenset[str], partitions: frozenset[str]) -> list[str]:
-    gone = [one_line(one, 60) for one in job.partitions if one not in partitions]
-    return [
-        *([f"partition {', '.join(gone)} is removed"] if gone else []),
-        *([f"it runs on {_removed(lost)}"] if (lost := job.nodes - nodes) else []),
-        *([f"it requires {_removed(lost)}"] if (lost := job.required - nodes) else []),
-        *([f"it excludes {_removed(lost)}"] if (lost := job.excluded - nodes) else []),
-    ]
+def _why_lost(job: Job, nodes: Set[str], partitions: Set[str]) -> str:
+    if gone := [one_line(one, 60) for one in job.partitions if one not in partitions]:
+        return f"partition {', '.join(gone)} is removed"
+    uses = {"runs on": job.nodes, "requires": job.required, "excludes": job.excluded}
+    return next((f"it {how} {_removed(names - nodes)}" for how, names in uses.items() if names - nodes), "")
 
 
 def _removed(names: Iterable[str]) -> str:
@@ -234,10 +231,11 @@ def count_losses(losses: Sequence[Loss]) -> str:
 
 
 def find_unusable(before: Present, after: Present, new: Defined) -> tuple[NodeState, ...]:
-    """Return the nodes that were usable before, are still defined, and are no longer usable."""
-    return tuple(
-        one for one in after.nodes if one.name in before.usable and one.name in new.nodes and not is_usable(one)
-    )
+    """Return the nodes of ``new`` that were usable before, and that a daemon of Slurm has taken out since.
+
+    One that a person drains meanwhile, or that is switched off, was not taken out by the change.
+    """
+    return tuple(one for one in after.nodes if one.taken_out and one.name in before.usable and one.name in new.nodes)
 
 
 def find_described(old: Defined, new: Defined) -> set[str]:
@@ -248,21 +246,3 @@ def find_described(old: Defined, new: Defined) -> set[str]:
 def find_new(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
     """Return the programs that only the new configuration names, by setting."""
     return {key: path for key, path in new.items() if old.get(key) != path}
-
-
-def without_system(text: str) -> str:
-    """Return the lines of a passwd or group file without those whose id is a system account's."""
-    ids = ((line, line.split(":")[2:3]) for line in text.splitlines(keepends=True))
-    return "".join(line for line, found in ids if not (found and found[0].isdigit() and int(found[0]) < UID_MIN))
-
-
-def compare_accounts(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[dict[str, Changes], list[Problem]]:
-    """Return how the site's accounts change, by file, and the invalid lines of the new ones; without system accounts.
-
-    Args:
-        before, after: texts of passwd and group, by path; the container's, and the site's.
-    """
-    accounts, problems = read_accounts(after.get(PASSWD, ""), after.get(GROUP, ""))
-    old, _ = read_accounts(before.get(PASSWD, ""), before.get(GROUP, ""))
-    sides = [{path: data.decode() for path, data in one.texts().items()} for one in (old, accounts)]
-    return {path: compare_lines(*(side[path] for side in sides)) for path in (PASSWD, GROUP) if path in after}, problems

@@ -65,3 +65,8 @@ def count_jobs(jobs: Mapping[str, str]) -> str:
     running = sum(state in RUNS for state in jobs.values())
     waiting = sum(state in WAITS for state in jobs.values())
     return f"{running} running, {waiting} waiting"
+
+
+def read_fields(line: str) -> dict[str, str]:
+    """Parse the key=value words of a line of ``scontrol --oneliner show``."""
+    return dict(word.partition("=")[::2] for word in line.split() if "=" in word)

@@ -37,6 +37,13 @@ EXPECTED = {
 """Parts of a state in which a node is expected not to respond."""
 TAKEN_OUT = {"drain", "drained", "draining", "inval", "invalid_reg", "fail", "failing", "error"}
 """Parts of a state in which no job starts on a node that responds."""
+DAEMON_REASONS = re.compile(
+    r"Low |gres/|(Prolog|Epilog) error|Kill task failed|Duplicate jobid|Node unexpectedly rebooted|"
+    r"batch job complete failure|reboot timed out|ResumeTimeout reached"
+)
+"""How reasons begin that daemons of Slurm give (node_mgr.c, job_mgr.c, agent.c, proc_req.c in src/slurmctld, req.c in
+src/slurmd/slurmd). Their user is the controller's, but root once that has been restarted. Seen with Slurm 22.05.
+"""
 PER_NETWORK = 3
 """Number of nodes of a network to connect to: one of them may just be restarting."""
 MOST_NETWORKS = 16
@@ -304,7 +311,7 @@ def _read_node(line: str, user: str) -> NodeState | None:
         bool(parts & EXPECTED) or taken_out,
         UNREGISTERED not in parts,
         "completing" in parts,
-        bool(parts & TAKEN_OUT) and reason_user == user,
+        bool(parts & TAKEN_OUT) and (reason_user == user or DAEMON_REASONS.match(reason) is not None),
     )
 
 

@@ -22,7 +22,6 @@ from appliance.host.local import Local
 from appliance.host.ssh import Ssh
 from appliance.operations.env import Env
 from appliance.operations.image.copy import HostFile, copy_file
-from appliance.progress import Silent
 from appliance.tools.sha256 import find_digest
 from tests.conftest import find_tool
 from tests.copies import give
@@ -355,7 +354,7 @@ def test_another_user_works_through_sudo(
         assert far.run("sh", "-c", 'echo "$SUDO_USER $LC_ALL"; cat', input=b"in").stdout == b"root C.UTF-8\nin"
         give(far, large, str(tmp_path / "there"))
         there = HostFile(far, str(tmp_path / "there"), find_digest(far, str(large)))
-        copy_file(Env(), there, Local(), back, "a file", Silent())
+        copy_file(Env(), there, Local(), back, "a file")
         assert Path(back).read_bytes() == large.read_bytes()
         with far.lock(str(tmp_path / "lock")), pytest.raises(CommandError), far.lock(str(tmp_path / "lock")):
             pass

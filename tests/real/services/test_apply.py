@@ -151,6 +151,16 @@ def test_a_change_that_would_end_jobs_is_refused(running: Playground) -> None:
     assert lost == {("job", runs), ("job", waits), ("reservation", "soon")}
     refused = running.sms("--site", fewer, "-q", "apply", ok=(3,)).stderr.decode()
     assert runs in refused and waits in refused and "soon" in refused and "alice" in refused
+    refused = running.sms("--site", fewer, "-q", "upgrade", "--no-rehearsal", "-n", ok=(3,)).stderr.decode()
+    assert runs in refused and "soon" in refused, "an upgrade brings the site's files, too"
+
+    def more(document: dict[str, Any]) -> None:
+        document["slurm"] |= {"partitions": [DEFAULT | {"nodes": "node[1,4]"}], "nodes": kept}
+        document["networks"]["dns"] = ["10.78.0.253"]
+
+    refused = running.sms("--site", running.variant("switch.yaml", more), "-q", "apply", ok=(3,)).stderr.decode()
+    assert runs in refused, "by a second instance"
+    assert "1 running, 1 waiting" in running.sms("-q", "stop", "-n").text
     assert running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text == before
     assert node.run("squeue", "-h", "-j", runs, "-o", "%T").text == "RUNNING"
     node.run("scancel", runs, waits)

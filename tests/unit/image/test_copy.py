@@ -18,7 +18,6 @@ from appliance.host.local import Local
 from appliance.host.stream import Stream
 from appliance.operations.env import Env
 from appliance.operations.image.copy import HostFile, copy_file
-from appliance.progress import Silent
 
 FOLDER = "/images-of-this-host"
 IMAGE = f"{FOLDER}/a.sif"
@@ -55,10 +54,10 @@ def test_a_partial_copy_is_resumed(tmp_path: Path, part: bytes | None) -> None:
         target.part.parent.mkdir()
         target.part.write_bytes(part)
         target.part.chmod(0o600)
-    assert copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+    assert copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
     assert target.image.read_bytes() == DATA and target.image.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in target.image.parent.iterdir()] == ["a.sif"]
-    assert not copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+    assert not copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
 
 
 def test_a_corrupt_copy_is_removed(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_a_corrupt_copy_is_removed(tmp_path: Path) -> None:
     source.image.write_bytes(DATA)
     target.part.write_bytes(b"x" * 1000)
     with pytest.raises(SmsError, match="is corrupt"):
-        copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+        copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
     assert list(target.image.parent.iterdir()) == []
 
 
@@ -79,7 +78,7 @@ def test_what_is_left_of_another_version_is_removed(tmp_path: Path) -> None:
     source.image.write_bytes(DATA)
     for name in ("a.sif.part", "a.sif.0123456789abcdef.part", "aa.sif.part"):
         (tmp_path / "b" / name).write_bytes(DATA[:1000])
-    assert copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+    assert copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["a.sif", "aa.sif.part"]
 
 
@@ -92,7 +91,7 @@ def test_the_copy_of_another_version_goes_on(tmp_path: Path) -> None:
     other.write_bytes(DATA[:1000])
     with other.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+        assert copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
     assert other.read_bytes() == DATA[:1000]
     assert target.image.read_bytes() == DATA
 
@@ -106,7 +105,7 @@ def test_two_copies_at_once(tmp_path: Path) -> None:
     with target.part.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(Busy):
-            copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+            copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
     assert target.part.read_bytes() == DATA[:1000]
 
 
@@ -117,7 +116,7 @@ def test_copies_that_begin_at_once_end_well(tmp_path: Path) -> None:
     source.image.write_bytes(DATA)
 
     def copy(_: int) -> bool:
-        return copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+        return copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
 
     with ThreadPoolExecutor(4) as pool:
         sent = list(pool.map(copy, range(4)))

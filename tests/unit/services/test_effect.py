@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from appliance.plan.nodes.accounts import compare_accounts, without_system
 from appliance.plan.services.effect import (
     PRESENT,
     Defined,
     Job,
     Present,
     Reservation,
-    compare_accounts,
     count_losses,
     find_described,
     find_losses,
     find_new,
     find_unusable,
     read_defined,
+    read_partition_states,
     read_present,
     shown_losses,
-    without_system,
 )
 from appliance.plan.services.nodes import ADDRESS, NAME, PORT, STATE, USER
 
@@ -151,18 +151,25 @@ def test_the_first_ten_are_listed_running_ones_first() -> None:
     [
         ("idle", False),
         ("mixed+completing", False),
-        ("allocated*", False),
         ("idle+drain", True),
         ("inval", True),
         ("idle+drain+invalid_reg", True),
-        ("down+not_responding", True),
+        ("down+not_responding", False),
     ],
 )
 def test_nodes_that_take_no_job_since(state: str, lost: bool) -> None:
+    """Those that a daemon has taken out. One that is switched off, or that a person drains meanwhile, is not."""
     defined = read_defined(FILES)
     before = present(node("n1", "idle"), node("n2", "idle+drain", "disk", "root"), node("n9", "idle"))
     after = present(node("n1", state, "Low RealMemory", "slurm"), node("n2", "down"), node("n9", "down"))
     assert [one.name for one in find_unusable(before, after, defined)] == (["n1"] if lost else [])
+    by_hand = present(node("n1", state, "disk", "root"), node("n2", "idle"))
+    assert find_unusable(before, by_hand, defined) == ()
+
+
+def test_the_states_of_partitions() -> None:
+    lines = "PartitionName=a AllowGroups=ALL State=UP TotalCPUs=4\nPartitionName=b State=DRAIN\nslurm_load: error\n"
+    assert read_partition_states(lines) == {"a": "UP", "b": "DRAIN"}
 
 
 def test_programs_that_only_the_new_configuration_names() -> None:

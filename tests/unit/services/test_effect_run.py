@@ -10,7 +10,7 @@ from appliance.errors import Refused, SmsError
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.history import note
 from appliance.operations.overlay.overlay import seeds_for
-from appliance.operations.services.effect import Judged, find_faults, held, judge, judge_start, record_present, release
+from appliance.operations.services.effect import Judged, describe_jobs, find_faults, held, judge, judge_start, release
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.effect import PRESENT, read_defined
 from appliance.progress import Silent
@@ -36,7 +36,6 @@ class Controller(Fake):
         super().__init__(
             {
                 (*inside, *PRESENT): self.present,
-                (*inside, "timeout", "15", *PRESENT): self.present,
                 (*inside, "scontrol", "--oneliner", "show", "partition"): (0, states),
                 (*inside, "scontrol", "update"): self.update,
                 (*inside, "test", "-x"): (1, ""),
@@ -152,16 +151,16 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     host.overlay = f"{rendered}PartitionName=night Nodes=ALL\n"
     with pytest.raises(Refused, match="not known"):
         judge_start(cluster, host, keeps=False)
-    assert record_present(cluster, host) == "1 running, 0 waiting"
+    assert describe_jobs(cluster, host, record=True) == "1 running, 0 waiting"
     with pytest.raises(Refused, match="job 7"):
         judge_start(cluster, host, keeps=False)
     assert not judge_start(cluster, host, keeps=True) and "files of before" in shown.lines[-1]
     host.lines = [[]]
-    assert "not known" in record_present(cluster, host)
+    assert "not known" in describe_jobs(cluster, host, record=True)
     with pytest.raises(Refused, match="not known"):
         judge_start(cluster, host, keeps=False)
     host.lines = [["job 8|PENDING|bob||||"]]
-    record_present(cluster, host)
+    describe_jobs(cluster, host, record=True)
     assert judge_start(cluster, host, keeps=False)
     host.overlay = rendered
     host.files.clear()

@@ -67,21 +67,24 @@ def test_who_has_to_respond(state: str, user: str, silent: bool, acknowledged: b
 
 
 @pytest.mark.parametrize(
-    ("state", "user", "named"),
+    ("state", "user", "reason", "named"),
     [
-        ("IDLE+DRAIN", "slurm", True),
-        ("IDLE+DRAIN+INVALID_REG", "slurm", True),
-        ("IDLE+DRAIN", "root", False),
-        ("IDLE+DRAIN", "alice", False),
-        ("IDLE", "Unknown", False),
+        ("IDLE+DRAIN", "slurm", "Low RealMemory (reported:1 < 2)", True),
+        ("IDLE+DRAIN+INVALID_REG", "slurm", "gres/gpu count reported lower than configured (0 < 4)", True),
+        ("IDLE+DRAIN", "root", "Low RealMemory (reported:1 < 2)", True),  # after a restart of slurmctld
+        ("IDLE+DRAIN", "slurm", "what a later version says", True),
+        ("IDLE+DRAIN", "root", "the disk of n1", False),
+        ("IDLE+DRAIN", "root", "NHC: check_fs_mount: /home", False),
+        ("IDLE+DRAIN", "alice", "the disk of n1", False),
+        ("IDLE", "Unknown", "none", False),
     ],
 )
-def test_nodes_that_a_daemon_took_out_are_named(state: str, user: str, named: bool) -> None:
+def test_nodes_that_a_daemon_took_out_are_named(state: str, user: str, reason: str, named: bool) -> None:
     """R12: only a person's own drain is acknowledged. One of many is a note."""
-    lines = [line("n1", state, "Low RealMemory", user=user), line("n2", "idle")]
+    lines = [line("n1", state, reason, user=user), line("n2", "idle")]
     problems, notes = view_nodes(read_inside("".join(lines), "slurm")).warnings("slurmctld")
     assert bool(problems) is named and not notes
-    assert not named or ("n1" in problems[0] and "Low RealMemory" in problems[0] and "State=RESUME" in problems[0])
+    assert not named or ("n1" in problems[0] and reason in problems[0] and "State=RESUME" in problems[0])
     many = [*lines, *(line(f"m{number}", "idle") for number in range(40))]
     problems, notes = view_nodes(read_inside("".join(many), "slurm")).warnings("slurmctld")
     assert not problems and bool(notes) is named

@@ -23,6 +23,7 @@ from appliance.operations.services import start, stop
 from appliance.operations.site.keys import create_pair
 from appliance.plan.machine import inside_argv, stop_argv, stop_timeout
 from appliance.plan.services.confinement import Confinement, capabilities_for
+from appliance.plan.services.effect import PRESENT
 from appliance.plan.services.runs import NOT_CONFINED
 from appliance.progress import Silent
 from appliance.share import share
@@ -104,7 +105,7 @@ def test_a_stop_warns_before_it_stops(cluster: Cluster, keep_lease: bool, runs: 
     here.answers |= {
         ("test", "-d"): (1, ""),
         ("rm", "-f", "--", str(cluster.places.jobs)): (0, ""),
-        inside_argv(cluster.site, cluster.services, "timeout"): (1, ""),
+        inside_argv(cluster.site, cluster.services, *PRESENT): (1, "no answer"),
         # The second instance of a switch is looked for when the first one has stopped, or does not run.
         LIST: lambda argv, _: begin() if argv[-1].endswith(".*") else running(argv, None),
         stop_argv(cluster.site, stop_timeout(cluster.services)): begin,
