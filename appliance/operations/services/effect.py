@@ -57,6 +57,7 @@ WAYS = (
     "drain the partition or the nodes with `scontrol update`, wait until the jobs have ended (`squeue`), "
     "and run this again"
 )
+STOPPED_WAYS = "start with the site file of before, drain what is to go, then `sms apply` the changed one"
 MUNGE_KEY, *_ = SECRET_PLACES["munge_key"]
 
 
@@ -112,14 +113,14 @@ class Judged:
         """Refuse the change if it costs anything.
 
         Args:
-            when: of which moment that is, if not of now.
+            when: of which moment that is, if not of now: the services container does not run.
             accepted: what it may cost, of ``costs``.
 
         Raises:
             Refused: it does, or that is not known.
         """
         if (lines := self.lines) and not self.costs <= accepted:
-            hints = [WAYS] if self.losses or self.unknown else []
+            hints = [STOPPED_WAYS if when else WAYS] if self.losses or self.unknown else []
             hints += [one.hint for one in self.faults]
             hints.append(f"--force: {verb} nevertheless")
             first = f"{verb} is refused" + (f" ({when})" if when else "")
@@ -164,13 +165,15 @@ def find_faults(
             faults.append(
                 Fault(
                     f"{key}={path}: the container has no such program",
-                    "add it to `slurm.files`, or its package to `base`",
+                    f"add {program} to `slurm.files`, or its package to `base`",
                 )
             )
     for key, path in find_new(judged.old.programs, judged.new.programs).items():
         if lacking := _find_lacking(cluster, judged.new, path):
             fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job"
             hint = f"`sms files push` brings {path} to the nodes; `sms files report --path {path}` shows who has it"
+            if not cluster.site.provisioning:
+                hint = f"bring {path} to every node first"
             faults.append(Fault(fault, hint))
     return replace(judged, faults=tuple(faults))
 
@@ -269,8 +272,8 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
     if not keeps:
         judged.refuse("start", when)
     cluster.env.progress.report(
-        f"WARNING: it starts with the files of before, not with the changed site file: {'; '.join(judged.lines)}; "
-        "`sms apply` judges it again"
+        "WARNING: it starts with the files of before, not with the changed site file: "
+        f"{judged.unknown or f'that would lose {count_losses(judged.losses)}'}; `sms apply` judges it again"
     )
     return False
 
