@@ -74,12 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
         lines = [*shown_outages(switched.away, switched.outage), *_notes(switched.exceeded, switched.notes)]
         lines += [
             f"{host.name} serves with a new instance, generation {switched.generation}",
+            *_cost_lines(done),
             *_notes((), [done.newer, _rebuild_note(done.rebuild)]),
         ]
         print_result(arguments, {**asdict(done), "switched": asdict(switched)}, lines)
-        return 0
-    print_result(arguments, {**asdict(done), "switched": None}, _applied_lines(done))
-    return Unverified.status if done.unusable else 0
+    else:
+        print_result(arguments, {**asdict(done), "switched": None}, _applied_lines(done))
+    return Unverified.status if done.unusable or done.failed else 0
 
 
 def _read_judged(path: Path, host: str) -> frozenset[str]:
@@ -110,9 +111,13 @@ def _applied_lines(done: Applied) -> list[str]:
         predicted = f"predicted at most {step.predicted_s:g} s"
         took = f"restarted, outage {done.seconds[step.service]:.2f} s; {predicted}"
         lines.append(f"{step.service}: {took if step.kind == 'restart' else 'reloaded, outage 0 s'}")
-    lines += _refused("done, although", done.refused)
+    return [*lines, *_cost_lines(done), *_notes(done.exceeded, [done.newer, _rebuild_note(done.rebuild)])]
+
+
+def _cost_lines(done: Applied) -> list[str]:
+    lines = _refused("done, although", done.refused)
     lines += [f"WARNING: takes no job since: {one}" for one in done.unusable[:LINES]]
-    return [*lines, *_notes(done.exceeded, [done.newer, _rebuild_note(done.rebuild)])]
+    return lines + [f"WARNING: {one}" for one in done.failed[:LINES]]
 
 
 def _rebuild_note(settings: Sequence[str]) -> str:

@@ -62,13 +62,17 @@ def run(arguments: argparse.Namespace) -> int:
 def run_whole(arguments: argparse.Namespace) -> int:
     """Restore the whole snapshot."""
     from appliance.cli.snapshots.view import restored_lines
+    from appliance.operations.services.effect import describe_recorded
     from appliance.operations.snapshots.restore import rehearse_restore, restore
 
     cluster, host = open_target(arguments)
+    costs = [] if arguments.name else describe_recorded(cluster, host)
     if arguments.dry_run:
-        steps = rehearse_restore(cluster, host, arguments.snapshot, name=arguments.name or "")
+        steps = [*rehearse_restore(cluster, host, arguments.snapshot, name=arguments.name or ""), *costs]
         print_result(arguments, steps, steps)
         return 0
+    for line in costs:
+        cluster.env.progress.report(f"WARNING: {line}")
     done = restore(cluster, host, arguments.snapshot, name=arguments.name or "")
     print_result(arguments, done, restored_lines(cluster.site.cluster, done))
     return 0

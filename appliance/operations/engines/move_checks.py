@@ -20,6 +20,7 @@ from appliance.operations.engines.owners import Owner
 from appliance.operations.history import read_history
 from appliance.operations.lease import Leases
 from appliance.operations.overlay.generation import refuse_older
+from appliance.operations.services.effect import judge_running, judge_start
 from appliance.plan.migration.state import (
     COMMITTING,
     DONE,
@@ -126,7 +127,7 @@ def _inspect(current: Move, *, force: bool) -> MovePlan:
     with cluster.env.progress.step(f"check {to.where}"):
         to.check()
     if source.name == CONTAINER:
-        _check_container(current)
+        _check_container(current, force=force)
     current.ran = source.runs()
     if to.runs():
         raise Refused(f"{to.where} runs services already", hint=_stop_hint(to.name))
@@ -197,16 +198,22 @@ def _query(leases: Leases) -> Lease:
     return top
 
 
-def _check_container(current: Move) -> None:
-    """Check that the state of the services container is that of ``host``.
+def _check_container(current: Move, *, force: bool) -> None:
+    """Check that the state of the services container is that of ``host``, and what the site file costs that goes along.
 
     Raises:
-        Refused: another host has it.
+        Refused: another host has it, or jobs or reservations would be lost.
     """
-    leases, host = current.leases, current.host
+    leases, host, runs = current.leases, current.host, current.source.runs()
     leases.check()
-    if not current.source.runs():
+    if not runs:
         refuse_older(current.cluster, host, leases, set_aside=False)
+    if force:
+        return
+    if runs:
+        judge_running(current.cluster, host).refuse("migrate")
+    else:
+        judge_start(current.cluster, host, keeps=False)
 
 
 def _databases(current: Move) -> list[str] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, NotRequired, TypedDict
 
@@ -39,6 +39,8 @@ from appliance.operations.preflight import check_confinement, check_networks, fi
 from appliance.operations.services.apply import Applied
 from appliance.operations.services.apply import apply as apply_files
 from appliance.operations.services.boot import install_unit
+from appliance.operations.services.effect import compare, held, judge_running
+from appliance.operations.services.restart import tell_nodes
 from appliance.operations.services.unfinished import (
     read_last_upgrade,
     recover_migration,
@@ -159,6 +161,7 @@ def switch_here(cluster: Cluster, host: Host, image: Image, options: Options) ->
     _record(cluster, host, image, done)
     facts = {"parts": result.parts, "outage": result.outage, "exceeded": done.exceeded}
     history.note(cluster, host, options.verb, SWITCHED, generation=done.generation, image=image.key, **facts)
+    tell_nodes(cluster, host)
     return done
 
 
@@ -181,7 +184,11 @@ def apply(
     done, image = apply_files(cluster, host, wait_s=wait_s, force=force, accepted=accepted)
     if not done.switch:
         return done, None
-    switched = switch_here(cluster, host, image, Options())
+    judged = judge_running(cluster, host)
+    with nullcontext() if force else held(cluster, host, judged, "apply", accepted):
+        switched = switch_here(cluster, host, image, Options())
+    cost = compare(cluster, host, judged)
+    done.unusable, done.failed = cost.nodes, cost.jobs
     if switched.failures:
         raise Unverified(
             f"{switched.failures}\n  the new instance serves on {host.name}: what it has received must not be lost",

@@ -151,8 +151,10 @@ def overlay_commands(cluster: Cluster, host: Host, image: Image, mark: str, exis
 
 def ready_overlay(
     cluster: Cluster, host: Host, image: Image, *, filled: bool = False, may_seed: Callable[[], bool] = lambda: True
-) -> None:
+) -> list[str]:
     """Check the overlay, or create it where there is none, and seed it from the site file.
+
+    Return the paths of the files that changed in an existing one.
 
     Args:
         filled: the state of the services is copied into it afterwards: a new one is not reported.
@@ -170,7 +172,7 @@ def ready_overlay(
         with cluster.env.progress.step("check the overlay"):
             ext3.check(host, path)
         if seeded_with(host, path) == mark or not may_seed():
-            return
+            return []
     with cluster.env.progress.step("seed the overlay" if exists else "create and seed the overlay") as step:
         if exists:
             report = _seed(cluster, host, image.path, path, archive, mark)
@@ -185,6 +187,7 @@ def ready_overlay(
         cluster.env.progress.report(
             f"note: a file was changed inside the container; the changed text is kept as {kept}"
         )
+    return report["changed"] if exists else []
 
 
 def _create(cluster: Cluster, host: Host, image: str, path: str, archive: bytes, mark: str) -> dict[str, list[str]]:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from appliance.catalog import Service
 from appliance.config.slurm_files import FOLDER
 from appliance.errors import ConfigError, Refused, RolledBack, SmsError
 from appliance.host.base import Host
@@ -27,16 +25,16 @@ from appliance.operations.overlay.overlay import overlay_mark, seeds_for
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.effect import (
     Judged,
-    check_nodes,
+    compare,
     find_faults,
     held,
     judge,
-    need_usable,
+    need_no_cost,
     release,
     resume_nodes,
 )
 from appliance.operations.services.inside import need_running, refuse_superseded
-from appliance.operations.services.restart import restart_service, wait_for_answer
+from appliance.operations.services.restart import no_answer, reload_service, restart_service
 from appliance.operations.start_note import read_note
 from appliance.plan.image.built import DESCRIPTION, find_other_settings, read_inputs
 from appliance.plan.image.definition import runtime_digest
@@ -52,7 +50,8 @@ from appliance.plan.services.apply import (
     plan_actions,
     predict_restart,
 )
-from appliance.plan.services.effect import Loss, read_defined
+from appliance.plan.services.defined import read_defined
+from appliance.plan.services.effect import Loss
 from appliance.plan.services.network import INTERFACES, read_network, running_network
 from appliance.shared.ports import split_macvlan
 from appliance.text import one_line
@@ -140,7 +139,8 @@ class Applied:
     """Result of an apply; ``seconds``: how long each service did not answer, as measured. ``kept``: files that somebody
     had changed in the container, under the names that they are kept as. ``switch``: nothing was done, a new instance is
     needed for these reasons. ``exceeded``: outages that were longer than predicted. ``newer``, ``rebuild``,
-    ``losses``, ``refused``: those of the plan. ``unusable``: nodes that take no job since, which only ``force`` allows.
+    ``losses``, ``refused``: those of the plan. ``unusable``: nodes that take no job since; ``failed``: jobs that have
+    failed since. A reload with them is only kept with ``force``.
     """
 
     host: str
@@ -156,6 +156,7 @@ class Applied:
     losses: tuple[Loss, ...] = ()
     refused: tuple[str, ...] = ()
     unusable: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
 def plan_apply(cluster: Cluster, host: Host) -> ApplyPlan:
@@ -232,9 +233,10 @@ def _change(work: _Apply, done: Applied, wait_s: float, force: bool) -> None:
             begun.append(one)
             done.seconds[one.service] = work.run(one.service, one.kind, wait_s)
         if force:
-            done.unusable = check_nodes(cluster, host, work.judged)
+            cost = compare(cluster, host, work.judged)
+            done.unusable, done.failed = cost.nodes, cost.jobs
         else:
-            need_usable(cluster, host, work.judged)
+            need_no_cost(cluster, host, work.judged)
         work.inside(dict, "finish")
     except SmsError as error:
         _roll_back(work, begun, wait_s, error)
@@ -456,25 +458,11 @@ class _Apply:
                 seconds = done.seconds
                 note(self.cluster, self.host, "apply", "restarted", service=service.name, ok=done.ok, seconds=seconds)
                 if not done.ok:
-                    raise _no_answer(service, done.detail)
-            for argv in service.reload:
-                result = self.host.run(
-                    *inside_argv(self.cluster.site, self.cluster.services, *argv), ok=None, timeout=TIMEOUT_S
-                )
-                if result.status:
-                    output = one_line((result.stderr or result.shown).decode(errors="replace"), 300)
-                    raise SmsError(f"{service.name}: {shlex.join(argv)}: {output}", hint=f"sms logs {service.name}")
-            if service.reload:
-                ok, detail = wait_for_answer(self.cluster, self.host, service, wait_s)
-                if not ok:
-                    raise _no_answer(service, detail)
+                    raise no_answer(service, done.detail)
+            if detail := reload_service(self.cluster, self.host, service, wait_s):
                 shown.detail(detail)
         self.inside(dict, "done", service.name)
         return seconds
-
-
-def _no_answer(service: Service, detail: str) -> SmsError:
-    return SmsError(f"{service.name} does not answer: {detail}", hint=f"sms logs {service.name}")
 
 
 def _read_changes(found: Compared, seeds: Mapping[str, Seed]) -> Iterator[FileChange]:

@@ -20,19 +20,19 @@ from appliance.plan.machine import inside_argv
 from appliance.plan.migration.here import SWITCHED
 from appliance.plan.nodes.accounts import GROUP, MOST_REMOVED, PASSWD, compare_accounts, too_many_removed
 from appliance.plan.overlay.seed import SECRET_PLACES
+from appliance.plan.services.by_hand import find_by_hand
+from appliance.plan.services.defined import Defined, find_described, find_new, read_defined
 from appliance.plan.services.effect import (
     PRESENT,
     PRESENT_BYTES,
-    Defined,
+    SHOWN,
     Loss,
     Present,
+    can_cost,
     count_losses,
-    find_described,
+    find_failed,
     find_losses,
-    find_new,
     find_unusable,
-    read_defined,
-    read_partition_states,
     read_present,
     shown_losses,
 )
@@ -50,6 +50,7 @@ MOST_FILES = 32
 """Of slurm.conf and what it includes in an overlay."""
 REASON = "sms: is removed from the site"
 """Of nodes that are drained before they are removed."""
+REMOVED = "partitions, nodes or resources of nodes are removed or changed"
 HELD, RELEASED = "held", "released"
 ENDS = ("applied", SWITCHED)
 """Events of the history after which what was held is removed."""
@@ -96,12 +97,14 @@ class Judged:
         """Why the change is refused; nothing if it is not."""
         lost = [f"it would lose {count_losses(self.losses)}:"] if self.losses else []
         lost += [f"  {line}" for line in shown_losses(self.losses)]
-        return [*([self.unknown] if self.unknown else []), *lost, *(one.why for one in self.faults)]
+        broken = [one.why for one in self.faults[:SHOWN]]
+        broken += [f"and {len(self.faults) - SHOWN} more"] if len(self.faults) > SHOWN else []
+        return [*([self.unknown] if self.unknown else []), *lost, *broken]
 
     @property
-    def removed(self) -> bool:
-        """Whether partitions or nodes are removed."""
-        return bool(self.old.partitions - self.new.partitions or self.old.nodes - self.new.nodes)
+    def costly(self) -> bool:
+        """Whether partitions, nodes or resources of nodes are removed or others."""
+        return can_cost(self.old, self.new)
 
     @property
     def costs(self) -> frozenset[str]:
@@ -121,10 +124,18 @@ class Judged:
         """
         if (lines := self.lines) and not self.costs <= accepted:
             hints = [STOPPED_WAYS if when else WAYS] if self.losses or self.unknown else []
-            hints += [one.hint for one in self.faults]
+            hints += dict.fromkeys(one.hint for one in self.faults)
             hints.append(f"--force: {verb} nevertheless")
             first = f"{verb} is refused" + (f" ({when})" if when else "")
             raise Refused("\n  ".join([first, *lines]), hint="\n  ".join(hints))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a change has cost, a text for each: ``nodes`` that take no job since, ``jobs`` that failed."""
+
+    nodes: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
 
 
 def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
@@ -133,9 +144,11 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
         present = query_present(cluster, host)
     except CommandError as error:
         judged = Judged(None, old, new)
-        unknown = f"the jobs are not known: {_last_line(error)}; partitions or nodes are removed"
-        return replace(judged, unknown=unknown) if judged.removed else judged
-    return Judged(present, old, new, find_losses(present, new))
+        unknown = f"the jobs are not known: {_last_line(error)}; {REMOVED}"
+        return replace(judged, unknown=unknown) if judged.costly else judged
+    hint = "write it into the site file, as `extra` of the partition, or repeat it afterwards"
+    faults = tuple(Fault(line, hint) for line in find_by_hand(present, old, new))
+    return Judged(present, old, new, find_losses(present, old, new), faults=faults)
 
 
 def find_faults(
@@ -150,7 +163,7 @@ def find_faults(
     Raises:
         ConfigError: lines of the accounts are invalid.
     """
-    faults = [*_find_lost_accounts(before, after)]
+    faults = [*judged.faults, *_find_lost_accounts(before, after)]
     if MUNGE_KEY in before and MUNGE_KEY in after:
         faults.append(
             Fault(
@@ -199,7 +212,7 @@ def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
         reports = read_reports(cluster, open_api(cluster))
     except SmsError as error:
         return f"whether nodes have it is not known: {one_line(error.message, 120)}"
-    lacking = new.nodes - {one.client for one in reports if path in one.has}
+    lacking = new.nodes.keys() - {one.client for one in reports if path in one.has}
     return f"{len(lacking)} nodes do not report it: {one_line(fold(sorted(lacking)), 120)}" if lacking else ""
 
 
@@ -244,6 +257,31 @@ def describe_jobs(cluster: Cluster, host: Host, *, record: bool) -> str:
     return count_jobs({one.id: one.state for one in read_present(text, "").jobs})
 
 
+def _read_recorded(cluster: Cluster, host: Host) -> tuple[str, Present]:
+    """Return how long ago the last stop was, and what it recorded.
+
+    Raises:
+        RecordError: it recorded nothing, as after a crash.
+    """
+    text = host.run("cat", "--", str(cluster.places.jobs), ok=None, limit=2 * PRESENT_BYTES).stdout
+    found = from_json(Recorded, text)
+    return format_age(cluster.env.clock.time() - found.at), read_present(found.output, "")
+
+
+def describe_recorded(cluster: Cluster, host: Host) -> list[str]:
+    """Return what a restore of a snapshot costs, by what the last stop recorded: a line, or none."""
+    if not cluster.find_role("controller"):
+        return []
+    try:
+        age, present = _read_recorded(cluster, host)
+    except RecordError:
+        return ["which jobs are lost is not known, as no stop recorded them: those submitted since the snapshot"]
+    if not present.jobs:
+        return []
+    number = count_jobs({one.id: one.state for one in present.jobs})
+    return [f"Slurm forgets the jobs submitted since the snapshot; the last stop, {age} ago, had {number}"]
+
+
 def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
     """Judge a start by what the last stop recorded; return whether the overlay gets the site's files.
 
@@ -257,15 +295,14 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
         return True
     new, overlay = _read_site(cluster), str(cluster.places.overlay)
     judged = Judged(None, _read_conf(lambda path: ext3.read_inside(host, overlay, f"/upper{path}")), new)
-    if not judged.removed:
+    if not judged.costly:
         return True
-    text = host.run("cat", "--", str(cluster.places.jobs), ok=None, limit=2 * PRESENT_BYTES).stdout
     try:
-        found = from_json(Recorded, text)
-        judged = replace(judged, losses=find_losses(read_present(found.output, ""), new))
-        when = f"as recorded by the last stop, {format_age(cluster.env.clock.time() - found.at)} ago"
+        age, present = _read_recorded(cluster, host)
+        judged = replace(judged, losses=find_losses(present, judged.old, new))
+        when = f"as recorded by the last stop, {age} ago"
     except RecordError:  # there is none after a crash
-        unknown = "the jobs are not known, as no stop recorded them, and partitions or nodes are removed"
+        unknown = f"the jobs are not known, as no stop recorded them, and {REMOVED}"
         judged, when = replace(judged, unknown=unknown), "the site file of before starts"
     if not judged.lines:
         return True
@@ -310,15 +347,14 @@ def held(
     Raises:
         Refused: jobs have begun, or were submitted, since they were judged.
     """
-    partitions = sorted(judged.old.partitions - judged.new.partitions)
-    gone = judged.old.nodes - judged.new.nodes
+    partitions = sorted(judged.old.partitions.keys() - judged.new.partitions.keys())
+    gone = judged.old.nodes.keys() - judged.new.nodes.keys()
     nodes = fold(sorted(gone & judged.present.usable)) if judged.present else ""
     if judged.present is None or not (partitions or nodes):
         yield
         return
-    show = inside_argv(cluster.site, cluster.services, "scontrol", "--oneliner", "show", "partition")
-    states = read_partition_states(host.run(*show, timeout=QUERY_S, limit=PRESENT_BYTES).text)
-    note(cluster, host, verb, HELD, partitions={name: states.get(name, "UP") for name in partitions}, nodes=nodes)
+    before = {name: judged.present.partitions.get(name, {}).get("State", "UP") for name in partitions}
+    note(cluster, host, verb, HELD, partitions=before, nodes=nodes)
     try:
         for name in partitions:
             _update(cluster, host, f"PartitionName={name}", "State=INACTIVE")
@@ -346,32 +382,45 @@ def release(cluster: Cluster, host: Host) -> bool:
     return True
 
 
-def check_nodes(cluster: Cluster, host: Host, judged: Judged) -> tuple[str, ...]:
-    """Return the nodes that were usable before the change, and are not since, after they have registered again."""
-    changed = find_described(judged.old, judged.new)
-    if judged.present is None or not changed & judged.present.usable:
-        return ()
-    deadline = cluster.env.clock.monotonic() + SETTLE_S
-    with cluster.env.progress.step("compare the nodes with before") as step:
+def compare(cluster: Cluster, host: Host, judged: Judged) -> Cost:
+    """Return what a change has cost that was not foreseen: nodes that are no longer usable, and jobs that failed.
+
+    Nodes whose settings changed register again meanwhile.
+    """
+    if judged.present is None:
+        return Cost()
+    changed = find_described(judged.old, judged.new) & judged.present.usable
+    foreseen = {one.name for one in judged.losses}
+    deadline = cluster.env.clock.monotonic() + (SETTLE_S if changed else 0)
+    with cluster.env.progress.step("compare jobs and nodes with before") as step:
         while True:
-            lost = find_unusable(judged.present, query_present(cluster, host), judged.new)
-            if lost or cluster.env.clock.monotonic() >= deadline:
+            now = query_present(cluster, host)
+            lost, failed = find_unusable(judged.present, now, judged.new), find_failed(judged.present, now, foreseen)
+            if lost or failed or cluster.env.clock.monotonic() >= deadline:
                 break
             cluster.env.clock.sleep(1)
-        step.detail(f"{len(lost)} of {len(judged.present.usable)} are no longer usable")
-    return tuple(f"{one.name} is {one.state.lower()} ({one.reason or 'no reason is recorded'})" for one in lost)
+        step.detail(
+            f"{len(lost)} of {len(judged.present.usable)} nodes are no longer usable, {len(failed)} jobs failed"
+        )
+    nodes = (f"{one.name} is {one.state.lower()} ({one.reason or 'no reason is recorded'})" for one in lost)
+    return Cost(tuple(nodes), tuple(failed))
 
 
-def need_usable(cluster: Cluster, host: Host, judged: Judged) -> None:
-    """Check that a change has cost no node.
+def need_no_cost(cluster: Cluster, host: Host, judged: Judged) -> None:
+    """Check that a change has cost neither node nor job.
 
     Raises:
         SmsError: it has.
     """
-    if lost := check_nodes(cluster, host, judged):
-        more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
+    cost = compare(cluster, host, judged)
+    texts = [
+        f"{len(lines)} {what}: {'; '.join(lines[:3])}" + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
+        for lines, what in ((cost.nodes, "nodes take no job since"), (cost.jobs, "jobs failed"))
+        if lines
+    ]
+    if texts:
         raise SmsError(
-            f"{len(lost)} nodes take no job since: {'; '.join(lost[:3])}{more}",
+            "\n  ".join(texts),
             hint="do the settings of these nodes fit their hardware? `slurmd -C` on one of them prints it. If "
             "they only need their slurmd restarted, as after a change of Gres: --force keeps the change",
         )

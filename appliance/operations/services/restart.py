@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from appliance.plan.machine import inside_argv, probe_argv
 from appliance.plan.services.probes import ProbeAnswer
 from appliance.text import one_line
 from appliance.tools.scripts import script_argv
+
+RELOAD_S = 60
+"""How long a reload may take, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -116,3 +120,43 @@ def wait_for_answer(cluster: Cluster, host: Host, service: Service, wait_s: floa
     probe = probe_argv(cluster.site, cluster.services, *words, confined=True)
     answer: ProbeAnswer = host.run(*probe, ok=(0, 4), timeout=wait_s + 30).parse(ProbeAnswer, last=True)
     return answer.ok, one_line(answer.detail, 200)
+
+
+def reload_service(cluster: Cluster, host: Host, service: Service, wait_s: float) -> str:
+    """Let a service read its files again, and wait until it answers; return its answer. One without a reload does not.
+
+    Raises:
+        SmsError: it does not answer.
+    """
+    for argv in service.reload:
+        result = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None, timeout=RELOAD_S)
+        if result.status:
+            output = one_line((result.stderr or result.shown).decode(errors="replace"), 300)
+            raise SmsError(f"{service.name}: {shlex.join(argv)}: {output}", hint=f"sms logs {service.name}")
+    if not service.reload:
+        return ""
+    ok, detail = wait_for_answer(cluster, host, service, wait_s)
+    if not ok:
+        raise no_answer(service, detail)
+    return detail
+
+
+def tell_nodes(cluster: Cluster, host: Host) -> None:
+    """Let nodes fetch the files of a controller that was started with other ones: by themselves they keep the old ones.
+
+    Where that fails, it is only reported: the services run.
+    """
+    if not (controller := cluster.find_role("controller")):
+        return
+    try:
+        reload_service(cluster, host, controller, RELOAD_S)
+    except SmsError as error:
+        cluster.env.progress.report(
+            f"WARNING: nodes may have the old files of {controller.name}: {error.message}; "
+            f"`sms exec -- {shlex.join(controller.reload[0])}` repeats it"
+        )
+
+
+def no_answer(service: Service, detail: str) -> SmsError:
+    """Return the error of a service that does not answer."""
+    return SmsError(f"{service.name} does not answer: {detail}", hint=f"sms logs {service.name}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from appliance.catalog import Service
+from appliance.config.slurm_files import FOLDER
 from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, runtime_files
@@ -54,6 +55,7 @@ from appliance.operations.preflight import (
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.effect import judge_start
 from appliance.operations.services.generation import Known, find_known
+from appliance.operations.services.restart import tell_nodes
 from appliance.operations.services.stop import stop_gateway, take_down
 from appliance.operations.services.unfinished import (
     FailoverLoss,
@@ -352,7 +354,9 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> Started:
             restored = find_restored(cluster, host, top=top, holds_lease=mine)
         keeps = options.boot or bool(options.fenced)
         unjudged = options.force or cluster.is_gateway
-        ready_overlay(cluster, host, image, may_seed=lambda: unjudged or judge_start(cluster, host, keeps=keeps))
+        changed = ready_overlay(
+            cluster, host, image, may_seed=lambda: unjudged or judge_start(cluster, host, keeps=keeps)
+        )
         mark_overlay(cluster, host, lease.generation)
         stop_gateway(cluster, host)  # as late as possible: it has the addresses
         stopwatch.lap("overlay")
@@ -368,6 +372,8 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> Started:
         note(cluster, host, "start", "started", generation=lease.generation, image=image.key)
         stopwatch.lap("record")
         undo.pop_all()
+    if any(path.startswith(f"{FOLDER}/") for path in changed):
+        tell_nodes(cluster, host)
     facts = (host.name, image.path, image.key, image.signer, lease.generation)
     return Started(*facts, parts=parts, services=services, failover=lost)
 

@@ -1,35 +1,48 @@
 """What a change of the site costs: jobs and reservations that Slurm's controller would lose, nodes it would not use.
 
-slurmctld ends a job at its next reload or start if a partition of the job, or a node that it runs on, requires or
-excludes, is no longer defined (``_sync_jobs_to_conf`` and ``build_job_bitmaps`` of src/slurmctld: state NODE_FAIL). A
-reservation of nodes that are gone is deleted (``load_all_resv_state``, ``_validate_resv_rec`` in reservation.c).
+slurmctld ends a job at its next reload or start (state NODE_FAIL) if a partition of the job, or a node that it runs
+on, requires or excludes, is no longer defined, or if the number of cores or of its generic resources on one of its
+nodes changes (``_sync_jobs_to_conf``, ``valid_job_resources``, ``gres_job_revalidate2`` of Slurm's sources). A job that
+waits for a feature, licence or resource that is gone is held, or starts without it (``select_nodes``,
+``license_validate``, seen with Slurm 22.05). Where nodes
+of a reservation are gone, it is deleted (``load_all_resv_state``, ``_validate_resv_rec``).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
 
-from appliance.config.hostlist import HostListError, expand, fold
-from appliance.config.slurm_files import FOLDER
-from appliance.plan.adopt.frames import Frames, Section
-from appliance.plan.adopt.read_slurm import read_entries, single_setting
-from appliance.plan.services.jobs import is_active, read_fields
+from appliance.config.hostlist import fold
+from appliance.plan.services.defined import (
+    NOT_DEFINED,
+    Defined,
+    count_cores,
+    count_gres,
+    read_license_names,
+    read_names,
+)
+from appliance.plan.services.jobs import WAITS, is_active, lost_jobs, read_fields
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
 from appliance.text import one_line
 
-JOB_FIELDS = "%i|%T|%u|%P|%N|%n|%x"
-"""Of squeue(1): id, state, user, partitions, allocated, required and excluded nodes."""
+JOB_FIELDS = "%i|%T|%u|%P|%N|%n|%x|%W|%f"
+"""Of squeue(1): id, state, user, partitions, allocated, required and excluded nodes, licences, features."""
+TRES_FIELDS = "JobArrayID:80,tres-alloc:1000,tres-per-job:200,tres-per-node:200,tres-per-socket:200,tres-per-task:200"
+"""What a job has and asks for of generic resources."""
 PRESENT = (
     "sh",
     "-ec",
     # No pipes from them: their failure has to end it, or a controller that does not answer would have no jobs.
     f"jobs=$(squeue --all --noheader --states=all --format='job {JOB_FIELDS}')\n"
+    f"resources=$(squeue --all --noheader --Format='{TRES_FIELDS}')\n"
     "reservations=$(scontrol --oneliner show reservation)\n"
+    "partitions=$(scontrol --oneliner show partition)\n"
     'nodes=$("$@")\n'
     'printf "%s\\n" "$jobs"\n'
+    'printf "%s\\n" "$resources" | sed -n "/gres/s/^/resources /p"\n'
+    'printf "%s\\n" "$partitions" | sed -n "s/^PartitionName=/partition &/p"\n'
     'printf "%s\\n" "$reservations" | sed -n "s/^ReservationName=/reservation &/p"\n'
     'printf "%s\\n" "$nodes" | sed "s/^/node /"',
     "present",
@@ -38,22 +51,13 @@ PRESENT = (
 """Prints what runs, waits and is reserved, and the nodes. An array's waiting tasks are one line."""
 PRESENT_BYTES = 64 << 20
 """Maximum size of that: about half a million lines."""
+CORES = "cores"
+FEATURE = r"[A-Za-z_][A-Za-z0-9_.:=-]*"
+"""In an expression of features, such as ``[rack1*2&rack2]&(gpu|ib)``."""
 SHOWN = 10
 """Losses that are listed; the others are counted."""
 UNUSABLE = TAKEN_OUT | {"down", "not_responding"}
 """Parts of a node's state in which no job starts there."""
-PROGRAMS = ("Prolog", "Epilog", "TaskProlog", "TaskEpilog", "HealthCheckProgram", "RebootProgram")
-"""Settings of slurm.conf(5) that name a program which slurmd runs: one that lacks it drains its node, or fails jobs."""
-OWN_PROGRAMS = (
-    "MailProg",
-    "PrologSlurmctld",
-    "EpilogSlurmctld",
-    "ResumeProgram",
-    "SuspendProgram",
-    "ResumeFailProgram",
-)
-"""Settings that name a program which slurmctld runs, in the container."""
-NOT_DEFINED = {"(null)", "N/A", ""}
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,14 @@ class Job:
     nodes: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
+    licenses: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()
+    gres: frozenset[str] = frozenset()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has not begun."""
+        return self.state in WAITS
 
 
 @dataclass(frozen=True)
@@ -80,11 +92,16 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Present:
-    """What the controller has; ``dynamic``: nodes that registered themselves, and are in no file."""
+    """What the controller has; ``dynamic``: nodes that registered themselves, and are in no file.
+
+    ``partitions``: fields of ``scontrol show partition`` by name. ``states``: of jobs by id, also of those that ended.
+    """
 
     jobs: tuple[Job, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     nodes: tuple[NodeState, ...] = ()
+    partitions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def dynamic(self) -> set[str]:
@@ -94,20 +111,6 @@ class Present:
     def usable(self) -> set[str]:
         """The nodes on which jobs start."""
         return {one.name for one in self.nodes if is_usable(one)}
-
-
-@dataclass(frozen=True)
-class Defined:
-    """The nodes and partitions of a slurm.conf; ``described``: each node's settings, as text that can be compared.
-
-    ``programs``: those that nodes run, by setting; ``own``: those that slurmctld runs.
-    """
-
-    nodes: frozenset[str]
-    partitions: frozenset[str]
-    described: Mapping[str, str]
-    programs: Mapping[str, str] = field(default_factory=dict)
-    own: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,76 +131,65 @@ def is_usable(node: NodeState) -> bool:
     return not set(re.split(r"[^a-z_]+", node.state.lower())) & UNUSABLE
 
 
-@cache
-def _names(text: str) -> frozenset[str]:
-    try:
-        return frozenset() if text in NOT_DEFINED else frozenset(expand(text))
-    except HostListError:
-        return frozenset()
-
-
 def read_present(output: str, user: str) -> Present:
     """Parse the output of ``PRESENT``; what does not have its form is ignored. ``user``: that of the controller."""
     jobs: list[Job] = []
     reservations: list[Reservation] = []
     nodes: list[str] = []
+    partitions: dict[str, Mapping[str, str]] = {}
+    gres: dict[str, frozenset[str]] = {}
+    states: dict[str, str] = {}
     for line in output.split("\n"):
         kind, _, rest = line.partition(" ")
         if kind == "job":
             jobs += _read_job(rest)
+            number, _, others = rest.partition("|")
+            states[number] = others.partition("|")[0]
         elif kind == "reservation":
             reservations += _read_reservation(rest)
+        elif kind == "partition" and (name := (fields := read_fields(rest)).get("PartitionName")):
+            partitions[name] = fields
+        elif kind == "resources":
+            gres[rest.partition(" ")[0]] = frozenset(re.findall(r"gres[:/]([A-Za-z0-9_.-]+)", rest))
         elif kind == "node":
             nodes.append(rest)
-    return Present(tuple(jobs), tuple(reservations), read_nodes(nodes, user))
+    found = (replace(one, gres=gres[one.id]) if one.id in gres else one for one in jobs)
+    return Present(tuple(found), tuple(reservations), read_nodes(nodes, user), partitions, states)
 
 
 def _read_job(line: str) -> Iterator[Job]:
     fields = line.split("|")
     if len(fields) == JOB_FIELDS.count("|") + 1 and re.fullmatch(r"[0-9][0-9_+%,\[\].-]*", fields[0]):
-        number, state, user, partitions, nodes, required, excluded = fields
+        number, state, user, partitions, nodes, required, excluded, licenses, features = fields
         if is_active(state) and state != "COMPLETING":
             names = tuple(one for one in partitions.split(",") if one)
-            sets = (_names(nodes), _names(required), _names(excluded))
-            yield Job(one_line(number, 60), state, one_line(user, 64), names, *sets)
+            sets = (read_names(nodes), read_names(required), read_names(excluded))
+            wanted = frozenset() if features in NOT_DEFINED else frozenset(re.findall(FEATURE, features))
+            yield Job(
+                one_line(number, 60), state, one_line(user, 64), names, *sets, read_license_names(licenses), wanted
+            )
 
 
 def _read_reservation(line: str) -> Iterator[Reservation]:
     found = {key: "" if value in NOT_DEFINED else value for key, value in read_fields(line).items()}
     if name := found.get("ReservationName"):
-        yield Reservation(one_line(name, 60), _names(found.get("Nodes", "")), found.get("PartitionName", ""))
+        yield Reservation(one_line(name, 60), read_names(found.get("Nodes", "")), found.get("PartitionName", ""))
 
 
-def read_partition_states(output: str) -> dict[str, str]:
-    """Return the state of each partition from the output of ``scontrol --oneliner show partition``."""
-    rows = map(read_fields, output.splitlines())
-    return {row["PartitionName"]: row["State"] for row in rows if "PartitionName" in row and "State" in row}
+def can_cost(old: Defined, new: Defined) -> bool:
+    """Return whether a change can cost a job or a reservation, whatever there is."""
+    gone = (old.partitions.keys() - new.partitions.keys(), old.nodes.keys() - new.nodes.keys())
+    lacking = (old.licenses - new.licenses, old.features - new.features, old.gres - new.gres)
+    return any((*gone, *lacking)) or any(_other_resources(old, new, name) for name in new.nodes)
 
 
-def read_defined(files: Mapping[str, bytes]) -> Defined:
-    """Return what the slurm.conf among these files, by path, defines, with what it includes; nothing without one."""
-    file = f"{FOLDER}/slurm.conf"
-    if file not in files:
-        return Defined(frozenset(), frozenset(), {})
-    frames = Frames({path: Section(path, "read", body) for path, body in files.items()})
-    nodes, partitions = read_entries(frames, file)
-    described = {
-        name: " ".join(f"{key.lower()}={value}" for key, value in sorted(entry.settings.items()))
-        for entry in nodes
-        for name in _names(entry.name)
-    }
-    values = [{key: single_setting(frames, file, key.lower()) for key in keys} for keys in (PROGRAMS, OWN_PROGRAMS)]
-    programs = ({key: value for key, value in each.items() if value} for each in values)
-    return Defined(frozenset(described), frozenset(entry.name for entry in partitions), described, *programs)
-
-
-def find_losses(present: Present, new: Defined) -> tuple[Loss, ...]:
+def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...]:
     """Return what the controller would end when it reads ``new``: running jobs first."""
-    nodes = new.nodes | present.dynamic
+    nodes = new.nodes.keys() | present.dynamic
     losses = [
         Loss("job", job.id, why, f"{job.user}, {job.state}")
         for job in sorted(present.jobs, key=lambda one: one.state == "PENDING")
-        if (why := _why_lost(job, nodes, new.partitions))
+        if (why := _why_lost(job, nodes, new.partitions.keys()) or _why_changed(job, old, new))
     ]
     for one in present.reservations:
         gone = one.nodes - nodes
@@ -211,6 +203,33 @@ def _why_lost(job: Job, nodes: Set[str], partitions: Set[str]) -> str:
         return f"partition {', '.join(gone)} is removed"
     uses = {"runs on": job.nodes, "requires": job.required, "excludes": job.excluded}
     return next((f"it {how} {_removed(names - nodes)}" for how, names in uses.items() if names - nodes), "")
+
+
+def _why_changed(job: Job, old: Defined, new: Defined) -> str:
+    """Return why a job ends, or never starts, although its partitions and nodes stay; empty if it does not."""
+    if not job.waits:
+        for name in sorted(job.nodes):
+            other = _other_resources(old, new, name)
+            if lost := sorted(other & ({CORES} | job.gres)):
+                return f"the number of {lost[0]} of {one_line(name, 60)}, on which it runs, changes"
+        return ""
+    wants = {
+        "licence": job.licenses & (old.licenses - new.licenses),
+        "feature": job.features & (old.features - new.features),
+        "resource": job.gres & (old.gres - new.gres),
+    }
+    found = (f"{kind} {one_line(sorted(names)[0], 60)}" for kind, names in wants.items() if names)
+    return next((f"it waits for {one}, which is removed: it would be held, or start without it" for one in found), "")
+
+
+def _other_resources(old: Defined, new: Defined, node: str) -> set[str]:
+    """Return which resources of a node in both are others: ``CORES``, and names of generic ones."""
+    before, after = old.nodes.get(node), new.nodes.get(node)
+    if before is None or after is None or before == after:
+        return set()
+    gres = count_gres(before.get("gres", "")) ^ count_gres(after.get("gres", ""))
+    cores = {CORES} if old.by_cores and new.by_cores and count_cores(before) != count_cores(after) else set()
+    return cores | {name for name, _ in gres}
 
 
 def _removed(names: Iterable[str]) -> str:
@@ -238,11 +257,7 @@ def find_unusable(before: Present, after: Present, new: Defined) -> tuple[NodeSt
     return tuple(one for one in after.nodes if one.taken_out and one.name in before.usable and one.name in new.nodes)
 
 
-def find_described(old: Defined, new: Defined) -> set[str]:
-    """Return the nodes whose settings differ, without those that are added or removed."""
-    return {name for name, text in new.described.items() if old.described.get(name, text) != text}
-
-
-def find_new(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """Return the programs that only the new configuration names, by setting."""
-    return {key: path for key, path in new.items() if old.get(key) != path}
+def find_failed(before: Present, after: Present, foreseen: Set[str]) -> list[str]:
+    """Describe each job that Slurm has ended since, or requeued; waiting tasks of an array are left out."""
+    known = {name: state for name, state in before.states.items() if name in after.states.keys() - foreseen}
+    return [one_line(line, 120) for line in lost_jobs(known, after.states)]

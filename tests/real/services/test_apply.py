@@ -161,6 +161,19 @@ def test_a_change_that_would_end_jobs_is_refused(running: Playground) -> None:
     refused = running.sms("--site", running.variant("switch.yaml", more), "-q", "apply", ok=(3,)).stderr.decode()
     assert runs in refused, "by a second instance"
     assert "1 running, 1 waiting" in running.sms("-q", "stop", "-n").text
+
+    def both_and(**slurm: Any) -> str:
+        parts = {"partitions": [DEFAULT, {"name": "night"}], **slurm}
+        return running.variant("other.yaml", lambda document: document["slurm"].update(parts))
+
+    wider = both_and(nodes=[{**entry, "cpus": 2 * entry["cpus"]}])
+    assert [one["name"] for one in applied(running, wider, "-n", ok=(3,))["losses"]] == [runs], "Slurm would abort it"
+    running.sms("exec", "--", "scontrol", "update", "PartitionName=normal", "State=DOWN")
+    slower = both_and(extra=["SlurmctldTimeout=121"])
+    (why,) = applied(running, slower, "-n", ok=(3,))["refused"]
+    assert "State is DOWN" in why, "a reload would open the partition"
+    running.sms("exec", "--", "scontrol", "update", "PartitionName=normal", "State=UP")
+    assert applied(running, slower, "-n")["refused"] == []
     assert running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text == before
     assert node.run("squeue", "-h", "-j", runs, "-o", "%T").text == "RUNNING"
     node.run("scancel", runs, waits)
@@ -221,6 +234,27 @@ def test_settings_with_which_nodes_take_no_job_are_taken_back(running: Playgroun
     demo.wait_idle(node, NODES)
     assert applied(running, "/etc/sms/sms.yaml")["current"] is True
     wait_until(lambda: running.status()["healthy"], "health")
+
+
+@pytest.mark.full
+def test_what_slurm_does_with_jobs_whose_nodes_change(running: Playground) -> None:
+    """The rules by which a change is judged are those of this Slurm: what `--force` costs is what was predicted."""
+    node = running.host("node1")
+    demo.wait_idle(node, NODES)
+    applied(running, use(running, extra=["Licenses=matlab:1"]))
+    job = submit(running, "-w", "node2", "--no-requeue")
+    waits = submit(running, "-L", "matlab:1", "--begin=now+5", state="PENDING")
+    (entry,) = slurm_of(running)["nodes"]
+    wider = use(running, nodes=[{**entry, "cpus": 2 * entry["cpus"]}])
+    done = applied(running, wider, "--force")
+    assert {one["name"] for one in done["losses"]} == {job, waits}
+    wait_until(lambda: "NODE_FAIL" in node.run("scontrol", "show", "job", job).text, "Slurm has ended it")
+    shown = ("scontrol", "show", "job", waits)
+    wait_until(lambda: "Licenses=(null)" in node.run(*shown).text, "it lost what it waited for")
+    node.run("scancel", waits)
+    applied(running, "/etc/sms/sms.yaml")
+    running.sms("exec", "--", "scontrol", "update", "NodeName=ALL", "State=RESUME", ok=None)
+    demo.wait_idle(node, NODES)
 
 
 @pytest.mark.full

@@ -47,7 +47,12 @@ def test_another_name_server_by_a_second_instance(running: Playground) -> None:
     job = demo.as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 300")
     wait_until(lambda: node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
     before, generation, first = pids(running), running.lease()["generation"], first_process(running)
-    site = running.variant("switched.yaml", other_dns)
+
+    def change(document: dict[str, Any]) -> None:
+        other_dns(document)
+        document["slurm"]["extra"] = ["MaxArraySize=2003"]
+
+    site = running.variant("switched.yaml", change)
     planned = applied(running, site, "-n")
     assert len(planned["switch"]) == 1 and planned["switch"][0].startswith("dns is ")
     assert {one["name"]: one["predicted_s"] for one in planned["switching"]["away"]}["nat"] <= 0.5
@@ -57,6 +62,8 @@ def test_another_name_server_by_a_second_instance(running: Playground) -> None:
     assert first_process(running) != first
     assert running.sms("exec", "--", "cat", "/etc/resolv.conf").text.split() == ["nameserver", DNS]
     assert_one_instance(running)
+    of_node = "grep -rh MaxArraySize /run/slurm/conf/slurm.conf /var/spool/slurmd/conf-cache/slurm.conf"
+    wait_until(lambda: "2003" in node.run("sh", "-c", of_node, ok=None).text, "the node has the new slurm.conf")
     assert "sms_gate" not in running.sms("exec", "--", "nft", "list", "tables").text
     wait_until(lambda: running.status()["healthy"], "health")
     assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"

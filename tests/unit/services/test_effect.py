@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 
 from appliance.plan.nodes.accounts import compare_accounts, without_system
+from appliance.plan.services.by_hand import find_by_hand
+from appliance.plan.services.defined import Defined, count_cores, find_described, find_new, read_defined
 from appliance.plan.services.effect import (
     PRESENT,
-    Defined,
     Job,
     Present,
     Reservation,
+    can_cost,
     count_losses,
-    find_described,
+    find_failed,
     find_losses,
-    find_new,
     find_unusable,
-    read_defined,
-    read_partition_states,
     read_present,
     shown_losses,
 )
@@ -49,7 +48,7 @@ def present(*lines: str) -> Present:
 
 def test_what_a_configuration_defines() -> None:
     found = read_defined(FILES)
-    assert found.nodes == {"n1", "n2", "n3", "n4"} and found.partitions == {"normal", "long"}
+    assert {*found.nodes} == {"n1", "n2", "n3", "n4"} and {*found.partitions} == {"normal", "long"}
     more = read_defined({**FILES, "/etc/slurm/nodes.conf": FILES["/etc/slurm/nodes.conf"].replace(b"100", b"999")})
     assert find_described(found, more) == {"n1", "n2", "n3"}
     assert find_described(found, read_defined({"/etc/slurm/slurm.conf": CONF})) == set(), "removed is not described"
@@ -57,13 +56,14 @@ def test_what_a_configuration_defines() -> None:
 
 def test_what_the_controller_has() -> None:
     found = present(
-        "job 7|RUNNING|alice|long|n[1-2]||(null)",
-        "job 8_[1-500%4]|PENDING|bob|long,normal||n4|n1",
-        "job 9+1|SUSPENDED|eve|normal|n3||",
-        "job 10|COMPLETING|eve|gone|n9||",
-        "job 11|COMPLETED|eve|gone|n9||",
-        "job x|RUNNING|eve|gone|n9||",
+        "job 7|RUNNING|alice|long|n[1-2]||(null)|(null)|(null)",
+        "job 8_[1-500%4]|PENDING|bob|long,normal||n4|n1|matlab:2,ansys|[rack1*2&gpu]",
+        "job 9+1|SUSPENDED|eve|normal|n3|||(null)|(null)",
+        "job 10|COMPLETING|eve|gone|n9|||(null)|(null)",
+        "job 11|COMPLETED|eve|gone|n9|||(null)|(null)",
+        "job x|RUNNING|eve|gone|n9|||(null)|(null)",
         "job 12|RUNNING|eve|gone|n9",
+        "resources 8_[1-500%4]   gres/gpu:a100:2  N/A",
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
         "reservation ReservationName=maint StartTime=2030-01-01T00:00:00 Nodes=n[1-2] NodeCnt=2 PartitionName=(null)",
         "reservation ReservationName=lic StartTime=2030-01-01T00:00:00 Nodes=(null) PartitionName=long Users=root",
@@ -71,7 +71,18 @@ def test_what_the_controller_has() -> None:
     )
     assert found.jobs == (
         Job("7", "RUNNING", "alice", ("long",), frozenset({"n1", "n2"})),
-        Job("8_[1-500%4]", "PENDING", "bob", ("long", "normal"), frozenset(), frozenset({"n4"}), frozenset({"n1"})),
+        Job(
+            "8_[1-500%4]",
+            "PENDING",
+            "bob",
+            ("long", "normal"),
+            frozenset(),
+            frozenset({"n4"}),
+            frozenset({"n1"}),
+            frozenset({"matlab", "ansys"}),
+            frozenset({"rack1", "gpu"}),
+            frozenset({"gpu"}),
+        ),
         Job("9+1", "SUSPENDED", "eve", ("normal",), frozenset({"n3"})),
     )
     assert found.reservations == (Reservation("maint", frozenset({"n1", "n2"})), Reservation("lic", partition="long"))
@@ -82,7 +93,7 @@ def test_what_the_controller_has() -> None:
 def test_a_controller_that_does_not_answer_has_not_no_jobs(tmp_path: Path, failing: str) -> None:
     """The shell is a real one: a pipe would hide the failure."""
     prints = {
-        "squeue": "job 7|RUNNING|alice|long|n1||",
+        "squeue": "job 7|RUNNING|alice|long|n1|||(null)|(null)",
         "scontrol": "ReservationName=r Nodes=n1",
         "sinfo": node("n1", "idle")[5:],
     }
@@ -120,7 +131,7 @@ def job(number: int = 1, state: str = "RUNNING", partitions: str = "normal", **s
 def test_jobs_that_are_lost(one: Job, why: str) -> None:
     """A node that registered itself is in no file, and stays."""
     now = Present((one,), (), present(node("d1", "IDLE+DYNAMIC_NORM")).nodes)
-    losses = find_losses(now, Defined(frozenset({"n1", "n2"}), frozenset({"normal"}), {}))
+    losses = find_losses(now, Defined(), Defined({"n1": {}, "n2": {}}, {"normal": {}}))
     assert [loss.why for loss in losses] == ([why] if why else [])
 
 
@@ -134,13 +145,13 @@ def test_jobs_that_are_lost(one: Job, why: str) -> None:
     ],
 )
 def test_reservations_that_are_lost(one: Reservation, lost: bool) -> None:
-    losses = find_losses(Present((), (one,)), Defined(frozenset({"n1"}), frozenset({"normal"}), {}))
+    losses = find_losses(Present((), (one,)), Defined(), Defined({"n1": {}}, {"normal": {}}))
     assert bool(losses) is lost
 
 
 def test_the_first_ten_are_listed_running_ones_first() -> None:
     jobs = tuple(job(number, "PENDING" if number % 2 else "RUNNING", "gone") for number in range(24))
-    losses = find_losses(Present(jobs, (Reservation("r", frozenset(), "gone"),)), read_defined(FILES))
+    losses = find_losses(Present(jobs, (Reservation("r", frozenset(), "gone"),)), Defined(), read_defined(FILES))
     lines = shown_losses(losses)
     assert len(lines) == 11 and lines[-1] == "and 15 more" and all("RUNNING" in line for line in lines[:10])
     assert count_losses(losses) == "24 jobs and 1 reservation"
@@ -167,9 +178,134 @@ def test_nodes_that_take_no_job_since(state: str, lost: bool) -> None:
     assert find_unusable(before, by_hand, defined) == ()
 
 
-def test_the_states_of_partitions() -> None:
-    lines = "PartitionName=a AllowGroups=ALL State=UP TotalCPUs=4\nPartitionName=b State=DRAIN\nslurm_load: error\n"
-    assert read_partition_states(lines) == {"a": "UP", "b": "DRAIN"}
+BEFORE = b"""Licenses=matlab:4,ansys
+NodeName=DEFAULT Sockets=2 CoresPerSocket=4 ThreadsPerCore=2 Features=ib,rack1
+NodeName=n1 Gres=gpu:a100:4,shard:8
+NodeName=n2
+PartitionName=normal Nodes=ALL
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "change", "why"),
+    [
+        (job(nodes={"n1"}), (b"CoresPerSocket=4", b"CoresPerSocket=8"), "the number of cores of n1"),
+        (job(nodes={"n1"}, state="SUSPENDED"), (b"Sockets=2 ", b""), "the number of cores of n1"),
+        (job(nodes={"n1"}), (b"ThreadsPerCore=2", b"ThreadsPerCore=1"), ""),
+        (job(nodes={"n1"}), (b"CoresPerSocket=4", b"CoresPerSocket=8 RealMemory=9 Weight=2"), "the number of cores"),
+        (job(nodes={"n1"}), (b"Sockets=2 CoresPerSocket=4 ", b"CPUs=16 "), ""),
+        (job(state="PENDING"), (b"CoresPerSocket=4", b"CoresPerSocket=8"), ""),
+        (job(nodes={"n1"}), (b"Licenses", b"SelectType=select/linear\nLicenses"), ""),
+        (job(nodes={"n1"}, gres={"gpu"}), (b"a100:4", b"a100:2"), "the number of gpu of n1"),
+        (job(nodes={"n1"}, gres={"gpu"}), (b"Gres=gpu:a100:4,shard:8", b""), "the number of gpu of n1"),
+        (job(nodes={"n1"}, gres={"gpu"}), (b"shard:8", b"shard:16"), ""),
+        (job(nodes={"n1"}), (b"a100:4", b"a100:2"), ""),
+        (job(state="PENDING", gres={"shard"}), (b",shard:8", b""), "it waits for resource shard"),
+        (
+            job(state="PENDING", features={"rack1"}),
+            (b"Features=ib,rack1", b"Features=ib"),
+            "it waits for feature rack1",
+        ),
+        (job(state="PENDING", features={"rack9"}), (b"Features=ib,rack1", b"Features=ib"), ""),
+        (job(state="PENDING", licenses={"matlab"}), (b"matlab:4,", b""), "it waits for licence matlab"),
+        (job(nodes={"n1"}, licenses={"matlab"}), (b"matlab:4,", b""), ""),
+        (job(state="PENDING", licenses={"flex"}), (b"matlab:4,", b""), ""),
+    ],
+)
+def test_jobs_whose_resources_change(one: Job, change: tuple[bytes, bytes], why: str) -> None:
+    old, new = (read_defined({"/etc/slurm/slurm.conf": text}) for text in (BEFORE, BEFORE.replace(*change)))
+    losses = [loss.why for loss in find_losses(Present((one,)), old, new)]
+    assert [loss[: len(why)] for loss in losses] == ([why] if why else [])
+    assert can_cost(old, new) or not losses
+
+
+@pytest.mark.parametrize(
+    ("settings", "cores"),
+    [
+        ({}, 1),
+        ({"cpus": "8"}, 8),
+        ({"procs": "8", "threadspercore": "2"}, 4),
+        ({"cpus": "64", "sockets": "2", "corespersocket": "16", "threadspercore": "2"}, 32),
+        ({"boards": "2", "socketsperboard": "2", "corespersocket": "8"}, 32),
+        ({"cpus": "16", "corespersocket": "4", "threadspercore": "2"}, 8),
+        ({"cpus": "many"}, 1),
+    ],
+)
+def test_cores_of_a_node(settings: dict[str, str], cores: int) -> None:
+    assert count_cores(settings) == cores
+
+
+SHOWN = (
+    "partition PartitionName=normal AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A "
+    "DefaultTime=NONE DisableRootJobs=NO Hidden=NO MaxNodes=UNLIMITED MaxTime=1-00:00:00 MinNodes=0 Nodes=n[1-4] "
+    "PriorityJobFactor=1 PriorityTier=1 RootOnly=NO OverSubscribe=NO State=UP TotalCPUs=8 TotalNodes=4"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "shown", "dropped"),
+    [
+        ("MaxTime=1440", {}, ""),
+        ("MaxTime=24:00:00 State=UP Priority=1", {}, ""),
+        ("MaxTime=1-0", {"State=UP": "State=DOWN"}, "State is DOWN"),
+        ("MaxTime=1-0 State=DOWN", {}, "State is UP"),
+        ("MaxTime=INFINITE", {"MaxTime=1-00:00:00": "MaxTime=UNLIMITED"}, ""),
+        ("MaxTime=INFINITE", {}, "MaxTime is 1-00:00:00"),
+        ("MaxTime=1440 AllowAccounts=B,a", {"AllowAccounts=ALL": "AllowAccounts=a,b"}, ""),
+        ("MaxTime=1440 AllowAccounts=a", {"AllowAccounts=ALL": "AllowAccounts=a,b"}, "AllowAccounts is a,b"),
+        ("MaxTime=1440", {"Nodes=n[1-4]": "Nodes=n[1-3]"}, "Nodes is n[1-3]"),
+        ("MaxTime=1440 Nodes=ALL", {"Nodes=n[1-4]": "Nodes=n[1-3]"}, ""),
+        ("MaxTime=1440", {"PriorityTier=1": "PriorityTier=9"}, "PriorityTier is 9"),
+        ("MaxTime=1440 PriorityTier=9", {"PriorityTier=1": "PriorityTier=9"}, ""),
+    ],
+)
+def test_what_was_changed_by_hand_and_would_be_dropped(line: str, shown: dict[str, str], dropped: str) -> None:
+    text = SHOWN
+    for before, after in shown.items():
+        assert before in text
+        text = text.replace(before, after)
+    nodes = "" if "Nodes=" in line else " Nodes=n2,n[3-4],n1"
+    defined = read_defined({"/etc/slurm/slurm.conf": f"NodeName=n[1-4]\nPartitionName=normal {line}{nodes}\n".encode()})
+    found = find_by_hand(present(text), defined, defined)
+    assert [one.removeprefix("partition normal: ")[: len(dropped)] for one in found] == ([dropped] if dropped else [])
+
+
+def test_what_was_changed_by_hand_and_is_in_the_new_configuration_is_kept() -> None:
+    old, new = (
+        read_defined(
+            {"/etc/slurm/slurm.conf": f"NodeName=n[1-4]\nPartitionName=normal Nodes=ALL MaxTime=1440 {text}\n".encode()}
+        )
+        for text in ("", "State=DOWN")
+    )
+    assert find_by_hand(present(SHOWN.replace("State=UP", "State=DOWN")), old, new) == []
+    assert find_by_hand(present(SHOWN.replace("State=UP", "State=DRAIN")), old, new)
+
+
+def test_jobs_that_failed_since() -> None:
+    """Not those that ended by themselves, that were foreseen, or that Slurm no longer knows."""
+    lines = (
+        "1|RUNNING",
+        "2|RUNNING",
+        "3|RUNNING",
+        "4|PENDING",
+        "5|RUNNING",
+        "6_[1-9]|PENDING",
+        "7|COMPLETED",
+        "8|RUNNING",
+    )
+    now = (
+        "1|RUNNING",
+        "2|NODE_FAIL",
+        "3|PENDING",
+        "4|RUNNING",
+        "5|FAILED",
+        "6_[2-9]|PENDING",
+        "7|NODE_FAIL",
+        "9|NODE_FAIL",
+    )
+    before, after = (present(*(f"job {one}|u|normal|n1||||" for one in all_lines)) for all_lines in (lines, now))
+    assert [line.split()[1] for line in find_failed(before, after, set())] == ["2", "3"]
+    assert [line.split()[1] for line in find_failed(before, after, {"2"})] == ["3"]
 
 
 def test_programs_that_only_the_new_configuration_names() -> None:

@@ -1,0 +1,134 @@
+"""What a slurm.conf with its includes defines: nodes, partitions, programs, licences; read as slurmctld reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from appliance.config.hostlist import HostListError, expand
+from appliance.config.slurm_files import FOLDER
+from appliance.plan.adopt.frames import Frames, Section
+from appliance.plan.adopt.read_slurm import read_entries, single_setting
+
+PROGRAMS = (
+    "Prolog",
+    "Epilog",
+    "TaskProlog",
+    "TaskEpilog",
+    "HealthCheckProgram",
+    "RebootProgram",
+    "UnkillableStepProgram",
+)
+"""Settings of slurm.conf(5) that name a program which slurmd runs: one that lacks it drains its node, or fails jobs."""
+OWN_PROGRAMS = (
+    "MailProg",
+    "PrologSlurmctld",
+    "EpilogSlurmctld",
+    "ResumeProgram",
+    "SuspendProgram",
+    "ResumeFailProgram",
+    "ResvProlog",
+    "ResvEpilog",
+    "SlurmctldPrimaryOnProg",
+    "SlurmctldPrimaryOffProg",
+)
+"""Settings that name a program which slurmctld runs, in the container."""
+NOT_DEFINED = {"(null)", "N/A", ""}
+Settings = Mapping[str, str]
+"""Values by lower-case key."""
+
+
+@dataclass(frozen=True)
+class Defined:
+    """The nodes and partitions of a slurm.conf with their settings, by name.
+
+    ``programs``: those that nodes run, by setting; ``own``: those that slurmctld runs. ``by_cores``: jobs are allocated
+    cores, and not whole nodes.
+    """
+
+    nodes: Mapping[str, Settings] = field(default_factory=dict)
+    partitions: Mapping[str, Settings] = field(default_factory=dict)
+    programs: Mapping[str, str] = field(default_factory=dict)
+    own: Mapping[str, str] = field(default_factory=dict)
+    licenses: frozenset[str] = frozenset()
+    by_cores: bool = True
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Those that a node has."""
+        texts = {settings.get(key, "") for settings in self.nodes.values() for key in ("features", "feature")}
+        return frozenset(one for text in texts for one in text.strip('"').split(",") if one)
+
+    @property
+    def gres(self) -> frozenset[str]:
+        """Names of the generic resources that a node has."""
+        texts = {settings.get("gres", "") for settings in self.nodes.values()}
+        return frozenset(name for text in texts for name, _ in count_gres(text))
+
+
+@cache
+def read_names(text: str) -> frozenset[str]:
+    """Return the names of a host list; none if it is not one."""
+    try:
+        return frozenset() if text in NOT_DEFINED else frozenset(expand(text))
+    except HostListError:
+        return frozenset()
+
+
+@cache
+def count_gres(text: str) -> frozenset[tuple[str, str]]:
+    """Return name, and type with number, of each resource of a node's ``Gres``."""
+    return frozenset((one.partition(":")[0], one.partition(":")[2]) for one in text.strip('"').split(",") if one)
+
+
+def count_cores(settings: Settings) -> int:
+    """Return how many cores a node has: ``_build_single_nodeline_info`` of src/common/read_config.c of Slurm."""
+
+    def number(*keys: str, default: int = 0) -> int:
+        return next((int(settings[key]) for key in keys if re.fullmatch(r"\d{1,9}", settings.get(key, ""))), default)
+
+    cpus = number("cpus", "procs", default=1)
+    per_socket, threads = number("corespersocket", default=1), number("threadspercore", default=1)
+    sockets = number("sockets") or number("boards", default=1) * number("socketsperboard")
+    return sockets * per_socket if sockets else max(cpus // max(threads, 1), per_socket)
+
+
+def read_defined(files: Mapping[str, bytes]) -> Defined:
+    """Return what the slurm.conf among these files, by path, defines, with what it includes; nothing without one."""
+    file = f"{FOLDER}/slurm.conf"
+    if file not in files:
+        return Defined()
+    frames = Frames({path: Section(path, "read", body) for path, body in files.items()})
+    nodes, partitions = read_entries(frames, file)
+    programs, own = (
+        {key: value for key in keys if (value := single_setting(frames, file, key.lower()))}
+        for keys in (PROGRAMS, OWN_PROGRAMS)
+    )
+    licenses = read_license_names(single_setting(frames, file, "licenses"))
+    by_cores = single_setting(frames, file, "selecttype").lower() != "select/linear"
+    by_node = {name: _lower(entry.settings) for entry in nodes for name in read_names(entry.name)}
+    return Defined(
+        by_node, {entry.name: _lower(entry.settings) for entry in partitions}, programs, own, licenses, by_cores
+    )
+
+
+def _lower(settings: Settings) -> Settings:
+    return {key.lower(): value for key, value in settings.items()}
+
+
+def read_license_names(text: str) -> frozenset[str]:
+    """Return the names in a list of licences, such as ``matlab:4,ansys``."""
+    names = (re.split(r"[:*=]", one, maxsplit=1)[0] for one in re.split("[,;|]", text.strip('"')))
+    return frozenset(name for name in names if name and name not in NOT_DEFINED)
+
+
+def find_described(old: Defined, new: Defined) -> set[str]:
+    """Return the nodes whose settings differ, without those that are added or removed."""
+    return {name for name, settings in new.nodes.items() if old.nodes.get(name, settings) != settings}
+
+
+def find_new(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Return the programs that only the new configuration names, by setting."""
+    return {key: path for key, path in new.items() if old.get(key) != path}
