@@ -57,7 +57,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
         "lab": {"demo"},
         "migration": {"agents", "here", "inspection", "rollback", "start", "state", "switch"},
         "nodes": {"files", "image"},
-        "overlay": {"generation", "mirror", "mirrored", "newest", "overlay", "standby"},
+        "overlay": {"frozen", "generation", "mirror", "mirrored", "newest", "overlay", "standby"},
         "services": {"apply", "boot", "effect", "generation", "inside", "restart", "start", "stop", "unfinished"},
         "site": {"ca", "config", "find", "init", "issued", "keys", "locate"},
         "snapshots": {"list", "pull", "push", "report", "repository", "restore", "snapshot", "status", "transfer"},

@@ -11,9 +11,9 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from typing import ContextManager, Iterator, List
+from typing import Any, ContextManager, Dict, Iterator, List
 
-from appliance.agent.protocol import Problem
+from appliance.agent.protocol import Problem, field
 from appliance.shared.files import remove_file
 
 FIFREEZE = 0xC0045877
@@ -124,16 +124,58 @@ def thaw(descriptor: int) -> bool:
     return True
 
 
+def lock_mark(descriptor: int) -> bool:
+    """Lock the mark of a freeze; return whether no living process has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_same_file(descriptor: int, path: str) -> bool:
+    """Return whether the path still is the open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def end_lost(request: Dict[str, Any]) -> Dict[str, Any]:
+    """``thaw``: end a freeze of the overlay whose run was killed with its watchdog; return whether there was one."""
+    overlay, mark = field(request, "overlay", str), field(request, "mark", str)
+    try:
+        descriptor = os.open(mark, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return {"thawed": False}
+    thawed = False
+    try:
+        if not lock_mark(descriptor) or not is_same_file(descriptor, mark):
+            return {"thawed": False}
+        private_mounts()
+        for loop in find_loops(overlay):
+            with mounted_again(loop) as folder:
+                frozen = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                thawed = thaw(frozen) or thawed
+                os.close(frozen)
+        remove_file(mark)
+    finally:
+        os.close(descriptor)
+    return {"thawed": thawed}
+
+
 class Frozen:
     """A file system that is frozen from ``hold`` to ``release``.
 
     A second process, the watchdog, thaws it when this one ends, or does not release it within ``limit_s`` seconds.
-    If the watchdog is killed as well, the file ``mark`` makes the next run thaw it.
+    Both hold a lock on the file ``mark``: where that is there and not locked, both were killed, and whoever sees it,
+    the guard or the next run, thaws.
     """
 
     def __init__(self, folder: str, limit_s: float, mark: str) -> None:
         self.limit_s = limit_s
         self.mark = mark
+        self.owned = -1
         self.descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.pipe = -1
         self.watcher = 0
@@ -146,19 +188,17 @@ class Frozen:
         Raises:
             Problem: it is frozen already, or the kernel refuses.
         """
-        sync_file_system(self.descriptor)  # shortens the freeze
         if os.path.exists(self.mark):
             # A run was killed, and its watchdog too.
             thaw(self.descriptor)
-        with open(self.mark, "w"):
-            pass
+        sync_file_system(self.descriptor)  # shortens the freeze
+        self._own_mark()
         self._start_watchdog()
         self.began = time.monotonic()
         try:
             fcntl.ioctl(self.descriptor, FIFREEZE, 0)
         except OSError as error:
             self._end_watchdog()
-            os.unlink(self.mark)
             raise Problem(
                 "the overlay cannot be frozen: %s" % (error.strerror or error), "has another program frozen it?"
             )
@@ -183,10 +223,29 @@ class Frozen:
         if self.watcher:
             thaw(self.descriptor)
             self._end_watchdog()
-        remove_file(self.mark)
+        if self.owned >= 0:
+            remove_file(self.mark)
+            os.close(self.owned)
+            self.owned = -1
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+    def _own_mark(self) -> None:
+        """Lock the mark; the watchdog inherits the lock.
+
+        Raises:
+            Problem: a run that lives has frozen it.
+        """
+        while True:
+            self.owned = os.open(self.mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if not lock_mark(self.owned):
+                os.close(self.owned)
+                self.owned = -1
+                raise Problem("another run has frozen the overlay", "try again in a minute", 3)
+            if is_same_file(self.owned, self.mark):
+                return
+            os.close(self.owned)  # it was just removed
 
     def _start_watchdog(self) -> None:
         reader, self.pipe = os.pipe()

@@ -23,6 +23,7 @@ COMMANDS: Dict[str, str] = {
     "remove": "remove.remove",
     "brief": "status.brief",
     "grow": "grow.grow",
+    "thaw": "freeze.end_lost",
     "carry": "copy_file.copy_file",
     "diff": "diff.diff",
     "restore_paths": "paths.restore_paths",

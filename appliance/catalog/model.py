@@ -218,7 +218,7 @@ class Service(Section):
     )
     setup: str = Field("", description="Shell, run as root before every start; must be idempotent.")
     needs: tuple[Name, ...] = Field((), description="Services whose probe must succeed before this one starts.")
-    after: tuple[Name, ...] = Field((), description="Services to wait for, if the site has them.")
+    after: tuple[Name, ...] = Field((), description="Services to wait for, half a minute, if the site has them.")
     ports: tuple[OnePort, ...] = Field((), description="Ports that it listens on.")
     resets: tuple[OnePort, ...] = Field(
         (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
@@ -84,6 +84,7 @@ def _node(site: Site, entry: SlurmNode, place: Place, nodes: _Nodes) -> Iterator
     if again := next((name for name in names if name in nodes.names), "") or _repeated(names):
         yield Finding((*place, "name"), f"{again} is listed twice", "list every node once")
     nodes.names.update(names)
+    yield from _own_names(site, names, place)
     yield from _line(entry, place)
     yield from _cpus(entry, place)
     if entry.address is None:
@@ -105,6 +106,15 @@ def _node(site: Site, entry: SlurmNode, place: Place, nodes: _Nodes) -> Iterator
     # One wrong range gives hundreds of wrong addresses: report only the first.
     if problem := next(filter(None, (_node_address_problem(site, each) for each in addresses)), None):
         yield Finding((*place, "address"), *problem)
+
+
+def _own_names(site: Site, names: Sequence[str], place: Place) -> Iterator[Finding]:
+    """Yield a finding for a node with the name of another machine: the controller would find that one."""
+    taken = {"localhost": "every machine itself", site.hostname: "the services container"}
+    taken |= {host.name: "an admin host" for host in site.admin_hosts}
+    for name in names:
+        if owner := taken.get(name):
+            yield Finding((*place, "name"), f"{name} is the name of {owner}", "a node needs a name of its own")
 
 
 def _line(entry: SlurmNode | SlurmPartition, place: Place) -> Iterator[Finding]:

@@ -112,9 +112,9 @@ Mac = Annotated[
 NodeList = Annotated[
     str,
     Text(
-        r"[A-Za-z0-9_.,\[\]-]{1,4000}",
+        r"[A-Za-z0-9_.,\[\]-]{1,65536}",
         "a Slurm host list",
-        "write names with ranges in brackets and without spaces, such as node[001-450],login1",
+        "use names with ranges in brackets, without spaces, such as node[001-450],login1; 65536 characters at most",
     ),
 ]
 """A Slurm host list expression, such as ``node[001-450]``."""

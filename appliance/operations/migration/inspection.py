@@ -16,6 +16,7 @@ from appliance.operations.hosts.guarded import start_guard
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.state import Inspected, MigrationResult
+from appliance.operations.overlay.frozen import end_lost_freeze
 from appliance.operations.overlay.mirrored import is_linked
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
 from appliance.operations.overlay.standby import plan_standby
@@ -57,6 +58,7 @@ def inspect_hosts(
         stack.enter_context(unreachable_is_refused(source.name))
         check_programs(target)
         step.detail(f"{source.name} to {name}")
+        end_lost_freeze(cluster, source)
         running = _find_running(cluster, source)
         if source.name == name:
             if recover and record_if_missing(cluster, target, running, lease):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from appliance.catalog import read_extra_files
 from appliance.errors import Refused
@@ -149,6 +150,25 @@ def overlay_commands(cluster: Cluster, host: Host, image: Image, mark: str, exis
     return [*([] if exists else [create]), f"{seed} <the site's files>"]
 
 
+def fitting(cluster: Cluster, host: Host) -> Cluster:
+    """Return it with the size that its overlay has, if that is less than the site file's: limits of queues follow."""
+    size = query_size(cluster, host)
+    if not size or size >= cluster.site.overlay.size_mb:
+        return cluster
+    cluster.env.progress.report(
+        f"note: overlay.size_mb is {cluster.site.overlay.size_mb}, and the overlay of {host.name} has {size} MiB: "
+        f"`sms overlay grow {cluster.site.overlay.size_mb}M` enlarges it"
+    )
+    overlay = cluster.site.overlay.model_copy(update={"size_mb": size})
+    return replace(cluster, site=cluster.site.model_copy(update={"overlay": overlay}))
+
+
+def query_size(cluster: Cluster, host: Host) -> int:
+    """Return the size of the overlay in MiB; 0 if there is none."""
+    size = host.run("stat", "-L", "-c", "%s", "--", str(cluster.places.overlay), ok=None).text
+    return int(size) >> 20 if size.isdecimal() else 0
+
+
 def ready_overlay(
     cluster: Cluster, host: Host, image: Image, *, filled: bool = False, may_seed: Callable[[], bool] = lambda: True
 ) -> list[str]:
@@ -165,9 +185,9 @@ def ready_overlay(
         SmsError: it is damaged, or cannot be seeded.
     """
     path = str(cluster.places.overlay)
-    archive = archive_for(cluster)
-    mark = overlay_mark(archive, image)
     exists = check_overlay(cluster, host)
+    archive = archive_for(fitting(cluster, host) if exists else cluster)
+    mark = overlay_mark(archive, image)
     if exists:
         with cluster.env.progress.step("check the overlay"):
             ext3.check(host, path)

@@ -21,7 +21,7 @@ from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.env import Event
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import Image, LacksService, deliver, trust
-from appliance.operations.overlay.overlay import overlay_mark, seeds_for
+from appliance.operations.overlay.overlay import overlay_mark, query_size, seeds_for
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.effect import (
     Judged,
@@ -278,6 +278,7 @@ class _Apply:
         assert running
         self.running = running
         refuse_superseded(cluster, host)
+        self._refuse_larger_overlay()
         seeds = seeds_for(cluster)
         self.archive = seed_archive(seeds)
         image, switch = self._find_image()
@@ -303,6 +304,19 @@ class _Apply:
             refused=tuple(self.judged.lines),
             costs=tuple(sorted(self.judged.costs)),
         )
+
+    def _refuse_larger_overlay(self) -> None:
+        """Check that the overlay has the size of the site file: limits of queues that follow it would refuse all mail.
+
+        Raises:
+            Refused: it is smaller.
+        """
+        size, wanted = query_size(self.cluster, self.host), self.cluster.site.overlay.size_mb
+        if 0 < size < wanted:
+            raise Refused(
+                f"overlay.size_mb is {wanted}, and the overlay of {self.host.name} has {size} MiB",
+                hint=f"`sms overlay grow {wanted}M --host {self.host.name}` enlarges it while it runs; then apply",
+            )
 
     def _judge(self, seeds: Iterable[Seed], changes: Iterable[FileChange], pending: bool) -> Judged:
         """Return what the changes of Slurm's files cost; nothing is asked where these do not change.

@@ -293,33 +293,60 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
     """
     if not cluster.find_role("controller"):
         return True
-    new, overlay = _read_site(cluster), str(cluster.places.overlay)
-    judged = Judged(None, _read_conf(lambda path: ext3.read_inside(host, overlay, f"/upper{path}")), new)
-    if not judged.costly:
-        return True
+
+    def read(path: str) -> bytes:
+        return ext3.read_inside(host, str(cluster.places.overlay), f"/upper{path}")
+
+    judged, when = Judged(None, _read_conf(read), _read_site(cluster)), "the site file of before starts"
+    if judged.costly:
+        try:
+            age, present = _read_recorded(cluster, host)
+            judged = replace(judged, losses=find_losses(present, judged.old, judged.new))
+            when = f"as recorded by the last stop, {age} ago"
+        except RecordError:  # there is none after a crash
+            unknown = f"the jobs are not known, as no stop recorded them, and {REMOVED}"
+            judged = replace(judged, unknown=unknown)
     try:
-        age, present = _read_recorded(cluster, host)
-        judged = replace(judged, losses=find_losses(present, judged.old, new))
-        when = f"as recorded by the last stop, {age} ago"
-    except RecordError:  # there is none after a crash
-        unknown = f"the jobs are not known, as no stop recorded them, and {REMOVED}"
-        judged, when = replace(judged, unknown=unknown), "the site file of before starts"
+        judged = replace(judged, faults=_judge_accounts(cluster, read))
+    except ConfigError as error:
+        if not keeps:
+            raise
+        judged = replace(judged, faults=(Fault(error.message, error.hint),))
     if not judged.lines:
         return True
     if not keeps:
         judged.refuse("start", when)
     cluster.env.progress.report(
         "WARNING: it starts with the files of before, not with the changed site file: "
-        f"{judged.unknown or f'that would lose {count_losses(judged.losses)}'}; `sms apply` judges it again"
+        f"{one_line('; '.join(judged.lines), 300)}; `sms apply` judges it again"
     )
     return False
 
 
 def judge_running(cluster: Cluster, host: Host) -> Judged:
-    """Return what the running container would lose with the files of the site as they are now."""
+    """Return what the running container would lose with the files of the site as they are now.
+
+    Raises:
+        ConfigError: lines of the accounts are invalid.
+    """
     inside = inside_argv(cluster.site, cluster.services, "cat", "--")
-    old = _read_conf(lambda path: host.run(*inside, path, ok=None, timeout=QUERY_S).stdout)
-    return judge(cluster, host, old, _read_site(cluster))
+
+    def read(path: str) -> bytes:
+        return host.run(*inside, path, ok=None, timeout=QUERY_S).stdout
+
+    judged = judge(cluster, host, _read_conf(read), _read_site(cluster))
+    return replace(judged, faults=(*judged.faults, *_judge_accounts(cluster, read)))
+
+
+def _judge_accounts(cluster: Cluster, read: Callable[[str], bytes]) -> tuple[Fault, ...]:
+    """Judge the site's accounts by those that ``read`` returns.
+
+    Raises:
+        ConfigError: lines of them are invalid.
+    """
+    after = {seed.path: seed.data for seed in seeds_for(cluster) if seed.path in (PASSWD, GROUP)}
+    before = {path: read(path).decode(errors="surrogateescape") or None for path in after}
+    return tuple(_find_lost_accounts(before, after))
 
 
 def _read_site(cluster: Cluster) -> Defined:

@@ -16,6 +16,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.hosts.guarded import GUARD_VERSION, version_path
 from appliance.operations.lease import Leases
+from appliance.operations.overlay.frozen import end_lost_freeze, frozen_mark
 from appliance.operations.overlay.generation import retire_overlay, set_aside_older
 from appliance.operations.preflight import find_instance, lock_host, lock_ports
 from appliance.operations.services.stop import stop_gateway, take_down
@@ -98,6 +99,7 @@ class Guard:
         self._stopping: float | None = None
         """Monotonic time since which the instance is being stopped; None when it is not."""
         self._checked_at = 0.0
+        self._frozen = False
 
     def query(self, name: str) -> None:
         """Query the lease file of a host; keep the last known one if the host is unreachable."""
@@ -270,6 +272,12 @@ class Guard:
         with suppress(SmsError):
             note(self.cluster, self.host, "guard", event, **facts)
 
+    def end_freeze(self) -> None:
+        """End a freeze of the overlay whose run was killed, once its mark has been there for two rounds."""
+        before, self._frozen = self._frozen, self.cluster.env.hosts.read_here(frozen_mark(self.cluster)) is not None
+        if before and self._frozen and end_lost_freeze(self.cluster, self.host):
+            self.record("thawed", f"the overlay was frozen by a run that was killed on {self.host.name}: thawed", {})
+
     def may_return(self) -> bool:
         """Return whether ports may be on their bridges again, once the leases of this cluster permit it."""
         return True
@@ -359,6 +367,8 @@ def guard(cluster: Cluster, host: Host, report: Report, *, on_step_down: Callabl
                     stepped_down = watcher.check()
                 if stepped_down:
                     on_step_down(stepped_down)
+            with whole.reporting_errors():
+                whole.end_freeze()
             if part.holds():
                 with whole.reporting_errors():
                     whole.end_gateway()

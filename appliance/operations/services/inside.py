@@ -10,6 +10,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import read_deployed
 from appliance.operations.lease import Leases, query_lease
+from appliance.operations.overlay.frozen import end_lost_freeze
 from appliance.operations.overlay.mirrored import is_linked
 from appliance.operations.overlay.overlay import keep_stopped
 from appliance.operations.preflight import find_instance, running_gateway
@@ -61,11 +62,12 @@ def refuse_elsewhere(cluster: Cluster, here: Cluster, host: Host, name: str) -> 
 
 
 def need_running(cluster: Cluster, host: Host) -> None:
-    """Refuse unless an instance runs on the host.
+    """Refuse unless an instance runs on the host, and can write.
 
     Raises:
         Refused: no instance runs there.
     """
+    end_lost_freeze(cluster, host)
     if not find_instance(cluster, host):
         lease = query_lease(host, cluster)
         if lease.engine:

@@ -33,6 +33,7 @@ from appliance.operations.overlay.mirrored import DISK_WAIT_S, open_mirror
 from appliance.operations.overlay.overlay import (
     archive_for,
     check_overlay,
+    fitting,
     overlay_commands,
     overlay_mark,
     ready_overlay,
@@ -82,6 +83,8 @@ from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer, files
 
+TOLERABLE_S = 3600
+"""A service whose outage compute nodes tolerate so long, by the catalogue, does not decide over a start."""
 SETTLE_S = 10
 """Seconds that the services of a running instance may take to answer."""
 BOOT_PATIENCE_S = 30
@@ -262,7 +265,7 @@ def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[
     for line in known.notes:
         cluster.env.progress.report(line)
     exists = check_overlay(cluster, host)
-    mark = overlay_mark(archive_for(cluster), trusted)
+    mark = overlay_mark(archive_for(fitting(cluster, host) if exists else cluster), trusted)
     if exists and not (options.force or cluster.is_gateway) and seeded_with(host, str(cluster.places.overlay)) != mark:
         judge_start(cluster, host, keeps=options.boot)
     argv = start_argv(cluster.site, confinement, trusted.path)
@@ -363,7 +366,8 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> Started:
         with hold_taken_lease(host, cluster, lease):
             _start_instance(cluster, host, image, confinement)
         stopwatch.lap("instance")
-        services = _wait_for_services(cluster, host, options.wait_s, options.keep)
+        # At boot nobody is there: what answers serves, whatever does not.
+        services = _wait_for_services(cluster, host, options.wait_s, options.keep or options.boot)
         stopwatch.lap("probes")
         record_start(cluster, host, image, lease)
         # Before the line after which no failover is open: if this is killed, the next start reports it.
@@ -519,7 +523,7 @@ def _wait_for_services(
         confined: whether the instance is.
 
     Raises:
-        SmsError: a service did not answer; the message has the end of its log.
+        SmsError: a service whose outage is not tolerated for an hour did not answer; the message has the ends of logs.
     """
     took: dict[str, float] = {}
     failed: dict[str, str] = {}
@@ -539,12 +543,19 @@ def _wait_for_services(
         argv = probe_argv(cluster.site, cluster.services, "--wait", f"{wait_s:g}", *names, confined=confined)
         host.run(*argv, ok=(0, 4), timeout=wait_s + 30, on_line=on_line)
         failed.update({name: "it was not probed" for name in names if name not in {*took, *failed}})
-        if failed and not keep:
+        if not keep and any(one.name in failed and one.outage.seconds < TOLERABLE_S for one in cluster.services):
             raise SmsError(
                 _failure_text(cluster, host, failed), hint="`sms start --keep` leaves it running for inspection"
             )
     if failed:
         cluster.env.progress.report(_failure_text(cluster, host, failed))
+        for one in cluster.services:
+            if one.name in failed and one.state:
+                paths = " ".join(f"--path {path}" for path in one.state)
+                cluster.env.progress.report(
+                    f"hint: the state of {one.name} as it was in a snapshot (`sms overlay list`): `sms stop`, "
+                    f"`sms overlay restore NUMBER {paths}`, `sms start`"
+                )
     return took
 
 

@@ -12,6 +12,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.hosts.guarded import is_guarded, is_outdated
 from appliance.operations.image.deliver import find_refusal
 from appliance.operations.lease import query_lease
+from appliance.operations.overlay.frozen import end_lost_freeze
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
 from appliance.operations.preflight import UNCONFINED, find_instance, is_confined, query_age, running_gateway
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
@@ -84,9 +85,10 @@ class Status:
 
 
 def status(cluster: Cluster, host: Host) -> Status:
-    """Collect the status; changes nothing except for the log line that the syslog probe sends."""
+    """Collect the status; changes nothing but the log line that the syslog probe sends, and a freeze left over."""
     lease, problem = _lease(cluster, host)
     trouble = [*filter(None, [problem]), *_interrupted_upgrade(cluster, host)]
+    end_lost_freeze(cluster, host)
     with cluster.env.pool(2) as pool:  # while services are probed
         snapshots = pool.submit(snapshot_status, cluster, host, lease)
         of_vm = pool.submit(vm_snapshot_status, cluster.of_vm(), host) if cluster.site.provisioning else None

@@ -14,6 +14,7 @@ from appliance.operations.history import note
 from appliance.operations.hosts.guarded import stop_guard
 from appliance.operations.image.deliver import find_refusal
 from appliance.operations.lease import Leases, query_lease, release_lease
+from appliance.operations.overlay.frozen import end_lost_freeze
 from appliance.operations.overlay.mirrored import close_mirror
 from appliance.operations.overlay.overlay import second_overlay
 from appliance.operations.preflight import check_programs, find_instance, find_second, lock_host, running_gateway
@@ -87,6 +88,7 @@ def stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> Stopped:
         _warn(cluster, host)
     with lock_host(cluster, host):
         began = cluster.env.clock.monotonic()
+        end_lost_freeze(cluster, host)  # what waits for the end of one cannot be stopped
         leases = Leases(host, cluster)
         with cluster.env.pool(1) as pool:
             recorded = pool.submit(describe_jobs, cluster, host, record=True) if find_instance(cluster, host) else None

@@ -11,6 +11,7 @@ from appliance.errors import Refused
 from appliance.host.base import CommandError, Host, Result
 from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
+from appliance.operations.overlay.frozen import end_lost_freeze
 from appliance.operations.overlay.overlay import is_on_closed_mirror, keep_stopped
 from appliance.operations.preflight import check_programs, find_instance
 from appliance.operations.snapshots.list import Snapshot, check_request, store
@@ -67,6 +68,7 @@ def snapshot(cluster: Cluster, host: Host, options: SnapshotOptions) -> Taken:
         SmsError: it could not be taken, or failed its checks; it was not committed.
     """
     check_programs(host)
+    end_lost_freeze(cluster, host)  # a dump would wait for its end
     use = inspect_overlay(cluster, host)
     with ExitStack() as stack:
         if not use.running:

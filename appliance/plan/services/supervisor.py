@@ -85,6 +85,8 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
                 "unclean": templates.text(service.unclean),
                 "running": service.running,
                 "needs": [need for need in (*service.needs, *service.after) if need in names],
+                # Of them, those without which it starts if they do not answer for a while.
+                "after": [name for name in service.after if name in names],
                 "sync": list(service.sync),
                 "probe": _probe(service, templates),
             }

@@ -19,6 +19,8 @@ Environment=SMS_UNIT={cluster}
 # Starts only if the lease is still held by this host.
 ExecStart={sms} --quiet --site {site} --state {state} start --boot
 ExecStop={sms} --quiet --site {site} --state {state} stop --keep-lease
+# 4: the container serves, and a service of it does not answer: `sms status`.
+SuccessExitStatus=4
 Restart=on-failure
 RestartSec=30
 TimeoutStartSec=600

@@ -97,3 +97,24 @@ def test_all_optional_services_are_real_when_turned_on(full: Full) -> None:
     ask += "print(b''.join(iter(lambda: s.recv(65536), b'')).decode())"
     answer = full.sms("exec", "--", "python3", "-c", ask).text
     assert "200 OK" in answer and '"node4"' in answer
+
+
+DAMAGE = (
+    "pkill -STOP mariadbd; dd if=/dev/zero of=/var/lib/mysql/ibdata1 bs=1M count=8 conv=notrunc; pkill -KILL mariadbd"
+)
+
+
+def test_a_damaged_database_stops_nothing_else(full: Full) -> None:
+    """R17: jobs run without accounting; the message names the restore of that path, which repairs it."""
+    full.sms("-q", "overlay", "snapshot")
+    full.within(DAMAGE)
+    full.sms("-q", "stop")
+    reported = full.sms("start", "--wait", "60", ok=(4,)).stderr.decode()
+    assert "mariadb does not answer" in reported and "--path /var/lib/mysql" in reported
+    status = json.loads(full.sms("status", "--json", ok=(4,)).stdout)
+    assert {one["name"] for one in status["services"] if not one["ok"]} <= {"mariadb", "slurmdbd"}
+    demo.run_job(full.playground.host("node1"))
+    full.sms("-q", "stop")
+    full.sms("-q", "overlay", "restore", "latest", "--path", "/var/lib/mysql")
+    full.sms("-q", "start", "--wait", "120")
+    demo.wait_for("health", lambda: "yes" if full.sms("status", ok=None).status == 0 else "")

@@ -95,3 +95,23 @@ def test_a_host_that_goes_down_in_order_keeps_the_lease(running: Playground) -> 
     assert running.instances() == [] and running.lease()["holder"] == "host-a"
     running.sms("--quiet", "start", "--boot")
     assert running.status()["healthy"]
+
+
+FREEZE = """\
+loop=$(losetup --noheadings --output NAME --associated /var/lib/sms/overlays/lab.img)
+mkdir -p /run/frozen /var/lib/sms/snapshots/lab
+mount -t ext3 "$loop" /run/frozen
+touch /var/lib/sms/snapshots/lab/frozen
+fsfreeze --freeze /run/frozen
+umount --lazy /run/frozen
+"""
+
+
+def test_a_freeze_without_an_owner_ends_by_itself(running: Playground) -> None:
+    """T1: as a snapshot leaves it that is killed with its whole group, its watchdog, too. The guard ends it."""
+    running.host("host-a").run("sh", "-ec", FREEZE)
+    said = ("sh", "-c", "cat /var/lib/sms/journal/*")
+    wait_until(lambda: '"thawed"' in running.host("host-a").run(*said).text, "the guard has ended it")
+    running.sms("exec", "--", "touch", "/root/written")
+    running.sms("-q", "overlay", "snapshot")
+    wait_until(lambda: running.status()["healthy"], "health")

@@ -329,8 +329,9 @@ def test_killed(step: str, overlay: Bed) -> None:
     overlay.assert_clean()
 
 
-def test_killed_with_its_watchdog(overlay: Bed) -> None:
-    """Then the writers wait, until the next run lets them go."""
+@pytest.mark.parametrize("how", ["the next run", "whoever sees it"])
+def test_killed_with_its_watchdog(overlay: Bed, how: str) -> None:
+    """Then the writers wait, until somebody lets them go."""
     kill_both = KILL.format(step="frozen").replace(
         "os.kill(os.getpid()", "os.kill(frozen.watcher, signal.SIGKILL); os.kill(os.getpid()"
     )
@@ -347,8 +348,33 @@ freeze.Frozen._start_watchdog = remember
     held = subprocess.Popen(["touch", str(overlay.upper / "held")])
     time.sleep(0.3)
     assert held.poll() is None
-    overlay.take()
+    if how == "the next run":
+        overlay.take()
+    else:  # as the guard, status and other verbs do
+        for there_is_one in (True, False):
+            said = overlay.ask("thaw", overlay=str(overlay.overlay), mark=str(overlay.store / "frozen"))
+            assert said.last["thawed"] is there_is_one
     assert held.wait(60) == 0
+
+
+def test_a_freeze_whose_run_lives_is_not_ended(overlay: Bed) -> None:
+    asks = """
+from appliance.agent import take
+untold = take.SnapshotRun._freeze
+def ask(self, loop, work):
+    def both():
+        import subprocess, sys
+        program = "import sys, json; sys.path.insert(0, sys.argv[1]); from appliance.agent.freeze import end_lost; "
+        program += "print(end_lost(json.loads(sys.argv[2])))"
+        request = __import__("json").dumps({"overlay": self.overlay, "mark": self.mark})
+        said = subprocess.check_output([sys.executable, "-I", "-c", program, sys.path[0], request])
+        assert b"False" in said, said
+        return work()
+    return untold(self, loop, both)
+take.SnapshotRun._freeze = ask
+"""
+    overlay.take(before=asks + TRUTH, freeze_limit_s=20)
+    overlay.assert_clean()
 
 
 def test_the_watchdog_ends_a_freeze_that_lasts(overlay: Bed) -> None:

@@ -174,6 +174,20 @@ CASES: dict[str, Case] = {
         'address: "10.77.0.[101-104]"}\n    - {name: "node[3-5]"}',
         ["20: slurm.nodes[1].name: node3 is listed twice"],
     ),
+    "nodes with names of others": (
+        '{name: "node[1-4]", address: "10.77.0.[101-104]"}',
+        '{name: "localhost,sms-services,host-b,node9"}',
+        [
+            "19: slurm.nodes[0].name: localhost is the name of every machine itself",
+            "19: slurm.nodes[0].name: sms-services is the name of the services container",
+            "19: slurm.nodes[0].name: host-b is the name of an admin host",
+        ],
+    ),
+    "a long list of irregular names": (
+        '{name: "node[1-4]", address: "10.77.0.[101-104]"}',
+        '{name: "' + ",".join(f"x{number * 7919 % 9973:04}y" for number in range(900)) + '"}',
+        [],
+    ),
     "partition of unknown nodes": (
         "{name: batch, default: true}",
         '{name: batch, nodes: "node[3-6]"}',
