@@ -168,8 +168,8 @@ class Frozen:
     """A file system that is frozen from ``hold`` to ``release``.
 
     A second process, the watchdog, thaws it when this one ends, or does not release it within ``limit_s`` seconds.
-    Both hold a lock on the file ``mark``: where that is there and not locked, both were killed, and whoever sees it,
-    the guard or the next run, thaws.
+    Both hold a lock on the file ``mark``: where that is there and not locked, both were killed, and a run that sees it,
+    that of the guard or the next one, thaws.
     """
 
     def __init__(self, folder: str, limit_s: float, mark: str) -> None:

@@ -18,7 +18,7 @@ def end_lost_freeze(cluster: Cluster, host: Host) -> bool:
     Raises:
         SmsError: it could not be ended.
     """
-    if not host.works("test", "-e", frozen_mark(cluster)):
+    if host.read(frozen_mark(cluster)) is None:
         return False
     request = {"overlay": str(cluster.places.overlay), "mark": frozen_mark(cluster)}
     if not cluster.env.agents.call(host, "thaw", request, cluster.env.progress)["thawed"]:

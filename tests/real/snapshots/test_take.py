@@ -329,7 +329,7 @@ def test_killed(step: str, overlay: Bed) -> None:
     overlay.assert_clean()
 
 
-@pytest.mark.parametrize("how", ["the next run", "whoever sees it"])
+@pytest.mark.parametrize("how", ["the next run", "another one"])
 def test_killed_with_its_watchdog(overlay: Bed, how: str) -> None:
     """Then the writers wait, until somebody lets them go."""
     kill_both = KILL.format(step="frozen").replace(

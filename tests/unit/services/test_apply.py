@@ -117,6 +117,7 @@ class Container(Fake):
             ("sh", "-c", QUERY): (0, "1 none\n"),
             ("apptainer", "inspect"): (0, json.dumps({"data": {"attributes": {"labels": labels}}})),
             ("readlink",): (0, "image"),
+            ("stat", "-L"): (0, str(2048 << 20)),
             ("ip",): (0, "[]"),
             ("nsenter",): (0, "[]"),
         }

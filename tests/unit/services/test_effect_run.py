@@ -167,3 +167,18 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     host.overlay = rendered
     host.files.clear()
     assert judge_start(cluster, host, keeps=False), "nothing is removed"
+
+
+def test_a_start_that_would_remove_users_is_refused(cluster: Cluster) -> None:
+    """R15: the file was emptied between stop and start. At boot the accounts of before stay."""
+    shown = Reports()
+    cluster, host = cluster.showing(shown), Controller(cluster, [ELSEWHERE])
+    (rendered,) = (seed.data.decode() for seed in seeds_for(cluster) if seed.path == "/etc/slurm/slurm.conf")
+    accounts = "".join(f"u{number}:x:{number}:100::/home:/bin/sh\n" for number in range(2000, 2100))
+    files = {"/upper/etc/slurm/slurm.conf": rendered, "/upper/etc/passwd": accounts, "/upper/etc/group": ""}
+    host.answers[("debugfs",)] = lambda argv, _: (0, next((files[one] for one in files if one in argv[2]), ""))
+    if not any(seed.path == "/etc/passwd" for seed in seeds_for(cluster)):
+        raise AssertionError("the sample site has accounts")
+    with pytest.raises(Refused, match="u2000"):
+        judge_start(cluster, host, keeps=False)
+    assert not judge_start(cluster, host, keeps=True) and "u2000" in shown.lines[-1]

@@ -223,6 +223,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -268,6 +269,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -313,6 +315,9 @@ END
    "running": null,
    "needs": [
     "munge",
+    "sssd"
+   ],
+   "after": [
     "sssd"
    ],
    "sync": [],

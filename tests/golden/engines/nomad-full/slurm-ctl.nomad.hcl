@@ -211,6 +211,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -256,6 +257,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -289,6 +291,9 @@ END
    "running": null,
    "needs": [
     "munge",
+    "sssd"
+   ],
+   "after": [
     "sssd"
    ],
    "sync": [],
@@ -336,6 +341,10 @@ END
    "running": "/var/spool/slurmctld/.sms-running",
    "needs": [
     "munge",
+    "slurmdbd",
+    "sssd"
+   ],
+   "after": [
     "slurmdbd",
     "sssd"
    ],

@@ -195,6 +195,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -240,6 +241,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -277,6 +279,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -315,6 +318,9 @@ END
    "needs": [
     "munge",
     "mariadb",
+    "sssd"
+   ],
+   "after": [
     "sssd"
    ],
    "sync": [],

@@ -206,6 +206,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -248,6 +249,7 @@ END
    "needs": [
     "munge"
    ],
+   "after": [],
    "sync": [
     "/etc/slurm/slurm.conf"
    ],
@@ -293,6 +295,7 @@ END
     "munge",
     "slurmctld"
    ],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "http",

@@ -204,6 +204,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -246,6 +247,7 @@ END
    "needs": [
     "munge"
    ],
+   "after": [],
    "sync": [
     "/etc/slurm/slurm.conf"
    ],

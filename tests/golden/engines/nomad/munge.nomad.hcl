@@ -117,6 +117,7 @@ job "munge" {
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -158,6 +159,7 @@ job "munge" {
    "needs": [
     "munge"
    ],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",

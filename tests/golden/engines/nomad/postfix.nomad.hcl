@@ -204,6 +204,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "smtp",

@@ -209,11 +209,11 @@ if $programname == 'sms-probe' and $fromhost-ip == '127.0.0.1' then {
     stop
 }
 if $programname == 'CRON' and ($msg contains 'cron-heartbeat' or $msg contains 'session') then stop
-# The site's collector, with a queue on disk for its outages. The connection is probed: what is written to a dead
-# connection is lost.
+# The site's collector, with a queue on disk for its outages. A full queue takes no more, and nothing waits for it: the
+# log here goes on. The connection is probed: what is written to a dead connection is lost.
 action(type="omfwd" target="loghost.example.org" port="5140" protocol="tcp"
        queue.type="LinkedList" queue.filename="forward" queue.maxDiskSpace="64m" queue.saveOnShutdown="on"
-       action.resumeRetryCount="-1" action.resumeInterval="5"
+       queue.timeoutEnqueue="0" action.resumeRetryCount="-1" action.resumeInterval="5"
        keepAlive="on" keepAlive.time="10" keepAlive.interval="5" keepAlive.probes="3")
 *.* :omfile:$messages;messages
 END
@@ -242,6 +242,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "syslog",

@@ -125,6 +125,7 @@ job "slurm-cn" {
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -166,6 +167,7 @@ job "slurm-cn" {
    "needs": [
     "munge"
    ],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",

@@ -209,6 +209,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -248,6 +249,7 @@ END
    "needs": [
     "munge"
    ],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -293,6 +295,9 @@ END
    "running": "/var/spool/slurmctld/.sms-running",
    "needs": [
     "munge",
+    "slurmdbd"
+   ],
+   "after": [
     "slurmdbd"
    ],
    "sync": [

@@ -196,6 +196,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -232,6 +233,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -272,6 +274,7 @@ END
     "munge",
     "mariadb"
    ],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",

@@ -116,6 +116,7 @@ job "munge" {
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -157,6 +158,7 @@ job "munge" {
    "needs": [
     "munge"
    ],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",

@@ -124,6 +124,7 @@ job "slurm-cn" {
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -165,6 +166,7 @@ job "slurm-cn" {
    "needs": [
     "munge"
    ],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",

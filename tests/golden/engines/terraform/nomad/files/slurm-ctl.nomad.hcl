@@ -208,6 +208,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -247,6 +248,7 @@ END
    "needs": [
     "munge"
    ],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -292,6 +294,9 @@ END
    "running": "/var/spool/slurmctld/.sms-running",
    "needs": [
     "munge",
+    "slurmdbd"
+   ],
+   "after": [
     "slurmdbd"
    ],
    "sync": [

@@ -195,6 +195,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -231,6 +232,7 @@ END
    "unclean": "",
    "running": null,
    "needs": [],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
@@ -271,6 +273,7 @@ END
     "munge",
     "mariadb"
    ],
+   "after": [],
    "sync": [],
    "probe": {
     "kind": "exec",
