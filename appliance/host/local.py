@@ -280,7 +280,8 @@ class Local(Host):
                 process_group=group,
             )
             try:
-                return process.wait()
+                status = process.wait()
+                return status if status >= 0 else 128 - status  # ended by a signal: as shells report it
             except BaseException:
                 if group is None:
                     process.kill()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
@@ -84,7 +84,7 @@ def unreachable_is_refused(source: str) -> Iterator[None]:
     try:
         yield
     except Unreachable as error:
-        runs = f"nothing was changed: the services container runs on {source}"
+        runs = f"nothing was changed: {source} has the services container, by its lease"
         raise Refused(f"{error.message}\n  {runs}", hint=error.hint) from error
 
 
@@ -95,7 +95,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool) -> tuple[Host,
         Refused: no host holds it, or the holder cannot be reached.
     """
     hosts = [cluster.host(host.name) for host in cluster.site.admin_hosts]
-    unreachable: list[str] = []
+    unreachable: dict[str, Unreachable] = {}
 
     def query(host: Host) -> Lease | None:
         try:
@@ -103,8 +103,8 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool) -> tuple[Host,
                 recover_migration(cluster, host)
                 close_idle_mirror(cluster, host)
             return query_lease(host, cluster)
-        except Unreachable:
-            unreachable.append(host.name)
+        except Unreachable as error:
+            unreachable[host.name] = error
             return None
 
     with cluster.env.pool(len(hosts)) as pool:
@@ -115,7 +115,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool) -> tuple[Host,
     if newest is None and unreachable:
         raise Refused(
             f"the services container is not running on any reachable host; {', '.join(unreachable)} cannot be reached",
-            hint=_failover_hint(unreachable[0], target, leases, unreachable),
+            hint=_failover_hint(next(iter(unreachable)), target, leases, unreachable),
         )
     if newest is None:
         raise Refused("the services container is not running on any host", hint=f"sms start --host {target.name}")
@@ -128,7 +128,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool) -> tuple[Host,
         )
     if newest.holder in unreachable:
         raise Refused(
-            f"{newest.holder} holds the lease and cannot be reached",
+            f"{newest.holder} holds the lease and cannot be reached: {unreachable[newest.holder].message}",
             hint=_failover_hint(newest.holder, target, leases, unreachable),
         )
     top = max(lease.generation for lease in leases.values() if lease)
@@ -146,10 +146,14 @@ def _engine_error(cluster: Cluster, target: Host, newest: Lease) -> Refused:
     return error
 
 
-def _failover_hint(failed: str, target: Host, hosts: Iterable[str], unreachable: Collection[str]) -> str:
-    """Return what to do if a host has failed: a failover to the target, or to another host that can be reached."""
+def _failover_hint(failed: str, target: Host, hosts: Iterable[str], unreachable: Mapping[str, Unreachable]) -> str:
+    """Return what to do if a host has failed: a failover to the target, or to another host that can be reached.
+
+    It may not have failed: its key may be another one.
+    """
     reachable = [name for name in (target.name, *hosts) if name not in unreachable]
-    return f"if {failed} has failed: sms failover {reachable[0]}" if reachable else "make one of them reachable"
+    way = f"if {failed} has failed: sms failover {reachable[0]}" if reachable else "make one of them reachable"
+    return "\n  ".join(filter(None, [unreachable[failed].hint, way]))
 
 
 def _find_running(cluster: Cluster, source: Host) -> Instance:

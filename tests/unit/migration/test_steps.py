@@ -382,7 +382,7 @@ def test_a_host_that_is_gone_before_the_migration_has_begun_is_refused(
 
     monkeypatch.setattr(migrate, "prepare", prepare)
     world.fails[at] = Unreachable("b: the connection broke")
-    with pytest.raises(Refused, match=r"broke\n  nothing was changed: the services container runs on a$"):
+    with pytest.raises(Refused, match=r"broke\n  nothing was changed: a has the services container, by its lease$"):
         migrate.execute(open_sample(world), inspect(world))
     assert not [one for one in world.log if one.partition(".")[2] not in ("open", "close", "wait")]
 
