@@ -24,6 +24,8 @@ MS_REC, MS_PRIVATE, MS_NOATIME, MS_NODEV, MS_NOSUID, MS_NOEXEC, MS_RDONLY = 1638
 MNT_DETACH = 2
 PR_SET_PDEATHSIG = 1
 FOLDER = "/run/sms"
+OWN_S = 2.0
+"""How long a freeze waits for another run's: longer than one that ends a freeze without an owner takes."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -188,11 +190,9 @@ class Frozen:
         Raises:
             Problem: it is frozen already, or the kernel refuses.
         """
-        if os.path.exists(self.mark):
-            # A run was killed, and its watchdog too.
-            thaw(self.descriptor)
-        sync_file_system(self.descriptor)  # shortens the freeze
         self._own_mark()
+        thaw(self.descriptor)  # a run may have been killed together with its watchdog
+        sync_file_system(self.descriptor)  # shortens the freeze
         self._start_watchdog()
         self.began = time.monotonic()
         try:
@@ -237,15 +237,17 @@ class Frozen:
         Raises:
             Problem: a run that lives has frozen it.
         """
+        os.makedirs(os.path.dirname(self.mark), 0o700, exist_ok=True)
+        deadline = time.monotonic() + OWN_S
         while True:
             self.owned = os.open(self.mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if not lock_mark(self.owned):
-                os.close(self.owned)
-                self.owned = -1
-                raise Problem("another run has frozen the overlay", "try again in a minute", 3)
-            if is_same_file(self.owned, self.mark):
+            if lock_mark(self.owned) and is_same_file(self.owned, self.mark):
                 return
-            os.close(self.owned)  # it was just removed
+            os.close(self.owned)  # it was just removed, or a run that removes it has it for a moment
+            self.owned = -1
+            if time.monotonic() > deadline:
+                raise Problem("another run has frozen the overlay", "try again in a minute", 3)
+            time.sleep(0.02)
 
     def _start_watchdog(self) -> None:
         reader, self.pipe = os.pipe()

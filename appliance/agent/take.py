@@ -29,6 +29,7 @@ from appliance.shared.lease import advance_sequence
 from appliance.shared.locks import Locked, hold_lock
 from appliance.shared.manifest import Manifest
 from appliance.shared.order import last_place
+from appliance.shared.overlay import frozen_mark
 
 FICLONERANGE = 0x4020940D
 """ioctl of linux/fs.h."""
@@ -83,7 +84,7 @@ class SnapshotRun:
         self.request = request
         self.lock = field(request, "lock", str)
         self.limit_s = float(field(request, "freeze_limit_s", (int, float), 5))  # type: ignore[arg-type]
-        self.mark = os.path.join(store.root, "frozen")
+        self.mark = frozen_mark(overlay)
         self.image: Optional[int] = None
         self.method = ""
         self.found_by = ""

@@ -84,7 +84,7 @@ def _node(site: Site, entry: SlurmNode, place: Place, nodes: _Nodes) -> Iterator
     if again := next((name for name in names if name in nodes.names), "") or _repeated(names):
         yield Finding((*place, "name"), f"{again} is listed twice", "list every node once")
     nodes.names.update(names)
-    yield from _own_names(site, names, place)
+    yield from _own_names(site, names, (*place, "name"))
     yield from _line(entry, place)
     yield from _cpus(entry, place)
     if entry.address is None:
@@ -111,10 +111,9 @@ def _node(site: Site, entry: SlurmNode, place: Place, nodes: _Nodes) -> Iterator
 def _own_names(site: Site, names: Sequence[str], place: Place) -> Iterator[Finding]:
     """Yield a finding for a node with the name of another machine: the controller would find that one."""
     taken = {"localhost": "every machine itself", site.hostname: "the services container"}
-    taken |= {host.name: "an admin host" for host in site.admin_hosts}
     for name in names:
         if owner := taken.get(name):
-            yield Finding((*place, "name"), f"{name} is the name of {owner}", "a node needs a name of its own")
+            yield Finding(place, f"{name} is the name of {owner}", "a node needs a name of its own")
 
 
 def _line(entry: SlurmNode | SlurmPartition, place: Place) -> Iterator[Finding]:
@@ -220,6 +219,8 @@ def _extra(site: Site, nodes: _Nodes) -> Iterator[Finding]:
                     continue
                 if key == "nodename" and (again := next((name for name in names if name in nodes.names), "")):
                     yield Finding(place, f"{again} is also among slurm.nodes", "set `extra` of that entry instead")
+                if key == "nodename":
+                    yield from _own_names(site, names, place)
                 nodes.names.update(set(names) - {"DEFAULT"})
             if key == "partitionname" and (
                 again := next((name for name in value.split(",") if name in partitions), "")

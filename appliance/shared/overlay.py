@@ -17,6 +17,14 @@ def mark_path(overlay: str) -> str:
     return overlay + ".generation"
 
 
+def frozen_mark(overlay: str) -> str:
+    """Return the path of the file that is there, and locked by its run, while an overlay is frozen.
+
+    In memory: a reboot ends a freeze, and no other host or slow disk has to do with it.
+    """
+    return "/run/sms/frozen" + overlay.replace("/", "-")
+
+
 @dataclass(frozen=True)
 class OverlayMark:
     """The contents of a generation mark."""

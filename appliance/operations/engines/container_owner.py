@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from appliance.errors import Refused
+from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.operations.context import Cluster
 from appliance.operations.engines.owners import CONTROL_S, Command, Owner, script_argv
@@ -133,7 +133,11 @@ class ContainerOwner(Owner):
                 self.cluster.env.progress.report(
                     f"note: what stayed on {admin.name} was stopped: {self.where} has the addresses"
                 )
-        start(self.cluster, self.host, StartOptions(force=True))
+        started = start(self.cluster, self.host, StartOptions(force=True))
+        if started and (missing := started.missing(self.cluster.services)):
+            raise SmsError(
+                f"{self.where}: no answer from {', '.join(missing)}", hint="`sms status` probes every service"
+            )
 
     def control(self, *argv: str) -> Result:
         return self.host.run(*inside_argv(self.cluster.site, self.cluster.services, *argv), ok=None, timeout=CONTROL_S)

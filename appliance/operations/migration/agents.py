@@ -10,7 +10,6 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
-from appliance.operations.overlay.frozen import frozen_mark
 from appliance.operations.services.unfinished import mark_path
 from appliance.operations.snapshots.list import store
 from appliance.plan.machine import inside_argv, inside_second, instance_name, start_argv, stop_argv, stop_timeout
@@ -20,6 +19,7 @@ from appliance.plan.services.jobs import ASK_NODES
 from appliance.plan.services.network import INTERFACES, isolated_bridges, macvlan_requests
 from appliance.progress import Progress, Silent
 from appliance.shared.migration import MigrationRequest, SourceRequest, TargetRequest
+from appliance.shared.overlay import frozen_mark
 
 LONG_S = 3600.0
 """Timeout in seconds of requests that read a whole overlay, or end an instance."""
@@ -75,7 +75,7 @@ def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> Sour
         loggers=tuple(service.name for service in loggers),
         tails=tuple(path for service in services for path in service.tails),
         compress=not all(isinstance(host, Local) for host in hosts),
-        frozen_mark=frozen_mark(cluster),
+        frozen_mark=frozen_mark(str(cluster.places.overlay)),
         start_argv=start_argv(cluster.site, inspected.on_source, image.path),
         stream_ports=stream_ports(loggers),
         reset_ports=reset_ports(loggers),

@@ -39,7 +39,7 @@ from appliance.operations.preflight import check_confinement, check_networks, fi
 from appliance.operations.services.apply import Applied
 from appliance.operations.services.apply import apply as apply_files
 from appliance.operations.services.boot import install_unit
-from appliance.operations.services.effect import compare, held, judge_running
+from appliance.operations.services.effect import compare, held, judge_running, release
 from appliance.operations.services.restart import tell_nodes
 from appliance.operations.services.unfinished import (
     read_last_upgrade,
@@ -187,13 +187,13 @@ def apply(
     judged = judge_running(cluster, host)
     with nullcontext() if force else held(cluster, host, judged, "apply", accepted):
         switched = switch_here(cluster, host, image, Options())
-    cost = compare(cluster, host, judged)
-    done.unusable, done.failed = cost.nodes, cost.jobs
     if switched.failures:
         raise Unverified(
             f"{switched.failures}\n  the new instance serves on {host.name}: what it has received must not be lost",
             hint="correct the site file and apply it; `sms status` probes every service",
         )
+    cost = compare(cluster, host, judged)
+    done.unusable, done.failed = cost.nodes, cost.jobs
     return done, switched
 
 
@@ -204,6 +204,7 @@ def record_interrupted(cluster: Cluster, host: Host) -> None:
         lease = query_lease(host, cluster)
         if record_if_missing(cluster, host, running, lease):
             remove_isolated(cluster, host)
+            release(cluster, host)  # of what it has not removed
 
 
 def _inspect(cluster: Cluster, host: Host, image: Image, options: Options) -> tuple[Inspected, SwitchPlan]:

@@ -18,7 +18,7 @@ from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.overlay.frozen import end_lost_freeze
 from appliance.operations.overlay.mirrored import is_linked
-from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
+from appliance.operations.overlay.overlay import archive_for, fitting, overlay_mark, running_mark
 from appliance.operations.overlay.standby import plan_standby
 from appliance.operations.preflight import check_networks, check_programs, find_instance, find_taken, query_confinement
 from appliance.operations.services.boot import install_unit
@@ -241,7 +241,7 @@ def gather_facts(
         used.result(),
         free.result().free,
         _check_addresses(cluster, target) if addresses and not (here.lacks or there.lacks) else (),
-        mark.result() != overlay_mark(archive_for(cluster), image),
+        mark.result() != overlay_mark(archive_for(fitting(cluster, source)), image),
         recent_parts([line for one in histories for line in one.result()], shared=shared),
         mirrored.result(),
         mirror,

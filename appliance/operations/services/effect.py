@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from appliance.config.hostlist import fold
@@ -12,6 +12,7 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
+from appliance.operations.lease import query_lease
 from appliance.operations.nodes.files import read_reports
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.vm.client import open_api
@@ -43,6 +44,10 @@ from appliance.tools import ext3
 from appliance.units import format_age
 
 QUERY_S = 60
+FORM = 2
+"""Of the output of ``PRESENT``."""
+COMPARE_S = 20
+"""Seconds that the controller may take to answer after a change."""
 SETTLE_S = 5
 """Seconds after which nodes have registered with changed settings: a reload makes each of them do so."""
 STOP_QUERY_S = 15
@@ -72,10 +77,15 @@ class Fault:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What Slurm had at a Unix time: the output of ``PRESENT``."""
+    """What Slurm had at a Unix time: the output of ``PRESENT``.
+
+    ``generation``: of the lease then. ``form``: of the output; another one cannot be read.
+    """
 
     at: float
     output: str
+    generation: int = 0
+    form: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,9 +156,10 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
         judged = Judged(None, old, new)
         unknown = f"the jobs are not known: {_last_line(error)}; {REMOVED}"
         return replace(judged, unknown=unknown) if judged.costly else judged
+    unknown = f"{present.unread} jobs cannot be read, and {REMOVED}" if present.unread and can_cost(old, new) else ""
     hint = "write it into the site file, as `extra` of the partition, or repeat it afterwards"
     faults = tuple(Fault(line, hint) for line in find_by_hand(present, old, new))
-    return Judged(present, old, new, find_losses(present, old, new), faults=faults)
+    return Judged(present, old, new, find_losses(present, old, new), unknown, faults)
 
 
 def find_faults(
@@ -251,7 +262,8 @@ def describe_jobs(cluster: Cluster, host: Host, *, record: bool) -> str:
             host.remove(path)
         text = _print_present(cluster, host, STOP_QUERY_S)
         if record:
-            host.write(path, to_json(Recorded(cluster.env.clock.time(), text)), mode=0o600)
+            generation = query_lease(host, cluster).generation
+            host.write(path, to_json(Recorded(cluster.env.clock.time(), text, generation, FORM)), mode=0o600)
     except SmsError as error:  # a full disk, a controller that hangs, a hostile container: a stop goes on
         return f"not known: {_last_line(error)}"
     return count_jobs({one.id: one.state for one in read_present(text, "").jobs})
@@ -261,11 +273,15 @@ def _read_recorded(cluster: Cluster, host: Host) -> tuple[str, Present]:
     """Return how long ago the last stop was, and what it recorded.
 
     Raises:
-        RecordError: it recorded nothing, as after a crash.
+        RecordError: it recorded nothing, as after a crash, or another host has had the services since.
     """
     text = host.run("cat", "--", str(cluster.places.jobs), ok=None, limit=2 * PRESENT_BYTES).stdout
     found = from_json(Recorded, text)
-    return format_age(cluster.env.clock.time() - found.at), read_present(found.output, "")
+    present = read_present(found.output, "")
+    # A start takes the next generation.
+    if found.form != FORM or present.unread or query_lease(host, cluster).generation - found.generation not in (0, 1):
+        raise RecordError("it is not of the last stop")
+    return format_age(cluster.env.clock.time() - found.at), present
 
 
 def describe_recorded(cluster: Cluster, host: Host) -> list[str]:
@@ -304,7 +320,7 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
             judged = replace(judged, losses=find_losses(present, judged.old, judged.new))
             when = f"as recorded by the last stop, {age} ago"
         except RecordError:  # there is none after a crash
-            unknown = f"the jobs are not known, as no stop recorded them, and {REMOVED}"
+            unknown = f"the jobs are not known, as the last stop did not record them, and {REMOVED}"
             judged = replace(judged, unknown=unknown)
     try:
         judged = replace(judged, faults=_judge_accounts(cluster, read))
@@ -328,7 +344,9 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
 
     Raises:
         ConfigError: lines of the accounts are invalid.
+        SmsError: jobs that a killed run kept from starting could not be released.
     """
+    release(cluster, host)  # else its own doing would count as somebody's
     inside = inside_argv(cluster.site, cluster.services, "cat", "--")
 
     def read(path: str) -> bytes:
@@ -374,7 +392,8 @@ def held(
     Raises:
         Refused: jobs have begun, or were submitted, since they were judged.
     """
-    partitions = sorted(judged.old.partitions.keys() - judged.new.partitions.keys())
+    there = judged.present.partitions.keys() if judged.present else set()  # somebody may have deleted one by hand
+    partitions = sorted((judged.old.partitions.keys() - judged.new.partitions.keys()) & there)
     gone = judged.old.nodes.keys() - judged.new.nodes.keys()
     nodes = fold(sorted(gone & judged.present.usable)) if judged.present else ""
     if judged.present is None or not (partitions or nodes):
@@ -391,20 +410,30 @@ def held(
         replace(now, faults=judged.faults).refuse(verb, accepted=accepted)
         yield
     except BaseException:
-        release(cluster, host)
+        with suppress(SmsError):  # what has happened is said; the next start or apply repeats this
+            release(cluster, host)
         raise
 
 
 def release(cluster: Cluster, host: Host) -> bool:
-    """Let jobs start again where a run that failed or was killed kept them from it; return whether one did."""
+    """Let jobs start again where a run that failed or was killed kept them from it; return whether one did.
+
+    What was removed since is left out.
+
+    Raises:
+        SmsError: the controller does not answer; the next run repeats it.
+    """
     events = [one for one in read_history(cluster, host) if one.get("event") in (HELD, RELEASED, *ENDS)]
     if not events or events[-1]["event"] != HELD:
         return False
     held_states, nodes = events[-1].get("partitions"), events[-1].get("nodes")
+    present = query_present(cluster, host)
     for name, state in held_states.items() if isinstance(held_states, dict) else ():
-        _update(cluster, host, f"PartitionName={name}", f"State={state}", ok=None)
-    if nodes:
-        _update(cluster, host, f"NodeName={nodes}", "State=RESUME", ok=None)
+        if name in present.partitions:
+            _update(cluster, host, f"PartitionName={name}", f"State={state}")
+    ours = sorted(one.name for one in present.nodes if one.reason == REASON) if nodes else []
+    if ours:
+        _update(cluster, host, f"NodeName={fold(ours)}", "State=RESUME")
     note(cluster, host, str(events[-1]["verb"]), RELEASED)
     return True
 
@@ -416,14 +445,24 @@ def compare(cluster: Cluster, host: Host, judged: Judged) -> Cost:
     """
     if judged.present is None:
         return Cost()
-    changed = find_described(judged.old, judged.new) & judged.present.usable
+    changed = find_described(judged.old, judged.new)
     foreseen = {one.name for one in judged.losses}
-    deadline = cluster.env.clock.monotonic() + (SETTLE_S if changed else 0)
+    began = cluster.env.clock.monotonic()
+    settled, deadline = began + (SETTLE_S if changed & judged.present.usable else 0), began + COMPARE_S
     with cluster.env.progress.step("compare jobs and nodes with before") as step:
         while True:
-            now = query_present(cluster, host)
-            lost, failed = find_unusable(judged.present, now, judged.new), find_failed(judged.present, now, foreseen)
-            if lost or failed or cluster.env.clock.monotonic() >= deadline:
+            try:
+                now = query_present(cluster, host)
+            except CommandError as error:
+                if cluster.env.clock.monotonic() < deadline:
+                    cluster.env.clock.sleep(1)
+                    continue
+                step.detail("not known")
+                cluster.env.progress.report(f"WARNING: what it has cost is not known: {_last_line(error)}")
+                return Cost()
+            lost = find_unusable(judged.present, now, judged.new)
+            failed = find_failed(judged.present, now, foreseen, changed)
+            if lost or failed or cluster.env.clock.monotonic() >= settled:
                 break
             cluster.env.clock.sleep(1)
         step.detail(

@@ -16,7 +16,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.hosts.guarded import GUARD_VERSION, version_path
 from appliance.operations.lease import Leases
-from appliance.operations.overlay.frozen import end_lost_freeze, frozen_mark
+from appliance.operations.overlay.frozen import end_lost_freeze, has_mark
 from appliance.operations.overlay.generation import retire_overlay, set_aside_older
 from appliance.operations.preflight import find_instance, lock_host, lock_ports
 from appliance.operations.services.stop import stop_gateway, take_down
@@ -31,6 +31,8 @@ OWN_INTERVAL_S = 1
 """Seconds between two reads of this host's lease file, which may be shared with other hosts."""
 OTHERS_INTERVAL_S = 5
 """Seconds between two queries of another host's lease file."""
+FREEZE_INTERVAL_S = 2
+"""Seconds between two looks whether the overlay was left frozen."""
 RECHECK_S = 60
 """Seconds between two checks for an instance while another host holds the lease."""
 CURRENT_S, FAILED_S = 10, 30
@@ -274,7 +276,7 @@ class Guard:
 
     def end_freeze(self) -> None:
         """End a freeze of the overlay whose run was killed, once its mark has been there for two rounds."""
-        before, self._frozen = self._frozen, self.cluster.env.hosts.read_here(frozen_mark(self.cluster)) is not None
+        before, self._frozen = self._frozen, has_mark(self.cluster)
         if before and self._frozen and end_lost_freeze(self.cluster, self.host):
             self.record("thawed", f"the overlay was frozen by a run that was killed on {self.host.name}: thawed", {})
 
@@ -367,8 +369,6 @@ def guard(cluster: Cluster, host: Host, report: Report, *, on_step_down: Callabl
                     stepped_down = watcher.check()
                 if stepped_down:
                     on_step_down(stepped_down)
-            with whole.reporting_errors():
-                whole.end_freeze()
             if part.holds():
                 with whole.reporting_errors():
                     whole.end_gateway()
@@ -385,7 +385,16 @@ def _watch(watcher: Guard) -> Guard:
         if name != watcher.host.name:
             threading.Thread(target=_query_forever, args=(watcher, name), daemon=True).start()
     threading.Thread(target=_watch_uplinks, args=(watcher,), daemon=True).start()
+    threading.Thread(target=_watch_freezes, args=(watcher,), daemon=True).start()
     return watcher
+
+
+def _watch_freezes(watcher: Guard) -> None:
+    # A thread of its own: on a failing disk it may wait for long, and the lease is watched nevertheless.
+    while True:
+        with watcher.reporting_errors():
+            watcher.end_freeze()
+        watcher.cluster.env.clock.sleep(FREEZE_INTERVAL_S)
 
 
 def _query_forever(watcher: Guard, name: str) -> None:

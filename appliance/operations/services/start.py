@@ -54,7 +54,7 @@ from appliance.operations.preflight import (
     try_confinement,
 )
 from appliance.operations.services.boot import install_unit
-from appliance.operations.services.effect import judge_start
+from appliance.operations.services.effect import judge_start, release
 from appliance.operations.services.generation import Known, find_known
 from appliance.operations.services.restart import tell_nodes
 from appliance.operations.services.stop import stop_gateway, take_down
@@ -185,14 +185,19 @@ def start(cluster: Cluster, host: Host, options: StartOptions) -> Started | None
         running = find_instance(cluster, host)
         if running:
             _refuse_other_image(cluster, host, running, options.image)
-            started = _check_running(cluster, host, running, options.wait_s)
+            started, changed = _check_running(cluster, host, running, options.wait_s), False
         else:
-            started = _start(cluster, host, options)
+            started, changed = _start(cluster, host, options)
         if options.unit:
             start_guard(cluster, host)  # before a stop can begin, which ends it
     # After releasing the lock: starting the unit runs `sms start --boot`, which takes it.
     if options.unit:
         install_unit(cluster, host)
+    if changed:
+        tell_nodes(cluster, host)
+    with suppress(SmsError):  # the next apply repeats it
+        if cluster.find_role("controller"):
+            release(cluster, host)
     return started
 
 
@@ -318,7 +323,7 @@ def _check_running(cluster: Cluster, host: Host, running: apptainer.Instance, wa
         # The start was killed before it could record the image.
         image = trust(cluster, host, path)
         record_start(cluster, host, image, lease)
-    stale = running_mark(cluster, host) != overlay_mark(archive_for(cluster), image)
+    stale = running_mark(cluster, host) != overlay_mark(archive_for(fitting(cluster, host)), image)
     if stale:
         verb = "sms deploy" if cluster.is_gateway else "sms apply"
         cluster.env.progress.report(f"note: the site file has changed since it was started; `{verb}` applies it")
@@ -329,7 +334,8 @@ def _check_running(cluster: Cluster, host: Host, running: apptainer.Instance, wa
     return started
 
 
-def _start(cluster: Cluster, host: Host, options: StartOptions) -> Started:
+def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started, bool]:
+    """Start it; return what was done, and whether the controller has other files than nodes may have."""
     parts: dict[str, float] = {}
     stopwatch = Stopwatch(parts, cluster.env.clock)
     leases = Leases(host, cluster, without=options.fenced, tolerant=True)
@@ -376,10 +382,9 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> Started:
         note(cluster, host, "start", "started", generation=lease.generation, image=image.key)
         stopwatch.lap("record")
         undo.pop_all()
-    if any(path.startswith(f"{FOLDER}/") for path in changed):
-        tell_nodes(cluster, host)
+    told = any(path.startswith(f"{FOLDER}/") for path in changed)
     facts = (host.name, image.path, image.key, image.signer, lease.generation)
-    return Started(*facts, parts=parts, services=services, failover=lost)
+    return Started(*facts, parts=parts, services=services, failover=lost), told
 
 
 def _query_known(cluster: Cluster, leases: Leases, options: StartOptions) -> Known:

@@ -126,6 +126,7 @@ def _replace(cluster: Cluster, host: Host, chosen: Snapshot, lease: Lease) -> Re
     kept = _keep_overlay(cluster, host, chosen, lease, path)
     size, seconds = chosen["used_bytes"], 0.0
     if not (kept and kept.same):
+        host.remove(str(cluster.places.jobs))  # what the last stop had is not what the snapshot has
         size, seconds = _request_restore(cluster, host, chosen, path, True)
     return Restored(host.name, chosen["number"], path, size, seconds, kept)
 

@@ -154,7 +154,9 @@ def _preflight(cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgr
     before = Side(running.image, written.key, written.sha256)
     check_rollback_image(host, before)
     if not options.force:
-        judge_running(cluster, host).refuse("upgrade")
+        judged = judge_running(cluster, host)
+        # The way back from a fault is not refused because partitions were closed meanwhile.
+        (replace(judged, faults=()) if options.undo else judged).refuse("upgrade")
     if not options.undo:
         return before, None
     if last is None or last.after.sha256 != before.sha256:

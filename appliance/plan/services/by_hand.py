@@ -34,6 +34,10 @@ def _minutes(text: str) -> str:
     return str((int(days or 0) * 24 + hours) * 60 + minutes + (seconds > 0))
 
 
+def _yes(text: str) -> str:
+    return "YES" if text.upper() in ("YES", "UP", "TRUE", "1") else "NO"
+
+
 def _names(text: str) -> str:
     return ",".join(sorted(one for one in text.lower().split(",") if one))
 
@@ -53,16 +57,17 @@ class _Field(NamedTuple):
 FIELDS = {
     "State": _Field(("state",), "UP"),
     "MaxTime": _Field(("maxtime",), "UNLIMITED", _minutes),
-    "DefaultTime": _Field(("defaulttime",), "NONE", _minutes),
     "MaxNodes": _Field(("maxnodes",), "UNLIMITED", _minutes),
     "Nodes": _Field(("nodes",), "(null)", _nodes),
     "AllowAccounts": _Field(("allowaccounts",), "ALL", _names),
     "AllowGroups": _Field(("allowgroups",), "ALL", _names),
     "AllowQos": _Field(("allowqos",), "ALL", _names),
-    "PriorityTier": _Field(("prioritytier", "priority"), "1"),
-    "PriorityJobFactor": _Field(("priorityjobfactor", "priority"), "1"),
-    "Hidden": _Field(("hidden",), "NO"),
-    "RootOnly": _Field(("rootonly",), "NO"),
+    "DenyAccounts": _Field(("denyaccounts",), "", _names),
+    "DenyQos": _Field(("denyqos",), "", _names),
+    "PriorityTier": _Field(("priority", "prioritytier"), "1"),
+    "PriorityJobFactor": _Field(("priority", "priorityjobfactor"), "1"),
+    "Hidden": _Field(("hidden",), "NO", _yes),
+    "RootOnly": _Field(("rootonly",), "NO", _yes),
 }
 """Of slurm.conf(5), those that administrators change while the cluster runs."""
 
@@ -70,17 +75,31 @@ FIELDS = {
 def find_by_hand(present: Present, old: Defined, new: Defined) -> list[str]:
     """Return what a reload or start with ``new`` would drop, a line each; ``old``: what was read last.
 
-    What the new configuration says, too, is kept.
+    What the new configuration says, too, is kept. With ``ReconfigFlags=KeepPartInfo`` or ``KeepPartState``, Slurm keeps
+    all of it.
     """
+    if "keeppart" in new.keeps:
+        return []
+    partitions = {name: _with_rules(fields) for name, fields in present.partitions.items()}
     nodes = old.nodes.keys() | new.nodes.keys()
     return [
         f"partition {one_line(name, 60)}: {key} is {one_line(shown[key], 60)} by `scontrol update`, "
         f"and would be {one_line(_defined(field, new.partitions[name]), 60)}"
-        for name, shown in present.partitions.items()
+        for name, shown in partitions.items()
         if name in old.partitions and name in new.partitions
         for key, field in FIELDS.items()
         if key in shown and _differs(field, shown, key, nodes, old.partitions[name], new.partitions[name])
     ]
+
+
+def _with_rules(shown: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a partition with who is denied as a field, too: only one of both is shown."""
+    kinds = ("Accounts", "Qos")
+    return {
+        **{f"Allow{kind}": "ALL" for kind in kinds if f"Deny{kind}" in shown},
+        **{f"Deny{kind}": "" for kind in kinds if shown.get(f"Allow{kind}") == "ALL"},
+        **shown,
+    }
 
 
 def _defined(field: _Field, settings: Settings) -> str:

@@ -45,7 +45,7 @@ class Defined:
     """The nodes and partitions of a slurm.conf with their settings, by name.
 
     ``programs``: those that nodes run, by setting; ``own``: those that slurmctld runs. ``by_cores``: jobs are allocated
-    cores, and not whole nodes.
+    cores, and not whole nodes. ``keeps``: ``ReconfigFlags``, in lower case.
     """
 
     nodes: Mapping[str, Settings] = field(default_factory=dict)
@@ -54,6 +54,7 @@ class Defined:
     own: Mapping[str, str] = field(default_factory=dict)
     licenses: frozenset[str] = frozenset()
     by_cores: bool = True
+    keeps: str = ""
 
     @property
     def features(self) -> frozenset[str]:
@@ -65,7 +66,7 @@ class Defined:
     def gres(self) -> frozenset[str]:
         """Names of the generic resources that a node has."""
         texts = {settings.get("gres", "") for settings in self.nodes.values()}
-        return frozenset(name for text in texts for name, _ in count_gres(text))
+        return frozenset(name for text in texts for name in count_gres(text))
 
 
 @cache
@@ -78,9 +79,16 @@ def read_names(text: str) -> frozenset[str]:
 
 
 @cache
-def count_gres(text: str) -> frozenset[tuple[str, str]]:
-    """Return name, and type with number, of each resource of a node's ``Gres``."""
-    return frozenset((one.partition(":")[0], one.partition(":")[2]) for one in text.strip('"').split(",") if one)
+def count_gres(text: str) -> Mapping[str, int]:
+    """Return how many of each generic resource, of all types, a node's ``Gres`` has."""
+    found: dict[str, int] = {}
+    for one in text.strip('"').split(","):
+        name, *more = one.split(":")
+        number = re.fullmatch(r"(\d{1,18})([KMGTP]?)", more[-1].split("(")[0].upper()) if more else None
+        if name:
+            each = int(number[1]) << 10 * " KMGTP".index(number[2] or " ") if number else 1
+            found[name] = found.get(name, 0) + each
+    return found
 
 
 def count_cores(settings: Settings) -> int:
@@ -108,10 +116,10 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
     )
     licenses = read_license_names(single_setting(frames, file, "licenses"))
     by_cores = single_setting(frames, file, "selecttype").lower() != "select/linear"
+    keeps = single_setting(frames, file, "reconfigflags").lower()
     by_node = {name: _lower(entry.settings) for entry in nodes for name in read_names(entry.name)}
-    return Defined(
-        by_node, {entry.name: _lower(entry.settings) for entry in partitions}, programs, own, licenses, by_cores
-    )
+    by_partition = {entry.name: _lower(entry.settings) for entry in partitions}
+    return Defined(by_node, by_partition, programs, own, licenses, by_cores, keeps)
 
 
 def _lower(settings: Settings) -> Settings:

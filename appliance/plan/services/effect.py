@@ -23,12 +23,15 @@ from appliance.plan.services.defined import (
     read_license_names,
     read_names,
 )
-from appliance.plan.services.jobs import WAITS, is_active, lost_jobs, read_fields
+from appliance.plan.services.jobs import LOST, WAITS, is_active, lost_jobs, read_fields
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
 from appliance.text import one_line
 
-JOB_FIELDS = "%i|%T|%u|%P|%N|%n|%x|%W|%f"
-"""Of squeue(1): id, state, user, partitions, allocated, required and excluded nodes, licences, features."""
+JOB_FIELDS = "\t".join(("%i", "%T", "%u", "%P", "%N", "%n", "%x", "%W", "%f"))
+"""Of squeue(1): id, state, user, partitions, allocated, required and excluded nodes, licences, features.
+
+No field contains a tab; features may contain `|`.
+"""
 TRES_FIELDS = "JobArrayID:80,tres-alloc:1000,tres-per-job:200,tres-per-node:200,tres-per-socket:200,tres-per-task:200"
 """What a job has and asks for of generic resources."""
 PRESENT = (
@@ -36,12 +39,13 @@ PRESENT = (
     "-ec",
     # No pipes from them: their failure has to end it, or a controller that does not answer would have no jobs.
     f"jobs=$(squeue --all --noheader --states=all --format='job {JOB_FIELDS}')\n"
-    f"resources=$(squeue --all --noheader --Format='{TRES_FIELDS}')\n"
+    f"resources=$({{ squeue --all --noheader --Format='{TRES_FIELDS}'; echo \"status $?\"; }} | "
+    "sed -n 's/  */ /g; /gres/p; /^status [^0]/q 1')\n"
     "reservations=$(scontrol --oneliner show reservation)\n"
     "partitions=$(scontrol --oneliner show partition)\n"
     'nodes=$("$@")\n'
     'printf "%s\\n" "$jobs"\n'
-    'printf "%s\\n" "$resources" | sed -n "/gres/s/^/resources /p"\n'
+    'printf "%s\\n" "$resources" | sed "s/^/resources /"\n'
     'printf "%s\\n" "$partitions" | sed -n "s/^PartitionName=/partition &/p"\n'
     'printf "%s\\n" "$reservations" | sed -n "s/^ReservationName=/reservation &/p"\n'
     'printf "%s\\n" "$nodes" | sed "s/^/node /"',
@@ -52,6 +56,9 @@ PRESENT = (
 PRESENT_BYTES = 64 << 20
 """Maximum size of that: about half a million lines."""
 CORES = "cores"
+SHARED_GRES = {"shard", "mps"}
+"""Parts of a gpu: Slurm compares the number of these (``_get_node_gres_cnt``)."""
+JOB_ID = re.compile(r"[0-9][0-9_+%,:\[\].-]*")
 FEATURE = r"[A-Za-z_][A-Za-z0-9_.:=-]*"
 """In an expression of features, such as ``[rack1*2&rack2]&(gpu|ib)``."""
 SHOWN = 10
@@ -95,6 +102,7 @@ class Present:
     """What the controller has; ``dynamic``: nodes that registered themselves, and are in no file.
 
     ``partitions``: fields of ``scontrol show partition`` by name. ``states``: of jobs by id, also of those that ended.
+    ``unread``: how many lines of jobs could not be read.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -102,6 +110,7 @@ class Present:
     nodes: tuple[NodeState, ...] = ()
     partitions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
+    unread: int = 0
 
     @property
     def dynamic(self) -> set[str]:
@@ -139,12 +148,16 @@ def read_present(output: str, user: str) -> Present:
     partitions: dict[str, Mapping[str, str]] = {}
     gres: dict[str, frozenset[str]] = {}
     states: dict[str, str] = {}
+    unread = 0
     for line in output.split("\n"):
         kind, _, rest = line.partition(" ")
         if kind == "job":
-            jobs += _read_job(rest)
-            number, _, others = rest.partition("|")
-            states[number] = others.partition("|")[0]
+            found = rest.split("\t")
+            if len(found) != JOB_FIELDS.count("\t") + 1 or not JOB_ID.fullmatch(found[0]):
+                unread += bool(rest)
+                continue
+            states[found[0]] = found[1]
+            jobs += _read_job(found)
         elif kind == "reservation":
             reservations += _read_reservation(rest)
         elif kind == "partition" and (name := (fields := read_fields(rest)).get("PartitionName")):
@@ -153,21 +166,20 @@ def read_present(output: str, user: str) -> Present:
             gres[rest.partition(" ")[0]] = frozenset(re.findall(r"gres[:/]([A-Za-z0-9_.-]+)", rest))
         elif kind == "node":
             nodes.append(rest)
-    found = (replace(one, gres=gres[one.id]) if one.id in gres else one for one in jobs)
-    return Present(tuple(found), tuple(reservations), read_nodes(nodes, user), partitions, states)
+    with_gres = (replace(one, gres=gres[one.id]) if one.id in gres else one for one in jobs)
+    return Present(tuple(with_gres), tuple(reservations), read_nodes(nodes, user), partitions, states, unread)
 
 
-def _read_job(line: str) -> Iterator[Job]:
-    fields = line.split("|")
-    if len(fields) == JOB_FIELDS.count("|") + 1 and re.fullmatch(r"[0-9][0-9_+%,\[\].-]*", fields[0]):
-        number, state, user, partitions, nodes, required, excluded, licenses, features = fields
-        if is_active(state) and state != "COMPLETING":
-            names = tuple(one for one in partitions.split(",") if one)
-            sets = (read_names(nodes), read_names(required), read_names(excluded))
-            wanted = frozenset() if features in NOT_DEFINED else frozenset(re.findall(FEATURE, features))
-            yield Job(
-                one_line(number, 60), state, one_line(user, 64), names, *sets, read_license_names(licenses), wanted
-            )
+def _read_job(fields: Sequence[str]) -> Iterator[Job]:
+    number, state, user, partitions, nodes, required, excluded, licenses, features = fields
+    if not is_active(state) or state == "COMPLETING":
+        return
+    names = tuple(one for one in partitions.split(",") if one)
+    sets = (read_names(nodes), read_names(required), read_names(excluded))
+    # With an alternative, it may start without one of them.
+    named = "" if features in NOT_DEFINED or "|" in features else features
+    wanted = frozenset(re.findall(FEATURE, named))
+    yield Job(one_line(number, 60), state, one_line(user, 64), names, *sets, read_license_names(licenses), wanted)
 
 
 def _read_reservation(line: str) -> Iterator[Reservation]:
@@ -227,9 +239,10 @@ def _other_resources(old: Defined, new: Defined, node: str) -> set[str]:
     before, after = old.nodes.get(node), new.nodes.get(node)
     if before is None or after is None or before == after:
         return set()
-    gres = count_gres(before.get("gres", "")) ^ count_gres(after.get("gres", ""))
-    cores = {CORES} if old.by_cores and new.by_cores and count_cores(before) != count_cores(after) else set()
-    return cores | {name for name, _ in gres}
+    counts = [count_gres(settings.get("gres", "")) for settings in (before, after)]
+    gres = {name for name in counts[0].keys() | counts[1].keys() if counts[0].get(name) != counts[1].get(name)}
+    gres = gres - SHARED_GRES | (SHARED_GRES if "gpu" in gres else set())
+    return gres | ({CORES} if old.by_cores and new.by_cores and count_cores(before) != count_cores(after) else set())
 
 
 def _removed(names: Iterable[str]) -> str:
@@ -257,7 +270,19 @@ def find_unusable(before: Present, after: Present, new: Defined) -> tuple[NodeSt
     return tuple(one for one in after.nodes if one.taken_out and one.name in before.usable and one.name in new.nodes)
 
 
-def find_failed(before: Present, after: Present, foreseen: Set[str]) -> list[str]:
-    """Describe each job that Slurm has ended since, or requeued; waiting tasks of an array are left out."""
-    known = {name: state for name, state in before.states.items() if name in after.states.keys() - foreseen}
-    return [one_line(line, 120) for line in lost_jobs(known, after.states)]
+def find_failed(before: Present, after: Present, foreseen: Set[str], changed: Set[str]) -> list[str]:
+    """Describe each job that Slurm has ended since; waiting tasks of an array are left out.
+
+    Args:
+        foreseen: jobs that are not to be named.
+        changed: nodes whose settings have changed: a job of theirs that waits again was requeued by that. Others are
+            requeued by preemption, by their users, or by nodes that do not boot.
+    """
+    others = {one.id for one in before.jobs if not one.nodes & changed}
+    states = {name: state for name, state in after.states.items() if name not in others or state in LOST}
+    known = {
+        name: state
+        for name, state in before.states.items()
+        if name in states.keys() - foreseen and state != "COMPLETING"
+    }
+    return [one_line(line, 120) for line in lost_jobs(known, states)]

@@ -99,9 +99,9 @@ def test_a_host_that_goes_down_in_order_keeps_the_lease(running: Playground) -> 
 
 FREEZE = """\
 loop=$(losetup --noheadings --output NAME --associated /var/lib/sms/overlays/lab.img)
-mkdir -p /run/frozen /var/lib/sms/snapshots/lab
+mkdir -p /run/frozen
 mount -t ext3 "$loop" /run/frozen
-touch /var/lib/sms/snapshots/lab/frozen
+touch /run/sms/frozen-var-lib-sms-overlays-lab.img
 fsfreeze --freeze /run/frozen
 umount --lazy /run/frozen
 """

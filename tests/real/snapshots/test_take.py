@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from appliance.agent.trace import pid_namespace
+from appliance.shared.overlay import frozen_mark
 from tests.cases import sample
 from tests.real.overlays import (
     FACTS,
@@ -352,7 +353,7 @@ freeze.Frozen._start_watchdog = remember
         overlay.take()
     else:  # as the guard, status and other verbs do
         for there_is_one in (True, False):
-            said = overlay.ask("thaw", overlay=str(overlay.overlay), mark=str(overlay.store / "frozen"))
+            said = overlay.ask("thaw", overlay=str(overlay.overlay), mark=frozen_mark(str(overlay.overlay)))
             assert said.last["thawed"] is there_is_one
     assert held.wait(60) == 0
 

@@ -56,13 +56,13 @@ def test_what_a_configuration_defines() -> None:
 
 def test_what_the_controller_has() -> None:
     found = present(
-        "job 7|RUNNING|alice|long|n[1-2]||(null)|(null)|(null)",
-        "job 8_[1-500%4]|PENDING|bob|long,normal||n4|n1|matlab:2,ansys|[rack1*2&gpu]",
-        "job 9+1|SUSPENDED|eve|normal|n3|||(null)|(null)",
-        "job 10|COMPLETING|eve|gone|n9|||(null)|(null)",
-        "job 11|COMPLETED|eve|gone|n9|||(null)|(null)",
-        "job x|RUNNING|eve|gone|n9|||(null)|(null)",
-        "job 12|RUNNING|eve|gone|n9",
+        "job 7\tRUNNING\talice\tlong\tn[1-2]\t\t(null)\t(null)\t(null)",
+        "job 8_[1-500%4]\tPENDING\tbob\tlong,normal\t\tn4\tn1\tmatlab:2,ansys\t[rack1*2&gpu]",
+        "job 9+1\tSUSPENDED\teve\tnormal\tn3\t\t\t(null)\t(null)",
+        "job 10\tCOMPLETING\teve\tgone\tn9\t\t\t(null)\t(null)",
+        "job 11\tCOMPLETED\teve\tgone\tn9\t\t\t(null)\t(null)",
+        "job x\tRUNNING\teve\tgone\tn9\t\t\t(null)\t(null)",
+        "job 12\tRUNNING\teve\tgone\tn9",
         "resources 8_[1-500%4]   gres/gpu:a100:2  N/A",
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
         "reservation ReservationName=maint StartTime=2030-01-01T00:00:00 Nodes=n[1-2] NodeCnt=2 PartitionName=(null)",
@@ -93,7 +93,7 @@ def test_what_the_controller_has() -> None:
 def test_a_controller_that_does_not_answer_has_not_no_jobs(tmp_path: Path, failing: str) -> None:
     """The shell is a real one: a pipe would hide the failure."""
     prints = {
-        "squeue": "job 7|RUNNING|alice|long|n1|||(null)|(null)",
+        "squeue": "job 7\tRUNNING\talice\tlong\tn1\t\t\t(null)\t(null)",
         "scontrol": "ReservationName=r Nodes=n1",
         "sinfo": node("n1", "idle")[5:],
     }
@@ -199,6 +199,10 @@ PartitionName=normal Nodes=ALL
         (job(nodes={"n1"}, gres={"gpu"}), (b"a100:4", b"a100:2"), "the number of gpu of n1"),
         (job(nodes={"n1"}, gres={"gpu"}), (b"Gres=gpu:a100:4,shard:8", b""), "the number of gpu of n1"),
         (job(nodes={"n1"}, gres={"gpu"}), (b"shard:8", b"shard:16"), ""),
+        (job(nodes={"n1"}, gres={"shard"}), (b"shard:8", b"shard:16"), ""),
+        (job(nodes={"n1"}, gres={"shard"}), (b"a100:4", b"a100:2"), "the number of shard of n1"),
+        (job(nodes={"n1"}, gres={"gpu"}), (b"gpu:a100:4", b"gpu:a100:2,gpu:v100:2"), ""),
+        (job(nodes={"n1"}, gres={"gpu"}), (b"gpu:a100:4", b"gpu:4"), ""),
         (job(nodes={"n1"}), (b"a100:4", b"a100:2"), ""),
         (job(state="PENDING", gres={"shard"}), (b",shard:8", b""), "it waits for resource shard"),
         (
@@ -257,6 +261,13 @@ SHOWN = (
         ("MaxTime=1440 Nodes=ALL", {"Nodes=n[1-4]": "Nodes=n[1-3]"}, ""),
         ("MaxTime=1440", {"PriorityTier=1": "PriorityTier=9"}, "PriorityTier is 9"),
         ("MaxTime=1440 PriorityTier=9", {"PriorityTier=1": "PriorityTier=9"}, ""),
+        ("MaxTime=1440 PriorityTier=3 Priority=9", {"Tier=1": "Tier=9", "JobFactor=1": "JobFactor=9"}, ""),
+        ("MaxTime=1440 Hidden=TRUE RootOnly=1", {"Hidden=NO": "Hidden=YES", "RootOnly=NO": "RootOnly=YES"}, ""),
+        ("MaxTime=1440 DefaultTime=9-0", {}, ""),
+        ("MaxTime=1440", {"AllowAccounts=ALL": "DenyAccounts=eve"}, "DenyAccounts is eve"),
+        ("MaxTime=1440 DenyAccounts=Eve", {"AllowAccounts=ALL": "DenyAccounts=eve"}, ""),
+        ("MaxTime=1440 DenyAccounts=eve", {}, "DenyAccounts is "),
+        ("MaxTime=1440 DenyAccounts=eve AllowAccounts=bob", {"AllowAccounts=ALL": "AllowAccounts=bob"}, ""),
     ],
 )
 def test_what_was_changed_by_hand_and_would_be_dropped(line: str, shown: dict[str, str], dropped: str) -> None:
@@ -268,6 +279,23 @@ def test_what_was_changed_by_hand_and_would_be_dropped(line: str, shown: dict[st
     defined = read_defined({"/etc/slurm/slurm.conf": f"NodeName=n[1-4]\nPartitionName=normal {line}{nodes}\n".encode()})
     found = find_by_hand(present(text), defined, defined)
     assert [one.removeprefix("partition normal: ")[: len(dropped)] for one in found] == ([dropped] if dropped else [])
+
+
+def test_what_slurm_keeps_is_not_dropped() -> None:
+    text = b"ReconfigFlags=KeepPartState\nNodeName=n[1-4]\nPartitionName=normal Nodes=ALL MaxTime=1440\n"
+    defined = read_defined({"/etc/slurm/slurm.conf": text})
+    assert find_by_hand(present(SHOWN.replace("State=UP", "State=DOWN")), defined, defined) == []
+
+
+def test_jobs_with_odd_fields_are_read_or_counted() -> None:
+    """Alternatives of features have a `|`, arrays may have a step; what cannot be read is not nothing."""
+    found = present(
+        "job 1\tRUNNING\talice\tnormal\tn1\t\t\t(null)\tgpu|ib",
+        "job 12_[0-98:2]\tPENDING\talice\tnormal\t\t\t\t(null)\t(null)",
+        "job 3|RUNNING|alice|normal|n1||",
+    )
+    assert [one.id for one in found.jobs] == ["1", "12_[0-98:2]"] and found.unread == 1
+    assert found.jobs[0].features == frozenset()
 
 
 def test_what_was_changed_by_hand_and_is_in_the_new_configuration_is_kept() -> None:
@@ -303,9 +331,12 @@ def test_jobs_that_failed_since() -> None:
         "7|NODE_FAIL",
         "9|NODE_FAIL",
     )
-    before, after = (present(*(f"job {one}|u|normal|n1||||" for one in all_lines)) for all_lines in (lines, now))
-    assert [line.split()[1] for line in find_failed(before, after, set())] == ["2", "3"]
-    assert [line.split()[1] for line in find_failed(before, after, {"2"})] == ["3"]
+    before, after = (
+        present(*(f"job {one}|u|normal|n1||||".replace("|", "\t") for one in all_lines)) for all_lines in (lines, now)
+    )
+    assert [line.split()[1] for line in find_failed(before, after, set(), {"n1"})] == ["2", "3"]
+    assert [line.split()[1] for line in find_failed(before, after, {"2"}, {"n1"})] == ["3"]
+    assert [line.split()[1] for line in find_failed(before, after, set(), set())] == ["2"]
 
 
 def test_programs_that_only_the_new_configuration_names() -> None:

@@ -10,7 +10,16 @@ from appliance.errors import Refused, SmsError
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.history import note
 from appliance.operations.overlay.overlay import seeds_for
-from appliance.operations.services.effect import Judged, describe_jobs, find_faults, held, judge, judge_start, release
+from appliance.operations.services.effect import (
+    REASON,
+    Judged,
+    describe_jobs,
+    find_faults,
+    held,
+    judge,
+    judge_start,
+    release,
+)
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import PRESENT
@@ -22,7 +31,9 @@ from tests.unit.services.test_effect import node
 
 OLD = b"NodeName=n[1-2]\nPartitionName=normal Nodes=ALL\nPartitionName=night Nodes=ALL\n"
 NEW = b"NodeName=n1\nPartitionName=normal Nodes=ALL\n"
-OF_NIGHT, ELSEWHERE = "job 7|RUNNING|alice|night|n1||||", "job 8|RUNNING|bob|normal|n1||||"
+OF_NIGHT, ELSEWHERE = (
+    line.replace("|", "\t") for line in ("job 7|RUNNING|alice|night|n1||||", "job 8|RUNNING|bob|normal|n1||||")
+)
 PARTITIONS = ("partition PartitionName=normal Nodes=ALL State=UP", "partition PartitionName=night Nodes=ALL State=DOWN")
 
 
@@ -48,9 +59,11 @@ class Controller(Fake):
 
     def present(self, *_: object) -> tuple[int, str]:
         lines = self.lines.pop(0) if len(self.lines) > 1 else self.lines[0]
-        return (
-            (0, "\n".join([*lines, *PARTITIONS, node("n1", "idle"), node("n2", "idle")])) if lines else (1, "no answer")
-        )
+        return (0, "\n".join([*lines, *PARTITIONS, node("n1", "idle"), self.second()])) if lines else (1, "no answer")
+
+    def second(self) -> str:
+        last = ([one for one in self.updates if one.startswith("NodeName=n2")] or [""])[-1]
+        return node("n2", "idle+drain", REASON, "root") if "DRAIN" in last else node("n2", "idle")
 
     def update(self, argv: tuple[str, ...], _: object) -> tuple[int, str]:
         self.updates.append(" ".join(argv[argv.index("update") + 1 :]))
@@ -161,7 +174,7 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     assert "not known" in describe_jobs(cluster, host, record=True)
     with pytest.raises(Refused, match="not known"):
         judge_start(cluster, host, keeps=False)
-    host.lines = [["job 8|PENDING|bob||||||"]]
+    host.lines = [["job 8|PENDING|bob||||||".replace("|", "\t")]]
     describe_jobs(cluster, host, record=True)
     assert judge_start(cluster, host, keeps=False)
     host.overlay = rendered

@@ -180,7 +180,6 @@ CASES: dict[str, Case] = {
         [
             "19: slurm.nodes[0].name: localhost is the name of every machine itself",
             "19: slurm.nodes[0].name: sms-services is the name of the services container",
-            "19: slurm.nodes[0].name: host-b is the name of an admin host",
         ],
     ),
     "a long list of irregular names": (
