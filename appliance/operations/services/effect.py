@@ -174,7 +174,7 @@ def find_faults(
     Raises:
         ConfigError: lines of the accounts are invalid.
     """
-    faults = [*judged.faults, *_find_lost_accounts(before, after)]
+    faults = [*judged.faults, *_find_lost_accounts(cluster, before, after)]
     if MUNGE_KEY in before and MUNGE_KEY in after:
         faults.append(
             Fault(
@@ -202,11 +202,16 @@ def find_faults(
     return replace(judged, faults=tuple(faults))
 
 
-def _find_lost_accounts(before: Mapping[str, str | None], after: Mapping[str, bytes]) -> Iterator[Fault]:
+def _find_lost_accounts(
+    cluster: Cluster, before: Mapping[str, str | None], after: Mapping[str, bytes]
+) -> Iterator[Fault]:
     if not {PASSWD, GROUP} & before.keys() & after.keys():
         return
     new = {path: after[path].decode(errors="surrogateescape") for path in (PASSWD, GROUP) if path in after}
     old = {path: new[path] if before.get(path) is None else str(before[path]) for path in new}
+    # Those of the image's packages have any id, such as Debian's slurm.
+    own = tuple(f"{service.user}:" for service in cluster.services)
+    old = {path: "".join(line for line in old[path].splitlines(True) if not line.startswith(own)) for path in old}
     changes, problems = compare_accounts(old, new)
     if problems:
         raise ConfigError(problems=problems)
@@ -364,7 +369,7 @@ def _judge_accounts(cluster: Cluster, read: Callable[[str], bytes]) -> tuple[Fau
     """
     after = {seed.path: seed.data for seed in seeds_for(cluster) if seed.path in (PASSWD, GROUP)}
     before = {path: read(path).decode(errors="surrogateescape") or None for path in after}
-    return tuple(_find_lost_accounts(before, after))
+    return tuple(_find_lost_accounts(cluster, before, after))
 
 
 def _read_site(cluster: Cluster) -> Defined:

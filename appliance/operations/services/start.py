@@ -382,9 +382,9 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         note(cluster, host, "start", "started", generation=lease.generation, image=image.key)
         stopwatch.lap("record")
         undo.pop_all()
-    told = any(path.startswith(f"{FOLDER}/") for path in changed)
+    differs = any(path.startswith(f"{FOLDER}/") for path in changed)
     facts = (host.name, image.path, image.key, image.signer, lease.generation)
-    return Started(*facts, parts=parts, services=services, failover=lost), told
+    return Started(*facts, parts=parts, services=services, failover=lost), differs
 
 
 def _query_known(cluster: Cluster, leases: Leases, options: StartOptions) -> Known:

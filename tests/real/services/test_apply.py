@@ -125,6 +125,7 @@ def slurm_of(playground: Playground) -> dict[str, Any]:
 def test_a_change_that_would_end_jobs_is_refused(running: Playground) -> None:
     """R1, R2: a partition or a node with jobs or a reservation is removed. Without them, nothing is in the way."""
     node = running.host("node1")
+    node.run("scancel", "--user", "alice")  # of other tests with this lab
     demo.wait_idle(node, NODES)
     both = use(running, partitions=[DEFAULT, {"name": "night"}])
     applied(running, both)
