@@ -23,7 +23,7 @@ def add(actions: Verbs) -> None:
     )
     parser.add_argument("to", metavar="HOST", type=filled, help="the admin host to move to")
     parser.add_argument(
-        "--timeout", type=duration, default=60.0, metavar="SPAN", help="how long its shutdown may take (60s)"
+        "--timeout", type=duration, default=180.0, metavar="SPAN", help="how long its shutdown may take (3m)"
     )
     parser.add_argument("--stopped", action="store_true", help="stop it, even if it could move live")
     parser.add_argument("-n", "--dry-run", action="store_true", help="check both hosts, change nothing")

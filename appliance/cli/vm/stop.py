@@ -23,7 +23,7 @@ def add(actions: Verbs) -> None:
     )
     add_vm_host(parser)
     parser.add_argument(
-        "--timeout", type=duration, default=60.0, metavar="SPAN", help="how long its shutdown may take (60s)"
+        "--timeout", type=duration, default=180.0, metavar="SPAN", help="how long its shutdown may take (3m)"
     )
     add_json(parser)
     parser.set_defaults(run=run)

@@ -107,7 +107,7 @@ def _image_key(cluster: Cluster, source: Host, written: VmNote, *, live: bool) -
     return PurePosixPath(root.get("full-backing-filename") or "" if root else "").parent.name
 
 
-def migrate_vm(cluster: Cluster, to: str, *, stopped: bool = False, timeout_s: float = 60) -> MovedVm:
+def migrate_vm(cluster: Cluster, to: str, *, stopped: bool = False, timeout_s: float = 180) -> MovedVm:
     """Move the VM to another admin host, and start it there if it ran.
 
     Raises:

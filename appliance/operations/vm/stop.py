@@ -26,7 +26,7 @@ class StoppedVm:
     seconds: float
 
 
-def stop_vm(cluster: Cluster, host: Host, *, timeout_s: float = 60) -> StoppedVm:
+def stop_vm(cluster: Cluster, host: Host, *, timeout_s: float = 180) -> StoppedVm:
     """Stop the VM on ``host`` and remove its run folder; its disks stay.
 
     Args:
