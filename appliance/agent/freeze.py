@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, ContextManager, Dict, Iterator, List
 
 from appliance.agent.protocol import Problem, field
-from appliance.shared.files import remove_file
+from appliance.shared.locks import Locked, hold_lock
 
 FIFREEZE = 0xC0045877
 FITHAW = 0xC0045878
@@ -126,58 +126,41 @@ def thaw(descriptor: int) -> bool:
     return True
 
 
-def lock_mark(descriptor: int) -> bool:
-    """Lock the mark of a freeze; return whether no living process has it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def is_same_file(descriptor: int, path: str) -> bool:
-    """Return whether the path still is the open file."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
 def end_lost(request: Dict[str, Any]) -> Dict[str, Any]:
     """``thaw``: end a freeze of the overlay whose run was killed with its watchdog; return whether there was one."""
     overlay, mark = field(request, "overlay", str), field(request, "mark", str)
-    try:
-        descriptor = os.open(mark, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return {"thawed": False}
     thawed = False
     try:
-        if not lock_mark(descriptor) or not is_same_file(descriptor, mark):
-            return {"thawed": False}
-        private_mounts()
-        for loop in find_loops(overlay):
-            with mounted_again(loop) as folder:
-                frozen = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                thawed = thaw(frozen) or thawed
-                os.close(frozen)
-        remove_file(mark)
-    finally:
-        os.close(descriptor)
+        with hold_lock(mark):
+            private_mounts()
+            for loop in find_loops(overlay):
+                with mounted_again(loop) as folder:
+                    frozen = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    thawed = thaw(frozen) or thawed
+                    os.close(frozen)
+            _write_mark(mark, "")
+    except Locked:
+        pass  # its run lives
     return {"thawed": thawed}
+
+
+def _write_mark(path: str, text: str) -> None:
+    with open(path, "w") as stream:
+        stream.write(text)
 
 
 class Frozen:
     """A file system that is frozen from ``hold`` to ``release``.
 
     A second process, the watchdog, thaws it when this one ends, or does not release it within ``limit_s`` seconds.
-    Both hold a lock on the file ``mark``: where that is there and not locked, both were killed, and a run that sees it,
-    that of the guard or the next one, thaws.
+    Both hold a lock on the file ``mark``, which says so meanwhile: where it does and is not locked, both were killed,
+    and a run that sees it, that of the guard or the next one, thaws.
     """
 
     def __init__(self, folder: str, limit_s: float, mark: str) -> None:
         self.limit_s = limit_s
         self.mark = mark
-        self.owned = -1
+        self.stack = ExitStack()
         self.descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.pipe = -1
         self.watcher = 0
@@ -190,9 +173,14 @@ class Frozen:
         Raises:
             Problem: it is frozen already, or the kernel refuses.
         """
-        self._own_mark()
+        try:
+            self.stack.enter_context(hold_lock(self.mark, wait_s=OWN_S))  # the watchdog inherits it
+        except Locked:
+            raise Problem("another run has frozen the overlay", "try again in a minute", 3)
         thaw(self.descriptor)  # a run may have been killed together with its watchdog
         sync_file_system(self.descriptor)  # shortens the freeze
+        _write_mark(self.mark, "frozen")
+        self.stack.callback(_write_mark, self.mark, "")
         self._start_watchdog()
         self.began = time.monotonic()
         try:
@@ -219,35 +207,14 @@ class Frozen:
             )
 
     def close(self) -> None:
-        """Thaw it if it is still frozen, end the watchdog, remove the mark."""
+        """Thaw it if it is still frozen, end the watchdog, clear the mark."""
         if self.watcher:
             thaw(self.descriptor)
             self._end_watchdog()
-        if self.owned >= 0:
-            remove_file(self.mark)
-            os.close(self.owned)
-            self.owned = -1
+        self.stack.close()
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-
-    def _own_mark(self) -> None:
-        """Lock the mark; the watchdog inherits the lock.
-
-        Raises:
-            Problem: a run that lives has frozen it.
-        """
-        os.makedirs(os.path.dirname(self.mark), 0o700, exist_ok=True)
-        deadline = time.monotonic() + OWN_S
-        while True:
-            self.owned = os.open(self.mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if lock_mark(self.owned) and is_same_file(self.owned, self.mark):
-                return
-            os.close(self.owned)  # it was just removed, or a run that removes it has it for a moment
-            self.owned = -1
-            if time.monotonic() > deadline:
-                raise Problem("another run has frozen the overlay", "try again in a minute", 3)
-            time.sleep(0.02)
 
     def _start_watchdog(self) -> None:
         reader, self.pipe = os.pipe()

@@ -217,9 +217,9 @@ def _extra(site: Site, nodes: _Nodes) -> Iterator[Finding]:
                 except HostListError as error:
                     yield Finding(place, f"{value[:60]} {error}", "write it as node[001-450]")
                     continue
-                if key == "nodename" and (again := next((name for name in names if name in nodes.names), "")):
-                    yield Finding(place, f"{again} is also among slurm.nodes", "set `extra` of that entry instead")
                 if key == "nodename":
+                    if again := next((name for name in names if name in nodes.names), ""):
+                        yield Finding(place, f"{again} is also among slurm.nodes", "set `extra` of that entry instead")
                     yield from _own_names(site, names, place)
                 nodes.names.update(set(names) - {"DEFAULT"})
             if key == "partitionname" and (

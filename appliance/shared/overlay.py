@@ -18,7 +18,7 @@ def mark_path(overlay: str) -> str:
 
 
 def frozen_mark(overlay: str) -> str:
-    """Return the path of the file that is there, and locked by its run, while an overlay is frozen.
+    """Return the path of the file that is not empty, and locked by its run, while an overlay is frozen.
 
     In memory: a reboot ends a freeze, and no other host or slow disk has to do with it.
     """

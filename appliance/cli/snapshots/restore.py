@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 def run_whole(arguments: argparse.Namespace) -> int:
     """Restore the whole snapshot."""
     from appliance.cli.snapshots.view import restored_lines
-    from appliance.operations.services.effect import describe_recorded
+    from appliance.operations.services.present import describe_recorded
     from appliance.operations.snapshots.restore import rehearse_restore, restore
 
     cluster, host = open_target(arguments)

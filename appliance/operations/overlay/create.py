@@ -13,6 +13,7 @@ from appliance.operations.overlay.mirrored import opened
 from appliance.operations.overlay.overlay import (
     archive_for,
     check_overlay,
+    fitting,
     overlay_commands,
     overlay_mark,
     ready_overlay,
@@ -54,7 +55,7 @@ def create(cluster: Cluster, host: Host) -> Created:
             folders = (cluster.places.images, cluster.places.public_keys)
             files.make_folders(host, *map(str, folders))
             image = trust(cluster, host, *deliver(cluster, host, None))
-            if exists and seeded_with(host, path) == overlay_mark(archive_for(cluster), image):
+            if exists and seeded_with(host, path) == overlay_mark(archive_for(fitting(cluster, host)), image):
                 return Created(host.name, path, False, False)
             ready_overlay(cluster, host, image)
             if not exists:
@@ -87,7 +88,7 @@ def rehearse_create(cluster: Cluster, host: Host) -> list[str]:
     if not exists:
         refuse_second(cluster, host)
     image = trust(cluster, host, *deliver(cluster, host, None))
-    mark = overlay_mark(archive_for(cluster), image)
+    mark = overlay_mark(archive_for(fitting(cluster, host) if exists else cluster), image)
     if exists and seeded_with(host, str(cluster.places.overlay)) == mark:
         return []
     return overlay_commands(cluster, host, image, mark, exists)

@@ -9,31 +9,37 @@ from appliance.operations.history import note
 from appliance.shared.overlay import frozen_mark
 
 
-def has_mark(cluster: Cluster) -> bool:
+def may_be_frozen(cluster: Cluster) -> bool:
     """Return whether the overlay of this machine is frozen, or was when a run was killed."""
-    return cluster.env.hosts.read_here(frozen_mark(str(cluster.places.overlay))) is not None
+    return bool(cluster.env.hosts.read_here(frozen_mark(str(cluster.places.overlay))))
 
 
-def end_lost_freeze(cluster: Cluster, host: Host) -> bool:
+def thaw_lost(cluster: Cluster, host: Host) -> bool:
     """Let the services write again where a killed run has left the overlay frozen; return whether one had.
 
-    Where that fails, it is reported: what can be done nevertheless, such as a status or a stop, is done.
+    Raises:
+        SmsError: it could not be ended.
     """
     overlay = str(cluster.places.overlay)
     mark = frozen_mark(overlay)
-    if host.read(mark) is None:
+    if not host.read(mark):
         return False
+    request = {"overlay": overlay, "mark": mark}
+    thawed: bool = cluster.env.agents.call(host, "thaw", request, cluster.env.progress)["thawed"]
+    return thawed
+
+
+def end_lost_freeze(cluster: Cluster, host: Host) -> None:
+    """As ``thaw_lost``, and report it.
+
+    Where that fails, it is reported, too: what can be done nevertheless, such as a status or a stop, is done.
+    """
     try:
-        request = {"overlay": overlay, "mark": mark}
-        if not cluster.env.agents.call(host, "thaw", request, cluster.env.progress)["thawed"]:
-            return False
+        if not thaw_lost(cluster, host):
+            return
         note(cluster, host, "overlay", "thawed")
     except SmsError as error:
-        cluster.env.progress.report(
-            f"WARNING: whether the overlay of {host.name} is frozen is not known: {error.message}"
-        )
-        return False
-    cluster.env.progress.report(
-        f"WARNING: the overlay of {host.name} was frozen by a run that was killed; its services write again"
-    )
-    return True
+        message = f"whether the overlay of {host.name} is frozen is not known: {error.message}"
+    else:
+        message = f"the overlay of {host.name} was frozen by a run that was killed; its services write again"
+    cluster.env.progress.report(f"WARNING: {message}")

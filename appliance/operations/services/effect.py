@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from appliance.config.hostlist import fold
@@ -12,9 +12,9 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
-from appliance.operations.lease import query_lease
 from appliance.operations.nodes.files import read_reports
 from appliance.operations.overlay.overlay import seeds_for
+from appliance.operations.services.present import QUERY_S, last_line, query_present, read_recorded
 from appliance.operations.vm.client import open_api
 from appliance.plan.adopt.read_slurm import find_include
 from appliance.plan.machine import inside_argv
@@ -24,8 +24,6 @@ from appliance.plan.overlay.seed import SECRET_PLACES
 from appliance.plan.services.by_hand import find_by_hand
 from appliance.plan.services.defined import Defined, find_described, find_new, read_defined
 from appliance.plan.services.effect import (
-    PRESENT,
-    PRESENT_BYTES,
     SHOWN,
     Loss,
     Present,
@@ -34,23 +32,16 @@ from appliance.plan.services.effect import (
     find_failed,
     find_losses,
     find_unusable,
-    read_present,
     shown_losses,
 )
-from appliance.plan.services.jobs import count_jobs
-from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.records import RecordError
 from appliance.text import one_line
 from appliance.tools import ext3
-from appliance.units import format_age
 
-QUERY_S = 60
-FORM = 2
-"""Of the output of ``PRESENT``."""
 COMPARE_S = 20
 """Seconds that the controller may take to answer after a change."""
 SETTLE_S = 5
 """Seconds after which nodes have registered with changed settings: a reload makes each of them do so."""
-STOP_QUERY_S = 15
 MOST_FILES = 32
 """Of slurm.conf and what it includes in an overlay."""
 REASON = "sms: is removed from the site"
@@ -73,19 +64,6 @@ class Fault:
 
     why: str
     hint: str
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What Slurm had at a Unix time: the output of ``PRESENT``.
-
-    ``generation``: of the lease then. ``form``: of the output; another one cannot be read.
-    """
-
-    at: float
-    output: str
-    generation: int = 0
-    form: int = 0
 
 
 @dataclass(frozen=True)
@@ -154,7 +132,7 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
         present = query_present(cluster, host)
     except CommandError as error:
         judged = Judged(None, old, new)
-        unknown = f"the jobs are not known: {_last_line(error)}; {REMOVED}"
+        unknown = f"the jobs are not known: {last_line(error)}; {REMOVED}"
         return replace(judged, unknown=unknown) if judged.costly else judged
     unknown = f"{present.unread} jobs cannot be read, and {REMOVED}" if present.unread and can_cost(old, new) else ""
     hint = "write it into the site file, as `extra` of the partition, or repeat it afterwards"
@@ -232,77 +210,6 @@ def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
     return f"{len(lacking)} nodes do not report it: {one_line(fold(sorted(lacking)), 120)}" if lacking else ""
 
 
-def _last_line(error: SmsError) -> str:
-    """Return what the program itself said."""
-    return one_line(error.message.splitlines()[-1].strip(), 200)
-
-
-def query_present(cluster: Cluster, host: Host) -> Present:
-    """Return what the running controller has.
-
-    Raises:
-        CommandError: it does not answer.
-    """
-    controller = cluster.find_role("controller")
-    return read_present(_print_present(cluster, host, QUERY_S), controller.user) if controller else Present()
-
-
-def _print_present(cluster: Cluster, host: Host, timeout_s: float) -> str:
-    argv = inside_argv(cluster.site, cluster.services, *PRESENT)
-    return host.run(*argv, timeout=timeout_s, limit=PRESENT_BYTES).text
-
-
-def describe_jobs(cluster: Cluster, host: Host, *, record: bool) -> str:
-    """Return how many jobs of the running controller run and wait, as text; empty without a controller.
-
-    Args:
-        record: also what it has, for the next start. Without an answer nothing is, and an older record is removed:
-            unknown is not empty.
-    """
-    if not cluster.find_role("controller"):
-        return ""
-    path = str(cluster.places.jobs)
-    try:
-        if record:
-            host.remove(path)
-        text = _print_present(cluster, host, STOP_QUERY_S)
-        if record:
-            generation = query_lease(host, cluster).generation
-            host.write(path, to_json(Recorded(cluster.env.clock.time(), text, generation, FORM)), mode=0o600)
-    except SmsError as error:  # a full disk, a controller that hangs, a hostile container: a stop goes on
-        return f"not known: {_last_line(error)}"
-    return count_jobs({one.id: one.state for one in read_present(text, "").jobs})
-
-
-def _read_recorded(cluster: Cluster, host: Host) -> tuple[str, Present]:
-    """Return how long ago the last stop was, and what it recorded.
-
-    Raises:
-        RecordError: it recorded nothing, as after a crash, or another host has had the services since.
-    """
-    text = host.run("cat", "--", str(cluster.places.jobs), ok=None, limit=2 * PRESENT_BYTES).stdout
-    found = from_json(Recorded, text)
-    present = read_present(found.output, "")
-    # A start takes the next generation.
-    if found.form != FORM or present.unread or query_lease(host, cluster).generation - found.generation not in (0, 1):
-        raise RecordError("it is not of the last stop")
-    return format_age(cluster.env.clock.time() - found.at), present
-
-
-def describe_recorded(cluster: Cluster, host: Host) -> list[str]:
-    """Return what a restore of a snapshot costs, by what the last stop recorded: a line, or none."""
-    if not cluster.find_role("controller"):
-        return []
-    try:
-        age, present = _read_recorded(cluster, host)
-    except RecordError:
-        return ["which jobs are lost is not known, as no stop recorded them: those submitted since the snapshot"]
-    if not present.jobs:
-        return []
-    number = count_jobs({one.id: one.state for one in present.jobs})
-    return [f"Slurm forgets the jobs submitted since the snapshot; the last stop, {age} ago, had {number}"]
-
-
 def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
     """Judge a start by what the last stop recorded; return whether the overlay gets the site's files.
 
@@ -321,7 +228,7 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
     judged, when = Judged(None, _read_conf(read), _read_site(cluster)), "the site file of before starts"
     if judged.costly:
         try:
-            age, present = _read_recorded(cluster, host)
+            age, present = read_recorded(cluster, host)
             judged = replace(judged, losses=find_losses(present, judged.old, judged.new))
             when = f"as recorded by the last stop, {age} ago"
         except RecordError:  # there is none after a crash
@@ -349,7 +256,6 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
 
     Raises:
         ConfigError: lines of the accounts are invalid.
-        SmsError: jobs that a killed run kept from starting could not be released.
     """
     release(cluster, host)  # else its own doing would count as somebody's
     inside = inside_argv(cluster.site, cluster.services, "cat", "--")
@@ -415,31 +321,33 @@ def held(
         replace(now, faults=judged.faults).refuse(verb, accepted=accepted)
         yield
     except BaseException:
-        with suppress(SmsError):  # what has happened is said; the next start or apply repeats this
-            release(cluster, host)
+        release(cluster, host)
         raise
 
 
 def release(cluster: Cluster, host: Host) -> bool:
     """Let jobs start again where a run that failed or was killed kept them from it; return whether one did.
 
-    What was removed since is left out.
-
-    Raises:
-        SmsError: the controller does not answer; the next run repeats it.
+    What was removed since is left out. If the controller does not answer, it is reported, and the next run repeats it.
     """
     events = [one for one in read_history(cluster, host) if one.get("event") in (HELD, RELEASED, *ENDS)]
     if not events or events[-1]["event"] != HELD:
         return False
-    held_states, nodes = events[-1].get("partitions"), events[-1].get("nodes")
-    present = query_present(cluster, host)
-    for name, state in held_states.items() if isinstance(held_states, dict) else ():
-        if name in present.partitions:
-            _update(cluster, host, f"PartitionName={name}", f"State={state}")
-    ours = sorted(one.name for one in present.nodes if one.reason == REASON) if nodes else []
-    if ours:
-        _update(cluster, host, f"NodeName={fold(ours)}", "State=RESUME")
-    note(cluster, host, str(events[-1]["verb"]), RELEASED)
+    found, nodes = events[-1].get("partitions"), events[-1].get("nodes")
+    states = found if isinstance(found, dict) else {}
+    try:
+        present = query_present(cluster, host)
+        for name, state in states.items():
+            if name in present.partitions:
+                _update(cluster, host, f"PartitionName={name}", f"State={state}")
+        ours = sorted(one.name for one in present.nodes if one.reason == REASON) if nodes else []
+        if ours:
+            _update(cluster, host, f"NodeName={fold(ours)}", "State=RESUME")
+        note(cluster, host, str(events[-1]["verb"]), RELEASED)
+    except SmsError as error:
+        what = ", ".join(filter(None, [*map(str, states), str(nodes or "")]))
+        cluster.env.progress.report(f"WARNING: no job starts in {one_line(what, 200)} yet: {last_line(error)}")
+        return False
     return True
 
 
@@ -463,7 +371,7 @@ def compare(cluster: Cluster, host: Host, judged: Judged) -> Cost:
                     cluster.env.clock.sleep(1)
                     continue
                 step.detail("not known")
-                cluster.env.progress.report(f"WARNING: what it has cost is not known: {_last_line(error)}")
+                cluster.env.progress.report(f"WARNING: what it has cost is not known: {last_line(error)}")
                 return Cost()
             lost = find_unusable(judged.present, now, judged.new)
             failed = find_failed(judged.present, now, foreseen, changed)

@@ -16,7 +16,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.hosts.guarded import GUARD_VERSION, version_path
 from appliance.operations.lease import Leases
-from appliance.operations.overlay.frozen import end_lost_freeze, has_mark
+from appliance.operations.overlay.frozen import may_be_frozen, thaw_lost
 from appliance.operations.overlay.generation import retire_overlay, set_aside_older
 from appliance.operations.preflight import find_instance, lock_host, lock_ports
 from appliance.operations.services.stop import stop_gateway, take_down
@@ -276,8 +276,8 @@ class Guard:
 
     def end_freeze(self) -> None:
         """End a freeze of the overlay whose run was killed, once its mark has been there for two rounds."""
-        before, self._frozen = self._frozen, has_mark(self.cluster)
-        if before and self._frozen and end_lost_freeze(self.cluster, self.host):
+        before, self._frozen = self._frozen, may_be_frozen(self.cluster)
+        if before and self._frozen and thaw_lost(self.cluster, self.host):
             self.record("thawed", f"the overlay was frozen by a run that was killed on {self.host.name}: thawed", {})
 
     def may_return(self) -> bool:

@@ -195,9 +195,8 @@ def start(cluster: Cluster, host: Host, options: StartOptions) -> Started | None
         install_unit(cluster, host)
     if changed:
         tell_nodes(cluster, host)
-    with suppress(SmsError):  # the next apply repeats it
-        if cluster.find_role("controller"):
-            release(cluster, host)
+    if cluster.find_role("controller"):
+        release(cluster, host)
     return started
 
 

@@ -18,7 +18,7 @@ from appliance.operations.overlay.frozen import end_lost_freeze
 from appliance.operations.overlay.mirrored import close_mirror
 from appliance.operations.overlay.overlay import second_overlay
 from appliance.operations.preflight import check_programs, find_instance, find_second, lock_host, running_gateway
-from appliance.operations.services.effect import describe_jobs
+from appliance.operations.services.present import describe_jobs
 from appliance.plan.machine import stop_argv, stop_timeout
 from appliance.shared.lease import Lease
 from appliance.tools import ext3

@@ -1,10 +1,11 @@
-"""A site with a Borg repository, in a folder or behind SSH."""
+"""An overlay that is mounted, and a site with a Borg repository, in a folder or behind SSH."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
@@ -26,11 +27,19 @@ from appliance.shared.lease import Lease
 from tests import stores
 from tests.conftest import find_tool
 from tests.places import DEBIAN_SITE
+from tests.real.overlays import Bed, bed
 from tests.real.sshd import Server
 from tests.stores import keep_image, make_image, read_all
 
 CLUSTER = f"t-push-{token_hex(4)}"
 """Its lock is the machine's: other runs have other names."""
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Iterator[Bed]:
+    """Without a lab."""
+    with bed(tmp_path / "bed") as made:
+        yield made
 
 
 @dataclass

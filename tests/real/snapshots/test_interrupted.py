@@ -101,7 +101,7 @@ FREEZE = """\
 loop=$(losetup --noheadings --output NAME --associated /var/lib/sms/overlays/lab.img)
 mkdir -p /run/frozen
 mount -t ext3 "$loop" /run/frozen
-touch /run/sms/frozen-var-lib-sms-overlays-lab.img
+echo frozen >/run/sms/frozen-var-lib-sms-overlays-lab.img
 fsfreeze --freeze /run/frozen
 umount --lazy /run/frozen
 """

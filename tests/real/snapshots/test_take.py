@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.agent.trace import pid_namespace
-from appliance.shared.overlay import frozen_mark
 from tests.cases import sample
 from tests.real.overlays import (
     FACTS,
@@ -61,12 +58,6 @@ ext.InodeState.__init__ = forget
 """
 )
 WAYS = {"trace": "", "inodes": NO_TRACE, "all": NOTHING}
-
-
-@pytest.fixture
-def overlay(tmp_path: Path) -> Iterator[Bed]:
-    with bed(tmp_path / "bed") as made:
-        yield made
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
@@ -329,61 +320,6 @@ def test_killed(step: str, overlay: Bed) -> None:
         {"number": one["number"], "ok": True, "damage": []} for one in (first, second)
     ]
     overlay.assert_clean()
-
-
-@pytest.mark.parametrize("how", ["the next run", "another one"])
-def test_killed_with_its_watchdog(overlay: Bed, how: str) -> None:
-    """Then the writers wait, until somebody lets them go."""
-    kill_both = KILL.format(step="frozen").replace(
-        "os.kill(os.getpid()", "os.kill(frozen.watcher, signal.SIGKILL); os.kill(os.getpid()"
-    )
-    kill_both += """
-from appliance.agent import freeze
-start = freeze.Frozen._start_watchdog
-def remember(self):
-    global frozen
-    frozen = self
-    start(self)
-freeze.Frozen._start_watchdog = remember
-"""
-    assert overlay.ask("take", before=kill_both).status == -9
-    held = subprocess.Popen(["touch", str(overlay.upper / "held")])
-    time.sleep(0.3)
-    assert held.poll() is None
-    if how == "the next run":
-        overlay.take()
-    else:  # as the guard, status and other verbs do
-        for there_is_one in (True, False):
-            said = overlay.ask("thaw", overlay=str(overlay.overlay), mark=frozen_mark(str(overlay.overlay)))
-            assert said.last["thawed"] is there_is_one
-    assert held.wait(60) == 0
-
-
-def test_a_freeze_whose_run_lives_is_not_ended(overlay: Bed) -> None:
-    mark = Path(frozen_mark(str(overlay.overlay)))
-    mark.parent.mkdir(mode=0o700, exist_ok=True)
-    with mark.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        assert overlay.ask("thaw", overlay=str(overlay.overlay), mark=str(mark)).last["thawed"] is False
-        assert mark.exists()
-        assert overlay.ask("take").status == 3, "nor is it joined"
-    assert overlay.ask("thaw", overlay=str(overlay.overlay), mark=str(mark)).last["thawed"] is False
-    assert not mark.exists()
-
-
-def test_the_watchdog_ends_a_freeze_that_lasts(overlay: Bed) -> None:
-    slow = """
-import time
-from appliance.agent import take
-freeze = take.SnapshotRun._freeze
-take.SnapshotRun._freeze = lambda self, loop, work: freeze(self, loop, lambda: (work(), time.sleep(30))[0])
-"""
-    process = subprocess.Popen(["sh", "-c", "sleep 1.2; touch $1", "t", str(overlay.upper / "t")])
-    said = overlay.ask("take", before=slow.replace("30", "3"), freeze_limit_s=1)
-    assert said.status == 1
-    assert "writers waited longer than 1 s" in said.last["message"]
-    assert process.wait(60) == 0
-    assert overlay.numbers() == []
 
 
 def test_a_second_run_is_refused(overlay: Bed) -> None:

@@ -13,13 +13,13 @@ from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.effect import (
     REASON,
     Judged,
-    describe_jobs,
     find_faults,
     held,
     judge,
     judge_start,
     release,
 )
+from appliance.operations.services.present import describe_jobs
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import PRESENT
@@ -190,8 +190,7 @@ def test_a_start_that_would_remove_users_is_refused(cluster: Cluster) -> None:
     accounts = "".join(f"u{number}:x:{number}:100::/home:/bin/sh\n" for number in range(2000, 2100))
     files = {"/upper/etc/slurm/slurm.conf": rendered, "/upper/etc/passwd": accounts, "/upper/etc/group": ""}
     host.answers[("debugfs",)] = lambda argv, _: (0, next((files[one] for one in files if one in argv[2]), ""))
-    if not any(seed.path == "/etc/passwd" for seed in seeds_for(cluster)):
-        raise AssertionError("the sample site has accounts")
+    assert any(seed.path == "/etc/passwd" for seed in seeds_for(cluster)), "the sample site has accounts"
     with pytest.raises(Refused, match="u2000"):
         judge_start(cluster, host, keeps=False)
     assert not judge_start(cluster, host, keeps=True) and "u2000" in shown.lines[-1]

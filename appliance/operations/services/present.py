@@ -1,0 +1,105 @@
+"""What Slurm's controller has, now, and as the last stop has recorded it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.errors import SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.lease import query_lease
+from appliance.plan.machine import inside_argv
+from appliance.plan.services.effect import PRESENT, PRESENT_BYTES, Present, read_present
+from appliance.plan.services.jobs import count_jobs
+from appliance.shared.records import RecordError, from_json, to_json
+from appliance.text import one_line
+from appliance.units import format_age
+
+QUERY_S = 60
+STOP_QUERY_S = 15
+FORM = 2
+"""Of the output of ``PRESENT``."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What Slurm had at a Unix time: the output of ``PRESENT``.
+
+    ``generation``: of the lease then. ``form``: of the output; another one cannot be read.
+    """
+
+    at: float
+    output: str
+    generation: int = 0
+    form: int = 0
+
+
+def last_line(error: SmsError) -> str:
+    """Return what the program itself said."""
+    return one_line(error.message.splitlines()[-1].strip(), 200)
+
+
+def query_present(cluster: Cluster, host: Host) -> Present:
+    """Return what the running controller has.
+
+    Raises:
+        CommandError: it does not answer.
+    """
+    controller = cluster.find_role("controller")
+    return read_present(_print_present(cluster, host, QUERY_S), controller.user) if controller else Present()
+
+
+def _print_present(cluster: Cluster, host: Host, timeout_s: float) -> str:
+    argv = inside_argv(cluster.site, cluster.services, *PRESENT)
+    return host.run(*argv, timeout=timeout_s, limit=PRESENT_BYTES).text
+
+
+def describe_jobs(cluster: Cluster, host: Host, *, record: bool) -> str:
+    """Return how many jobs of the running controller run and wait, as text; empty without a controller.
+
+    Args:
+        record: also what it has, for the next start. Without an answer nothing is, and an older record is removed:
+            unknown is not empty.
+    """
+    if not cluster.find_role("controller"):
+        return ""
+    path = str(cluster.places.jobs)
+    try:
+        if record:
+            host.remove(path)
+        text = _print_present(cluster, host, STOP_QUERY_S)
+        if record:
+            generation = query_lease(host, cluster).generation
+            host.write(path, to_json(Recorded(cluster.env.clock.time(), text, generation, FORM)), mode=0o600)
+    except SmsError as error:  # a full disk, a controller that hangs, a hostile container: a stop goes on
+        return f"not known: {last_line(error)}"
+    return count_jobs({one.id: one.state for one in read_present(text, "").jobs})
+
+
+def read_recorded(cluster: Cluster, host: Host) -> tuple[str, Present]:
+    """Return how long ago the last stop was, and what it recorded.
+
+    Raises:
+        RecordError: it recorded nothing, as after a crash, or another host has had the services since.
+    """
+    text = host.run("cat", "--", str(cluster.places.jobs), ok=None, limit=2 * PRESENT_BYTES).stdout
+    found = from_json(Recorded, text)
+    present = read_present(found.output, "")
+    # A start takes the next generation.
+    if found.form != FORM or present.unread or query_lease(host, cluster).generation - found.generation not in (0, 1):
+        raise RecordError("it is not of the last stop")
+    return format_age(cluster.env.clock.time() - found.at), present
+
+
+def describe_recorded(cluster: Cluster, host: Host) -> list[str]:
+    """Return what a restore of a snapshot costs, by what the last stop recorded: a line, or none."""
+    if not cluster.find_role("controller"):
+        return []
+    try:
+        age, present = read_recorded(cluster, host)
+    except RecordError:
+        return ["Slurm forgets the jobs submitted since the snapshot; the last stop did not record how many it had"]
+    if not present.jobs:
+        return []
+    number = count_jobs({one.id: one.state for one in present.jobs})
+    return [f"Slurm forgets the jobs submitted since the snapshot; the last stop, {age} ago, had {number}"]
