@@ -135,7 +135,7 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
         unknown = f"the jobs are not known: {last_line(error)}; {REMOVED}"
         return replace(judged, unknown=unknown) if judged.costly else judged
     unknown = f"{present.unread} jobs cannot be read, and {REMOVED}" if present.unread and can_cost(old, new) else ""
-    hint = "write it into the site file, as `extra` of the partition, or repeat it afterwards"
+    hint = "write it into the partition of the site file (`max_time`, `nodes`, `extra`), or repeat it afterwards"
     faults = tuple(Fault(line, hint) for line in find_by_hand(present, old, new))
     return Judged(present, old, new, find_losses(present, old, new), unknown, faults)
 
@@ -225,14 +225,14 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
     def read(path: str) -> bytes:
         return ext3.read_inside(host, str(cluster.places.overlay), f"/upper{path}")
 
-    judged, when = Judged(None, _read_conf(read), _read_site(cluster)), "the site file of before starts"
+    judged, when = Judged(None, _read_conf(read), _read_site(cluster)), "it does not run"
     if judged.costly:
         try:
             age, present = read_recorded(cluster, host)
             judged = replace(judged, losses=find_losses(present, judged.old, judged.new))
             when = f"as recorded by the last stop, {age} ago"
         except RecordError:  # there is none after a crash
-            unknown = f"the jobs are not known, as the last stop did not record them, and {REMOVED}"
+            unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
             judged = replace(judged, unknown=unknown)
     try:
         judged = replace(judged, faults=_judge_accounts(cluster, read))

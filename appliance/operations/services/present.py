@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.lease import query_lease
+from appliance.operations.overlay.generation import query_overlay
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.effect import PRESENT, PRESENT_BYTES, Present, read_present
 from appliance.plan.services.jobs import count_jobs
@@ -25,7 +25,7 @@ FORM = 2
 class Recorded:
     """What Slurm had at a Unix time: the output of ``PRESENT``.
 
-    ``generation``: of the lease then. ``form``: of the output; another one cannot be read.
+    ``generation``: of the overlay then. ``form``: of the output; another one cannot be read.
     """
 
     at: float
@@ -69,7 +69,7 @@ def describe_jobs(cluster: Cluster, host: Host, *, record: bool) -> str:
             host.remove(path)
         text = _print_present(cluster, host, STOP_QUERY_S)
         if record:
-            generation = query_lease(host, cluster).generation
+            generation = query_overlay(cluster, host).generation
             host.write(path, to_json(Recorded(cluster.env.clock.time(), text, generation, FORM)), mode=0o600)
     except SmsError as error:  # a full disk, a controller that hangs, a hostile container: a stop goes on
         return f"not known: {last_line(error)}"
@@ -85,8 +85,7 @@ def read_recorded(cluster: Cluster, host: Host) -> tuple[str, Present]:
     text = host.run("cat", "--", str(cluster.places.jobs), ok=None, limit=2 * PRESENT_BYTES).stdout
     found = from_json(Recorded, text)
     present = read_present(found.output, "")
-    # A start takes the next generation.
-    if found.form != FORM or present.unread or query_lease(host, cluster).generation - found.generation not in (0, 1):
+    if found.form != FORM or present.unread or query_overlay(cluster, host).generation != found.generation:
         raise RecordError("it is not of the last stop")
     return format_age(cluster.env.clock.time() - found.at), present
 

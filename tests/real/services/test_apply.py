@@ -205,6 +205,9 @@ def test_a_start_that_would_end_jobs_is_refused(running: Playground) -> None:
     running.host("host-a").run("mv", "/var/lib/sms/journal/lab.jobs", "/root/lab.jobs")
     assert "not known" in running.sms("--site", fewer, "-q", "start", ok=(3,)).stderr.decode()
     running.host("host-a").run("mv", "/root/lab.jobs", "/var/lib/sms/journal/lab.jobs")
+    assert job in running.sms("--site", fewer, "-q", "start", ok=(3,)).stderr.decode(), (
+        "a refused start changes nothing"
+    )
     assert "files of before" in running.sms("--site", fewer, "start", "--boot").stderr.decode()
     wait_until(lambda: partitions(running) == {"normal", "night"}, "both partitions")
     assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"

@@ -24,6 +24,9 @@ from appliance.plan.machine import inside_argv
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import PRESENT
 from appliance.progress import Silent
+from appliance.shared.overlay import OverlayMark
+from appliance.shared.records import to_json
+from appliance.tools.scripts import script_argv
 from tests.places import DEBIAN_SITE
 from tests.support.env import Reports, fake_env
 from tests.support.fake import Fake
@@ -43,6 +46,7 @@ class Controller(Fake):
     def __init__(self, cluster: Cluster, *lines: list[str]) -> None:
         self.lines = list(lines)
         self.updates: list[str] = []
+        self.generation = 7
         self.overlay = OLD.decode()
         inside = inside_argv(cluster.site, cluster.services)
         super().__init__(
@@ -52,6 +56,7 @@ class Controller(Fake):
                 (*inside, "test", "-x"): (1, ""),
                 ("rm", "-f", "--"): self.removed,
                 ("cat", "--"): lambda argv, _: (0, self.files[argv[2]].decode()) if argv[2] in self.files else (1, ""),
+                script_argv("query-overlay"): lambda *_: (0, f"exists\nend\n={self.mark(cluster)}\n\n"),
                 ("debugfs",): lambda argv, _: (0, self.overlay if "slurm.conf" in argv[2] else ""),
             },
             name="host-a",
@@ -60,6 +65,9 @@ class Controller(Fake):
     def present(self, *_: object) -> tuple[int, str]:
         lines = self.lines.pop(0) if len(self.lines) > 1 else self.lines[0]
         return (0, "\n".join([*lines, *PARTITIONS, node("n1", "idle"), self.second()])) if lines else (1, "no answer")
+
+    def mark(self, cluster: Cluster) -> str:
+        return to_json(OverlayMark(cluster.site.cluster, self.generation)).decode().replace("\n", "")
 
     def second(self) -> str:
         last = ([one for one in self.updates if one.startswith("NodeName=n2")] or [""])[-1]
@@ -170,6 +178,9 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     with pytest.raises(Refused, match="job 7"):
         judge_start(cluster, host, keeps=False)
     assert not judge_start(cluster, host, keeps=True) and "files of before" in shown.lines[-1]
+    host.generation += 1  # another host has had the services since, or a start was killed
+    with pytest.raises(Refused, match="not known"):
+        judge_start(cluster, host, keeps=False)
     host.lines = [[]]
     assert "not known" in describe_jobs(cluster, host, record=True)
     with pytest.raises(Refused, match="not known"):
