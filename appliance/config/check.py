@@ -50,7 +50,7 @@ def check_site(
         *_admin_hosts(site),
         *_snapshots(site),
         *check_provisioning(site),
-        *check_engines(site),
+        *check_engines(site, selected),
         *_services(site, services),
         *_base(site, bases),
         *check_slurm(site, scheduled=scheduled),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from appliance.config.check_starter import documentation_problem, find_documentation
 from appliance.config.engines import Kubernetes
@@ -10,8 +10,16 @@ from appliance.config.finding import Finding
 from appliance.config.model import Site
 
 
-def check_engines(site: Site) -> Iterator[Finding]:
-    """Yield addresses at which no engine can be, and settings of Kubernetes that contradict each other."""
+def check_engines(site: Site, selected: Collection[str]) -> Iterator[Finding]:
+    """Yield addresses at which no engine can be, memory of services that the site lacks, and contradictions.
+
+    Args:
+        selected: services of the site.
+    """
+    for service in sorted(set(site.engines.memory_mb) - set(selected)):
+        yield Finding(
+            ("engines", "memory_mb", service), "the site has no such service", "`services` lists those it has"
+        )
     networks = (site.networks.provisioning, site.networks.public)
     own = {network.address.ip for network in networks}
     engines, hint = site.engines, "name the machine at which nodes reach the engine"

@@ -173,9 +173,17 @@ class Podman(Section):
     image: ImageName | None = Field(None, description="The image (default: the imported one of `sms image oci`).")
 
 
+MOST_MEMORY_MB = 16 << 20
+
+
 class Engines(Section):
     """Other engines that can run the services."""
 
     kubernetes: Kubernetes = Field(Kubernetes(), description="A Kubernetes cluster.")
     nomad: Nomad = Field(Nomad(), description="A Nomad cluster.")
     podman: Podman = Field(Podman(), description="A host with Podman.")
+    memory_mb: dict[Name, Annotated[int, Field(ge=16, le=MOST_MEMORY_MB)]] = Field(
+        {},
+        description="Memory of services in MiB, in place of the catalogue's: Nomad ends a task that uses more, and "
+        "Kubernetes reserves it.",
+    )

@@ -44,6 +44,9 @@ def on_engine(service: Service, site: Site) -> Service:
     """Return a service as engines run it; one whose secret files the site file does not name stays in the container."""
     own = service.engines
     changes: dict[str, object] = {name: getattr(own, name) for name in ("run", "ports", "probe") if getattr(own, name)}
+    memory_mb = site.engines.memory_mb.get(service.name)
+    if memory_mb:
+        changes["engines"] = own = own.model_copy(update={"memory_mb": memory_mb})
     missing = [name for name in (*service.needs_secrets, *own.needs_secrets) if getattr(site.secrets, name) is None]
     if own.place == "one" and missing:
         why = f"it needs a file that the site file does not name: `secrets.{missing[0]}`"

@@ -51,6 +51,8 @@ LIST = "files.json"
 FIRST_PRIVILEGED, NODE_PORTS = 1024, (30000, 32767)
 START_S, START_TRIES = 2, 150
 """Period and number of startup probes: the first start creates a database."""
+ALWAYS = 2**31 - 1
+"""Number of startup probes of what may recover or convert its data for hours: the largest that the API server takes."""
 EXEC_S = 25
 """Seconds that a probe's timeout leaves for the start of its program, above those in which that ends: on a busy machine
 this takes long, and a healthy service must not be restarted for it. Only a service that hangs is noticed later: the
@@ -396,9 +398,10 @@ def _container(one: Workload, unit: Unit, options: Options) -> Object:
     ready, alive = ["/opt/sms/bin/sms-probe", unit.name], ["/opt/sms/bin/sms-probe", "--live", unit.name]
     assert unit.service.probe
     wait = int(unit.service.probe.timeout_s) + EXEC_S
+    tries = ALWAYS if unit.service.engines.starts_long else START_TRIES
     # What follows a sidecar starts when its startup probe has succeeded. It has no dependencies.
     made |= {
-        "startupProbe": _probe(ready if unit.helper else alive, START_S, START_TRIES, wait),
+        "startupProbe": _probe(ready if unit.helper else alive, START_S, tries, wait),
         "readinessProbe": _probe(ready, 10, 3, wait),
         "livenessProbe": _probe(alive, 10, 6, wait),
         "resources": {"requests": {"cpu": "50m", "memory": f"{unit.service.engines.memory_mb}Mi"}},

@@ -112,6 +112,11 @@ class Workload:
         return sum(unit.service.stop_wait_s for unit in self.units) + 10
 
     @property
+    def starts_long(self) -> bool:
+        """Whether a start may take hours: no engine may end it, or go back to what ran before."""
+        return any(unit.service.engines.starts_long for unit in self.units)
+
+    @property
     def fragile(self) -> bool:
         """Whether a restart takes longer than nodes tolerate."""
         services = [unit.service for unit in self.units if not unit.helper]

@@ -179,6 +179,13 @@ def _job(name: str, kind: str, pool: str, options: Options, group: Block) -> Blo
     return Block("job", (name,), fields, (group,))
 
 
+USUAL: Mapping[str, Value] = {"healthy_deadline": "5m", "progress_deadline": "10m", "auto_revert": True}
+LONG: Mapping[str, Value] = {"healthy_deadline": "168h", "progress_deadline": "169h", "auto_revert": False}
+"""A deployment that has failed ends no task; but a job that is gone back to would start on data that the new one had
+begun to convert.
+"""
+
+
 def _group(deployment: Deployment, one: Workload, options: Options, probe_port: int) -> Block:
     blocks = [
         _constraint("${attr.unique.hostname}", options.host),
@@ -192,9 +199,7 @@ def _group(deployment: Deployment, one: Workload, options: Options, probe_port: 
                 "max_parallel": 1,
                 "health_check": "checks",
                 "min_healthy_time": "10s",
-                "healthy_deadline": "5m",
-                "progress_deadline": "10m",
-                "auto_revert": True,
+                **(LONG if one.starts_long else USUAL),
             },
         ),
         Block("restart", (), {"attempts": 3, "interval": "5m", "delay": "5s", "mode": "delay"}),

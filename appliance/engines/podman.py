@@ -25,6 +25,8 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*|/[A-Za-z0-9._/@-]*|--[a-z-]+")
 SECRETS = "/sms/secrets"
 START_S = 600
 """Timeout of a start, in seconds: the first one creates a database."""
+LONG_S = 7 * 86400
+"""That of a health check, of what may recover or convert its data for hours; systemd has none for it."""
 HEADER = "# Written by `sms export {}`. Changes belong into the site file.\n"
 
 
@@ -43,6 +45,7 @@ class Container:
     """A container; ``once``: it ends, and others start after that. ``mounts``: target by volume.
 
     ``needs``: containers that have to be healthy, or have ended, before it starts. ``folder``: of its files.
+    ``starts_long``: no deadline ends its start.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Container:
     once: bool = False
     folder: str = ""
     secrets: tuple[SecretFile, ...] = ()
+    starts_long: bool = False
 
 
 def read_options(site: Site, image: str) -> Options:
@@ -120,6 +124,7 @@ def _containers(deployment: Deployment, one: Workload) -> Iterator[Container]:
             health=("/opt/sms/bin/sms-probe", unit.name),
             timeout_s=_timeout(unit),
             stop_s=one.stop_s,
+            starts_long=unit.service.engines.starts_long,
         )
 
 
@@ -197,7 +202,8 @@ def _quadlet(each: Container, deployment: Deployment, options: Options) -> str:
             f"StopTimeout={each.stop_s}",
         ]
     service = ["Type=oneshot", "RemainAfterExit=true"] if each.once else ["Restart=always", "RestartSec=5"]
-    lines += ["", "[Service]", *service, f"TimeoutStartSec={START_S}", f"TimeoutStopSec={each.stop_s + 10}"]
+    start = "infinity" if each.starts_long else START_S
+    lines += ["", "[Service]", *service, f"TimeoutStartSec={start}", f"TimeoutStopSec={each.stop_s + 10}"]
     return HEADER.format("quadlet") + "\n".join((*lines, "", "[Install]", "WantedBy=multi-user.target", ""))
 
 
@@ -254,7 +260,7 @@ def _compose(
             "interval": "10s",
             "timeout": f"{each.timeout_s}s",
             "retries": 3,
-            "start_period": f"{START_S}s",
+            "start_period": f"{LONG_S if each.starts_long else START_S}s",
         }
         made["stop_grace_period"] = f"{each.stop_s}s"
     return made

@@ -187,11 +187,26 @@ def test_pods_are_confined(name: str, tmp_path: Path) -> None:
         assert not [mount for mount in container["volumeMounts"] if mount["name"] in configs]
 
 
+STARTS_LONG = {"slurmctld", "slurmdbd", "mariadb"}
+
+
+def test_memory_of_the_site_file(tmp_path: Path) -> None:
+    """N2: Nomad ends a task that uses more."""
+    engines = {"nomad": NOMAD, "kubernetes": KUBERNETES, "memory_mb": {"slurmctld": 8192}}
+    given = make_input(tmp_path, "debian-12", {"engines": engines})
+    tasks = [task for job in jobs(render("nomad", given)).values() for task in job["TaskGroups"][0]["Tasks"]]
+    assert {task["Name"]: task["Resources"]["MemoryMB"] for task in tasks}["slurmctld"] == 8192
+    requests = {one["name"]: one["resources"]["requests"] for _, one in containers(render("kubernetes", given))}
+    assert requests["slurmctld"]["memory"] == "8192Mi" and requests["munge"]["memory"] == "128Mi"
+
+
 @pytest.mark.parametrize("name", KUBERNETES_CASES)
 def test_only_readiness_depends_on_others(name: str, tmp_path: Path) -> None:
     for _, container in containers(render(*case_input(tmp_path, name))):
         assert container["livenessProbe"]["exec"]["command"][1] == "--live"
         assert container["readinessProbe"]["exec"]["command"] == ["/opt/sms/bin/sms-probe", container["name"]]
+        tries = container["startupProbe"]["failureThreshold"]
+        assert (tries > 10**9) is (container["name"] in STARTS_LONG), "N1, K3: no recovery or conversion is killed"
         sidecar = "restartPolicy" in container
         assert (container["startupProbe"]["exec"]["command"][1] == "--live") is not sidecar
 
@@ -242,7 +257,9 @@ def test_the_jobs_of_document_000(name: str, tmp_path: Path) -> None:
         assert [task["Driver"] for task in group["Tasks"]] == ["raw_exec"] * len(group["Tasks"])
         if job["Type"] == "service":
             assert group["Disconnect"]["Replace"] is False
-            assert group["Update"]["AutoRevert"] is True
+            long = not {task["Name"] for task in group["Tasks"]}.isdisjoint(STARTS_LONG)
+            assert group["Update"]["AutoRevert"] is not long
+            assert (group["Update"]["HealthyDeadline"] > 3600 * 10**9) is long
             assert group["Constraints"][0]["LTarget"] == "${attr.unique.hostname}"
             ports = [port["Value"] for network in group["Networks"] for port in network["ReservedPorts"]]
             assert len(ports) == len(set(ports))

@@ -222,6 +222,7 @@ END
    "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],
@@ -268,6 +269,7 @@ END
    "setup": "[ -s /etc/sssd/sssd.conf ] || { echo \"/etc/sssd/sssd.conf is missing: set secrets.sssd_conf\" >&2; exit 1; }\ninstall -d -m 0755 /var/lib/sss /var/lib/sss/mc /var/lib/sss/pipes /var/lib/sss/pubconf /var/log/sssd\ninstall -d -m 0755 /var/lib/sss/deskprofile /var/lib/sss/gpo_cache /var/lib/sss/keytabs\ninstall -d -m 0700 /var/lib/sss/db /var/lib/sss/pipes/private /var/lib/sss/secrets\nrm -f /run/sssd.pid\n# What packages of Debian do when they are installed.\n[ -e /etc/nsswitch.conf ] || cp /usr/etc/nsswitch.conf /etc/nsswitch.conf\nsed -i -E '/^(passwd|group):/{/ sss/!s/$/ sss/}' /etc/nsswitch.conf\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],
@@ -313,6 +315,7 @@ END
    "setup": "[ -s /etc/ssh/ssh_host_ed25519_key ] ||\n  { echo \"/etc/ssh/ssh_host_ed25519_key is missing: set secrets.ssh_host_key\" >&2; exit 1; }\ninstall -d -m 0755 /run/sshd\n# A volume of an engine is open to everybody; a home of another file system keeps its mode.\n[ \"$(stat -c %u:%a /home)\" != 0:777 ] || chmod 0755 /home\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [
     "munge",
     "sssd"

@@ -30,9 +30,9 @@ job "slurm-ctl" {
       max_parallel      = 1
       health_check      = "checks"
       min_healthy_time  = "10s"
-      healthy_deadline  = "5m"
-      progress_deadline = "10m"
-      auto_revert       = true
+      healthy_deadline  = "168h"
+      progress_deadline = "169h"
+      auto_revert       = false
     }
 
     restart {
@@ -210,6 +210,7 @@ END
    "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],
@@ -256,6 +257,7 @@ END
    "setup": "[ -s /etc/sssd/sssd.conf ] || { echo \"/etc/sssd/sssd.conf is missing: set secrets.sssd_conf\" >&2; exit 1; }\ninstall -d -m 0755 /var/lib/sss /var/lib/sss/mc /var/lib/sss/pipes /var/lib/sss/pubconf /var/log/sssd\ninstall -d -m 0755 /var/lib/sss/deskprofile /var/lib/sss/gpo_cache /var/lib/sss/keytabs\ninstall -d -m 0700 /var/lib/sss/db /var/lib/sss/pipes/private /var/lib/sss/secrets\nrm -f /run/sssd.pid\n# What packages of Debian do when they are installed.\n[ -e /etc/nsswitch.conf ] || cp /usr/etc/nsswitch.conf /etc/nsswitch.conf\nsed -i -E '/^(passwd|group):/{/ sss/!s/$/ sss/}' /etc/nsswitch.conf\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],
@@ -289,6 +291,7 @@ END
    "setup": "",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [
     "munge",
     "sssd"
@@ -339,6 +342,7 @@ END
    "setup": "install -d -o slurm -g slurm -m 0755 /run/slurmctld /var/log/slurm\ninstall -d -o slurm -g slurm -m 0700 /var/spool/slurmctld\n# Of an image in which slurm had other ids.\nfind /var/spool/slurmctld /var/log/slurm ! -user slurm -exec chown -h slurm:slurm {} +\nif [ -n \"$${SMS_UNCLEAN:-}\" ]; then\n/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\nfi\n",
    "unclean": "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state",
    "running": "/var/spool/slurmctld/.sms-running",
+   "saves": "/var/spool/slurmctld/job_state",
    "needs": [
     "munge",
     "slurmdbd",

@@ -30,9 +30,9 @@ job "slurmdbd" {
       max_parallel      = 1
       health_check      = "checks"
       min_healthy_time  = "10s"
-      healthy_deadline  = "5m"
-      progress_deadline = "10m"
-      auto_revert       = true
+      healthy_deadline  = "168h"
+      progress_deadline = "169h"
+      auto_revert       = false
     }
 
     restart {
@@ -194,6 +194,7 @@ END
    "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],
@@ -240,6 +241,7 @@ END
    "setup": "[ -s /etc/sssd/sssd.conf ] || { echo \"/etc/sssd/sssd.conf is missing: set secrets.sssd_conf\" >&2; exit 1; }\ninstall -d -m 0755 /var/lib/sss /var/lib/sss/mc /var/lib/sss/pipes /var/lib/sss/pubconf /var/log/sssd\ninstall -d -m 0755 /var/lib/sss/deskprofile /var/lib/sss/gpo_cache /var/lib/sss/keytabs\ninstall -d -m 0700 /var/lib/sss/db /var/lib/sss/pipes/private /var/lib/sss/secrets\nrm -f /run/sssd.pid\n# What packages of Debian do when they are installed.\n[ -e /etc/nsswitch.conf ] || cp /usr/etc/nsswitch.conf /etc/nsswitch.conf\nsed -i -E '/^(passwd|group):/{/ sss/!s/$/ sss/}' /etc/nsswitch.conf\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],
@@ -278,6 +280,7 @@ END
    "setup": "install -d -o mysql -g mysql -m 0755 /run/mysqld\ninstall -d -o mysql -g mysql -m 0700 /var/lib/mysql\n# The image has no database: the first start on an overlay makes one, complete or not at all. Without names of hosts, as a run\n# without a network has none (--force).\nif [ ! -e /var/lib/mysql/sms-initialised ]; then\n  find /var/lib/mysql -mindepth 1 ! -name '.sms-*' -delete\n  mariadb-install-db --no-defaults --user=mysql --datadir=/var/lib/mysql --auth-root-authentication-method=socket \\\n    --skip-test-db --force >/var/log/sms/mariadb-install.log 2>&1\n  touch /var/lib/mysql/sms-initialised\nfi\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],
@@ -315,6 +318,7 @@ END
    "setup": "install -d -o slurm -g slurm -m 0755 /run/slurmdbd /var/log/slurm\n# The login goes by the user behind the socket: there is no password to keep.\nmariadb --no-defaults --socket=/run/mysqld/mysqld.sock <<'SQL'\nCREATE DATABASE IF NOT EXISTS slurm_acct_db;\nCREATE USER IF NOT EXISTS slurm@localhost IDENTIFIED VIA unix_socket;\nGRANT ALL ON slurm_acct_db.* TO slurm@localhost;\nSQL\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [
     "munge",
     "mariadb",

@@ -205,6 +205,7 @@ END
    "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],
@@ -246,6 +247,7 @@ END
    "setup": "if [ -n \"$${SMS_UNCLEAN:-}\" ]; then\n/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\nfi\n",
    "unclean": "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state",
    "running": "/var/spool/slurmctld/.sms-running",
+   "saves": "/var/spool/slurmctld/job_state",
    "needs": [
     "munge"
    ],
@@ -291,6 +293,7 @@ END
    "setup": "install -d -o slurmrest -g slurmrest -m 0755 /run/slurmrestd\nrm -f /run/slurmrestd/slurmrestd.sock\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [
     "munge",
     "slurmctld"

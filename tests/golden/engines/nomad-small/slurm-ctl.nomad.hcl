@@ -30,9 +30,9 @@ job "slurm-ctl" {
       max_parallel      = 1
       health_check      = "checks"
       min_healthy_time  = "10s"
-      healthy_deadline  = "5m"
-      progress_deadline = "10m"
-      auto_revert       = true
+      healthy_deadline  = "168h"
+      progress_deadline = "169h"
+      auto_revert       = false
     }
 
     restart {
@@ -203,6 +203,7 @@ END
    "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],
@@ -244,6 +245,7 @@ END
    "setup": "install -d -o slurm -g slurm -m 0755 /run/slurmctld /var/log/slurm\ninstall -d -o slurm -g slurm -m 0700 /var/spool/slurmctld\n# Of an image in which slurm had other ids.\nfind /var/spool/slurmctld /var/log/slurm ! -user slurm -exec chown -h slurm:slurm {} +\nif [ -n \"$${SMS_UNCLEAN:-}\" ]; then\n/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\nfi\n",
    "unclean": "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state",
    "running": "/var/spool/slurmctld/.sms-running",
+   "saves": "/var/spool/slurmctld/job_state",
    "needs": [
     "munge"
    ],

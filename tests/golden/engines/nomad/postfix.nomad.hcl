@@ -203,6 +203,7 @@ END
    "setup": "# A fresh folder on other engines.\ninstall -d -o postfix -m 0700 \"$(postconf -h data_directory)\"\npostalias /etc/aliases\npostfix -c /etc/postfix check\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],

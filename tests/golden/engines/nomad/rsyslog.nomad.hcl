@@ -168,6 +168,17 @@ job "rsyslog" {
         kill -HUP "$(cat /run/rsyslog/rsyslogd.pid)"
     endscript
 }
+# `sms status` shows what is in it: that of the present day.
+/var/log/sms/syslog-discarded {
+    daily
+    rotate 1
+    missingok
+    notifempty
+    create 0640 syslog syslog
+    postrotate
+        kill -HUP "$(cat /run/rsyslog/rsyslogd.pid)"
+    endscript
+}
 END
       }
 
@@ -197,12 +208,18 @@ module(load="imrelp")
 input(type="imudp" port="514")
 input(type="imtcp" port="514")
 input(type="imrelp" port="2514" keepAlive="on")
+# Lines that a full queue discards are counted: `sms status` shows them.
+module(load="impstats" interval="60" resetCounters="on" ruleset="statistics")
 template(name="messages" type="string" string="%timegenerated:::date-rfc3339% %HOSTNAME% %syslogtag%%msg:::sp-if-no-1st-sp%%msg:::drop-last-lf%\n")
 # A node that floods it must not fill the file system that Slurm's controller saves its state on: a file that reaches its
 # size is emptied, after a copy that replaces the last one.
 $FileCreateMode 0640
 $outchannel messages,/var/log/messages,33554432,/opt/sms/bin/sms-log-full /var/log/messages
 $outchannel probe,/var/log/sms/syslog-probe,1048576,/opt/sms/bin/sms-log-full /var/log/sms/syslog-probe
+$outchannel discarded,/var/log/sms/syslog-discarded,1048576,/opt/sms/bin/sms-log-full /var/log/sms/syslog-discarded
+ruleset(name="statistics") {
+    if re_match($msg, "discarded\\.(full|nf)=[1-9]") then :omfile:$discarded;messages
+}
 # Lines of the probe and cron's heartbeat are too many for the log.
 if $programname == 'sms-probe' and $fromhost-ip == '127.0.0.1' then {
     :omfile:$probe;messages
@@ -210,9 +227,11 @@ if $programname == 'sms-probe' and $fromhost-ip == '127.0.0.1' then {
 }
 if $programname == 'CRON' and ($msg contains 'cron-heartbeat' or $msg contains 'session') then stop
 # The site's collector, with a queue on disk for its outages. A full queue takes no more, and nothing waits for it: the
-# log here goes on. The connection is probed: what is written to a dead connection is lost.
-action(type="omfwd" target="loghost.example.org" port="5140" protocol="tcp"
-       queue.type="LinkedList" queue.filename="forward" queue.maxDiskSpace="64m" queue.saveOnShutdown="on"
+# log here goes on. So its part in memory has room for what comes faster than it is written to the disk: with the usual
+# 1000, most of a burst was discarded. The connection is probed: what is written to a dead connection is lost.
+action(name="collector" type="omfwd" target="loghost.example.org" port="5140" protocol="tcp"
+       queue.type="LinkedList" queue.size="20000" queue.highWatermark="2000" queue.lowWatermark="500"
+       queue.filename="forward" queue.maxDiskSpace="64m" queue.saveOnShutdown="on"
        queue.timeoutEnqueue="0" action.resumeRetryCount="-1" action.resumeInterval="5"
        keepAlive="on" keepAlive.time="10" keepAlive.interval="5" keepAlive.probes="3")
 *.* :omfile:$messages;messages
@@ -238,9 +257,10 @@ END
    "capabilities": [
     10
    ],
-   "setup": "install -d -o syslog -g syslog -m 0755 /run/rsyslog\nrm -f /run/rsyslog/rsyslogd.pid\nln -sfn /run/rsyslog/socket /dev/log\n# In folders that are not its own: it can write these files, and no others there.\ntouch /var/log/messages /var/log/sms/syslog-probe\nchown syslog:syslog /var/log/messages /var/log/sms/syslog-probe\nchmod 0640 /var/log/messages /var/log/sms/syslog-probe\ninstall -d -m 0700 /var/spool/rsyslog\nchown -R syslog:syslog /var/spool/rsyslog\n",
+   "setup": "install -d -o syslog -g syslog -m 0755 /run/rsyslog\nrm -f /run/rsyslog/rsyslogd.pid\nln -sfn /run/rsyslog/socket /dev/log\n# In folders that are not its own: it can write these files, and no others there.\nfor log in /var/log/messages /var/log/sms/syslog-probe /var/log/sms/syslog-discarded; do\n    touch \"$log\"\n    chown syslog:syslog \"$log\"\n    chmod 0640 \"$log\"\ndone\ninstall -d -m 0700 /var/spool/rsyslog\nchown -R syslog:syslog /var/spool/rsyslog\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],

@@ -115,6 +115,7 @@ job "munge" {
    "setup": "# munged refuses folders that others may write to, and leaves its socket behind when killed.\ninstall -d -o munge -g munge -m 0755 /run/munge\ninstall -d -o munge -g munge -m 0700 /var/lib/munge /var/log/munge /etc/munge\nfind /var/lib/munge /var/log/munge /etc/munge ! -user munge -exec chown -h munge:munge {} +\nchmod 0600 /etc/munge/munge.key\nrm -f /run/munge/munge.socket.2 /run/munge/munge.socket.2.lock\n",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [],
    "after": [],
    "sync": [],
@@ -155,6 +156,7 @@ job "munge" {
    "setup": "mkdir -p /run/slurm /var/spool/slurmd",
    "unclean": "",
    "running": null,
+   "saves": null,
    "needs": [
     "munge"
    ],
