@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,8 @@ GATEWAY_MB = 1024
 class Cluster:
     """A site with its selected services in starting order; ``path`` is that of the site file.
 
-    ``vm``: verbs of snapshots act on those of the VM's state instead of the overlay's.
+    ``vm``: verbs of snapshots act on those of the VM's state instead of the overlay's. ``names``: IPv4 addresses of
+    nodes' names that the site file lacks, for the container's hosts file.
     """
 
     site: Site
@@ -38,6 +39,7 @@ class Cluster:
     base: Base
     path: Path | None = None
     vm: bool = False
+    names: Mapping[str, str] = field(default_factory=dict, repr=False)
     env: Env = field(default_factory=Env, repr=False, compare=False)
 
     @cached_property

@@ -11,6 +11,7 @@ from appliance.cli.common import Verbs, print_result, verb
 EXAMPLES = """\
   sms config check                    list every problem of the site file, with its line
   sms config check other.yaml         check another file
+  sms config check --resolve          and that this machine resolves the names of nodes and servers
   sms config show                     show every setting with its value, including defaults
   sms config schema >sms.schema.json  print the JSON Schema, for completion in an editor"""
 
@@ -22,6 +23,9 @@ def add(verbs: Verbs) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser("check", help="report all problems at once, with line and hint")
     check.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the site file (default: as for --site)")
+    check.add_argument(
+        "--resolve", action="store_true", help="also resolve the names of nodes and servers, on this machine"
+    )
     check.add_argument("--json", action="store_true", help="print the result as JSON")
     check.set_defaults(run=run_check)
     show = actions.add_parser("show", help="show every setting with its value, including defaults")
@@ -35,12 +39,14 @@ def run_check(arguments: argparse.Namespace) -> int:
     """Report every problem; status 2 if there is any."""
     from appliance.cli.screen import err, print_json
     from appliance.errors import ConfigError
-    from appliance.operations.site.config import check_config
+    from appliance.operations.site.config import check_config, check_names
     from appliance.operations.site.locate import find_site
 
     path = find_site(arguments.file or arguments.site)
     try:
         loaded = check_config(path, arguments.state)
+        if arguments.resolve:
+            check_names(loaded)
     except ConfigError as error:
         if not arguments.json or not error.problems:
             raise

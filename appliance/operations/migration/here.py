@@ -34,7 +34,7 @@ from appliance.operations.migration.start import (
 from appliance.operations.migration.state import Here, Inspected, Migration, MigrationResult
 from appliance.operations.migration.switch import clean_up, switch_addresses
 from appliance.operations.networks import remove_isolated, write_networks
-from appliance.operations.overlay.overlay import archive_for, fitting, overlay_mark, second_overlay
+from appliance.operations.overlay.overlay import archive_for, fitting, overlay_mark, resolve_running, second_overlay
 from appliance.operations.preflight import check_confinement, check_networks, find_instance, query_confinement
 from appliance.operations.services.apply import Applied
 from appliance.operations.services.apply import apply as apply_files
@@ -235,8 +235,9 @@ def _inspect(cluster: Cluster, host: Host, image: Image, options: Options) -> tu
     known, unknown = _query_services(cluster, host)
     name = f"{instance_name(cluster.site)}.{lease.generation + 1}"
     second = Second(name, second_overlay(cluster), *second_paths(cluster))
-    archive = archive_for(fitting(cluster, host))
-    seed = seed_argv(cluster.site, confinement, image.path, second.overlay, overlay_mark(archive, image))
+    fitted = fitting(cluster, host)
+    mark, archive = overlay_mark(archive_for(fitted), image), archive_for(resolve_running(fitted, host))
+    seed = seed_argv(cluster.site, confinement, image.path, second.overlay, mark)
     macs = tuple(now.macs.values())
     here = Here(
         second, known, unknown, now.bridges, now.addresses, macs, (seed, archive), options.verb, options.wait_s

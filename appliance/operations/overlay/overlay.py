@@ -14,8 +14,10 @@ from appliance.operations.context import Cluster, read_given
 from appliance.operations.image.deliver import Image
 from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.mirrored import ADOPT, find_mirror, is_linked, opened
+from appliance.operations.overlay.names import resolve_nodes
 from appliance.operations.preflight import find_instance, lock_host, prepare_confinement, query_confinement
 from appliance.plan.machine import inside_argv, seed_argv
+from appliance.plan.overlay.names import HOSTS
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_archive, seed_digest, seed_files, slurm_sources
 from appliance.plan.services.runs import shown
 from appliance.share import share
@@ -39,7 +41,7 @@ def seeds_for(cluster: Cluster) -> tuple[Seed, ...]:
     given = read_given([*((name, sources[name]) for name in SECRET_PLACES), *slurm_sources(site)])
     overlays = share("overlays")
     extra = read_extra_files(overlays / "base" / "overlay.yaml").files
-    return seed_files(site, cluster.services, overlays=overlays, extra=extra, given=given)
+    return seed_files(site, cluster.services, overlays=overlays, extra=extra, given=given, names=cluster.names)
 
 
 def second_overlay(cluster: Cluster) -> str:
@@ -47,8 +49,18 @@ def second_overlay(cluster: Cluster) -> str:
     return f"{cluster.places.overlay}.second"
 
 
+def resolve_running(cluster: Cluster, host: Host) -> Cluster:
+    """Return it with the addresses of nodes' names, as ``resolve_nodes`` of the running services container."""
+    argv = inside_argv(cluster.site, cluster.services, "cat", HOSTS)
+    return resolve_nodes(cluster, host, lambda: host.run(*argv, ok=None).stdout)[0]
+
+
 def overlay_mark(archive: bytes, image: Image) -> str:
-    """Return the mark of a seed and image. It includes the image because accounts are merged with the image's."""
+    """Return the mark of a seed and image. It includes the image because accounts are merged with the image's.
+
+    Args:
+        archive: without addresses of nodes' names, which others than the site file change.
+    """
     return f"{seed_digest(archive)} {image.key}"
 
 
@@ -186,13 +198,17 @@ def ready_overlay(
     """
     path = str(cluster.places.overlay)
     exists = check_overlay(cluster, host)
-    archive = archive_for(fitting(cluster, host) if exists else cluster)
-    mark = overlay_mark(archive, image)
+    cluster = fitting(cluster, host) if exists else cluster
+    mark = overlay_mark(archive_for(cluster), image)
     if exists:
         with cluster.env.progress.step("check the overlay"):
             ext3.check(host, path)
-        if seeded_with(host, path) == mark or not may_seed():
-            return []
+    read_known = (lambda: ext3.read_inside(host, path, f"/upper{HOSTS}")) if exists else bytes
+    cluster, renamed = resolve_nodes(cluster, host, read_known)
+    same = exists and seeded_with(host, path) == mark
+    if (same and not renamed) or (exists and not same and not may_seed()):
+        return []
+    archive = archive_for(cluster)
     with cluster.env.progress.step("seed the overlay" if exists else "create and seed the overlay") as step:
         if exists:
             report = _seed(cluster, host, image.path, path, archive, mark)

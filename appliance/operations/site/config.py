@@ -11,21 +11,26 @@ from typing import Any
 from appliance.catalog import read_bases, select
 from appliance.catalog.model import Probe
 from appliance.config.check import check_ports
-from appliance.config.document import Document, Place
+from appliance.config.document import Document, Place, first_problems
 from appliance.config.finding import Finding
+from appliance.config.hostlist import fold
 from appliance.config.model import Site
 from appliance.config.read import read_text
 from appliance.config.slurm_files import called_programs
 from appliance.errors import ConfigError, Problem
+from appliance.host.local import Local
 from appliance.operations.site.ca import ca_folder
 from appliance.operations.site.find import Loaded, open_site
 from appliance.plan.image.accounts import check_accounts
 from appliance.plan.image.definition import has_credentials, packages_for, repository_urls
 from appliance.plan.image.openpgp import KeyProblem, read_keys
 from appliance.plan.image.repositories import check_repositories, credentials_for, read_credentials
+from appliance.plan.overlay.names import find_peers, read_resolved
 from appliance.plan.overlay.seed import template_values
 from appliance.plan.render import Templates
 from appliance.share import share
+from appliance.text import one_line
+from appliance.tools import resolver
 
 SHORTEST_KEY = 32
 """Bytes of a munge key, at least (MUNGE_MINIMUM_SECRET_KEY_LEN of munged)."""
@@ -47,6 +52,29 @@ def check_config(path: Path, state: Path | None = None) -> Loaded:
     if problems:
         raise ConfigError(problems=problems)
     return loaded
+
+
+def check_names(loaded: Loaded) -> None:
+    """Check that this machine resolves all names of other machines in a site file.
+
+    Raises:
+        ConfigError: it does not; which ones.
+    """
+    peers = find_peers(loaded.site)
+    names = list(dict.fromkeys(name for names in peers.values() for name in names))
+    found = read_resolved(resolver.resolve(Local(), names), names, {}) if names else {}
+    missing = {place: [name for name in names if name not in found] for place, names in peers.items()}
+    problems = [
+        loaded.document.problem(
+            place,
+            f"{len(names)} of {len(peers[place])} names have no IPv4 address here: {one_line(fold(names), 200)}",
+            "give it in the site file, or in /etc/hosts of the admin hosts" if place[0] == "slurm" else "",
+        )
+        for place, names in missing.items()
+        if names
+    ]
+    if problems:
+        raise ConfigError(problems=first_problems(problems))
 
 
 def check_files(site: Site, document: Document) -> list[Problem]:

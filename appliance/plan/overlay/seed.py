@@ -8,9 +8,9 @@ import ipaddress
 import json
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from appliance.catalog import Service
 from appliance.catalog.model import SecretName, SeedFile
@@ -36,6 +36,7 @@ SECRET_PLACES = {
     "group": ("/etc/group", "root", 0o644),
 }
 """Path, owner and mode in the container of the files that a site names."""
+NONE: Mapping[str, str] = MappingProxyType({})
 OF_SERVICES = ("jwt_key", "ssh_host_key", "sssd_conf")
 """Those that only services have: their owners are in an image with such a service."""
 
@@ -68,6 +69,7 @@ def seed_files(
     overlays: Path,
     extra: Sequence[SeedFile],
     given: Mapping[str, bytes],
+    names: Mapping[str, str] = NONE,
 ) -> tuple[Seed, ...]:
     """Return all files of the overlay, sorted by path.
 
@@ -75,8 +77,9 @@ def seed_files(
         overlays: the folder of the templates.
         extra: files besides those of the services.
         given: contents of the files that the site names, by the keys of ``SECRET_PLACES``; of ``slurm.files`` by path.
+        names: IPv4 addresses of nodes' names that the site file lacks.
     """
-    templates = Templates(overlays, **template_values(site, services))
+    templates = Templates(overlays, **template_values(site, services, names))
     seeds = [
         Seed("/etc/sms/supervisord.conf", supervisor_conf(services, site.overlay.size_mb).encode()),
         Seed("/etc/sms/services.json", (json.dumps(services_json(services, templates), indent=1) + "\n").encode()),
@@ -105,13 +108,12 @@ def secrets_of(service: Service) -> tuple[SecretName, ...]:
     return (*service.secrets, *service.needs_secrets)
 
 
-def template_values(site: Site, services: Sequence[Service]) -> dict[str, object]:
-    """Return what templates of the container's files may use."""
-    names = [service.name for service in services]
+def template_values(site: Site, services: Sequence[Service], names: Mapping[str, str] = NONE) -> dict[str, object]:
+    """Return what templates of the container's files may use. ``names``: as for ``seed_files``."""
     return {
         "site": site,
-        "services": names,
-        "node_addresses": node_addresses(site),
+        "services": [service.name for service in services],
+        "node_addresses": node_addresses(site, names),
         "other_controllers": other_controllers(site, services, CONTAINER),
     }
 
@@ -133,12 +135,19 @@ def named_nodes(site: Site) -> Iterator[tuple[str, str]]:
         yield from zip(names, expand(node.address) if node.address else [""] * len(names), strict=False)
 
 
-def node_addresses(site: Site) -> list[tuple[str, str]]:
-    """Return (address, name) of every node whose address is known, for /etc/hosts."""
+def node_addresses(site: Site, names: Mapping[str, str] = NONE) -> list[tuple[str, str]]:
+    """Return (address, names) of every node whose address is known, for /etc/hosts.
+
+    Args:
+        names: IPv4 addresses of the others by their names, which a name service resolves.
+    """
     pairs: list[tuple[str, str]] = []
     for name, address in named_nodes(site):
-        with suppress(ValueError):  # none, or a name, which DNS resolves
+        try:
             pairs.append((str(ipaddress.IPv4Address(address)), name))
+        except ValueError:  # none, or a name
+            if found := names.get(address or name):
+                pairs.append((found, f"{address} {name}" if address not in ("", name) else name))
     return pairs
 
 

@@ -1,0 +1,75 @@
+"""Names of Slurm's nodes that only a name service knows, and their addresses in the container's hosts file.
+
+slurmctld resolves the name of every node when it starts. An isolated instance reaches no name server, and one that is
+away makes each name take many seconds: so names are resolved when files are written.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from itertools import chain
+
+from appliance.config.document import Place
+from appliance.config.hostlist import expand
+from appliance.config.model import Site
+
+HOSTS = "/etc/hosts"
+ABSENT = re.compile(r"(?i)\bstate=(cloud|future)\b")
+"""Nodes that slurmctld does not look for when it starts (slurm.conf(5)): they may have no address yet."""
+
+
+def find_names(site: Site) -> list[str]:
+    """Return what slurmctld has to resolve: nodes' addresses that are names, and names of nodes without an address."""
+    found = (expand(node.address or node.name) for node in site.slurm.nodes if not ABSENT.search(node.extra or ""))
+    return [name for name in dict.fromkeys(chain.from_iterable(found)) if not is_ipv4(name)]
+
+
+def find_peers(site: Site) -> dict[Place, list[str]]:
+    """Return all names of the site file that its services resolve, by their places in the file."""
+    servers: dict[Place, str] = {("ntp", number): name for number, name in enumerate(site.ntp)}
+    servers |= {("syslog_forward",): site.syslog_forward or "", ("mail", "relay"): site.mail.relay or ""}
+    found = {place: [peer.partition(":")[0]] for place, peer in servers.items() if peer}
+    for number, node in enumerate(site.slurm.nodes):
+        found["slurm", "nodes", number] = [] if ABSENT.search(node.extra or "") else expand(node.address or node.name)
+    kept = {place: [name for name in names if not is_ipv4(name)] for place, names in found.items()}
+    return {place: names for place, names in kept.items() if names}
+
+
+def is_ipv4(text: str) -> bool:
+    """Return whether it is an IPv4 address."""
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_hosts(text: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the IPv4 addresses that a hosts file (hosts(5)) has for names; the first one of each counts."""
+    wanted, found = set(names), dict[str, str]()
+    for line in text.splitlines():
+        address, *others = line.partition("#")[0].split() or [""]
+        if is_ipv4(address):
+            for name in wanted.intersection(others):
+                found.setdefault(name, address)
+    return found
+
+
+def read_resolved(output: str, names: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return an address for each name from the output of ``definitions/scripts/resolve-names``.
+
+    A name that is not there keeps its address, and so does one of several addresses: name servers change their order.
+
+    Args:
+        known: addresses until now.
+    """
+    wanted = set(names)
+    found = {name: address for name, address in known.items() if name in wanted}
+    for line in output.splitlines():
+        name, *addresses = line.split() or [""]
+        valid = [address for address in addresses if is_ipv4(address)]
+        if name in wanted and valid and found.get(name) not in valid:
+            found[name] = valid[0]
+    return found
