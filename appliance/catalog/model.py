@@ -182,6 +182,9 @@ class Engines(Section):
         (), description="Folders that it writes to and that may be lost; those of `state` may be among them."
     )
     memory_mb: int = Field(128, ge=16, description="Memory that it is given, in MiB.")
+    starts_long: bool = Field(
+        False, description="Whether a start may take hours, as it recovers or converts its data: no deadline ends it."
+    )
     run: tuple[str, ...] = Field((), description="Its command there, if it is another one.")
     ports: tuple[OnePort, ...] = Field((), description="Its ports there, if it has others.")
     probe: Probe | None = Field(None, description="Its readiness probe there, if it is another one.")
@@ -231,6 +234,9 @@ class Service(Section):
         description="A file below `state` that exists while it runs, and remains if it did not exit with status 0: "
         "`setup` then runs with SMS_UNCLEAN set.",
     )
+    saves: AbsolutePath | None = Field(
+        None, description="File of `state` that it writes when it stops: if it could not, the stop was not in order."
+    )
     unclean: str = Field(
         "", description="Shell, run before its next start then, after `setup`, as root or its user; must be idempotent."
     )
@@ -278,8 +284,8 @@ class Service(Section):
         # It is a word of a shell command of the image's test.
         if self.run and not re.fullmatch(r"[A-Za-z0-9_./+-]+", self.run[0]):
             raise ValueError(f"{self.run[0]} is not the name of a program")
-        if self.unclean and not self.running:
-            raise ValueError("unclean needs running")
+        if (self.unclean or self.saves) and not self.running:
+            raise ValueError("unclean and saves need running")
         if self.engines.lease and self.engines.lease not in self.state:
             raise ValueError("engines.lease is not one of state")
         if any(file.change == "reload" for file in self.files) and not self.reload:

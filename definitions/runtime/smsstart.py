@@ -5,6 +5,7 @@ import grp
 import os
 import pwd
 import subprocess
+import time
 
 import smsfiles
 
@@ -14,6 +15,12 @@ LIBC.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 8, 23, 24
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
 CAPABILITY_VERSION_3 = 0x20080522
+
+
+ENDED = ".ended"
+"""End of the mark's name while the service does not run."""
+SAVED_S = 60
+"""Seconds within which a service ends after it has saved its state."""
 
 
 def prepare(service, again=False, **options):
@@ -32,13 +39,37 @@ def prepare(service, again=False, **options):
 
 
 def set_mark(service):
-    """Mark a service that is about to run; a stop in order removes the mark."""
+    """Mark a service that is about to run, so that its end without a stop in order is known.
+
+    The file stays, and only its name changes: on a full overlay none can be made.
+    """
     mark = service.get("running")
-    if mark:
+    if not mark:
+        return
+    try:
+        os.rename(smsfiles.at(mark + ENDED), smsfiles.at(mark))
+    except OSError:
         try:
             smsfiles.replace(mark, b"", 0o600, os.geteuid(), os.getegid())
-        except OSError as error:  # it runs on a full overlay, too
+        except OSError as error:  # it runs nevertheless
             print("sms-run: %s" % error, flush=True)
+
+
+def end_mark(service):
+    """Take the mark back from a service that has ended with status 0, unless it could not save its state.
+
+    slurmctld ends with that status also if its file system was full.
+    """
+    mark, saved = service.get("running"), service.get("saves")
+    if not mark:
+        return
+    try:
+        if saved and time.time() - os.stat(smsfiles.at(saved)).st_mtime > SAVED_S:
+            print("sms-run: %s was not saved: the next start is one after an unclean end" % saved, flush=True)
+            return
+        os.rename(smsfiles.at(mark), smsfiles.at(mark + ENDED))
+    except OSError:
+        pass  # it has never saved anything, or has no mark
 
 
 def become(service, tie=None):

@@ -13,7 +13,6 @@ import sys
 import time
 from contextlib import suppress
 
-import smsfiles
 import smslease
 import smsstart
 import smssync
@@ -315,19 +314,12 @@ class Task:
     def end_status(self):
         """The exit status of the service as that of this program; 0 for one that ended by the signal it was sent."""
         if self.status == 0:
-            self.clear_mark()
+            smsstart.end_mark(self.service)
         if self.fenced:
             return 1
         if self.stopping and self.status in (0, -self.stop_signal):
             return 0
         return self.status if self.status >= 0 else 128 - self.status
-
-    def clear_mark(self):
-        """It ended in order: the next start is not one after an unclean stop."""
-        mark = self.service.get("running")
-        if mark:
-            with suppress(OSError):
-                os.unlink(smsfiles.at(mark))
 
     def leave(self, status, detail=""):
         """Record the end, let others have the place, and return the status."""

@@ -84,6 +84,7 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
                 "setup": _setup(service, templates),
                 "unclean": templates.text(service.unclean),
                 "running": service.running,
+                "saves": service.saves,
                 "needs": [need for need in (*service.needs, *service.after) if need in names],
                 # Of them, those without which it starts if they do not answer for a while.
                 "after": [name for name in service.after if name in names],

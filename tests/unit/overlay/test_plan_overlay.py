@@ -181,7 +181,20 @@ def test_services_json_is_what_the_programs_read() -> None:
     assert list(services) == [service.name for service in SERVICES], "in starting order"
     for service in services.values():
         assert set(service) == {
-            *("run", "user", "groups", "capabilities", "setup", "running", "unclean", "needs", "after", "sync", "probe")
+            *(
+                "run",
+                "user",
+                "groups",
+                "capabilities",
+                "setup",
+                "running",
+                "saves",
+                "unclean",
+                "needs",
+                "after",
+                "sync",
+                "probe",
+            )
         }
         assert "{{" not in json.dumps(service)
 

@@ -30,7 +30,7 @@ from tests.unit.services.conftest import (
 PROGRAMS = [path for path in sorted(RUNTIME.iterdir()) if path.is_file() and b"python3" in path.read_bytes()[:40]]
 MODULES = sorted(RUNTIME.glob("*.py"))
 
-SUPERVISE = {"sms-supervise", "smsrt.py", "smsfiles.py"}
+SUPERVISE = {"sms-supervise", "smsrt.py", "smsfiles.py", "smsstart.py"}
 ON_NODES = {
     "sms-run",
     "sms-probe",
@@ -193,6 +193,38 @@ def test_mark_is_removed_by_a_clean_stop(
         finish(SimpleNamespace(config=SimpleNamespace(name=name)), 7, status)
     assert ended == [("other", 7, status), ("it", 7, status)]
     assert mark.exists() == stays
+    assert (root / "var/lib/sms/.running.ended").exists() is not stays, "it is renamed: a full disk has no new file"
+
+
+@pytest.mark.parametrize(("age_s", "clean"), [(0, True), (59, True), (61, False), (None, False)])
+def test_a_service_that_could_not_save_its_state_has_not_ended_in_order(
+    root: Path, monkeypatch: pytest.MonkeyPatch, age_s: float | None, clean: bool
+) -> None:
+    """T3: slurmctld ends with status 0 on a full overlay, and gave the ids of jobs that it had not saved twice."""
+    smsstart = load("smsstart.py", monkeypatch)
+    service = {"running": "/state/.running", "saves": "/state/job_state"}
+    (root / "state").mkdir()
+    mark, saved = root / "state/.running", root / "state/job_state"
+    for _ in range(2):
+        smsstart.set_mark(service)
+        assert mark.exists()
+        if age_s is not None:
+            saved.touch()
+            os.utime(saved, (time.time() - age_s,) * 2)
+        smsstart.end_mark(service)
+        assert mark.exists() is not clean
+
+
+def test_a_full_overlay_does_not_hide_that_a_service_runs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smsstart = load("smsstart.py", monkeypatch)
+    service = {"running": "/state/.running"}
+    (root / "state").mkdir()
+    numbers = set()
+    for _ in range(3):
+        smsstart.set_mark(service)
+        numbers.add((root / "state/.running").stat().st_ino)
+        smsstart.end_mark(service)
+    assert len(numbers) == 1, "no file is made"
 
 
 def job_state(next_id: int, saved: float, head: bytes = b"PROTOCOL_VERSION\0") -> bytes:
