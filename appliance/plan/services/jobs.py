@@ -17,6 +17,14 @@ ASK_NODES = ("sh", "-c", "sinfo --noheader --dead --format=%n | grep -q . && exe
 A controller that started without reaching its nodes queries them again only after a third of SlurmdTimeout
 (slurm.conf(5)), and starts no job until then.
 """
+PENDING = (
+    *("env", "SLURM_TIME_FORMAT=%s", "timeout", "15", "squeue", "--all", "--noheader", "--states=PENDING"),
+    *("--Format=JobArrayID:40,PriorityLong:20,LastSchedEval:20,Reason:80",),
+)
+"""Lists jobs that wait, with their priority (0: held), and when the scheduler last looked at each."""
+NOT_LAUNCHED = "launch failed requeued held"
+"""Reason of a job that a node has refused (job_mgr.c of slurmctld)."""
+PENDING_LINE = r"([0-9]+(?:_\S+)?) +([0-9]+) +([0-9]+|N/A|Unknown) +(.*)"
 RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT")
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 LOST = ("NODE_FAIL", "BOOT_FAIL")
@@ -26,6 +34,19 @@ def read_jobs(output: str) -> dict[str, str]:
     """Return job states by id from the output of ``JOBS``; other lines are messages of squeue and are ignored."""
     pairs = (line.split() for line in output.splitlines())
     return {words[0]: words[1] for words in pairs if len(words) == 2}
+
+
+def read_refused(output: str, since: float) -> tuple[bool, list[str]]:
+    """Parse the output of ``PENDING``; other lines are ignored.
+
+    Returns:
+        Whether jobs wait that are not held; and those scheduled since a Unix time that a node could not launch.
+    """
+    jobs = [found for line in output.splitlines() if (found := re.match(PENDING_LINE, line))]
+    refused = [
+        one[1] for one in jobs if one[4].strip() == NOT_LAUNCHED and one[3].isdecimal() and int(one[3]) >= int(since)
+    ]
+    return any(int(one[2]) for one in jobs), refused
 
 
 def read_ended(log: str) -> dict[str, str]:

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from appliance.operations.image.build import Built
+from appliance.operations.lab import demo
 from appliance.plan.upgrade.upgrade import RETURNING, Side, Upgrade
 from appliance.shared.records import to_json
-from tests.real.conftest import Playground, give_image
+from tests.real.conftest import NODES, Playground, give_image
 from tests.real.moves import ssh_cut
 from tests.real.processes import begin, kill_sms, wait_for_step
 from tests.redfish import PASSWORD, USER, UUID, Emulator, emulator
@@ -527,3 +528,22 @@ def test_a_shared_overlay_is_started_as_it_is(both: Playground) -> None:
     said = both.sms("--site", site, "start", "--boot", on=DEAD).stderr.decode()
     assert "has taken over" in said and both.instances(DEAD) == []
     both.sms("--site", site, "-q", "stop", on=HERE)
+
+
+@pytest.mark.full
+def test_a_job_that_its_node_still_runs_starts_again(both: Playground) -> None:
+    """T6. The snapshot has it waiting, its node runs it: Slurm holds it for good, until the failover releases it."""
+    node = both.host("node1")
+    both.sms("-q", "start", on=DEAD)
+    demo.wait_idle(node, NODES)
+    words = ("--parsable", "-w", "node1", "-o", "/dev/null", "--begin=now+20", "--wrap", "sleep 600")
+    job = demo.as_alice(node, "sbatch", *words)
+    both.sms("-q", "overlay", "snapshot", on=DEAD)
+    both.sms("-q", "overlay", "push", "--to", HERE, on=DEAD)
+    wait_until(lambda: node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
+    with cut(both):
+        done = json.loads(both.sms("-q", "failover", HERE, "--i-have-fenced", "--json", on=HERE).stdout)
+        assert done["released"] == [job]
+        assert both.status(HERE)["held"] == []
+        assert node.run("squeue", "-h", "-j", job, "-o", "%T").text in ("PENDING", "RUNNING")
+    both.sms("exec", "--", "scancel", job, on=HERE)
