@@ -29,12 +29,12 @@ import socket
 ones = []
 try:
     while True:
-        ones.append(socket.create_connection(("10.77.0.1", 2514), 2))
+        ones.append(socket.create_connection(("10.77.0.1", {port}), 2))
 except TimeoutError:
     print(len(ones), flush=True)
 input()
 """
-"""As many sessions as one sender may have; prints their number."""
+"""As many sessions with a port as one machine may have; prints their number."""
 LINE = """
 import socket
 with socket.create_connection(("10.77.0.1", 2514), 10) as one:
@@ -91,7 +91,7 @@ def test_a_sender_with_too_many_sessions_leaves_some_to_others(running: Playgrou
     inside = ("exec", "--", "sh", "-c")
     limit = running.sms(*inside, "grep 'open files' /proc/$(cat /run/rsyslog/rsyslogd.pid)/limits").text.split()[3]
     assert int(limit) > 2 * 2000, "sessions over TCP and RELP, each with a descriptor"
-    argv = [*running.host("node1").prefix, "python3", "-c", SESSIONS]
+    argv = [*running.host("node1").prefix, "python3", "-c", SESSIONS.format(port=2514)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             # 200 of this node: rsyslogd has one of them, if it connected after the rules were loaded.
@@ -99,5 +99,21 @@ def test_a_sender_with_too_many_sessions_leaves_some_to_others(running: Playgrou
             assert running.host("node2").run("python3", "-c", LINE).text.startswith("200 OK")
             arrived = "grep 'relp: a line of node2$' /var/log/messages || true"
             demo.wait_for("the acknowledged line", lambda: running.sms(*inside, arrived).text)
+        finally:
+            process.communicate("\n")
+
+
+def test_a_node_that_opens_connections_to_slurmctld_leaves_some_to_others(running: Playground) -> None:
+    """T9: a job of another node is accepted at once, though slurmctld waits for what this one never sends."""
+    node = running.host("node2")
+    demo.wait_idle(node, NODES)
+    argv = [*running.host("node1").prefix, "python3", "-c", SESSIONS.format(port=6817)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout and 90 <= int(process.stdout.readline()) <= 100
+            job = demo.as_alice(
+                node, "sbatch", "--parsable", "-w", "node2", "-o", "/dev/null", "--wrap=true", timeout=10
+            )
+            demo.wait_for("the job", lambda: "" if node.run("squeue", "-h", "-j", job, ok=None).text else "ended")
         finally:
             process.communicate("\n")
