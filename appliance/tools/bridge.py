@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
+from appliance.plan.services.links import find_mtu, find_user, read_host_links
 from appliance.tools.ports import Link
 
 
@@ -23,6 +24,20 @@ def bridge_ports(host: Host, bridge: str) -> list[str] | None:
         return None
     ports = host.run("ip", "-json", "link", "show", "master", bridge).parse(list[Link], empty=b"[]")
     return [port["ifname"] for port in ports if "ifname" in port and "UP" in port.get("flags", [])]
+
+
+def query_mtus(host: Host, uplinks: Sequence[str]) -> dict[str, int]:
+    """Return the MTU of bridges with their ports, and of parents of macvlan interfaces: ``find_mtu``.
+
+    Raises:
+        SmsError: the output of ip(8) is not known.
+    """
+    shown = host.run("ip", "-json", "-details", "link", "show").parse(list[dict[str, Any]], empty=b"[]")
+    try:
+        links = read_host_links(shown)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise SmsError(f"{host.name}: the output of ip has an unknown form: {type(error).__name__} {error}") from error
+    return {uplink: find_mtu(links, uplink) for uplink in uplinks}
 
 
 def parent_problem(host: Host, name: str) -> str:
@@ -60,9 +75,3 @@ def taken(host: Host, addresses: dict[str, str], pool: Callable[[int], Executor]
     with pool(max(1, len(addresses))) as workers:
         macs = list(workers.map(probe, addresses.keys(), addresses.values()))
     return {address: mac for address, mac in zip(addresses, macs, strict=True) if mac}
-
-
-def find_user(output: str) -> str:
-    """Return the MAC address in arping's output that uses the address."""
-    found = re.search(r"^Unicast reply from .*\[(.*?)\]", output, re.MULTILINE)
-    return found.group(1) if found else "unknown"

@@ -12,6 +12,7 @@ from appliance.errors import SmsError, disk_hint
 from appliance.host.base import CommandError, Host
 from appliance.plan.vm.vm import FIRST_DESCRIPTOR, Card, Machine, choose_accel
 from appliance.tools import files
+from appliance.tools.bridge import query_mtus
 
 # Opens what the machine uses, then runs it as another user, in a session of its own: it outlives this program.
 LAUNCH = """\
@@ -200,6 +201,8 @@ def plug(host: Host, card: Card) -> None:
     """Create the card's tap device and attach it to its bridge."""
     if not host.works("ip", "link", "show", "dev", card.tap):
         host.run("ip", "tuntap", "add", "dev", card.tap, "mode", "tap")
+        if mtu := query_mtus(host, [card.bridge])[card.bridge]:  # a smaller one would be that of the bridge, too
+            host.run("ip", "link", "set", "dev", card.tap, "mtu", str(mtu))
     host.run("ip", "link", "set", "dev", card.tap, "master", card.bridge, "up")
 
 

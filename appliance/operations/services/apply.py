@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from appliance.config.hostlist import fold
 from appliance.config.slurm_files import FOLDER
 from appliance.errors import ConfigError, Refused, RolledBack, SmsError
 from appliance.host.base import Host
@@ -21,9 +22,11 @@ from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.env import Event
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import Image, LacksService, deliver, trust
-from appliance.operations.overlay.overlay import overlay_mark, query_size, seeds_for
+from appliance.operations.overlay.names import answers_names, find_missing
+from appliance.operations.overlay.overlay import archive_for, overlay_mark, query_size, resolve_running, seeds_for
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.effect import (
+    Fault,
     Judged,
     compare,
     find_faults,
@@ -56,6 +59,7 @@ from appliance.plan.services.network import INTERFACES, read_network, running_ne
 from appliance.shared.ports import split_macvlan
 from appliance.text import one_line
 from appliance.tools import apptainer, ports
+from appliance.tools.bridge import query_mtus
 from appliance.tools.scripts import script_argv
 from appliance.tools.sha256 import find_digest
 
@@ -279,16 +283,20 @@ class _Apply:
         self.running = running
         refuse_superseded(cluster, host)
         self._refuse_larger_overlay()
-        seeds = seeds_for(cluster)
+        resolved = resolve_running(cluster, host)
+        seeds = seeds_for(resolved)
         self.archive = seed_archive(seeds)
         image, switch = self._find_image()
-        self.mark = overlay_mark(self.archive, image)
+        self.mark = overlay_mark(archive_for(cluster), image)
         found: Compared = self.inside(Compared, "compare", input=self.archive)
         self.left = found["left"]
         changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}))
         self._check(changes)
         self.judged = self._judge(seeds, changes, bool(found["pending"]))
         switch += self._find_started_with(changes)
+        self.judged = replace(
+            self.judged, faults=(*self.judged.faults, *self._find_waits(resolved, changes, bool(switch)))
+        )
         self.pending = _read_kinds(found)
         history = read_history(cluster, host)
         actions = () if switch else plan_actions(cluster.services, changes, self.pending)
@@ -335,6 +343,23 @@ class _Apply:
             old = {**new, **{path: (text or "").encode() for path, text in changed.items()}}
             judged = judge(self.cluster, self.host, read_defined(old), defined)
         return find_faults(self.cluster, self.host, judged, before, after)
+
+    def _find_waits(self, resolved: Cluster, changes: Sequence[FileChange], switch: bool) -> Iterator[Fault]:
+        """Yield what slurmctld would wait for, for minutes: names of nodes that it cannot ask for.
+
+        Args:
+            resolved: of ``resolve_running``.
+            switch: a second instance is started, which is isolated.
+        """
+        missing = find_missing(resolved)
+        if not missing or not (switch or any(one.path.startswith(f"{FOLDER}/") for one in changes)):
+            return
+        if switch or not answers_names(self.cluster, self.host, missing[0]):
+            yield Fault(
+                f"slurmctld would wait for name servers: {self.host.name} resolves no address of the nodes "
+                f"{one_line(fold(missing), 120)}{', and a second instance reaches no name server' * switch}",
+                "give nodes an `address`, or names that resolve: `sms config check --resolve`",
+            )
 
     def _find_image(self) -> tuple[Image, list[str]]:
         """Return the running image; if it lacks a service of the site file, the current one, and why.
@@ -405,9 +430,13 @@ class _Apply:
             for name, value in running_network(site).items()
             if found.get(name, "").lower() != value.lower()
         ]
-        networks = zip(INTERFACES, (site.networks.provisioning, site.networks.public), strict=True)
-        for name, network in networks:
+        networks = (site.networks.provisioning, site.networks.public)
+        mtus = query_mtus(self.host, [network.uplink(self.host.name) for network in networks])
+        for name, network in zip(INTERFACES, networks, strict=True):
             port, uplink = ports.find_ports(self.host, self.running.pid).get(name), network.uplink(self.host.name)
+            mtu = found.get(f"mtu-{name}", "")
+            if mtu.isdigit() and mtus[uplink] not in (0, int(mtu)):
+                different.append(f"the MTU of {name} is {mtu}, not {mtus[uplink]}")
             if port and (network.attach == "macvlan") != bool(split_macvlan(port)):
                 different.append(f"{name} is not attached by {network.attach}")
             elif port and (found_on := ports.find_uplink(self.host, port)) not in ("", uplink):

@@ -22,7 +22,14 @@ from appliance.plan.migration.here import SWITCHED
 from appliance.plan.nodes.accounts import GROUP, MOST_REMOVED, PASSWD, compare_accounts, too_many_removed
 from appliance.plan.overlay.seed import SECRET_PLACES
 from appliance.plan.services.by_hand import find_by_hand
-from appliance.plan.services.defined import Defined, find_described, find_new, read_defined
+from appliance.plan.services.defined import (
+    PLUGIN_FOLDER,
+    Defined,
+    find_described,
+    find_new,
+    find_plugins,
+    read_defined,
+)
 from appliance.plan.services.effect import (
     SHOWN,
     Loss,
@@ -37,6 +44,7 @@ from appliance.plan.services.effect import (
 from appliance.shared.records import RecordError
 from appliance.text import one_line
 from appliance.tools import ext3
+from appliance.tools.scripts import script_argv
 
 COMPARE_S = 20
 """Seconds that the controller may take to answer after a change."""
@@ -170,6 +178,7 @@ def find_faults(
                     f"add {program} to `slurm.files`, or its package to `base`",
                 )
             )
+    faults += _find_lacking_plugins(cluster, host, judged)
     for key, path in find_new(judged.old.programs, judged.new.programs).items():
         if lacking := _find_lacking(cluster, judged.new, path):
             fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job"
@@ -178,6 +187,21 @@ def find_faults(
                 hint = f"bring {path} to every node first"
             faults.append(Fault(fault, hint))
     return replace(judged, faults=tuple(faults))
+
+
+def _find_lacking_plugins(cluster: Cluster, host: Host, judged: Judged) -> Iterator[Fault]:
+    """Yield plugins that the new configuration loads and the container lacks: its parser does not look for them."""
+    wanted = find_plugins(judged.old.plugins, judged.new.plugins)
+    if not wanted:
+        return
+    argv = script_argv("list-plugins", judged.new.plugins.get(PLUGIN_FOLDER, ""))
+    there = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None, timeout=QUERY_S).text.split()
+    if not there:  # the controller did not say where they are, and waits for no change
+        return
+    for file, setting in wanted.items():
+        if file not in there:
+            hint = "add its package to `packages` of the site file, then `sms build` and `sms upgrade`"
+            yield Fault(f"{setting}: the container has no plugin {file}: slurmctld would not start", hint)
 
 
 def _find_lost_accounts(

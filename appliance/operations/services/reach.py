@@ -11,7 +11,9 @@ from appliance.operations.context import Cluster
 from appliance.operations.services.inside import LOGS
 from appliance.plan.machine import inside_argv
 from appliance.plan.overlay.seed import node_addresses
+from appliance.plan.services.discarded import Discarded
 from appliance.plan.services.links import Links, NetworkState, judge_networks, read_links
+from appliance.plan.services.network import INTERFACES
 from appliance.plan.services.nodes import (
     NODES,
     Inside,
@@ -41,20 +43,26 @@ class Reach:
     """How the container is connected, its nodes, and its processes that a signal has stopped.
 
     ``problems``: why it is unhealthy. ``notices``: what is not a fault. ``nodes``: None without a controller.
+    ``held``, ``strangers``, ``discarded``: those of ``Inside``.
     """
 
     networks: tuple[NetworkState, ...] = ()
     nodes: NodesView | None = None
     probes: tuple[NetworkProbe, ...] = ()
     stopped: tuple[Process, ...] = ()
+    held: tuple[str, ...] = ()
+    strangers: tuple[int, ...] = ()
+    discarded: tuple[Discarded, ...] = ()
     problems: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
 
-def inspect_links(host: Host, pid: int) -> tuple[Links, str]:
+def inspect_links(cluster: Cluster, host: Host, pid: int) -> tuple[Links, str]:
     """Return the links of the host and of the instance with this process, and why they are not known."""
+    networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
+    own = (word for one, network in zip(INTERFACES, networks, strict=True) for word in (one, str(network.address.ip)))
     try:
-        return read_links(host.run(*script_argv("collect-links", str(pid))).text), ""
+        return read_links(host.run(*script_argv("collect-links", str(pid), *own)).text), ""
     except Unreachable:
         raise
     except (SmsError, ValueError) as error:
@@ -91,7 +99,12 @@ def inspect_reach(cluster: Cluster, host: Host, pid: int, found: tuple[Links, st
         f"`sms exec -- kill -CONT {process.pid}`"
         for process in stopped
     ]
-    return replace(reach, networks=networks, stopped=stopped, problems=problems + reach.problems)
+    problems += [*inside.job_problems(), *reach.problems]
+    notices = [*reach.notices, *(one.describe(cluster.site.syslog_forward or "") for one in inside.discarded)]
+    return replace(
+        reach, networks=networks, stopped=stopped, held=inside.held, strangers=inside.strangers,
+        discarded=inside.discarded, problems=problems, notices=notices,
+    )  # fmt: skip
 
 
 def _inspect_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside: Inside) -> tuple[Reach, set[str]]:

@@ -23,6 +23,7 @@ from appliance.operations.vm.certificates import container_problems
 from appliance.operations.vm.deferred import Deferred, probe_vm
 from appliance.plan.machine import probe_argv
 from appliance.plan.migration.state import describe_interrupted, read_state_move
+from appliance.plan.services.discarded import Discarded
 from appliance.plan.services.links import NetworkState
 from appliance.plan.services.nodes import NetworkProbe, NodesView, Process
 from appliance.plan.services.probes import read_probe
@@ -50,8 +51,8 @@ class Answer:
 class Status:
     """The services container on one host. Sizes in bytes, times in seconds. ``provisioning``: the VM, or None.
 
-    ``lease_problem``: why the lease could not be read. ``networks``, ``nodes``, ``probes``, ``stopped``: those of
-    ``Reach``. ``guarded``: whether a guard runs, None on the only admin host.
+    ``lease_problem``: why the lease could not be read. ``networks``, ``nodes``, ``probes``, ``stopped``, ``held``,
+    ``strangers``, ``discarded``: those of ``Reach``. ``guarded``: whether a guard runs, None on the only admin host.
     """
 
     cluster: str
@@ -72,6 +73,9 @@ class Status:
     nodes: NodesView | None = None
     probes: Sequence[NetworkProbe] = ()
     stopped: Sequence[Process] = ()
+    held: Sequence[str] = ()
+    strangers: Sequence[int] = ()
+    discarded: Sequence[Discarded] = ()
     guarded: bool | None = None
     lease_problem: str = ""
 
@@ -153,7 +157,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
     with cluster.env.pool(8) as pool:  # a VM that is off is detected only by a timeout
         services = pool.submit(query_services, cluster, host, confined=confined)
         inside = pool.submit(inspect_inside, cluster, host)
-        links = pool.submit(inspect_links, host, running.pid)
+        links = pool.submit(inspect_links, cluster, host, running.pid)
         certificate = pool.submit(container_problems, cluster, host)
         vm = pool.submit(probe_vm, cluster, host)
         refusal = pool.submit(find_refusal, host, current)
@@ -173,6 +177,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
         warnings.append("the running image is not the one that was recorded at its start")
     warnings += [*faults, *reach.notices, *_unsynchronised(cluster, answers, uptime)]
     found = replace(found, networks=reach.networks, nodes=reach.nodes, probes=reach.probes, stopped=reach.stopped)
+    found = replace(found, held=reach.held, strangers=reach.strangers, discarded=reach.discarded)
     return replace(
         found,
         running=True,

@@ -296,6 +296,12 @@ def _bridge(facts: Facts, name: str, port: str | None) -> Finding:
     if bridge.stp:
         fix = f"ip link set dev {name} type bridge stp_state 0 forward_delay 0"
         return Finding(what, "warning", "STP is enabled and drops the first announcements of the addresses", fix)
+    if bridge.larger:
+        larger = ", ".join(f"{port} has {mtu}" for port, mtu in bridge.larger)
+        fix = (
+            f"ip link set dev {name} mtu {min(mtu for _, mtu in bridge.larger)}, if the nodes use it; then `sms apply`"
+        )
+        return Finding(what, "warning", f"its MTU is {bridge.mtu}, {larger}: the container takes no larger frames", fix)
     return Finding(what, "ok", f"ports: {', '.join(bridge.ports)}")
 
 

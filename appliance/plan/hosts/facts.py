@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from appliance.plan.hosts.distro import family
+from appliance.plan.services.links import GUESTS
 
 CAPABILITIES = """CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
 NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT
@@ -16,10 +17,15 @@ MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CH
 
 @dataclass(frozen=True)
 class Bridge:
-    """State of a bridge; ``ports`` are those that are up."""
+    """State of a bridge; ``ports`` are those that are up.
+
+    ``mtu``; ``larger``: those of these ports that lead out of the host and have a larger one, each with it.
+    """
 
     ports: tuple[str, ...] = ()
     stp: bool = False
+    mtu: int = 0
+    larger: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,9 @@ def read_bridges(links: list[dict[str, object]]) -> Iterator[tuple[str, Bridge]]
             continue
         name = str(link["ifname"])
         ports = [other for other in links if other.get("master") == name]
-        up = tuple(str(port["ifname"]) for port in ports if "UP" in _flags(port))
-        yield name, Bridge(up, stp=bool((info.get("info_data") or {}).get("stp_state")))
+        up = {str(port["ifname"]): _mtu(port) for port in ports if "UP" in _flags(port)}
+        larger = tuple((port, mtu) for port, mtu in up.items() if mtu > _mtu(link) and not port.startswith(GUESTS))
+        yield name, Bridge(tuple(up), bool((info.get("info_data") or {}).get("stp_state")), _mtu(link), larger)
 
 
 def read_masters(links: list[dict[str, object]]) -> Iterator[tuple[str, str]]:
@@ -94,6 +101,11 @@ def read_veths(links: list[dict[str, object]]) -> Iterator[tuple[str, str]]:
         info = link.get("linkinfo")
         if isinstance(info, dict) and info.get("info_kind") == "veth" and "link" in link and "link_netnsid" not in link:
             yield str(link["ifname"]), str(link["link"])
+
+
+def _mtu(link: Mapping[str, object]) -> int:
+    mtu = link.get("mtu")
+    return mtu if isinstance(mtu, int) else 0
 
 
 def _flags(link: Mapping[str, object]) -> list[object]:

@@ -35,6 +35,17 @@ OWN_PROGRAMS = (
     "SlurmctldPrimaryOffProg",
 )
 """Settings that name a program which slurmctld runs, in the container."""
+PLUGINS = {
+    **dict.fromkeys(("AccountingStorageType", "AuthType", "AuthAltTypes", "BurstBufferType", "CredType"), ""),
+    **dict.fromkeys(("JobCompType", "MCSPlugin", "NodeFeaturesPlugins", "PowerPlugin", "PreemptType"), ""),
+    **dict.fromkeys(("PriorityType", "SchedulerType", "SelectType", "SiteFactorPlugin", "SwitchType"), ""),
+    "TopologyPlugin": "",
+    "JobSubmitPlugins": "job_submit",
+    "PrEpPlugins": "prep",
+    "SlurmctldPlugstack": "",
+}
+"""Settings that name plugins which slurmctld loads, and what precedes those that are written without it."""
+PLUGIN_FOLDER = "PluginDir"
 NOT_DEFINED = {"(null)", "N/A", ""}
 Settings = Mapping[str, str]
 """Values by lower-case key."""
@@ -44,14 +55,16 @@ Settings = Mapping[str, str]
 class Defined:
     """The nodes and partitions of a slurm.conf with their settings, by name.
 
-    ``programs``: those that nodes run, by setting; ``own``: those that slurmctld runs. ``by_cores``: jobs are allocated
-    cores, and not whole nodes. ``keeps``: ``ReconfigFlags``, in lower case.
+    ``programs``: those that nodes run, by setting; ``own``: those that slurmctld runs; ``plugins``: those that it
+    loads, and ``PluginDir``. ``by_cores``: jobs are allocated cores, and not whole nodes. ``keeps``: ``ReconfigFlags``,
+    in lower case.
     """
 
     nodes: Mapping[str, Settings] = field(default_factory=dict)
     partitions: Mapping[str, Settings] = field(default_factory=dict)
     programs: Mapping[str, str] = field(default_factory=dict)
     own: Mapping[str, str] = field(default_factory=dict)
+    plugins: Mapping[str, str] = field(default_factory=dict)
     licenses: frozenset[str] = frozenset()
     by_cores: bool = True
     keeps: str = ""
@@ -110,16 +123,32 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
         return Defined()
     frames = Frames({path: Section(path, "read", body) for path, body in files.items()})
     nodes, partitions = read_entries(frames, file)
-    programs, own = (
+    programs, own, plugins = (
         {key: value for key in keys if (value := single_setting(frames, file, key.lower()))}
-        for keys in (PROGRAMS, OWN_PROGRAMS)
+        for keys in (PROGRAMS, OWN_PROGRAMS, (*PLUGINS, PLUGIN_FOLDER))
     )
     licenses = read_license_names(single_setting(frames, file, "licenses"))
     by_cores = single_setting(frames, file, "selecttype").lower() != "select/linear"
     keeps = single_setting(frames, file, "reconfigflags").lower()
     by_node = {name: _lower(entry.settings) for entry in nodes for name in read_names(entry.name)}
     by_partition = {entry.name: _lower(entry.settings) for entry in partitions}
-    return Defined(by_node, by_partition, programs, own, licenses, by_cores, keeps)
+    return Defined(by_node, by_partition, programs, own, plugins, licenses, by_cores, keeps)
+
+
+def find_plugins(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of plugins that only the new configuration loads, each with its setting.
+
+    Args:
+        old, new: ``plugins`` of both. Where the folder changes, all of the new one count.
+    """
+    before = old if old.get(PLUGIN_FOLDER) == new.get(PLUGIN_FOLDER) else {}
+    found = {}
+    for key, value in find_new(before, new).items():
+        for name in re.findall(r"[\w/]+", value) if key in PLUGINS else ():
+            kind, slash, rest = name.rpartition("/")
+            if rest.lower() != "none":  # newer versions have no such plugins
+                found[f"{kind if slash else PLUGINS[key]}_{rest}.so"] = f"{key}={value}"
+    return found
 
 
 def _lower(settings: Settings) -> Settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -15,8 +16,16 @@ from appliance.text import one_line
 
 SILENT = "FAILED"
 """State of a neighbour that did not answer ARP requests; INCOMPLETE is one that may still do."""
+GUESTS = ("veth", VM_TAP)
+"""How ports are named that lead to containers (CNI's plugins, Docker, LXC) and to virtual machines of this program."""
 NAME_LENGTH = 15
 """Characters of an interface's name."""
+ARPING = re.compile(r"arping ([0-9.]{7,15}) ([0-9]{1,3}) (.*)")
+TAKEN, NO_PROGRAM = 1, 127
+"""Exit status of ``arping -D``: somebody has answered; that of a shell that does not find it.
+
+Others are of an interface that is down, which is shown as such.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ class Link:
     fault: str
     addresses: frozenset[str] = frozenset()
     attached: bool = True
+    mtu: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,8 @@ class Links:
     neighbours: tuple[tuple[str, str, str], ...] = ()
     """Interface, address and state of each neighbour of the instance."""
     routes: tuple[IPv4Network, ...] = ()
+    answers: tuple[tuple[str, int, str], ...] = ()
+    """Address of the instance, exit status of arping(8) on it, and its output."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +87,47 @@ def read_links(output: str) -> Links:
     Raises:
         ValueError: it lacks a part, or one is not the JSON that iproute2 prints.
     """
-    parts = dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
+    lines = output.splitlines()
+    parts = dict(line.split(" ", 1) for line in lines if " " in line)
     try:
         found = {name: json.loads(parts[name] or "[]") for name in ("host", "inside", "neighbours", "routes")}
         return Links(
-            tuple(_read_link(one) for one in found["host"] if one),
-            tuple(_read_link(one) for one in found["inside"] if one),
+            read_host_links(found["host"]),
+            read_host_links(found["inside"]),
             tuple((str(one["dev"]), str(one["dst"]), _state(one)) for one in found["neighbours"] if one),
             tuple(_read_route(str(one["dst"])) for one in found["routes"] if one),
+            tuple((one[1], int(one[2]), one[3]) for line in lines if (one := ARPING.fullmatch(line))),
         )
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not the output of ip: {type(error).__name__} {error}") from error
+
+
+def read_host_links(found: Sequence[dict[str, Any]]) -> tuple[Link, ...]:
+    """Return interfaces as ``ip -json -details link show`` prints them.
+
+    Raises:
+        KeyError, TypeError, AttributeError, ValueError: they do not have that form.
+    """
+    return tuple(_read_link(one) for one in found if one)
+
+
+def find_mtu(links: Sequence[Link], uplink: str) -> int:
+    """Return the largest MTU whose frames pass a bridge and its ports, or a parent of macvlan interfaces.
+
+    Ports of containers and of virtual machines do not count: theirs should follow it.
+
+    Args:
+        links: those of the host; without the uplink it is 0.
+    """
+    own = {one.name for one in links if one.name == uplink}
+    ports = {one.name for one in links if one.master == uplink and not one.name.startswith(GUESTS)}
+    return min((one.mtu for one in links if own and one.name in own | ports), default=0)
+
+
+def find_user(output: str) -> str:
+    """Return the MAC address in arping's output that uses the address."""
+    found = re.search(r"Unicast reply from \S+ \[([0-9A-Fa-f:]{17})\]", output)
+    return found.group(1).lower() if found else "unknown"
 
 
 def _read_link(one: dict[str, Any]) -> Link:
@@ -108,6 +150,7 @@ def _read_link(one: dict[str, Any]) -> Link:
         fault,
         frozenset(str(entry.get("local")) for entry in one.get("addr_info", ())),
         info.get("info_kind") != "macvlan" or is_macvlan_attached(one, int(one.get("link_index") or 0)),
+        int(one.get("mtu") or 0),
     )
 
 
@@ -154,6 +197,8 @@ def _judge(name: str, network: Network, at: _Attachment, links: Links, unreachab
     neighbours = {address: state for device, address, state in links.neighbours if device == interface}
     silent = tuple(sorted(address for address, state in neighbours.items() if state == SILENT))
     routes = network.routes if isinstance(network, ProvisioningNetwork) else ()
+    problems += _mtu_problems(at, inside, port, links.host)
+    problems += _answer_problems(str(network.address.ip), links)
     problems += [
         f"the container has no route to {route.network}: `sms apply` sets it"
         for route in routes
@@ -176,6 +221,33 @@ def _judge(name: str, network: Network, at: _Attachment, links: Links, unreachab
         tuple(one_line(address, 45) for address in silent),
         tuple(problems),
     )
+
+
+def _mtu_problems(at: _Attachment, inside: Link | None, port: str, host: Sequence[Link]) -> list[str]:
+    """Return what is wrong with the MTU of the container's interface, or of its port: larger frames vanish there."""
+    wanted = find_mtu(host, at.uplink)
+    ends = {"container": inside, "port": next((one for one in host if one.name == port != at.uplink), None)}
+    different = {where: one.mtu for where, one in ends.items() if one and one.mtu not in (0, wanted)}
+    if not wanted or not different:
+        return []
+    ours = " and ".join(f"{mtu} ({where})" for where, mtu in different.items())
+    return [
+        f"the MTU of the container's {at.interface} is {ours}, and that of {at.uplink} {wanted}: larger packets are "
+        "lost; `sms apply` sets it"
+    ]
+
+
+def _answer_problems(address: str, links: Links) -> list[str]:
+    """Return which other machine has an address of the container, or why that is not known."""
+    for probed, status, output in links.answers:
+        if probed == address and status == TAKEN:
+            return [
+                f"another machine, {find_user(output)}, answers for the container's address {address}: "
+                "some nodes reach it instead; find it by that MAC address in the tables of the switches"
+            ]
+        if probed == address and status == NO_PROGRAM:
+            return [f"whether another machine has {address} is not known: {one_line(output, 120)}"]
+    return []
 
 
 def _judge_macvlan(

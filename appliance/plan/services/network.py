@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from appliance.catalog import Service
 from appliance.config.model import Network, ProvisioningNetwork, PublicNetwork, Site
@@ -14,6 +15,7 @@ from appliance.shared.ports import ATTACHED
 CNI_FOLDER = "/etc/apptainer/network"
 
 
+NONE: Mapping[str, int] = MappingProxyType({})
 INTERFACES = ("eth0", "eth1")
 """Interfaces of the container on the provisioning and on the public network."""
 VM_TAP = "smsvm-"
@@ -38,7 +40,13 @@ def isolated_bridges(site: Site) -> tuple[str, str]:
 
 
 def conflists(
-    site: Site, services: Sequence[Service], host: str, *, isolated: bool = False, ipv6: bool = True
+    site: Site,
+    services: Sequence[Service],
+    host: str,
+    *,
+    isolated: bool = False,
+    ipv6: bool = True,
+    mtus: Mapping[str, int] = NONE,
 ) -> dict[str, str]:
     """Return the CNI configuration files of an admin host: path to text, one per network.
 
@@ -46,10 +54,13 @@ def conflists(
         services: their ``sysctl`` is set with the first network.
         isolated: attach the container to ``isolated_bridges``.
         ipv6: whether the host's kernel has it.
+        mtus: of the bridges that the container is to be on, also later. A port with a smaller one makes that of the
+            bridge smaller, for all who use it.
     """
     names = network_names(site, isolated=isolated)
     networks: tuple[Network, Network] = (site.networks.provisioning, site.networks.public)
-    uplinks = isolated_bridges(site) if isolated else tuple(network.uplink(host) for network in networks)
+    lasting = tuple(network.uplink(host) for network in networks)
+    uplinks = isolated_bridges(site) if isolated else lasting
     own = {name: value for service in services for name, value in service.sysctl.items()}
     sysctls = {one: deaf(one, ipv6=ipv6) for one in INTERFACES}
     sysctls[INTERFACES[0]][0] |= own
@@ -59,11 +70,15 @@ def conflists(
             network,
             {"type": "macvlan", "master": uplink, "mode": ATTACHED}
             if network.attach == "macvlan" and not isolated
-            else {"type": "bridge", "bridge": uplink, "isGateway": False, "ipMasq": False},
+            else {"type": "bridge", "bridge": uplink, "isGateway": False, "ipMasq": False, **_mtu(mtus.get(last, 0))},
             sysctls[one],
         )
-        for name, network, uplink, one in zip(names, networks, uplinks, INTERFACES, strict=True)
+        for name, network, uplink, last, one in zip(names, networks, uplinks, lasting, INTERFACES, strict=True)
     }
+
+
+def _mtu(value: int) -> dict[str, int]:
+    return {"mtu": value} if value else {}
 
 
 def deaf(interface: str, *, ipv6: bool = True) -> list[dict[str, str]]:

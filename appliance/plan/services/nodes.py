@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network
 
 from appliance.config.hostlist import HostListError, expand, fold
+from appliance.plan.services.discarded import Discarded, read_discarded
 from appliance.text import one_line, printable
 
 NAME, ADDRESS, PORT, STATE, USER = 65, 254, 8, 200, 33
@@ -49,6 +50,8 @@ PER_NETWORK = 3
 MOST_NETWORKS = 16
 TOLERATED_PERCENT, MOST_TOLERATED = 5, 32
 """Of the nodes that have to respond, how many may be broken: in a large cluster, some always are."""
+MOST_NAMED = 10
+"""Jobs and users named in a message."""
 TIMED_OUT = 124
 """Exit status of timeout(1)."""
 
@@ -192,6 +195,9 @@ class Inside:
 
     ``problem``: why the nodes are not known; ``unwritable``: whether the overlay refuses changes.
     ``refusing``: nodes that cannot end a job, and refused the controller as an unknown user.
+    ``held``: identifiers of jobs that wait for ``scontrol release`` as nodes could not launch them.
+    ``strangers``: IDs of users who have jobs, and no account in the container.
+    ``discarded``: log lines that its rsyslogd has discarded.
     """
 
     space: dict[str, int] = field(default_factory=dict)
@@ -200,6 +206,25 @@ class Inside:
     problem: str = ""
     unwritable: bool = False
     refusing: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+    strangers: tuple[int, ...] = ()
+    discarded: tuple[Discarded, ...] = ()
+
+    def job_problems(self) -> list[str]:
+        """Return what jobs wait for until an administrator acts; of many, the first ``MOST_NAMED``."""
+        found = []
+        if self.held:
+            found.append(
+                f"jobs that Slurm holds because a node could not launch them: {len(self.held)}; slurmd's log there has "
+                f"the reason; then `sms exec -- scontrol release {','.join(self.held[:MOST_NAMED])}`"
+            )
+        if self.strangers:
+            found.append(
+                f"users who have jobs, but no account in the services container: {len(self.strangers)}, with the ID "
+                f"{', '.join(map(str, self.strangers[:MOST_NAMED]))}; their jobs do not start; complete the accounts "
+                "of the site file, then `sms apply`"
+            )
+        return found
 
     def age_s(self, name: str) -> float:
         """Return since when the oldest process of that name runs, in seconds; 0 without one."""
@@ -233,6 +258,9 @@ def read_inside(output: str, user: str) -> Inside:
         "" if nodes else one_line(problem, 200),
         "unwritable" in parts,
         tuple(sorted(_read_refused(parts.get("log", ())) & {node.name for node in nodes if node.completing})),
+        tuple(one[1] for line in parts.get("held", ()) if (one := HELD.match(line))),
+        tuple(int(line) for line in parts.get("stranger", ()) if re.fullmatch(r"\d{1,10}", line)),
+        read_discarded(parts.get("discarded", ())),
     )
 
 
@@ -265,6 +293,7 @@ REFUSED = re.compile(
 An allocation of srun or salloc whose step slurmd refused ends with signal 36; it takes those of its own SlurmUser
 alone, and srun reports `Invalid job credential`. Seen with Slurm 22.05.
 """
+HELD = re.compile(r"\d{1,10} (\d{1,10}(?:[_+]\d{1,10})?) ")
 STAT = re.compile(r"^(\d{1,10}) \(((?s:.{0,64}?))\) ([A-Za-z]) (\d{1,10})((?: -?\d{1,20}){18,60})$", re.MULTILINE)
 """A line of /proc/PID/stat (proc(5)); the name may contain anything."""
 TICKS = 100

@@ -51,7 +51,15 @@ def test_another_name_server_by_a_second_instance(running: Playground) -> None:
     def change(document: dict[str, Any]) -> None:
         other_dns(document)
         document["slurm"]["extra"] = ["MaxArraySize=2003"]
+        for one in document["slurm"]["nodes"]:
+            del one["address"]  # R6: names of nodes, and a name server that does not answer
 
+    def unknown(document: dict[str, Any]) -> None:
+        change(document)
+        document["slurm"]["nodes"].append({"name": "ghost1", "cpus": 1, "memory_mb": 512})
+
+    refused = running.sms("--site", running.variant("unknown.yaml", unknown), "apply", "-n", ok=(3,))
+    assert "resolves no address of the nodes ghost1" in (refused.stdout + refused.stderr).decode()
     site = running.variant("switched.yaml", change)
     planned = applied(running, site, "-n")
     assert len(planned["switch"]) == 1 and planned["switch"][0].startswith("dns is ")
@@ -61,6 +69,7 @@ def test_another_name_server_by_a_second_instance(running: Playground) -> None:
     assert done["jobs"] >= 1 and done["generation"] == generation + 1 == running.lease()["generation"]
     assert first_process(running) != first
     assert running.sms("exec", "--", "cat", "/etc/resolv.conf").text.split() == ["nameserver", DNS]
+    assert "\n10.77.0.101 node1\n" in running.sms("exec", "--", "cat", "/etc/hosts").text
     assert_one_instance(running)
     of_node = "grep -rh MaxArraySize /run/slurm/conf/slurm.conf /var/spool/slurmd/conf-cache/slurm.conf"
     wait_until(lambda: "2003" in node.run("sh", "-c", of_node, ok=None).text, "the node has the new slurm.conf")
@@ -82,10 +91,11 @@ def test_a_service_that_fails_there_changes_nothing(running: Playground) -> None
 
     def change(document: dict[str, Any]) -> None:
         other_dns(document)
-        document["slurm"]["extra"] = ["SelectType=select/no_such_plugin"]
+        document["slurm"]["extra"] = ["SchedulerType=sched/no_such_plugin"]
 
     first, generation = first_process(running), running.lease()["generation"]
-    failed = running.sms("--site", running.variant("failed.yaml", change), "-q", "apply", ok=(5,)).stderr.decode()
+    site = running.variant("failed.yaml", change)
+    failed = running.sms("--site", site, "-q", "apply", "--force", ok=(5,)).stderr.decode()
     assert "slurmctld does not answer" in failed
     assert first_process(running) == first and running.lease()["holder"] == "host-a"
     assert running.lease()["generation"] >= generation

@@ -273,6 +273,110 @@ def test_every_snapshot_damaged(served: Playground) -> None:
             served.sms("-q", "overlay", "verify", "--all")
 
 
+def mtu(playground: Playground, value: int) -> None:
+    """Set the MTU of the provisioning network, from the bridge of the host to a node."""
+    host = playground.host(HOST)
+    for link in ("prov0", "br-prov"):
+        host.run("ip", "link", "set", link, "mtu", str(value))
+    playground.host("node1").run("ip", "link", "set", "eth0", "mtu", str(value))
+    switch = ("ip", "-n", playground.lab.layout.namespace("switch"), "link", "set")
+    for port in (f"p-{HOST}", "p-node1"):
+        subprocess.run([*switch, port, "mtu", str(value)], check=True)
+
+
+def test_another_mtu_on_the_bridge(served: Playground) -> None:
+    """R20. Adds: the new instance has it, the bridge keeps it, and frames of that size pass."""
+    node = served.host("node1")
+    large = ("ping", "-M", "do", "-s", "8000", "-c", "1", "-W", "2", "10.77.0.1")
+    try:
+        with fault(served) as seen:
+            mtu(served, 9000)
+            assert not node.works(*large)
+            seen("eth0 is 1500 (container) and 1500 (port), and that of br-prov 9000")
+            served.sms("-q", "apply")
+            assert node.works(*large)
+            assert "mtu 9000" in served.host(HOST).run("ip", "link", "show", "dev", "br-prov").text
+    finally:
+        mtu(served, 1500)
+        served.sms("-q", "apply")
+
+
+def test_another_machine_has_the_address(served: Playground) -> None:
+    """R19."""
+    node = served.host("node2")
+    mac = json.loads(node.run("ip", "-json", "link", "show", "dev", "eth0").stdout)[0]["address"]
+    with fault(served) as seen:
+        node.run("ip", "address", "add", "10.77.0.1/24", "dev", "eth0")
+        try:
+            seen(f"another machine, {mac}, answers for the container's address 10.77.0.1")
+        finally:
+            node.run("ip", "address", "del", "10.77.0.1/24", "dev", "eth0")
+
+
+def submit(playground: Playground, *options: str) -> str:
+    """Submit a job as a user of a node; return its identifier."""
+    return demo.as_alice(playground.host("node2"), "sbatch", "--parsable", "-o", "/dev/null", *options, "--wrap=true")
+
+
+def test_a_job_that_a_node_could_not_launch(served: Playground) -> None:
+    """As after a power loss (T6): Slurm holds it for good. The command of the message releases it."""
+    node, stepd = served.host("node1"), "/usr/sbin/slurmstepd"
+    with fault(served, within_s=20) as seen:
+        node.run("mount", "--bind", "/dev/null", stepd)
+        try:
+            job = submit(served, "-w", "node1")
+            found = seen(f"scontrol release {job}`")
+            assert found["held"] == [job] and all(one["ok"] for one in found["services"])
+        finally:
+            node.run("umount", stepd)
+        served.sms("exec", "--", "scontrol", "release", job)
+        # Slurm itself delays a requeued job.
+        served.sms("exec", "--", "scontrol", "update", f"jobid={job}", "starttime=now")
+        assert looked(served)["held"] == []
+    served.sms("exec", "--", "scancel", job)
+
+
+def test_a_user_with_jobs_whose_account_has_gone(served: Playground) -> None:
+    """A container without it puts the job back into the queue for ever."""
+    with fault(served) as seen:
+        job = submit(served, "--hold")
+        served.sms("exec", "--", "sh", "-euc", "cp -p /etc/passwd /etc/passwd.t; sed -i /^alice:/d /etc/passwd")
+        try:
+            assert seen("users who have jobs, but no account")["strangers"] == [2000]
+        finally:
+            served.sms("exec", "--", "mv", "/etc/passwd.t", "/etc/passwd")
+            served.sms("exec", "--", "scancel", job)
+
+
+BURST = """
+import socket
+with socket.create_connection(("127.0.0.1", 514)) as one:
+    for number in range(40000):
+        one.sendall(b"<13>burst: %06d %s\\n" % (number, b"x" * 900))
+"""
+"""More than the queue on disk may have: a 32nd of the overlay."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("verdict", ["reject with tcp reset", "drop"])
+def test_a_collector_that_is_away(served: Playground, verdict: str) -> None:
+    """R7. What fits the queue is sent later, what does not is counted, and the log here goes on."""
+    outside = ("ip", "netns", "exec", served.lab.layout.namespace("outside"), "nft")
+    rules = f"table ip away {{\nchain in {{\ntype filter hook input priority 0\ntcp dport 514 {verdict}\n}}\n}}\n"
+    subprocess.run([*outside, "-f", "-"], input=rules, text=True, check=True)
+    try:
+        served.sms("exec", "--", "python3", "-c", BURST, timeout=60)
+        assert "node2" in demo.syslog_arrives(served.lab, served.host("node2"))
+        wait_until(lambda: looked(served)["discarded"], "what rsyslogd counts each minute", 90)
+        found = looked(served)
+        (discarded,) = found["discarded"]
+        assert discarded["queue"] == "collector" and 1000 < discarded["lines"] < 40000
+        assert found["healthy"] and any(str(discarded["lines"]) in warning for warning in found["warnings"])
+    finally:
+        subprocess.run([*outside, "delete", "table", "ip", "away"], check=True)
+        served.sms("exec", "--", "truncate", "--size=0", "/var/log/sms/syslog-discarded")
+
+
 PROBE = "/opt/sms/bin/sms-probe"
 
 

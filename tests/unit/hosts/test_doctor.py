@@ -246,6 +246,11 @@ def test_the_pins_name_every_package_and_digest() -> None:
         (None, "missing", "does not exist"),
         (Bridge(), "missing", "no port that is up: the container would be isolated"),
         (Bridge(("eth0",), stp=True), "warning", "STP is enabled and drops the first announcements of the addresses"),
+        (
+            Bridge(("eth0",), mtu=1500, larger=(("eth0", 9000),)),
+            "warning",
+            "its MTU is 1500, eth0 has 9000: the container takes no larger frames",
+        ),
     ],
 )
 def test_bridges(bridge: Bridge | None, state: str, detail: str) -> None:

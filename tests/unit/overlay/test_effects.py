@@ -66,7 +66,7 @@ REPLY = "Unicast reply from 10.0.0.1 [{}]  0.651ms\n"
                 "br-prov": (1, PROBED),
                 "br-pub": (1, REPLY.format("AA:BB:CC:DD:EE:FF") + REPLY.format("02:00:00:00:00:02")),
             },
-            {"10.0.0.1": "unknown", "192.0.2.1": "AA:BB:CC:DD:EE:FF"},
+            {"10.0.0.1": "unknown", "192.0.2.1": "aa:bb:cc:dd:ee:ff"},
         ),
     ],
 )

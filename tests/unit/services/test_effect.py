@@ -9,7 +9,7 @@ import pytest
 
 from appliance.plan.nodes.accounts import compare_accounts, without_system
 from appliance.plan.services.by_hand import find_by_hand
-from appliance.plan.services.defined import Defined, count_cores, find_described, find_new, read_defined
+from appliance.plan.services.defined import Defined, count_cores, find_described, find_new, find_plugins, read_defined
 from appliance.plan.services.effect import (
     PRESENT,
     Job,
@@ -367,3 +367,25 @@ def test_accounts_that_a_change_removes() -> None:
 )
 def test_accounts_that_are_not_valid(line: str) -> None:
     assert compare_accounts({}, {"/etc/passwd": line})[1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "files"),
+    [
+        ("", "SchedulerType=sched/backfill\n", ["sched_backfill.so"]),
+        ("SchedulerType=sched/backfill\n", "SchedulerType=sched/backfill\n", []),
+        ("SchedulerType=sched/backfill\n", "schedulertype=sched/builtin\n", ["sched_builtin.so"]),
+        ("", "JobSubmitPlugins=lua,require_timelimit\n", ["job_submit_lua.so", "job_submit_require_timelimit.so"]),
+        ("", "AuthAltTypes=auth/jwt\nMCSPlugin=mcs/none\n", ["auth_jwt.so"]),
+        (
+            "",
+            "NodeFeaturesPlugins=node_features/helpers\nPrEpPlugins=prep/script\n",
+            ["node_features_helpers.so", "prep_script.so"],
+        ),
+        ("", "TaskPlugin=task/cgroup\nProctrackType=proctrack/x\n", []),
+        ("AuthType=auth/munge\n", "AuthType=auth/munge\nPluginDir=/opt/slurm/lib:/usr/lib\n", ["auth_munge.so"]),
+    ],
+)
+def test_plugins_that_only_the_new_configuration_loads(before: str, after: str, files: list[str]) -> None:
+    old, new = (read_defined({"/etc/slurm/slurm.conf": text.encode()}).plugins for text in (before, after))
+    assert sorted(find_plugins(old, new)) == files

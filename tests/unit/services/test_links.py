@@ -219,6 +219,66 @@ def test_other_output_is_an_error(output: str) -> None:
         read_links(output)
 
 
+def mtus(parts: Parts, **values: int) -> None:
+    for where in ("host", "inside"):
+        for one in parts[where]:
+            if one:
+                one["mtu"] = values.get(one["ifname"], 1500)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, []),
+        ({"br-prov": 9000, "ens1": 9000, "veth20": 9000, "eth0": 9000}, []),
+        (
+            {"br-prov": 9000, "ens1": 9000, "smsvm-p0a1b2c": 1500},
+            ["eth0 is 1500 (container) and 1500 (port), and"],
+        ),
+        ({"br-prov": 9000, "ens1": 9000, "veth20": 9000}, ["eth0 is 1500 (container), and that of br-prov 9000"]),
+        ({"br-prov": 9000, "ens1": 1450, "veth20": 9000, "eth0": 9000}, ["that of br-prov 1450"]),
+        # The bridge is made for more than its card.
+        ({"br-prov": 9000}, []),
+        ({"br-pub": 1400}, ["eth1 is 1500 (container) and 1500 (port), and that of br-pub 1400"]),
+    ],
+)
+def test_an_mtu_that_loses_frames(site: Site, values: dict[str, int], words: list[str]) -> None:
+    parts = connected(site)
+    mtus(parts, **values)
+    found = problems(site, parts)
+    assert len(found) == len(words) and all(part in one for part, one in zip(words, found, strict=True)), found
+
+
+def test_the_mtu_of_a_card(site: Site) -> None:
+    macvlan, parts = on_cards(site)
+    mtus(parts, ens1=9000, eth0=9000)
+    assert problems(macvlan, parts) == []
+    mtus(parts, ens1=9000)
+    (found,) = problems(macvlan, parts)
+    assert "eth0 is 1500 (container), and that of ens1 9000" in found
+
+
+ANSWER = "ARPING 10.20.0.1 from 0.0.0.0 eth0 Unicast reply from 10.20.0.1 [02:00:00:00:00:99] 0.6ms Sent 1 probes"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("arping 10.20.0.1 0 ARPING 10.20.0.1 from 0.0.0.0 eth0 Sent 1 probes", []),
+        (f"arping 10.20.0.1 1 {ANSWER}", ["another machine, 02:00:00:00:00:99, answers for the container's address"]),
+        ("arping 10.20.0.1 1 garbled \x1b]0;x\x07", ["another machine, unknown, answers"]),
+        ("arping 10.20.0.1 127 sh: 1: arping: not found", ["whether another machine has 10.20.0.1 is not known"]),
+        ("arping 10.20.0.1 2 arping: Interface eth0 is down", []),
+        (f"arping 10.20.0.77 1 {ANSWER}", []),
+        (f"arping 10.20.0.1 999999 {ANSWER}", []),
+    ],
+)
+def test_another_machine_with_the_address(site: Site, line: str, words: list[str]) -> None:
+    found = judge_networks(site, "host-a", read_links(f"{line}\n{printed(connected(site))}"))
+    seen = [problem for one in found for problem in one.problems]
+    assert len(seen) == len(words) and all(part in one for part, one in zip(words, seen, strict=True)), seen
+
+
 def test_names_are_printable(site: Site) -> None:
     parts = connected(site)
     find(parts, "ens1")["ifname"] = "\x1b]0;x\x07"

@@ -287,6 +287,21 @@ def stat(pid: int, parent: int, state: str, name: str, started: int = 1000) -> s
     return f"process {pid} ({name}) {state} {parent} {' '.join(map(str, numbers))}\n"
 
 
+def test_jobs_that_wait_for_an_administrator() -> None:
+    """A node that refused a job, and users that a file of accounts has lost."""
+    output = "held 1000 12 launch failed requeued held\nheld 1000 13_4 launch\nheld x; rm\nstranger 4242\nstranger -1\n"
+    inside = read_inside(output, "slurm")
+    assert (inside.held, inside.strangers) == (("12", "13_4"), (4242,))
+    held, strangers = inside.job_problems()
+    assert "scontrol release 12,13_4`" in held and "4242" in strangers
+    many = read_inside("".join(f"held 1 {number} x\n" for number in range(1, 40)), "slurm")
+    assert (
+        many.job_problems()[0].endswith("scontrol release 1,2,3,4,5,6,7,8,9,10`")
+        and "launch them: 39;" in many.job_problems()[0]
+    )
+    assert read_inside("", "slurm").job_problems() == []
+
+
 def test_stopped_processes_of_services() -> None:
     output = "space  1000 400\nuptime 110.00 200.00\n"
     output += stat(1, 0, "S", "appinit") + stat(20, 1, "S", "supervisord") + stat(30, 20, "T", "a) S 1 (b", 5000)

@@ -113,6 +113,13 @@ def test_macvlan_interfaces_on_the_card_of_each_host() -> None:
     assert [one["bridge"] for one in isolated] == list(isolated_bridges(site)), "the plugin would announce the address"
 
 
+@pytest.mark.parametrize("isolated", [False, True])
+def test_ports_have_the_mtu_of_the_bridge_that_they_are_to_be_on(isolated: bool) -> None:
+    """A port with a smaller one makes that of the bridge smaller, also one that comes from an isolated instance."""
+    texts = conflists(SITE, SERVICES, "host-a", isolated=isolated, mtus={"br-prov": 9000, "br-pub": 0})
+    assert [json.loads(text)["plugins"][0].get("mtu") for text in texts.values()] == [9000, None]
+
+
 def test_mac_addresses_of_networks() -> None:
     assert network_options(SITE) == [
         *("--net", "--network", "sms-sample-prov,sms-sample-pub"),

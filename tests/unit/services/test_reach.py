@@ -97,7 +97,7 @@ def test_a_container_that_shows_nothing_is_a_problem(cluster: Cluster) -> None:
     assert found.problems[1:] == ["the processes of the services container cannot be listed"]
 
 
-def test_links_that_cannot_be_read() -> None:
+def test_links_that_cannot_be_read(cluster: Cluster) -> None:
     for answer in ((1, "nsenter: no such process"), (0, "host []\n")):
-        links, problem = inspect_links(Fake({("sh",): answer}, name="host-a"), 7)
+        links, problem = inspect_links(cluster, Fake({("sh",): answer}, name="host-a"), 7)
         assert links == Links() and problem.startswith("the network of host-a cannot be inspected: ")

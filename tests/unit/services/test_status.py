@@ -24,6 +24,7 @@ from appliance.operations.start_note import StartNote, start_note_path
 from appliance.operations.vm.deferred import Deferred
 from appliance.plan.machine import probe_argv
 from appliance.plan.services.confinement import Confinement
+from appliance.plan.services.discarded import Discarded
 from appliance.plan.services.links import NetworkState
 from appliance.plan.services.nodes import Inside, NetworkProbe, NodesView, Process, SilentNode
 from appliance.plan.snapshots.runs import Run
@@ -166,14 +167,19 @@ def test_json_and_table() -> None:
         nodes=NodesView(4, (SilentNode("n1", "down+not_responding", "Not responding", False),)),
         probes=(NetworkProbe("10.0.0.0/16", ("n1",), 6818, False, "d"),),
         stopped=(Process(9, 1, "T", 1.0, "master"),),
+        held=("12", "13_4"),
+        strangers=(1001,),
+        discarded=(Discarded("collector", 7, "2026-01-01T00:00:00+00:00", "2026-01-01T00:01:00+00:00"),),
     )
     shown = json.loads(json.dumps(found.as_dict()))
     facts = {"cluster": "c", "generation": 4, "holder": "host-a", "since": 5.0}
     facts |= {"file": "host-a", "last": "", "sequence": 0, "cluster_uuid": "", "adopted": 0, "floor": 0}
     assert list(shown) == [
         *("cluster", "host", "running", "healthy", "lease", "services", "image", "overlay", "mirror", "uptime_s"),
-        *("warnings", "snapshots", "vm_snapshots", "provisioning", "networks", "nodes", "probes", "stopped", "guarded"),
+        *("warnings", "snapshots", "vm_snapshots", "provisioning", "networks", "nodes", "probes", "stopped", "held"),
+        *("strangers", "discarded", "guarded"),
     ]
+    assert (shown["held"], shown["strangers"], shown["discarded"][0]["lines"]) == (["12", "13_4"], [1001], 7)
     assert shown["networks"] == [
         {
             "name": "public",
