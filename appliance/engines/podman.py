@@ -25,7 +25,7 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*|/[A-Za-z0-9._/@-]*|--[a-z-]+")
 SECRETS = "/sms/secrets"
 START_S = 600
 """Timeout of a start, in seconds: the first one creates a database."""
-LONG_S = 7 * 86400
+LONG_S = 86400
 """That of a health check, of what may recover or convert its data for hours; systemd has none for it."""
 HEADER = "# Written by `sms export {}`. Changes belong into the site file.\n"
 

@@ -18,8 +18,8 @@ PROVIDERS: Mapping[str, tuple[str, str]] = {
 """Source and version of each provider."""
 
 
-TIMEOUT = "15m"
-"""Of a creation or change: the first start of a service can create a database."""
+TIMEOUT = "24h"
+"""Of a creation or change: a database may recover or be converted for hours. What is late, the next run makes again."""
 
 
 def terraform_files(engine: str, modules: Mapping[str, str], after: Mapping[str, Sequence[str]]) -> dict[str, str]:

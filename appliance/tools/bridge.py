@@ -7,7 +7,8 @@ from concurrent.futures import Executor
 from typing import Any
 
 from appliance.errors import SmsError
-from appliance.host.base import Host
+from appliance.host.base import Host, Unreachable
+from appliance.plan.services.links import Link as AnyLink
 from appliance.plan.services.links import find_mtu, find_user, read_host_links
 from appliance.tools.ports import Link
 
@@ -29,15 +30,22 @@ def bridge_ports(host: Host, bridge: str) -> list[str] | None:
 def query_mtus(host: Host, uplinks: Sequence[str]) -> dict[str, int]:
     """Return the MTU of bridges with their ports, and of parents of macvlan interfaces: ``find_mtu``.
 
-    Raises:
-        SmsError: the output of ip(8) is not known.
+    0 where it is not known: nothing that serves may depend on it.
     """
-    shown = host.run("ip", "-json", "-details", "link", "show").parse(list[dict[str, Any]], empty=b"[]")
-    try:
-        links = read_host_links(shown)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise SmsError(f"{host.name}: the output of ip has an unknown form: {type(error).__name__} {error}") from error
-    return {uplink: find_mtu(links, uplink) for uplink in uplinks}
+    show = ("ip", "-json", "-details", "link", "show")
+    found = {}
+    for uplink in uplinks:
+        links: list[AnyLink] = []
+        for words in (("dev", uplink), ("master", uplink)):
+            try:
+                shown = host.run(*show, *words, ok=None).parse(list[dict[str, Any]], empty=b"[]")
+                links += read_host_links(shown)
+            except Unreachable:
+                raise
+            except (SmsError, KeyError, TypeError, AttributeError, ValueError):
+                continue
+        found[uplink] = find_mtu(links, uplink)
+    return found
 
 
 def parent_problem(host: Host, name: str) -> str:

@@ -20,7 +20,9 @@ CAPABILITY_VERSION_3 = 0x20080522
 ENDED = ".ended"
 """End of the mark's name while the service does not run."""
 SAVED_S = 60
-"""Seconds within which a service ends after it has saved its state."""
+"""Seconds within which a service that ends by itself does so after it has saved its state."""
+CLOCK_S = 1
+"""Times of files are those of the kernel's last tick."""
 
 
 def prepare(service, again=False, **options):
@@ -55,16 +57,17 @@ def set_mark(service):
             print("sms-run: %s" % error, flush=True)
 
 
-def end_mark(service):
+def end_mark(service, asked=0):
     """Take the mark back from a service that has ended with status 0, unless it could not save its state.
 
-    slurmctld ends with that status also if its file system was full.
+    slurmctld ends with that status also if its file system was full. ``asked``: when it got the signal to stop.
     """
     mark, saved = service.get("running"), service.get("saves")
     if not mark:
         return
     try:
-        if saved and time.time() - os.stat(smsfiles.at(saved)).st_mtime > SAVED_S:
+        since = asked - CLOCK_S if asked else time.time() - SAVED_S
+        if saved and os.stat(smsfiles.at(saved)).st_mtime < since:
             print("sms-run: %s was not saved: the next start is one after an unclean end" % saved, flush=True)
             return
         os.rename(smsfiles.at(mark), smsfiles.at(mark + ENDED))

@@ -71,6 +71,7 @@ class Task:
         self.status = None  # how it ended; negative: by that signal
         self.helper = None  # pid of a probe or preparation
         self.stopping = ""  # why, once a stop was requested
+        self.asked = 0  # when the service got the signal to stop
         self.fenced = False  # whether that is because another task may write the state
         self.printed = ("", 0.0)
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
@@ -302,6 +303,7 @@ class Task:
             self.report("waits until %s, which needs it, has stopped" % users, began)
             self.pause(0.2)
         self.record.write(detail="stops")
+        self.asked = time.time()
         if self.child:
             send(self.child, self.stop_signal)
         limit = time.monotonic() + self.sync["stop_s"]
@@ -314,7 +316,7 @@ class Task:
     def end_status(self):
         """The exit status of the service as that of this program; 0 for one that ended by the signal it was sent."""
         if self.status == 0:
-            smsstart.end_mark(self.service)
+            smsstart.end_mark(self.service, self.asked)
         if self.fenced:
             return 1
         if self.stopping and self.status in (0, -self.stop_signal):

@@ -141,6 +141,7 @@ def _plan_lines(plan: ApplyPlan) -> list[str]:
         if len(change.lines) > LINES:
             lines.append(f"    and {len(change.lines) - LINES} more lines")
     lines += [_step_line(step) for step in plan.steps]
+    lines += [f"would set the MTU of the container's {name} to {mtu}" for name, mtu in plan.mtus.items()]
     lines += [f"would switch to a new instance: {why}" for why in plan.switch]
     if not plan.steps and not plan.switch:
         lines.append("no service needs a reload or a restart")

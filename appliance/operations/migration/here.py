@@ -34,7 +34,14 @@ from appliance.operations.migration.start import (
 from appliance.operations.migration.state import Here, Inspected, Migration, MigrationResult
 from appliance.operations.migration.switch import clean_up, switch_addresses
 from appliance.operations.networks import remove_isolated, write_networks
-from appliance.operations.overlay.overlay import archive_for, fitting, overlay_mark, resolve_running, second_overlay
+from appliance.operations.overlay.overlay import (
+    archive_for,
+    fitting,
+    overlay_mark,
+    query_room,
+    resolve_running,
+    second_overlay,
+)
 from appliance.operations.preflight import check_confinement, check_networks, find_instance, query_confinement
 from appliance.operations.services.apply import Applied
 from appliance.operations.services.apply import apply as apply_files
@@ -52,7 +59,7 @@ from appliance.plan.machine import PROBE, inside_argv, instance_name, seed_argv
 from appliance.plan.migration.here import SWITCHED, bound_outages, bound_parts, recent_switches
 from appliance.plan.migration.lease import find_newer
 from appliance.plan.migration.move import ServiceOutage
-from appliance.plan.migration.plan import RESERVE, Plan
+from appliance.plan.migration.plan import RESERVE, Plan, room_problem
 from appliance.plan.services.apply import SERVICES, find_exceeded
 from appliance.plan.services.network import INTERFACES
 from appliance.share import share
@@ -224,6 +231,8 @@ def _inspect(cluster: Cluster, host: Host, image: Image, options: Options) -> tu
     used = query_used(host, str(cluster.places.overlay))
     folder = str(cluster.places.overlay.parent)
     need_space(host, folder, used + RESERVE, "MiB free, a copy of the overlay needs %d", hint="free space there")
+    if room := room_problem(query_room(cluster, host)):
+        raise Refused(room, hint="or make room there: `sms exec -- du -x /var`")
     lease = replace(query_lease(host, cluster), generation=leases.top)
     confinement = query_confinement(cluster, host)
     measured = recent_switches(history.read_history(cluster, host))

@@ -18,7 +18,7 @@ from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.overlay.frozen import end_lost_freeze
 from appliance.operations.overlay.mirrored import is_linked
-from appliance.operations.overlay.overlay import archive_for, fitting, overlay_mark, running_mark
+from appliance.operations.overlay.overlay import archive_for, fitting, overlay_mark, query_room, running_mark
 from appliance.operations.overlay.standby import plan_standby
 from appliance.operations.preflight import check_networks, check_programs, find_instance, find_taken, query_confinement
 from appliance.operations.services.boot import install_unit
@@ -225,6 +225,7 @@ def gather_facts(
         used = pool.submit(query_used, source, str(where.overlay))
         free = pool.submit(query_space, target, str(where.overlay.parent))
         mark = pool.submit(running_mark, cluster, source)
+        room = pool.submit(query_room, cluster, source)
         mirrored = pool.submit(is_linked, cluster, source)
     here, there = (one.result() for one in both)
     shared = sharing.result()
@@ -246,6 +247,7 @@ def gather_facts(
         mirrored.result(),
         mirror,
         mirror_problems,
+        room.result(),
     )
 
 

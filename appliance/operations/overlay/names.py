@@ -30,11 +30,11 @@ def resolve_nodes(cluster: Cluster, host: Host, read_known: Callable[[], bytes])
     if not names:
         return cluster, False
     known = read_hosts(read_known().decode(errors="replace"), names)
-    found = read_resolved(resolve(host, names), names, known)
+    found = read_resolved(resolve(host, names), names, known, cluster.site.node_networks)
     resolved = replace(cluster, names=found)
     if missing := find_missing(resolved):
         cluster.env.progress.report(
-            f"note: {host.name} resolves no address of {len(missing)} of {len(names)} names of nodes: "
+            f"note: {host.name} has found no address of {len(missing)} of {len(names)} names of nodes in time: "
             f"{one_line(fold(missing), 120)}; slurmctld asks a name server for each of them"
         )
     return resolved, found != known

@@ -181,6 +181,13 @@ def query_size(cluster: Cluster, host: Host) -> int:
     return int(size) >> 20 if size.isdecimal() else 0
 
 
+def query_room(cluster: Cluster, host: Host) -> int | None:
+    """Return the bytes that services can still write in the running container; None if it does not say."""
+    argv = inside_argv(cluster.site, cluster.services, "df", "--block-size=1", "--output=avail", "/")
+    words = host.run(*argv, ok=None).text.split()
+    return int(words[-1]) if words and words[-1].isdecimal() else None
+
+
 def ready_overlay(
     cluster: Cluster, host: Host, image: Image, *, filled: bool = False, may_seed: Callable[[], bool] = lambda: True
 ) -> list[str]:
@@ -206,7 +213,7 @@ def ready_overlay(
     read_known = (lambda: ext3.read_inside(host, path, f"/upper{HOSTS}")) if exists else bytes
     cluster, renamed = resolve_nodes(cluster, host, read_known)
     same = exists and seeded_with(host, path) == mark
-    if (same and not renamed) or (exists and not same and not may_seed()):
+    if (same and not renamed) or (exists and not may_seed()):
         return []
     archive = archive_for(cluster)
     with cluster.env.progress.step("seed the overlay" if exists else "create and seed the overlay") as step:

@@ -56,7 +56,7 @@ from appliance.plan.services.apply import (
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import Loss
 from appliance.plan.services.network import INTERFACES, read_network, running_network
-from appliance.shared.ports import split_macvlan
+from appliance.shared.ports import enter, split_macvlan
 from appliance.text import one_line
 from appliance.tools import apptainer, ports
 from appliance.tools.bridge import query_mtus
@@ -122,7 +122,7 @@ class ApplyPlan:
     steps are not done then. ``newer``: a note if another image than the running one is current; an apply keeps it.
     ``rebuild``: settings of which the running image was not built; an apply cannot change them. ``losses``: jobs and
     reservations that it would end; ``refused``: why it is refused, with these; ``costs``: the
-    same as texts that can be compared with those of a later plan.
+    same as texts that can be compared with those of a later plan. ``mtus``: those that interfaces of the container get.
     """
 
     host: str
@@ -136,6 +136,7 @@ class ApplyPlan:
     losses: tuple[Loss, ...] = ()
     refused: tuple[str, ...] = ()
     costs: tuple[str, ...] = ()
+    mtus: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -208,6 +209,7 @@ def apply(
             work.judged.refuse("apply", accepted=accepted)
         if work.left == "complete" or (work.left and work.applied):
             work.inside(dict, "finish")
+        work.set_mtus()
         if work.applied or work.plan.switch:
             return done, work.plan.image
         with nullcontext() if force else held(cluster, host, work.judged, "apply", accepted):
@@ -292,7 +294,10 @@ class _Apply:
         self.left = found["left"]
         changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}))
         self._check(changes)
-        self.judged = self._judge(seeds, changes, bool(found["pending"]))
+        same_image = image.path == running.image
+        self.judged = self._judge(seeds, changes, bool(found["pending"]), same_image=same_image)
+        self.mtus: dict[str, tuple[str, int]] = {}
+        """By interface of the container whose MTU is another one: its port, and what it should be."""
         switch += self._find_started_with(changes)
         self.judged = replace(
             self.judged, faults=(*self.judged.faults, *self._find_waits(resolved, changes, bool(switch)))
@@ -301,7 +306,7 @@ class _Apply:
         history = read_history(cluster, host)
         actions = () if switch else plan_actions(cluster.services, changes, self.pending)
         steps = tuple(self._step(action, history) for action in actions)
-        self.applied = found["mark"] == self.mark and not (changes or steps or switch)
+        self.applied = found["mark"] == self.mark and not (changes or steps or switch or self.mtus)
         kept = not image or image.path == running.image
         newer, rebuild = (self._find_newer(), self._find_rebuild()) if kept else ("", ())
         current = self.applied and not rebuild
@@ -311,6 +316,7 @@ class _Apply:
             losses=self.judged.losses,
             refused=tuple(self.judged.lines),
             costs=tuple(sorted(self.judged.costs)),
+            mtus={name: mtu for name, (_, mtu) in self.mtus.items()},
         )
 
     def _refuse_larger_overlay(self) -> None:
@@ -326,11 +332,14 @@ class _Apply:
                 hint=f"`sms overlay grow {wanted}M --host {self.host.name}` enlarges it while it runs; then apply",
             )
 
-    def _judge(self, seeds: Iterable[Seed], changes: Iterable[FileChange], pending: bool) -> Judged:
+    def _judge(
+        self, seeds: Iterable[Seed], changes: Iterable[FileChange], pending: bool, *, same_image: bool
+    ) -> Judged:
         """Return what the changes of Slurm's files cost; nothing is asked where these do not change.
 
         Args:
             pending: an interrupted run has written files that a service may not have read.
+            same_image: whether the running image is to read them.
         """
         after = {seed.path: seed.data for seed in seeds}
         new = {path: data for path, data in after.items() if path.startswith(f"{FOLDER}/")}
@@ -342,7 +351,7 @@ class _Apply:
         else:
             old = {**new, **{path: (text or "").encode() for path, text in changed.items()}}
             judged = judge(self.cluster, self.host, read_defined(old), defined)
-        return find_faults(self.cluster, self.host, judged, before, after)
+        return find_faults(self.cluster, self.host, judged, before, after, same_image=same_image)
 
     def _find_waits(self, resolved: Cluster, changes: Sequence[FileChange], switch: bool) -> Iterator[Fault]:
         """Yield what slurmctld would wait for, for minutes: names of nodes that it cannot ask for.
@@ -352,11 +361,12 @@ class _Apply:
             switch: a second instance is started, which is isolated.
         """
         missing = find_missing(resolved)
-        if not missing or not (switch or any(one.path.startswith(f"{FOLDER}/") for one in changes)):
+        asks = bool(missing and self.cluster.site.networks.dns)  # else there is no name server to wait for
+        if not asks or not (switch or any(one.path.startswith(f"{FOLDER}/") for one in changes)):
             return
         if switch or not answers_names(self.cluster, self.host, missing[0]):
             yield Fault(
-                f"slurmctld would wait for name servers: {self.host.name} resolves no address of the nodes "
+                f"slurmctld would wait for name servers: {self.host.name} finds no address of the nodes "
                 f"{one_line(fold(missing), 120)}{', and a second instance reaches no name server' * switch}",
                 "give nodes an `address`, or names that resolve: `sms config check --resolve`",
             )
@@ -435,8 +445,8 @@ class _Apply:
         for name, network in zip(INTERFACES, networks, strict=True):
             port, uplink = ports.find_ports(self.host, self.running.pid).get(name), network.uplink(self.host.name)
             mtu = found.get(f"mtu-{name}", "")
-            if mtu.isdigit() and mtus[uplink] not in (0, int(mtu)):
-                different.append(f"the MTU of {name} is {mtu}, not {mtus[uplink]}")
+            if port and mtu.isdigit() and mtus[uplink] not in (0, int(mtu)):
+                self.mtus[name] = (port, mtus[uplink])
             if port and (network.attach == "macvlan") != bool(split_macvlan(port)):
                 different.append(f"{name} is not attached by {network.attach}")
             elif port and (found_on := ports.find_uplink(self.host, port)) not in ("", uplink):
@@ -445,6 +455,14 @@ class _Apply:
         if any(change.path == SUPERVISOR for change in changes):
             different.append("the list of services or the size of the overlay")
         return different
+
+    def set_mtus(self) -> None:
+        """Give interfaces of the container, and their ports, the MTU of the bridge or card while they run."""
+        for name, (port, mtu) in self.mtus.items():
+            if not split_macvlan(port):
+                self.host.run("ip", "link", "set", "dev", port, "mtu", str(mtu))
+            self.host.run(*enter(self.running.pid), "ip", "link", "set", "dev", name, "mtu", str(mtu))
+            note(self.cluster, self.host, "apply", "mtu", interface=name, mtu=mtu)
 
     def _step(self, action: Action, history: Iterable[Event]) -> Step:
         service = next(one for one in self.cluster.services if one.name == action.service)

@@ -149,13 +149,20 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
 
 
 def find_faults(
-    cluster: Cluster, host: Host, judged: Judged, before: Mapping[str, str | None], after: Mapping[str, bytes]
+    cluster: Cluster,
+    host: Host,
+    judged: Judged,
+    before: Mapping[str, str | None],
+    after: Mapping[str, bytes],
+    *,
+    same_image: bool = True,
 ) -> Judged:
     """Return it with what else the change breaks.
 
     Args:
         before: texts of the files that differ, by path; None if they are secret, or not there.
         after: what they are to be.
+        same_image: whether the image that runs now is the one that is to read them.
 
     Raises:
         ConfigError: lines of the accounts are invalid.
@@ -178,7 +185,8 @@ def find_faults(
                     f"add {program} to `slurm.files`, or its package to `base`",
                 )
             )
-    faults += _find_lacking_plugins(cluster, host, judged)
+    if same_image:
+        faults += _find_lacking_plugins(cluster, host, judged)
     for key, path in find_new(judged.old.programs, judged.new.programs).items():
         if lacking := _find_lacking(cluster, judged.new, path):
             fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job"

@@ -13,6 +13,8 @@ from appliance.plan.services.jobs import PENDING, read_refused
 WATCH_S = 30
 """Seconds within which slurmctld has started the first waiting jobs, and nodes have refused those that they run."""
 EVERY_S = 5
+QUIET = 2
+"""Queries in a row by which no job waits."""
 
 
 def release_refused(cluster: Cluster, host: Host, since: float) -> list[str]:
@@ -26,17 +28,19 @@ def release_refused(cluster: Cluster, host: Host, since: float) -> list[str]:
     if not cluster.find_role("controller"):
         return []
     released: list[str] = []
+    quiet = 0
     with cluster.env.progress.step("release jobs that nodes refused") as step:
         for _ in range(WATCH_S // EVERY_S):
             try:
                 waiting, refused = _query(cluster, host, since, released)
-                if refused:
-                    host.run(*inside_argv(cluster.site, cluster.services, "scontrol", "release", ",".join(refused)))
-                    released += refused
+                quiet = 0 if waiting or refused else quiet + 1
+                for job in refused:  # one that was cancelled meanwhile does not keep the others
+                    host.run(*inside_argv(cluster.site, cluster.services, "scontrol", "release", job), ok=None)
+                    released.append(job)
             except SmsError as error:
                 cluster.env.progress.report(f"note: jobs that nodes refuse are not released: {error.message}")
                 break
-            if not waiting:
+            if quiet == QUIET:  # one that has just been started may yet be refused
                 break
             cluster.env.clock.sleep(EVERY_S)
         step.detail(str(len(released)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from appliance.plan.hosts.distro import family
-from appliance.plan.services.links import GUESTS
+from appliance.plan.services.links import is_guest
 
 CAPABILITIES = """CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
 NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT
@@ -84,7 +84,8 @@ def read_bridges(links: list[dict[str, object]]) -> Iterator[tuple[str, Bridge]]
         name = str(link["ifname"])
         ports = [other for other in links if other.get("master") == name]
         up = {str(port["ifname"]): _mtu(port) for port in ports if "UP" in _flags(port)}
-        larger = tuple((port, mtu) for port, mtu in up.items() if mtu > _mtu(link) and not port.startswith(GUESTS))
+        kinds = {str(port["ifname"]): _kind(port) for port in ports}
+        larger = tuple((port, mtu) for port, mtu in up.items() if mtu > _mtu(link) and not is_guest(port, kinds[port]))
         yield name, Bridge(tuple(up), bool((info.get("info_data") or {}).get("stp_state")), _mtu(link), larger)
 
 
@@ -101,6 +102,11 @@ def read_veths(links: list[dict[str, object]]) -> Iterator[tuple[str, str]]:
         info = link.get("linkinfo")
         if isinstance(info, dict) and info.get("info_kind") == "veth" and "link" in link and "link_netnsid" not in link:
             yield str(link["ifname"]), str(link["link"])
+
+
+def _kind(link: Mapping[str, object]) -> str:
+    info = link.get("linkinfo")
+    return str(info.get("info_kind", "")) if isinstance(info, dict) else ""
 
 
 def _mtu(link: Mapping[str, object]) -> int:

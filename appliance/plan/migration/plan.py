@@ -19,6 +19,8 @@ from appliance.plan.migration.move import (
 
 RESERVE = 16 << 20
 """Free bytes required in addition to the copy (agent/migration_target.py)."""
+START_ROOM = 16 << 20
+"""Free bytes inside an overlay with which services start."""
 RECENT = 5
 """Number of previous migrations that a prediction uses."""
 
@@ -43,7 +45,7 @@ class Facts:
     ``address_problems``: networks where the target does not see the services container. ``outdated``: the site file
     has changed since the start. ``measured``: the parts of previous migrations, in seconds. ``mirrored``: the source's
     overlay is on a mirror. ``mirror``: folders of the mirror that the target gets, empty without one;
-    ``mirror_problems``: why it cannot.
+    ``mirror_problems``: why it cannot. ``room_bytes``: free inside the source's overlay; None if that is not known.
     """
 
     source: HostFacts
@@ -61,6 +63,7 @@ class Facts:
     mirrored: bool
     mirror: tuple[str, ...] = ()
     mirror_problems: Sequence[str] = ()
+    room_bytes: int | None = None
 
     @property
     def skew_s(self) -> float:
@@ -162,9 +165,24 @@ def judge(facts: Facts, *, force: bool) -> tuple[list[str], list[str]]:
             f"{source.name}`, then `sms start --host {target.name}`"
         )
     problems += facts.mirror_problems
+    if room := room_problem(facts.room_bytes):
+        (warnings if force else problems).append(room)
     if facts.outdated:
         warnings.append("the site file has changed since the start; a migration does not apply it; `sms apply` does")
     return problems, warnings
+
+
+def room_problem(room_bytes: int | None) -> str:
+    """Return why services may not start again from an overlay with this much room; empty if there is enough.
+
+    Where they run already, they go on: a full overlay shows only at the next start.
+    """
+    if room_bytes is None or room_bytes >= START_ROOM:
+        return ""
+    return (
+        f"the overlay has {room_bytes >> 20} MiB free, and services may need {START_ROOM >> 20} to start, such as "
+        "MariaDB for its temporary tablespace: `sms overlay grow +1G` makes it larger while it runs"
+    )
 
 
 def recent_parts(lines: Sequence[Mapping[str, Any]], *, shared: bool) -> list[dict[str, float]]:

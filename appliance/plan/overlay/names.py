@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network
 from itertools import chain
 
 from appliance.config.document import Place
@@ -46,6 +47,15 @@ def is_ipv4(text: str) -> bool:
     return True
 
 
+def _parse(address: str) -> IPv4Address | None:
+    """Return an address at which other machines can be; None for any other text."""
+    if not is_ipv4(address):
+        return None
+    found = IPv4Address(address)
+    useless = found.is_loopback or found.is_link_local or found.is_unspecified or found.is_multicast
+    return None if useless else found
+
+
 def read_hosts(text: str, names: Iterable[str]) -> dict[str, str]:
     """Return the IPv4 addresses that a hosts file (hosts(5)) has for names; the first one of each counts."""
     wanted, found = set(names), dict[str, str]()
@@ -57,19 +67,25 @@ def read_hosts(text: str, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def read_resolved(output: str, names: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+def read_resolved(
+    output: str, names: Iterable[str], known: Mapping[str, str], networks: Sequence[IPv4Network] = ()
+) -> dict[str, str]:
     """Return an address for each name from the output of ``definitions/scripts/resolve-names``.
 
     A name that is not there keeps its address, and so does one of several addresses: name servers change their order.
+    Of several, one in a network of nodes is preferred; those of the host itself and of a link alone are none.
 
     Args:
         known: addresses until now.
+        networks: of nodes.
     """
     wanted = set(names)
     found = {name: address for name, address in known.items() if name in wanted}
     for line in output.splitlines():
         name, *addresses = line.split() or [""]
-        valid = [address for address in addresses if is_ipv4(address)]
-        if name in wanted and valid and found.get(name) not in valid:
-            found[name] = valid[0]
+        valid = [parsed for parsed in map(_parse, addresses) if parsed]
+        best = [one for one in valid if any(one in network for network in networks)] or valid
+        texts = [str(one) for one in best]
+        if name in wanted and texts and found.get(name) not in texts:
+            found[name] = texts[0]
     return found

@@ -19,12 +19,12 @@ A controller that started without reaching its nodes queries them again only aft
 """
 PENDING = (
     *("env", "SLURM_TIME_FORMAT=%s", "timeout", "15", "squeue", "--all", "--noheader", "--states=PENDING"),
-    *("--Format=JobArrayID:40,PriorityLong:20,LastSchedEval:20,Reason:80",),
+    *("--Format=JobArrayID:200,PriorityLong:20,LastSchedEval:20,Reason:80",),
 )
 """Lists jobs that wait, with their priority (0: held), and when the scheduler last looked at each."""
 NOT_LAUNCHED = "launch failed requeued held"
 """Reason of a job that a node has refused (job_mgr.c of slurmctld)."""
-PENDING_LINE = r"([0-9]+(?:_\S+)?) +([0-9]+) +([0-9]+|N/A|Unknown) +(.*)"
+PENDING_LINE = r"([0-9]+(?:[_+]\S+)?) +([0-9]+) +([0-9]+|N/A|Unknown) +(.*)"
 RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT")
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 LOST = ("NODE_FAIL", "BOOT_FAIL")

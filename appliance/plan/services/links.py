@@ -120,8 +120,13 @@ def find_mtu(links: Sequence[Link], uplink: str) -> int:
         links: those of the host; without the uplink it is 0.
     """
     own = {one.name for one in links if one.name == uplink}
-    ports = {one.name for one in links if one.master == uplink and not one.name.startswith(GUESTS)}
+    ports = {one.name for one in links if one.master == uplink and not is_guest(one.name, one.kind)}
     return min((one.mtu for one in links if own and one.name in own | ports), default=0)
+
+
+def is_guest(name: str, kind: str) -> bool:
+    """Return whether a port leads to a container or a virtual machine: ``kind`` of taps is tun."""
+    return name.startswith(GUESTS) or kind == "tun"
 
 
 def find_user(output: str) -> str:

@@ -222,7 +222,7 @@ class Inside:
             found.append(
                 f"users who have jobs, but no account in the services container: {len(self.strangers)}, with the ID "
                 f"{', '.join(map(str, self.strangers[:MOST_NAMED]))}; their jobs do not start; complete the accounts "
-                "of the site file, then `sms apply`"
+                "of the site file, then `sms apply`; with a directory: is sssd up?"
             )
         return found
 

@@ -532,7 +532,7 @@ def test_a_shared_overlay_is_started_as_it_is(both: Playground) -> None:
 
 @pytest.mark.full
 def test_a_job_that_its_node_still_runs_starts_again(both: Playground) -> None:
-    """T6. The snapshot has it waiting, its node runs it: Slurm holds it for good, until the failover releases it."""
+    """T6. The snapshot has it waiting, its node is slow to end it: Slurm holds it until the failover releases it."""
     node = both.host("node1")
     both.sms("-q", "start", on=DEAD)
     demo.wait_idle(node, NODES)
@@ -541,9 +541,16 @@ def test_a_job_that_its_node_still_runs_starts_again(both: Playground) -> None:
     both.sms("-q", "overlay", "snapshot", on=DEAD)
     both.sms("-q", "overlay", "push", "--to", HERE, on=DEAD)
     wait_until(lambda: node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
-    with cut(both):
-        done = json.loads(both.sms("-q", "failover", HERE, "--i-have-fenced", "--json", on=HERE).stdout)
-        assert done["released"] == [job]
-        assert both.status(HERE)["held"] == []
-        assert node.run("squeue", "-h", "-j", job, "-o", "%T").text in ("PENDING", "RUNNING")
+    task = node.run("scontrol", "listpids", job).text.splitlines()[1].split()[0]
+    step = node.run("ps", "-o", "ppid=", "-p", task).text.strip()
+    node.run("kill", "-STOP", step)  # it is as slow as on a node without memory
+    try:
+        with cut(both):
+            done = json.loads(both.sms("-q", "failover", HERE, "--i-have-fenced", "--json", on=HERE).stdout)
+            assert done["released"] == [job]
+            assert both.status(HERE)["held"] == []
+            assert node.run("squeue", "-h", "-j", job, "-o", "%T").text in ("PENDING", "RUNNING")
+    finally:
+        node.run("kill", "-CONT", step)
     both.sms("exec", "--", "scancel", job, on=HERE)
+    both.sms("exec", "--", "scontrol", "update", "nodename=node1", "state=resume", on=HERE, ok=None)

@@ -84,6 +84,17 @@ def over_budget(hosts: Hosts, source: str, target: str) -> Iterator[tuple[str, t
         path.write_bytes(before)
 
 
+@contextmanager
+def full_overlay(hosts: Hosts, source: str, target: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """T4: MariaDB started on neither host, and slurmctld, which had answered, was down."""
+    filled = "/var/lib/filled"
+    hosts.sms("exec", "--", "sh", "-c", f"dd if=/dev/zero of={filled} bs=1M || :", on=source)
+    try:
+        yield "the overlay has 0 MiB free", ()
+    finally:
+        hosts.sms("exec", "--", "rm", filled, on=source)
+
+
 NAMESPACE = """\
 ip link set prov0 nomaster
 ip netns add stranger
@@ -130,6 +141,7 @@ BREAKS: dict[str, Break] = {
         "{target} lacks conntrack",
     ),
     "over its budget": over_budget,
+    "full overlay": full_overlay,
 }
 
 
@@ -137,8 +149,11 @@ COVERED = ("no bridge", "no conntrack")
 """What test_refusals.py breaks in every run, on the host of a start: the same checks refuse it."""
 
 
+SELDOM = (*COVERED, "full overlay")
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if name in COVERED else []) for name in BREAKS]
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in SELDOM else []) for name in BREAKS]
 )
 def test_what_cannot_be_is_refused_and_nothing_changed(hosts: Hosts, name: str) -> None:
     source, target = where(hosts)

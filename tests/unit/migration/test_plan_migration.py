@@ -9,7 +9,16 @@ import pytest
 
 from appliance.catalog import read_catalog, select
 from appliance.errors import Refused
-from appliance.plan.migration.plan import RECENT, RESERVE, Facts, HostFacts, judge, plan_migration, recent_parts
+from appliance.plan.migration.plan import (
+    RECENT,
+    RESERVE,
+    START_ROOM,
+    Facts,
+    HostFacts,
+    judge,
+    plan_migration,
+    recent_parts,
+)
 from appliance.share import share
 
 SERVICES = select(read_catalog(share("definitions", "services")), ("slurmctld", "munge"))
@@ -55,6 +64,9 @@ def target(**changes: Any) -> dict[str, Any]:
         ({"free_bytes": USED, "shared": True}, [], []),
         ({"shared": True, "mirrored": True}, ["both share an overlay that is on a mirror"], []),
         ({"outdated": True}, [], ["the site file has changed since the start"]),
+        ({"room_bytes": START_ROOM}, [], []),
+        ({"room_bytes": START_ROOM - 1}, ["the overlay has 15 MiB free, and services may need 16 to start"], []),
+        ({"room_bytes": 0}, ["the overlay has 0 MiB free, and services may need 16 to start"], []),
     ],
 )
 def test_judgement(changes: dict[str, Any], problems: list[str], warnings: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +87,16 @@ def test_a_hosts_file(text: str, found: dict[str, str]) -> None:
         ("n2 10.0.0.3 10.0.0.2\n", {"n2": "10.0.0.2"}),
         ("n2 10.0.0.3\n", {"n2": "10.0.0.3"}),
         ("other 10.0.0.3\nn2 ; rm\nn2\n\n", {"n2": "10.0.0.2"}),
+        ("n1 127.0.1.1 169.254.0.1 0.0.0.0\n", {"n2": "10.0.0.2"}),
+        ("n1 192.0.2.9 10.20.0.5\n", {"n1": "10.20.0.5", "n2": "10.0.0.2"}),
+        ("n1 192.0.2.9 198.51.100.5\n", {"n1": "192.0.2.9", "n2": "10.0.0.2"}),
         ("", {"n2": "10.0.0.2"}),
     ],
 )
 def test_answers(output: str, found: dict[str, str]) -> None:
     """What is not answered stays, and so does one of several addresses: name servers change their order."""
-    assert read_resolved(output, ["n1", "n2"], {"n2": "10.0.0.2", "gone": "10.0.0.9"}) == found
+    networks = [IPv4Network("10.20.0.0/16")]
+    assert read_resolved(output, ["n1", "n2"], {"n2": "10.0.0.2", "gone": "10.0.0.9"}, networks) == found
 
 
 def test_what_cannot_be_resolved_is_named_and_what_was_known_stays(cluster: Cluster) -> None:
@@ -104,7 +109,7 @@ def test_what_cannot_be_resolved_is_named_and_what_was_known_stays(cluster: Clus
     host = Fake({("python3",): (0, "n1 10.0.0.1\n")}, name="host-a")
     found, changed = resolve_nodes(cluster.showing(Heard()), host, lambda: b"10.0.0.2 n2\n")
     assert found.names == {"n1": "10.0.0.1", "n2": "10.0.0.2"} and changed
-    assert len(said) == 1 and "1 of 3 names of nodes: m1.example.org;" in said[0]
+    assert len(said) == 1 and "1 of 3 names of nodes in time: m1.example.org;" in said[0]
     again, changed = resolve_nodes(cluster, host, lambda: b"10.0.0.2 n2\n10.0.0.1 n1\n")
     assert again.names == found.names and not changed
     site = replace(cluster, site=open_site(DEBIAN_SITE).site)
@@ -126,7 +131,7 @@ def test_this_machine_resolves_its_own_name() -> None:
     ("change", "places"),
     [
         (lambda site: None, []),
-        (lambda site: site.update(ntp=["no-such.invalid", "localhost"]), ["ntp[0]"]),
+        (lambda site: site.update(ntp=["no-such.invalid", "localhost"]), ["ntp[0]", "ntp[1]"]),
         (lambda site: site["slurm"]["nodes"].append(NODES[0]), ["slurm.nodes[2]"]),
         (lambda site: site.update(syslog_forward="no-such.invalid:514"), ["syslog_forward"]),
     ],

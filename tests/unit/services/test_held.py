@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.services.held import EVERY_S, WATCH_S, release_refused
+from appliance.operations.services.held import EVERY_S, QUIET, WATCH_S, release_refused
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.jobs import NOT_LAUNCHED, PENDING, read_refused
 from appliance.progress import Silent
@@ -30,6 +30,7 @@ def row(job: str, priority: int, when: str, reason: str) -> str:
         (row("12", 0, "N/A", NOT_LAUNCHED), (False, [])),
         (row("12", 0, "1100", "JobHeldUser") + row("14_[1-9]", 7, "1100", "Resources"), (True, [])),
         (row("12", 0, "1100", f"{NOT_LAUNCHED} x"), (False, [])),
+        (row("12+0", 0, "1100", NOT_LAUNCHED) + row("14_[1-900]", 0, "1", "x"), (False, ["12+0"])),
         ("squeue: error\nslurm_load_jobs error: x\n12; rm 0 1100 " + NOT_LAUNCHED, (False, [])),
     ],
 )
@@ -66,7 +67,9 @@ def test_each_is_released_once(cluster: Cluster) -> None:
     assert release_refused(cluster, one, NOW) == ["12", "13"] and released(one) == ["12", "13"]
 
 
-@pytest.mark.parametrize(("output", "queries"), [("", 1), (row("9", 5, "1", "Resources"), WATCH_S // EVERY_S), (1, 1)])
+@pytest.mark.parametrize(
+    ("output", "queries"), [("", QUIET), (row("9", 5, "1", "Resources"), WATCH_S // EVERY_S), (1, 1)]
+)
 def test_it_watches_as_long_as_jobs_wait(cluster: Cluster, output: str | int, queries: int) -> None:
     one = host(cluster, output)
     assert release_refused(cluster, one, NOW) == []

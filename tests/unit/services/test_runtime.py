@@ -190,10 +190,25 @@ def test_mark_is_removed_by_a_clean_stop(
     ended = []
     finish = supervise.noted(lambda program, pid, sts: ended.append((program.config.name, pid, sts)))
     for name in ("other", "it"):
-        finish(SimpleNamespace(config=SimpleNamespace(name=name)), 7, status)
+        finish(SimpleNamespace(config=SimpleNamespace(name=name), killing=False), 7, status)
     assert ended == [("other", 7, status), ("it", 7, status)]
     assert mark.exists() == stays
     assert (root / "var/lib/sms/.running.ended").exists() is not stays, "it is renamed: a full disk has no new file"
+
+
+@pytest.mark.parametrize(("before_stop_s", "stays"), [(5, True), (-1, False)])
+def test_the_supervisor_knows_when_it_has_asked_a_service_to_stop(
+    root: Path, smsrt: ModuleType, monkeypatch: pytest.MonkeyPatch, before_stop_s: float, stays: bool
+) -> None:
+    supervise = load_supervise(monkeypatch)
+    write_services(root, it={"running": "/var/lib/sms/.running", "saves": "/var/lib/sms/state"})
+    mark, saved, now = root / "var/lib/sms/.running", root / "var/lib/sms/state", time.time()
+    mark.touch()
+    saved.touch()
+    os.utime(saved, (now - 20 - before_stop_s,) * 2)
+    config = SimpleNamespace(name="it", stopwaitsecs=90)
+    supervise.noted(lambda *_: None)(SimpleNamespace(config=config, killing=True, delay=now - 20 + 90), 7, 0)
+    assert mark.exists() is stays
 
 
 @pytest.mark.parametrize(("age_s", "clean"), [(0, True), (59, True), (61, False), (None, False)])

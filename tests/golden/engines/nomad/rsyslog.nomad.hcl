@@ -230,7 +230,7 @@ if $programname == 'CRON' and ($msg contains 'cron-heartbeat' or $msg contains '
 # log here goes on. So its part in memory has room for what comes faster than it is written to the disk: with the usual
 # 1000, most of a burst was discarded. The connection is probed: what is written to a dead connection is lost.
 action(name="collector" type="omfwd" target="loghost.example.org" port="5140" protocol="tcp"
-       queue.type="LinkedList" queue.size="20000" queue.highWatermark="2000" queue.lowWatermark="500"
+       queue.type="LinkedList" queue.size="4000" queue.highWatermark="1000" queue.lowWatermark="500"
        queue.filename="forward" queue.maxDiskSpace="64m" queue.saveOnShutdown="on"
        queue.timeoutEnqueue="0" action.resumeRetryCount="-1" action.resumeInterval="5"
        keepAlive="on" keepAlive.time="10" keepAlive.interval="5" keepAlive.probes="3")

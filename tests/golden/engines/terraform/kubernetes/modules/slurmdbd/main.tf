@@ -26,7 +26,7 @@ resource "kubernetes_manifest" "this" {
   }
 
   timeouts {
-    create = "15m"
-    update = "15m"
+    create = "24h"
+    update = "24h"
   }
 }

@@ -18,7 +18,7 @@ resource "nomad_job" "this" {
   detach  = false
 
   timeouts {
-    create = "15m"
-    update = "15m"
+    create = "24h"
+    update = "24h"
   }
 }
