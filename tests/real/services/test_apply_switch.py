@@ -59,7 +59,7 @@ def test_another_name_server_by_a_second_instance(running: Playground) -> None:
         document["slurm"]["nodes"].append({"name": "ghost1", "cpus": 1, "memory_mb": 512})
 
     refused = running.sms("--site", running.variant("unknown.yaml", unknown), "apply", "-n", ok=(3,))
-    assert "resolves no address of the nodes ghost1" in (refused.stdout + refused.stderr).decode()
+    assert "finds no address of the nodes ghost1" in (refused.stdout + refused.stderr).decode()
     site = running.variant("switched.yaml", change)
     planned = applied(running, site, "-n")
     assert len(planned["switch"]) == 1 and planned["switch"][0].startswith("dns is ")
