@@ -20,7 +20,7 @@ CAPABILITY_VERSION_3 = 0x20080522
 ENDED = ".ended"
 """End of the mark's name while the service does not run."""
 SAVED_S = 60
-"""Seconds within which a service that ends by itself does so after it has saved its state."""
+"""Seconds within which a service that ends on its own does so after it has saved its state."""
 CLOCK_S = 1
 """Times of files are those of the kernel's last tick."""
 
