@@ -122,6 +122,6 @@ def _lines(result: FailoverResult, cluster: str, services: int) -> Iterator[str]
         yield f"jobs known to the controller: {known}"
     if result.released:
         yield (
-            f"jobs that a node refused, as it still ran them, and that start again: {', '.join(result.released[:10])}"
+            f"jobs that a node could not launch, and that start again: {', '.join(result.released[:10])}"
             + (f" and {len(result.released) - 10} more" if len(result.released) > 10 else "")
         )

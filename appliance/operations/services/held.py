@@ -1,4 +1,4 @@
-"""Releases jobs that Slurm holds because nodes refused to launch them: they run there from before a failover."""
+"""Releases jobs that Slurm holds because nodes could not launch them in the first seconds after a failover."""
 
 from __future__ import annotations
 
