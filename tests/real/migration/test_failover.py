@@ -541,7 +541,10 @@ def test_a_job_that_a_node_could_not_launch_meanwhile_starts_again(both: Playgro
     try:
         before = demo.as_alice(node, "sbatch", *words)
         wait_until(lambda: both.status(DEAD)["held"] == [before], "Slurm holds it")
-        job = demo.as_alice(node, "sbatch", "--begin=now+15", *words)
+        since = time.time()
+        job = demo.as_alice(node, "sbatch", "--begin=now+25", *words)
+        saved = ("exec", "--", "stat", "-c", "%Y", "/var/spool/slurmctld/job_state")
+        wait_until(lambda: int(both.sms(*saved, on=DEAD).text) > since + 1, "its state is saved")
         both.sms("-q", "overlay", "snapshot", on=DEAD)
         both.sms("-q", "overlay", "push", "--to", HERE, on=DEAD)
         with cut(both):

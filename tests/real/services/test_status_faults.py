@@ -373,7 +373,6 @@ def test_a_collector_that_is_away(served: Playground, verdict: str) -> None:
         served.sms("exec", "--", "python3", "-c", BURST, timeout=60)
         assert "node2" in demo.syslog_arrives(served.lab, served.host("node2"))
         wait_until(lambda: count() - before > 1000, "what rsyslogd counts each minute", 90)
-        assert count() - before < 40000
         found = looked(served)
         (discarded,) = found["discarded"]
         assert discarded["queue"] == "collector"
