@@ -130,6 +130,15 @@ Peer = Annotated[
 """A host name or address, with an optional port."""
 
 
+def is_ipv4(text: str) -> bool:
+    """Return whether it is an IPv4 address."""
+    try:
+        IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def check_url(value: str) -> str:
     """Raise a custom error if the host or the port of a URL is none."""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.plan.services.links import Link as AnyLink
-from appliance.plan.services.links import find_mtu, find_user, read_host_links
+from appliance.plan.services.links import find_mtu, find_user, read_ip_links
 from appliance.tools.ports import Link
 
 
@@ -39,7 +39,7 @@ def query_mtus(host: Host, uplinks: Sequence[str]) -> dict[str, int]:
         for words in (("dev", uplink), ("master", uplink)):
             try:
                 shown = host.run(*show, *words, ok=None).parse(list[dict[str, Any]], empty=b"[]")
-                links += read_host_links(shown)
+                links += read_ip_links(shown)
             except Unreachable:
                 raise
             except (SmsError, KeyError, TypeError, AttributeError, ValueError):

@@ -105,6 +105,7 @@ def _read_judged(path: Path, host: str) -> frozenset[str]:
 
 def _applied_lines(done: Applied) -> list[str]:
     lines = [f"nothing to do: {done.host} runs with this site file"] if done.current else []
+    lines += [f"the MTU of the container's {name} is {mtu} now" for name, mtu in done.mtus.items()]
     lines += [f"wrote {path}" for path in done.changed if not path.startswith("/etc/sms/seed")]
     lines += [f"a file was changed inside the container; the changed text is kept as {path}" for path in done.kept]
     for step in done.steps:

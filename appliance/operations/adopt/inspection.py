@@ -28,7 +28,8 @@ from appliance.plan.adopt.model import Survey
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.migration.lease import engine_error, find_holder, refuse_other_cluster
 from appliance.plan.migration.state import moved_paths
-from appliance.plan.services.nodes import NODES, Inside, NodesView, read_nodes, view_nodes
+from appliance.plan.services.inside import Inside, view_nodes
+from appliance.plan.services.nodes import NODES, NodesView, read_nodes
 from appliance.shared.lease import Lease
 from appliance.text import whole_number
 from appliance.tools.scripts import script_argv

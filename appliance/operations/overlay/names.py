@@ -29,7 +29,8 @@ def resolve_nodes(cluster: Cluster, host: Host, read_known: Callable[[], bytes])
     names = find_names(cluster.site)
     if not names:
         return cluster, False
-    known = read_hosts(read_known().decode(errors="replace"), names)
+    hosts = read_hosts(read_known().decode(errors="replace"))
+    known = {name: hosts[name] for name in names if name in hosts}
     found = read_resolved(resolve(host, names), names, known, cluster.site.node_networks)
     resolved = replace(cluster, names=found)
     if missing := find_missing(resolved):

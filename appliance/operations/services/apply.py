@@ -37,6 +37,7 @@ from appliance.operations.services.effect import (
     resume_nodes,
 )
 from appliance.operations.services.inside import need_running, refuse_superseded
+from appliance.operations.services.reach import inspect_links
 from appliance.operations.services.restart import no_answer, reload_service, restart_service
 from appliance.operations.start_note import read_note
 from appliance.plan.image.built import DESCRIPTION, find_other_settings, read_inputs
@@ -55,11 +56,11 @@ from appliance.plan.services.apply import (
 )
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import Loss
+from appliance.plan.services.links import NetworkState, judge_networks
 from appliance.plan.services.network import INTERFACES, read_network, running_network
 from appliance.shared.ports import enter, split_macvlan
 from appliance.text import one_line
 from appliance.tools import apptainer, ports
-from appliance.tools.bridge import query_mtus
 from appliance.tools.scripts import script_argv
 from appliance.tools.sha256 import find_digest
 
@@ -144,8 +145,8 @@ class Applied:
     """Result of an apply; ``seconds``: how long each service did not answer, as measured. ``kept``: files that somebody
     had changed in the container, under the names that they are kept as. ``switch``: nothing was done, a new instance is
     needed for these reasons. ``exceeded``: outages that were longer than predicted. ``newer``, ``rebuild``,
-    ``losses``, ``refused``: those of the plan. ``unusable``: nodes that take no job since; ``failed``: jobs that have
-    failed since. A reload with them is only kept with ``force``.
+    ``losses``, ``refused``, ``mtus``: those of the plan. ``unusable``: nodes that take no job since; ``failed``: jobs
+    that have failed since. A reload with them is only kept with ``force``.
     """
 
     host: str
@@ -162,6 +163,7 @@ class Applied:
     refused: tuple[str, ...] = ()
     unusable: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    mtus: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan_apply(cluster: Cluster, host: Host) -> ApplyPlan:
@@ -205,6 +207,7 @@ def apply(
         plan = work.plan
         done = Applied(host.name, plan.current, steps=list(plan.steps), switch=plan.switch, newer=plan.newer)
         done.rebuild, done.losses, done.refused = plan.rebuild, plan.losses, plan.refused
+        done.mtus = plan.mtus
         if not force:
             work.judged.refuse("apply", accepted=accepted)
         if work.left == "complete" or (work.left and work.applied):
@@ -296,8 +299,7 @@ class _Apply:
         self._check(changes)
         same_image = image.path == running.image
         self.judged = self._judge(seeds, changes, bool(found["pending"]), same_image=same_image)
-        self.mtus: dict[str, tuple[str, int]] = {}
-        """By interface of the container whose MTU is another one: its port, and what it should be."""
+        self.mtus = self._find_mtus()
         switch += self._find_started_with(changes)
         self.judged = replace(
             self.judged, faults=(*self.judged.faults, *self._find_waits(resolved, changes, bool(switch)))
@@ -316,7 +318,7 @@ class _Apply:
             losses=self.judged.losses,
             refused=tuple(self.judged.lines),
             costs=tuple(sorted(self.judged.costs)),
-            mtus={name: mtu for name, (_, mtu) in self.mtus.items()},
+            mtus={name: network.mtu for name, network in self.mtus.items()},
         )
 
     def _refuse_larger_overlay(self) -> None:
@@ -361,7 +363,7 @@ class _Apply:
             switch: a second instance is started, which is isolated.
         """
         missing = find_missing(resolved)
-        asks = bool(missing and self.cluster.site.networks.dns)  # else there is no name server to wait for
+        asks = bool(missing and self.cluster.site.networks.dns)  # without a name server nothing waits
         if not asks or not (switch or any(one.path.startswith(f"{FOLDER}/") for one in changes)):
             return
         if switch or not answers_names(self.cluster, self.host, missing[0]):
@@ -440,13 +442,9 @@ class _Apply:
             for name, value in running_network(site).items()
             if found.get(name, "").lower() != value.lower()
         ]
-        networks = (site.networks.provisioning, site.networks.public)
-        mtus = query_mtus(self.host, [network.uplink(self.host.name) for network in networks])
-        for name, network in zip(INTERFACES, networks, strict=True):
+        networks = zip(INTERFACES, (site.networks.provisioning, site.networks.public), strict=True)
+        for name, network in networks:
             port, uplink = ports.find_ports(self.host, self.running.pid).get(name), network.uplink(self.host.name)
-            mtu = found.get(f"mtu-{name}", "")
-            if port and mtu.isdigit() and mtus[uplink] not in (0, int(mtu)):
-                self.mtus[name] = (port, mtus[uplink])
             if port and (network.attach == "macvlan") != bool(split_macvlan(port)):
                 different.append(f"{name} is not attached by {network.attach}")
             elif port and (found_on := ports.find_uplink(self.host, port)) not in ("", uplink):
@@ -456,13 +454,20 @@ class _Apply:
             different.append("the list of services or the size of the overlay")
         return different
 
+    def _find_mtus(self) -> dict[str, NetworkState]:
+        """Return the networks whose interface or port should get another MTU, by interface of the container."""
+        links, _ = inspect_links(self.host, self.running.pid)
+        states = judge_networks(self.cluster.site, self.host.name, links)
+        return {name: one for name, one in zip(INTERFACES, states, strict=True) if one.mtu and one.port}
+
     def set_mtus(self) -> None:
         """Give interfaces of the container, and their ports, the MTU of the bridge or card while they run."""
-        for name, (port, mtu) in self.mtus.items():
-            if not split_macvlan(port):
-                self.host.run("ip", "link", "set", "dev", port, "mtu", str(mtu))
-            self.host.run(*enter(self.running.pid), "ip", "link", "set", "dev", name, "mtu", str(mtu))
-            note(self.cluster, self.host, "apply", "mtu", interface=name, mtu=mtu)
+        for name, network in self.mtus.items():
+            change = ("ip", "link", "set", "mtu", str(network.mtu), "dev")
+            if network.attach != "macvlan":
+                self.host.run(*change, network.port)
+            self.host.run(*enter(self.running.pid), *change, name)
+            note(self.cluster, self.host, "apply", "mtu", interface=name, mtu=network.mtu)
 
     def _step(self, action: Action, history: Iterable[Event]) -> Step:
         service = next(one for one in self.cluster.services if one.name == action.service)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import PurePosixPath
 
+from appliance.config.types import is_ipv4
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
@@ -12,24 +15,17 @@ from appliance.operations.services.inside import LOGS
 from appliance.plan.machine import inside_argv
 from appliance.plan.overlay.seed import node_addresses
 from appliance.plan.services.discarded import Discarded
+from appliance.plan.services.inside import Inside, Process, choose_silent, find_stopped, read_inside, view_nodes
 from appliance.plan.services.links import Links, NetworkState, judge_networks, read_links
-from appliance.plan.services.network import INTERFACES
 from appliance.plan.services.nodes import (
     NODES,
-    Inside,
     NetworkProbe,
     NodesView,
-    Process,
     add_probes,
-    choose_silent,
     choose_targets,
     expect_nodes,
-    find_stopped,
-    is_address,
     judge_probes,
-    read_inside,
     read_probes,
-    view_nodes,
 )
 from appliance.text import one_line
 from appliance.tools.scripts import python_argv, script_argv
@@ -57,12 +53,15 @@ class Reach:
     notices: list[str] = field(default_factory=list)
 
 
-def inspect_links(cluster: Cluster, host: Host, pid: int) -> tuple[Links, str]:
-    """Return the links of the host and of the instance with this process, and why they are not known."""
-    networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
-    own = (word for one, network in zip(INTERFACES, networks, strict=True) for word in (one, str(network.address.ip)))
+def inspect_links(host: Host, pid: int, addresses: Mapping[str, str] | None = None) -> tuple[Links, str]:
+    """Return the links of the host and of the instance with this process, and why they are not known.
+
+    Args:
+        addresses: those of the instance, by interface, of which to see whether another machine has them, too.
+    """
+    words = chain.from_iterable((addresses or {}).items())
     try:
-        return read_links(host.run(*script_argv("collect-links", str(pid), *own)).text), ""
+        return read_links(host.run(*script_argv("collect-links", str(pid), *words)).text), ""
     except Unreachable:
         raise
     except (SmsError, ValueError) as error:
@@ -140,7 +139,7 @@ def probe_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside: In
     if not chosen:
         return (), ()
     argv = python_argv("connect-each", *(word for address, port in chosen for word in (address, str(port))))
-    if all(is_address(address) for address, _ in chosen):
+    if all(is_ipv4(address) for address, _ in chosen):
         argv = ("nsenter", f"--net=/proc/{pid}/ns/net", *argv)  # faster than a start of apptainer
     else:
         argv = inside_argv(

@@ -24,8 +24,10 @@ from appliance.operations.vm.deferred import Deferred, probe_vm
 from appliance.plan.machine import probe_argv
 from appliance.plan.migration.state import describe_interrupted, read_state_move
 from appliance.plan.services.discarded import Discarded
+from appliance.plan.services.inside import Process
 from appliance.plan.services.links import NetworkState
-from appliance.plan.services.nodes import NetworkProbe, NodesView, Process
+from appliance.plan.services.network import container_addresses
+from appliance.plan.services.nodes import NetworkProbe, NodesView
 from appliance.plan.services.probes import read_probe
 from appliance.shared.lease import Lease
 
@@ -157,7 +159,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
     with cluster.env.pool(8) as pool:  # a VM that is off is detected only by a timeout
         services = pool.submit(query_services, cluster, host, confined=confined)
         inside = pool.submit(inspect_inside, cluster, host)
-        links = pool.submit(inspect_links, cluster, host, running.pid)
+        links = pool.submit(inspect_links, host, running.pid, container_addresses(cluster.site))
         certificate = pool.submit(container_problems, cluster, host)
         vm = pool.submit(probe_vm, cluster, host)
         refusal = pool.submit(find_refusal, host, current)

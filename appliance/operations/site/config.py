@@ -25,7 +25,7 @@ from appliance.plan.image.accounts import check_accounts
 from appliance.plan.image.definition import has_credentials, packages_for, repository_urls
 from appliance.plan.image.openpgp import KeyProblem, read_keys
 from appliance.plan.image.repositories import check_repositories, credentials_for, read_credentials
-from appliance.plan.overlay.names import find_peers, read_resolved
+from appliance.plan.overlay.names import find_named, read_resolved
 from appliance.plan.overlay.seed import template_values
 from appliance.plan.render import Templates
 from appliance.share import share
@@ -60,7 +60,7 @@ def check_names(loaded: Loaded) -> None:
     Raises:
         ConfigError: it does not; which ones.
     """
-    peers = find_peers(loaded.site)
+    peers = find_named(loaded.site)
     names = list(dict.fromkeys(name for names in peers.values() for name in names))
     found = read_resolved(resolver.resolve(Local(), names), names, {}) if names else {}
     missing = {place: [name for name in names if name not in found] for place, names in peers.items()}

@@ -39,11 +39,11 @@ from appliance.operations.upgrade.rehearse_plan import (
     choose_nodes,
     key_copy,
     make_plan,
-    read_hosts,
     rehearsal_site,
     user_lines,
 )
 from appliance.operations.upgrade.rehearse_vm import need_polls, vm_off
+from appliance.plan.overlay.names import read_hosts
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
 from appliance.shared.identity import uuid_of

@@ -9,6 +9,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from appliance.config.model import AdminHost, Site, Snapshots
+from appliance.config.types import is_ipv4
 from appliance.errors import ConfigError, Refused
 from appliance.lab.layout import PROVISIONING, PUBLIC, ROUTED, LabHost, Plan
 from appliance.plan.overlay.seed import named_nodes
@@ -46,17 +47,8 @@ def find_peers(site: Site, *, vm: bool = False) -> list[Peer]:
 def read_peer(word: str) -> Peer:
     """Parse a peer of the site file: a name or an address, with an optional port."""
     name, _, port = word.partition(":")
-    address = ipaddress.IPv4Address(name) if is_address(name) else None
+    address = ipaddress.IPv4Address(name) if is_ipv4(name) else None
     return Peer(name, address, int(port or 0))
-
-
-def is_address(word: str) -> bool:
-    """Return whether a word is an IPv4 address."""
-    try:
-        ipaddress.IPv4Address(word)
-    except ValueError:
-        return False
-    return True
 
 
 def choose_nodes(
@@ -81,7 +73,7 @@ def choose_nodes(
     for name, given in named_nodes(site):
         if len(chosen) == count:
             break
-        address = given if is_address(given) else hosts.get(given or name) or resolve(given or name)
+        address = given if is_ipv4(given) else hosts.get(given or name) or resolve(given or name)
         why = _why_not(site, name, address, taken)
         if why:
             skipped.append(f"{name}: {why}")
@@ -268,14 +260,3 @@ def user_lines(passwd: str, group: str, name: str) -> tuple[str, str]:
     gid = lines[0].split(":")[3]
     groups = [line for line in group.splitlines() if line.split(":")[2:3] == [gid]]
     return lines[0], groups[0] if groups else f"{name}:x:{gid}:"
-
-
-def read_hosts(text: str) -> dict[str, str]:
-    """Parse a hosts file into addresses by name; the first line of a name wins."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        words = line.partition("#")[0].split()
-        if words and is_address(words[0]):
-            for name in words[1:]:
-                found.setdefault(name, words[0])
-    return found

@@ -13,6 +13,7 @@ from appliance.catalog import Service, find_role
 from appliance.catalog.model import Role
 from appliance.config.hostlist import expand, fold
 from appliance.config.model import Network, Site
+from appliance.config.types import is_ipv4
 from appliance.errors import Refused
 from appliance.plan.adopt.accounting import find_lacking
 from appliance.plan.adopt.model import Link, Survey
@@ -499,15 +500,7 @@ def plan_adoption(
 def _node_addresses(site: Site) -> list[str]:
     """Return addresses of some nodes: machines that are in the provisioning network."""
     found = [one for node in site.slurm.nodes[:4] if node.address for one in expand(str(node.address))[:2]]
-    return [one for one in found if _is_address(one)]
-
-
-def _is_address(text: str) -> bool:
-    try:
-        IPv4Address(text)
-    except ValueError:
-        return False
-    return True
+    return [one for one in found if is_ipv4(one)]
 
 
 def refuse_doubtful(plan: AdoptPlan) -> None:

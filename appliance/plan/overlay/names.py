@@ -6,7 +6,6 @@ away makes each name take many seconds: so names are resolved when files are wri
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
@@ -15,6 +14,7 @@ from itertools import chain
 from appliance.config.document import Place
 from appliance.config.hostlist import expand
 from appliance.config.model import Site
+from appliance.config.types import is_ipv4
 
 HOSTS = "/etc/hosts"
 ABSENT = re.compile(r"(?i)\bstate=(cloud|future)\b")
@@ -27,7 +27,7 @@ def find_names(site: Site) -> list[str]:
     return [name for name in dict.fromkeys(chain.from_iterable(found)) if not is_ipv4(name)]
 
 
-def find_peers(site: Site) -> dict[Place, list[str]]:
+def find_named(site: Site) -> dict[Place, list[str]]:
     """Return all names of the site file that its services resolve, by their places in the file."""
     servers: dict[Place, str] = {("ntp", number): name for number, name in enumerate(site.ntp)}
     servers |= {("syslog_forward",): site.syslog_forward or "", ("mail", "relay"): site.mail.relay or ""}
@@ -36,15 +36,6 @@ def find_peers(site: Site) -> dict[Place, list[str]]:
         found["slurm", "nodes", number] = [] if ABSENT.search(node.extra or "") else expand(node.address or node.name)
     kept = {place: [name for name in names if not is_ipv4(name)] for place, names in found.items()}
     return {place: names for place, names in kept.items() if names}
-
-
-def is_ipv4(text: str) -> bool:
-    """Return whether it is an IPv4 address."""
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _parse(address: str) -> IPv4Address | None:
@@ -56,13 +47,13 @@ def _parse(address: str) -> IPv4Address | None:
     return None if useless else found
 
 
-def read_hosts(text: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the IPv4 addresses that a hosts file (hosts(5)) has for names; the first one of each counts."""
-    wanted, found = set(names), dict[str, str]()
+def read_hosts(text: str) -> dict[str, str]:
+    """Return the IPv4 addresses by name of a hosts file (hosts(5)); the first line of a name counts."""
+    found: dict[str, str] = {}
     for line in text.splitlines():
-        address, *others = line.partition("#")[0].split() or [""]
+        address, *names = line.partition("#")[0].split() or [""]
         if is_ipv4(address):
-            for name in wanted.intersection(others):
+            for name in names:
                 found.setdefault(name, address)
     return found
 

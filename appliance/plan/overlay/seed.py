@@ -10,7 +10,6 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from appliance.catalog import Service
 from appliance.catalog.model import SecretName, SeedFile
@@ -36,7 +35,6 @@ SECRET_PLACES = {
     "group": ("/etc/group", "root", 0o644),
 }
 """Path, owner and mode in the container of the files that a site names."""
-NONE: Mapping[str, str] = MappingProxyType({})
 OF_SERVICES = ("jwt_key", "ssh_host_key", "sssd_conf")
 """Those that only services have: their owners are in an image with such a service."""
 
@@ -69,7 +67,7 @@ def seed_files(
     overlays: Path,
     extra: Sequence[SeedFile],
     given: Mapping[str, bytes],
-    names: Mapping[str, str] = NONE,
+    names: Mapping[str, str] | None = None,
 ) -> tuple[Seed, ...]:
     """Return all files of the overlay, sorted by path.
 
@@ -108,7 +106,9 @@ def secrets_of(service: Service) -> tuple[SecretName, ...]:
     return (*service.secrets, *service.needs_secrets)
 
 
-def template_values(site: Site, services: Sequence[Service], names: Mapping[str, str] = NONE) -> dict[str, object]:
+def template_values(
+    site: Site, services: Sequence[Service], names: Mapping[str, str] | None = None
+) -> dict[str, object]:
     """Return what templates of the container's files may use. ``names``: as for ``seed_files``."""
     return {
         "site": site,
@@ -135,7 +135,7 @@ def named_nodes(site: Site) -> Iterator[tuple[str, str]]:
         yield from zip(names, expand(node.address) if node.address else [""] * len(names), strict=False)
 
 
-def node_addresses(site: Site, names: Mapping[str, str] = NONE) -> list[tuple[str, str]]:
+def node_addresses(site: Site, names: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
     """Return (address, names) of every node whose address is known, for /etc/hosts.
 
     Args:
@@ -146,7 +146,7 @@ def node_addresses(site: Site, names: Mapping[str, str] = NONE) -> list[tuple[st
         try:
             pairs.append((str(ipaddress.IPv4Address(address)), name))
         except ValueError:  # none, or a name
-            if found := names.get(address or name):
+            if found := (names or {}).get(address or name):
                 pairs.append((found, f"{address} {name}" if address not in ("", name) else name))
     return pairs
 

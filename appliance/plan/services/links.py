@@ -68,7 +68,7 @@ class NetworkState:
     ``bridge``: the parent, if ``attach`` is macvlan. ``port``: the host's end of its interface; ``uplinks``: the usable
     other ports of the bridge, except for those of the provisioning VM; a parent is both. ``answering``: number of its
     neighbours that are not ``silent``, addresses that did not answer ARP requests. ``problems``: why it is not
-    connected.
+    connected. ``mtu``: what the container's interface and its port should get; 0 if they have it.
     """
 
     name: str
@@ -79,6 +79,7 @@ class NetworkState:
     answering: int
     silent: tuple[str, ...]
     problems: tuple[str, ...]
+    mtu: int = 0
 
 
 def read_links(output: str) -> Links:
@@ -92,8 +93,8 @@ def read_links(output: str) -> Links:
     try:
         found = {name: json.loads(parts[name] or "[]") for name in ("host", "inside", "neighbours", "routes")}
         return Links(
-            read_host_links(found["host"]),
-            read_host_links(found["inside"]),
+            read_ip_links(found["host"]),
+            read_ip_links(found["inside"]),
             tuple((str(one["dev"]), str(one["dst"]), _state(one)) for one in found["neighbours"] if one),
             tuple(_read_route(str(one["dst"])) for one in found["routes"] if one),
             tuple((one[1], int(one[2]), one[3]) for line in lines if (one := ARPING.fullmatch(line))),
@@ -102,7 +103,7 @@ def read_links(output: str) -> Links:
         raise ValueError(f"not the output of ip: {type(error).__name__} {error}") from error
 
 
-def read_host_links(found: Sequence[dict[str, Any]]) -> tuple[Link, ...]:
+def read_ip_links(found: Sequence[dict[str, Any]]) -> tuple[Link, ...]:
     """Return interfaces as ``ip -json -details link show`` prints them.
 
     Raises:
@@ -202,7 +203,8 @@ def _judge(name: str, network: Network, at: _Attachment, links: Links, unreachab
     neighbours = {address: state for device, address, state in links.neighbours if device == interface}
     silent = tuple(sorted(address for address, state in neighbours.items() if state == SILENT))
     routes = network.routes if isinstance(network, ProvisioningNetwork) else ()
-    problems += _mtu_problems(at, inside, port, links.host)
+    mtu, wrong = _judge_mtu(at, inside, port, links.host)
+    problems += wrong
     problems += _answer_problems(str(network.address.ip), links)
     problems += [
         f"the container has no route to {route.network}: `sms apply` sets it"
@@ -225,18 +227,22 @@ def _judge(name: str, network: Network, at: _Attachment, links: Links, unreachab
         len(neighbours) - len(silent),
         tuple(one_line(address, 45) for address in silent),
         tuple(problems),
+        mtu,
     )
 
 
-def _mtu_problems(at: _Attachment, inside: Link | None, port: str, host: Sequence[Link]) -> list[str]:
-    """Return what is wrong with the MTU of the container's interface, or of its port: larger frames vanish there."""
+def _judge_mtu(at: _Attachment, inside: Link | None, port: str, host: Sequence[Link]) -> tuple[int, list[str]]:
+    """Return the MTU that an interface of the container or its port should get, and why; 0 if both have it.
+
+    A frame that is larger than that of one of them vanishes there.
+    """
     wanted = find_mtu(host, at.uplink)
     ends = {"container": inside, "port": next((one for one in host if one.name == port != at.uplink), None)}
     different = {where: one.mtu for where, one in ends.items() if one and one.mtu not in (0, wanted)}
     if not wanted or not different:
-        return []
+        return 0, []
     ours = " and ".join(f"{mtu} ({where})" for where, mtu in different.items())
-    return [
+    return wanted, [
         f"the MTU of the container's {at.interface} is {ours}, and that of {at.uplink} {wanted}: larger packets are "
         "lost; `sms apply` sets it"
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from appliance.catalog import Service
 from appliance.config.model import Network, ProvisioningNetwork, PublicNetwork, Site
@@ -15,7 +14,6 @@ from appliance.shared.ports import ATTACHED
 CNI_FOLDER = "/etc/apptainer/network"
 
 
-NONE: Mapping[str, int] = MappingProxyType({})
 INTERFACES = ("eth0", "eth1")
 """Interfaces of the container on the provisioning and on the public network."""
 VM_TAP = "smsvm-"
@@ -46,7 +44,7 @@ def conflists(
     *,
     isolated: bool = False,
     ipv6: bool = True,
-    mtus: Mapping[str, int] = NONE,
+    mtus: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
     """Return the CNI configuration files of an admin host: path to text, one per network.
 
@@ -70,14 +68,27 @@ def conflists(
             network,
             {"type": "macvlan", "master": uplink, "mode": ATTACHED}
             if network.attach == "macvlan" and not isolated
-            else {"type": "bridge", "bridge": uplink, "isGateway": False, "ipMasq": False, **_mtu(mtus.get(last, 0))},
+            else {
+                "type": "bridge",
+                "bridge": uplink,
+                "isGateway": False,
+                "ipMasq": False,
+                **_mtu(mtus, last),
+            },
             sysctls[one],
         )
         for name, network, uplink, last, one in zip(names, networks, uplinks, lasting, INTERFACES, strict=True)
     }
 
 
-def _mtu(value: int) -> dict[str, int]:
+def container_addresses(site: Site) -> dict[str, str]:
+    """Return the address of each interface of the container."""
+    networks = (site.networks.provisioning, site.networks.public)
+    return {name: str(network.address.ip) for name, network in zip(INTERFACES, networks, strict=True)}
+
+
+def _mtu(mtus: Mapping[str, int] | None, bridge: str) -> dict[str, int]:
+    value = (mtus or {}).get(bridge)
     return {"mtu": value} if value else {}
 
 

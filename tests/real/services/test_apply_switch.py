@@ -70,6 +70,8 @@ def test_another_name_server_by_a_second_instance(running: Playground) -> None:
     assert first_process(running) != first
     assert running.sms("exec", "--", "cat", "/etc/resolv.conf").text.split() == ["nameserver", DNS]
     assert "\n10.77.0.101 node1\n" in running.sms("exec", "--", "cat", "/etc/hosts").text
+    started = json.loads(running.sms("--site", site, "-q", "start", "--json").stdout)
+    assert started["stale"] is False, "addresses that a name service gave are no change of the site file"
     assert_one_instance(running)
     of_node = "grep -rh MaxArraySize /run/slurm/conf/slurm.conf /var/spool/slurmd/conf-cache/slurm.conf"
     wait_until(lambda: "2003" in node.run("sh", "-c", of_node, ok=None).text, "the node has the new slurm.conf")

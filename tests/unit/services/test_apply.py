@@ -26,6 +26,7 @@ from appliance.plan.services.network import running_network
 from appliance.progress import Silent
 from appliance.share import share
 from appliance.tools.apptainer import Instance
+from appliance.tools.scripts import script_argv
 from tests.pairs import Pair
 from tests.places import DEBIAN_SITE
 from tests.support.env import fake_env
@@ -54,7 +55,7 @@ class World:
 
     ``used``: what each service has read. ``faulty``: services that do not answer after their next restart; ``silent``:
     those that do not answer now. ``killed``: the run ends before, or with ``after``, this command of sms-apply.
-    ``rebuild``: settings of which the image was not built.
+    ``rebuild``: settings of which the image was not built. ``links``: what ``collect-links`` prints.
     """
 
     root: Path
@@ -66,6 +67,7 @@ class World:
     killed: tuple[str, ...] = ()
     after: bool = False
     rebuild: tuple[str, ...] = ()
+    links: str = ""
 
     def run(self, *words: str, input: bytes | None = None, **_: Any) -> Any:
         if "running-network" in words:
@@ -120,6 +122,7 @@ class Container(Fake):
             ("stat", "-L"): (0, str(2048 << 20)),
             ("ip",): (0, "[]"),
             ("nsenter",): (0, "[]"),
+            script_argv("collect-links", "1"): lambda *_: (0, world.links),
         }
         super().__init__(answers, name="host-a")
         self.world = world
@@ -153,6 +156,32 @@ def world(root: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def left(world: World) -> list[str]:
     return [path.name for path in (world.root / "run/sms").glob("apply*")]
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("container", "port", "set_on"), [(1500, 1500, 2), (1500, 9000, 2), (9000, 1500, 2), (9000, 9000, 0)]
+)
+def test_an_mtu_is_set_while_all_runs(world: World, container: int, port: int, set_on: int) -> None:
+    """Also if only the port has another one, which the status says, too."""
+    link: dict[str, Any] = {"flags": ["UP", "LOWER_UP"], "mtu": 9000}
+    veth = {**link, "linkinfo": {"info_kind": "veth"}}
+    parts = {
+        "host": [
+            {**link, "ifname": "br-prov", "ifindex": 4, "linkinfo": {"info_kind": "bridge"}},
+            {**link, "ifname": "ens1", "ifindex": 5, "master": "br-prov"},
+            {**veth, "ifname": "veth7", "ifindex": 7, "link_index": 2, "master": "br-prov", "mtu": port},
+        ],
+        "inside": [{**veth, "ifname": "eth0", "ifindex": 2, "link_index": 7, "mtu": container}],
+        "neighbours": [],
+        "routes": [],
+    }
+    world.links = "".join(f"{name} {json.dumps(value)}\n" for name, value in parts.items())
+    host = Container(world)
+    done = module.apply(world.cluster, host, wait_s=1)[0]
+    assert done.mtus == ({"eth0": 9000} if set_on else {}) and done.current is not bool(set_on)
+    changes = [argv for argv in host.asked if argv[-5:-1] == ("set", "mtu", "9000", "dev")]
+    assert [(argv[0], argv[-1]) for argv in changes] == [("ip", "veth7"), ("nsenter", "eth0")][:set_on]
 
 
 @needs_root

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.plan.services.discarded import Discarded, read_discarded
-from appliance.plan.services.nodes import read_inside
+from appliance.plan.services.inside import read_inside
 
 HEAD = "2026-11-29T19:5{}:26.792585+00:00 sms-services rsyslogd-pstats: "
 QUEUE = "{}: origin=core.queue size=13856 enqueued=40000 full={} discarded.full={} discarded.nf={} maxqsize=20000 "

@@ -10,21 +10,17 @@ from ipaddress import IPv4Network
 
 import pytest
 
+from appliance.plan.services.inside import Inside, choose_silent, find_stopped, read_inside, view_nodes
 from appliance.plan.services.nodes import (
     KNOWN_S,
     NODES,
-    Inside,
     NetworkProbe,
     NodeState,
     add_probes,
-    choose_silent,
     choose_targets,
     expect_nodes,
-    find_stopped,
     judge_probes,
-    read_inside,
     read_probes,
-    view_nodes,
 )
 from appliance.tools.scripts import python_argv
 from tests.ownnet import own_network

@@ -10,8 +10,9 @@ import pytest
 
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
+from appliance.plan.services.inside import Inside, Process
 from appliance.plan.services.links import Links
-from appliance.plan.services.nodes import Inside, NodeState, Process
+from appliance.plan.services.nodes import NodeState
 from appliance.progress import Silent
 from tests.places import DEBIAN_SITE
 from tests.support.fake import Fake
@@ -97,7 +98,7 @@ def test_a_container_that_shows_nothing_is_a_problem(cluster: Cluster) -> None:
     assert found.problems[1:] == ["the processes of the services container cannot be listed"]
 
 
-def test_links_that_cannot_be_read(cluster: Cluster) -> None:
+def test_links_that_cannot_be_read() -> None:
     for answer in ((1, "nsenter: no such process"), (0, "host []\n")):
-        links, problem = inspect_links(cluster, Fake({("sh",): answer}, name="host-a"), 7)
+        links, problem = inspect_links(Fake({("sh",): answer}, name="host-a"), 7)
         assert links == Links() and problem.startswith("the network of host-a cannot be inspected: ")

@@ -25,8 +25,9 @@ from appliance.operations.vm.deferred import Deferred
 from appliance.plan.machine import probe_argv
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.discarded import Discarded
+from appliance.plan.services.inside import Inside, Process
 from appliance.plan.services.links import NetworkState
-from appliance.plan.services.nodes import Inside, NetworkProbe, NodesView, Process, SilentNode
+from appliance.plan.services.nodes import NetworkProbe, NodesView, SilentNode
 from appliance.plan.snapshots.runs import Run
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
@@ -190,6 +191,7 @@ def test_json_and_table() -> None:
             "answering": 2,
             "silent": ["10.0.0.9"],
             "problems": ["p"],
+            "mtu": 0,
         }
     ]
     silent = [{"name": "n1", "state": "down+not_responding", "reason": "Not responding", "acknowledged": False}]

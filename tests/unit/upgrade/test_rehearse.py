@@ -33,11 +33,11 @@ from appliance.operations.upgrade.rehearse_plan import (
     choose_nodes,
     find_peers,
     make_plan,
-    read_hosts,
     rehearsal_site,
     user_lines,
 )
 from appliance.operations.upgrade.rehearse_vm import judge_polls, need_polls
+from appliance.plan.overlay.names import read_hosts
 from appliance.share import share
 from appliance.tools.ports import Link
 
