@@ -208,7 +208,7 @@ def _find_lacking_plugins(cluster: Cluster, host: Host, judged: Judged) -> Itera
         return
     for file, setting in wanted.items():
         if file not in there:
-            hint = "add its package to `packages` of the site file, then `sms build` and `sms upgrade`"
+            hint = "correct the name, or add its package to `base.packages`, then `sms build` and `sms upgrade`"
             yield Fault(f"{setting}: the container has no plugin {file}: slurmctld would not start", hint)
 
 

@@ -67,7 +67,7 @@ def check_names(loaded: Loaded) -> None:
     problems = [
         loaded.document.problem(
             place,
-            f"{len(names)} of {len(peers[place])} names have no IPv4 address here: {one_line(fold(names), 200)}",
+            f"no IPv4 address on this machine for {one_line(fold(names), 200)}",
             "give it in the site file, or in /etc/hosts of the admin hosts" if place[0] == "slurm" else "",
         )
         for place, names in missing.items()
