@@ -49,7 +49,7 @@ def set_mark(service):
     if not mark:
         return
     try:
-        os.rename(smsfiles.at(mark + ENDED), smsfiles.at(mark))
+        smsfiles.rename(mark + ENDED, mark)
     except OSError:
         try:
             smsfiles.replace(mark, b"", 0o600, os.geteuid(), os.getegid())
@@ -70,7 +70,7 @@ def end_mark(service, asked=0):
         if saved and os.stat(smsfiles.at(saved)).st_mtime < since:
             print("sms-run: %s was not saved: the next start is one after an unclean end" % saved, flush=True)
             return
-        os.rename(smsfiles.at(mark), smsfiles.at(mark + ENDED))
+        smsfiles.rename(mark, mark + ENDED)
     except OSError:
         pass  # it has never saved anything, or has no mark
 
