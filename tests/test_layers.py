@@ -63,7 +63,6 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
             "boot",
             "effect",
             "generation",
-            "held",
             "inside",
             "restart",
             "start",

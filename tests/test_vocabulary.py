@@ -74,11 +74,13 @@ LITERALS = {
     "appliance/lab/legacy.py": {"chrony", "mariadb", "munge", "postfix", "rsyslog", "slurmctld", "slurmdbd"},
     "appliance/lab/render.py": {"munge", "postfix", "slurmd"},
     "appliance/lab/root.py": {"chrony", "munge", "postfix", "rsyslog", "slurmctld", "slurmd", "slurmdbd"},
+    "appliance/operations/services/node_files.py": {"slurmd"},
     "appliance/plan/adopt/read_tables.py": {"ipmi"},
     "appliance/plan/adopt/survey.py": {"munge"},
     "appliance/plan/hosts/distro.py": {"chrony"},
     "appliance/plan/hosts/doctor.py": {"chrony"},
     "appliance/plan/overlay/seed.py": {"munge"},
+    "appliance/plan/services/runs.py": {"slurmd"},
 }
 """Daemons of the lab's own machines, packages of an admin host, the user that the munge key belongs to, whose ids
 are a setting, and a key in node tables of other systems."""

@@ -46,6 +46,8 @@ GRACE_S = 15
 """Seconds that the local timeout exceeds the remote one."""
 CONNECT_S = 5
 """Seconds until an address that does not answer counts as unreachable."""
+MOST_CONNECTIONS = 32
+"""Besides the first one, where a host has few sessions on each."""
 STALLED_S = 120
 """Seconds without progress until a copy is aborted."""
 GONE_MS = 60_000
@@ -258,7 +260,10 @@ def close_channel(channel: paramiko.Channel) -> None:
 
 
 class Ssh(Host):
-    """Commands run over one SSH connection, each in its own channel."""
+    """Commands run over one SSH connection, each in its own channel; over more where sshd has no session left.
+
+    sshd_config(5): ``MaxSessions`` bounds the sessions of a connection; 10 by default, 1 on some hosts.
+    """
 
     remote = True
 
@@ -281,7 +286,10 @@ class Ssh(Host):
         self.key = key
         self.known_hosts = known_hosts
         self._client: paramiko.SSHClient | None = None
+        self._further: list[paramiko.SSHClient] = []
         self._connecting = threading.Lock()
+        self._opening = threading.Lock()
+        """Paramiko gives the refusal of one session to any thread that opens one."""
         self._gone_ms = 0
         """Set by ``limit_silence``, in milliseconds; 0: ``GONE_MS``."""
 
@@ -296,6 +304,10 @@ class Ssh(Host):
             if transport and transport.is_active():
                 return transport
             self._client.close()
+        self._client, transport = self._open_client()
+        return transport
+
+    def _open_client(self) -> tuple[paramiko.SSHClient, paramiko.Transport]:
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
         try:
@@ -308,8 +320,41 @@ class Ssh(Host):
         transport.set_keepalive(5)
         # Keepalives wait for no reply; without this a power failure of the host is noticed only after 15 minutes.
         self._set_user_timeout(transport)
-        self._client = client
-        return transport
+        return client, transport
+
+    def _open_session(self, window: int | None) -> paramiko.Channel:
+        """Open a channel on the first connection that has one left, or on a further one.
+
+        Raises:
+            Unreachable: the host refuses sessions, or the connection broke.
+        """
+        transport, full = self._transport(), 0
+        for _ in range(2 * MOST_CONNECTIONS):
+            try:
+                with self._opening:
+                    return transport.open_session(window_size=window, timeout=10)
+            except paramiko.ChannelException as error:
+                refused = error
+                full += 1
+            except CONNECTION_ERRORS as error:
+                transport.close()
+                if not full:
+                    raise self._broken(error) from error
+            if full > MOST_CONNECTIONS:
+                break
+            transport = self._further_transport(full - 1)
+        raise Unreachable(f"{self.name}: session refused: {refused}", hint=RETRY_HINT) from refused
+
+    def _further_transport(self, number: int) -> paramiko.Transport:
+        """Return one of the further connections, by its number; a new one where there is none."""
+        with self._connecting:
+            transports = [found for one in self._further if (found := one.get_transport()) and found.is_active()]
+            if number < len(transports):
+                return transports[number]
+            self._further = [one for one in self._further if one.get_transport() in transports]
+            client, transport = self._open_client()
+            self._further.append(client)
+            return transport
 
     @property
     def peer(self) -> str:
@@ -340,10 +385,10 @@ class Ssh(Host):
     def _change_user_timeout(self, milliseconds: int) -> None:
         with self._connecting:
             self._gone_ms = milliseconds
-            transport = self._client.get_transport() if self._client else None
-            if transport:
-                with contextlib.suppress(OSError):  # it is closed
-                    self._set_user_timeout(transport)
+            for client in filter(None, (self._client, *self._further)):
+                if transport := client.get_transport():
+                    with contextlib.suppress(OSError):  # it is closed
+                        self._set_user_timeout(transport)
 
     def _connect(self, client: paramiko.SSHClient) -> None:
         where = f"{self.user}@{self.address}:{self.port}"
@@ -393,14 +438,7 @@ class Ssh(Host):
     def _start(self, argv: tuple[str, ...], *, window: int | None = None) -> Iterator[paramiko.Channel]:
         """Run ``argv`` in a new channel, which is closed when the context ends."""
         sudo = () if self.user == "root" else ("sudo", "-n", "--")
-        transport = self._transport()
-        try:
-            channel = transport.open_session(window_size=window, timeout=10)
-        except paramiko.ChannelException as error:
-            raise Unreachable(f"{self.name}: session refused: {error}", hint=RETRY_HINT) from error
-        except CONNECTION_ERRORS as error:
-            transport.close()
-            raise self._broken(error) from error
+        channel = self._open_session(window)
         try:
             try:
                 with expires_after(START_S, partial(close_channel, channel)):
@@ -434,7 +472,8 @@ class Ssh(Host):
         """Raise Unreachable if the host does not respond."""
         transport = channel.get_transport()
         try:
-            transport.open_session(timeout=5).close()
+            with self._opening:
+                transport.open_session(timeout=5).close()
         except paramiko.ChannelException:
             pass  # even a refusal is a response
         except CONNECTION_ERRORS as error:
@@ -563,7 +602,7 @@ class Ssh(Host):
         return subprocess.run(command, check=False).returncode
 
     def close(self) -> None:
-        """Close the connection."""
-        if self._client:
-            self._client.close()
-            self._client = None
+        """Close the connections."""
+        for client in filter(None, (self._client, *self._further)):
+            client.close()
+        self._client, self._further = None, []

@@ -120,8 +120,3 @@ def _lines(result: FailoverResult, cluster: str, services: int) -> Iterator[str]
     if result.jobs is not None:
         known = ", ".join(f"{count} {state.lower()}" for state, count in result.jobs.items()) or "none"
         yield f"jobs known to the controller: {known}"
-    if result.released:
-        yield (
-            f"jobs that a node could not launch, and that start again: {', '.join(result.released[:10])}"
-            + (f" and {len(result.released) - 10} more" if len(result.released) > 10 else "")
-        )

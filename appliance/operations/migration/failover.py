@@ -20,7 +20,6 @@ from appliance.operations.lease import Leases, query_lease
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
 from appliance.operations.preflight import check_networks, check_programs, try_confinement
 from appliance.operations.services.generation import find_known
-from appliance.operations.services.held import release_refused
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.stop import stop_gateway
 from appliance.operations.services.unfinished import last_sign, overlay_inode
@@ -94,7 +93,7 @@ class FailoverResult:
     """What a failover did. Times in Unix seconds.
 
     ``alive``: when the failed host was last heard from; 0 if that is not known. ``lost_s`` (None without a snapshot)
-    and ``dead_s`` as in ``Loss``. ``released``: jobs that nodes refused to launch, and that start again.
+    and ``dead_s`` as in ``Loss``.
     """
 
     host: str
@@ -109,7 +108,6 @@ class FailoverResult:
     dead_s: float | None = None
     kept: str = ""
     jobs: dict[str, int] | None = None
-    released: list[str] = field(default_factory=list)
     services: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -156,9 +154,6 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions) -> Failover
     result.lost_s, result.dead_s = loss.lost_s if result.taken else None, loss.dead_s
     facts = {"lost_s": result.lost_s, "dead_s": result.dead_s, "alive": plan.alive, "seconds": result.seconds}
     note(cluster, host, VERB, "done", generation=result.generation, **facts)
-    result.released = release_refused(cluster, host, began_at)
-    if result.released:
-        note(cluster, host, VERB, "released", jobs=result.released)
     return result
 
 

@@ -26,12 +26,12 @@ from appliance.operations.overlay.names import answers_names, find_missing
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, query_size, resolve_running, seeds_for
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.effect import (
-    Fault,
     Judged,
     compare,
     find_faults,
     held,
     judge,
+    judge_node_files,
     need_no_cost,
     release,
     resume_nodes,
@@ -55,7 +55,7 @@ from appliance.plan.services.apply import (
     predict_restart,
 )
 from appliance.plan.services.defined import read_defined
-from appliance.plan.services.effect import Loss
+from appliance.plan.services.effect import Fault, Loss
 from appliance.plan.services.links import NetworkState, judge_networks
 from appliance.plan.services.network import INTERFACES, read_network, running_network
 from appliance.shared.ports import enter, split_macvlan
@@ -298,7 +298,7 @@ class _Apply:
         changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}))
         self._check(changes)
         same_image = image.path == running.image
-        self.judged = self._judge(seeds, changes, bool(found["pending"]), same_image=same_image)
+        self.judged = self._judge(seeds, changes, bool(found["pending"]), image.path, same_image=same_image)
         self.mtus = self._find_mtus()
         switch += self._find_started_with(changes)
         self.judged = replace(
@@ -335,13 +335,14 @@ class _Apply:
             )
 
     def _judge(
-        self, seeds: Iterable[Seed], changes: Iterable[FileChange], pending: bool, *, same_image: bool
+        self, seeds: Iterable[Seed], changes: Iterable[FileChange], pending: bool, image: str, *, same_image: bool
     ) -> Judged:
         """Return what the changes of Slurm's files cost; nothing is asked where these do not change.
 
         Args:
             pending: an interrupted run has written files that a service may not have read.
-            same_image: whether the running image is to read them.
+            image: path of the one that is to read them.
+            same_image: whether it is the running one.
         """
         after = {seed.path: seed.data for seed in seeds}
         new = {path: data for path, data in after.items() if path.startswith(f"{FOLDER}/")}
@@ -353,6 +354,10 @@ class _Apply:
         else:
             old = {**new, **{path: (text or "").encode() for path, text in changed.items()}}
             judged = judge(self.cluster, self.host, read_defined(old), defined)
+            refused = judge_node_files(
+                self.cluster, self.host, image, {p: text for p, text in old.items() if text}, new
+            )
+            judged = replace(judged, faults=(*judged.faults, *refused))
         return find_faults(self.cluster, self.host, judged, before, after, same_image=same_image)
 
     def _find_waits(self, resolved: Cluster, changes: Sequence[FileChange], switch: bool) -> Iterator[Fault]:

@@ -14,6 +14,8 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.nodes.files import read_reports
 from appliance.operations.overlay.overlay import seeds_for
+from appliance.operations.preflight import find_instance
+from appliance.operations.services.node_files import find_refusals
 from appliance.operations.services.present import QUERY_S, last_line, query_present, read_recorded
 from appliance.operations.vm.client import open_api
 from appliance.plan.adopt.read_slurm import find_include
@@ -32,6 +34,7 @@ from appliance.plan.services.defined import (
 )
 from appliance.plan.services.effect import (
     SHOWN,
+    Fault,
     Loss,
     Present,
     can_cost,
@@ -41,6 +44,7 @@ from appliance.plan.services.effect import (
     find_unusable,
     shown_losses,
 )
+from appliance.plan.services.node_files import READ, reads_other
 from appliance.shared.records import RecordError
 from appliance.text import one_line
 from appliance.tools import ext3
@@ -64,14 +68,6 @@ WAYS = (
 )
 STOPPED_WAYS = "start with the site file of before, drain what is to go, then `sms apply` the changed one"
 MUNGE_KEY, *_ = SECRET_PLACES["munge_key"]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something that a change breaks, and what to do about it."""
-
-    why: str
-    hint: str
 
 
 @dataclass(frozen=True)
@@ -242,10 +238,11 @@ def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
     return f"{len(lacking)} nodes do not report it: {one_line(fold(sorted(lacking)), 120)}" if lacking else ""
 
 
-def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
+def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -> bool:
     """Judge a start by what the last stop recorded; return whether the overlay gets the site's files.
 
     Args:
+        image: path of the one that is to start; empty: what nodes make of the files is not tried.
         keeps: nobody is there who could decide: with a loss, the overlay keeps the files that it has.
 
     Raises:
@@ -257,7 +254,8 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
     def read(path: str) -> bytes:
         return ext3.read_inside(host, str(cluster.places.overlay), f"/upper{path}")
 
-    judged, when = Judged(None, _read_conf(read), _read_site(cluster)), "it does not run"
+    before, after = _read_conf(read), _read_site(cluster)
+    judged, when = Judged(None, read_defined(before), read_defined(after)), "it does not run"
     if judged.costly:
         try:
             age, present = read_recorded(cluster, host)
@@ -266,12 +264,13 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool) -> bool:
         except RecordError:  # there is none after a crash
             unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
             judged = replace(judged, unknown=unknown)
+    refused = judge_node_files(cluster, host, image, before, after)
     try:
-        judged = replace(judged, faults=_judge_accounts(cluster, read))
+        judged = replace(judged, faults=(*refused, *_judge_accounts(cluster, read)))
     except ConfigError as error:
         if not keeps:
             raise
-        judged = replace(judged, faults=(Fault(error.message, error.hint),))
+        judged = replace(judged, faults=(*refused, Fault(error.message, error.hint)))
     if not judged.lines:
         return True
     if not keeps:
@@ -295,8 +294,26 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
     def read(path: str) -> bytes:
         return host.run(*inside, path, ok=None, timeout=QUERY_S).stdout
 
-    judged = judge(cluster, host, _read_conf(read), _read_site(cluster))
-    return replace(judged, faults=(*judged.faults, *_judge_accounts(cluster, read)))
+    before, after = _read_conf(read), _read_site(cluster)
+    judged = judge(cluster, host, read_defined(before), read_defined(after))
+    running = find_instance(cluster, host)
+    refused = judge_node_files(cluster, host, running.image if running else "", before, after)
+    return replace(judged, faults=(*judged.faults, *refused, *_judge_accounts(cluster, read)))
+
+
+def judge_node_files(
+    cluster: Cluster, host: Host, image: str, before: Mapping[str, bytes], after: Mapping[str, bytes]
+) -> tuple[Fault, ...]:
+    """Return what slurmd on the nodes would refuse of changed files.
+
+    Args:
+        image: path of the verified image whose slurmd tries it; empty: nothing is tried.
+        before, after: files of Slurm by path.
+    """
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    if not image or not reads_other(changed, read_defined(before), read_defined(after)):
+        return ()
+    return tuple(find_refusals(cluster, host, image, before, after))
 
 
 def _judge_accounts(cluster: Cluster, read: Callable[[str], bytes]) -> tuple[Fault, ...]:
@@ -310,20 +327,21 @@ def _judge_accounts(cluster: Cluster, read: Callable[[str], bytes]) -> tuple[Fau
     return tuple(_find_lost_accounts(cluster, before, after))
 
 
-def _read_site(cluster: Cluster) -> Defined:
-    return read_defined({seed.path: seed.data for seed in seeds_for(cluster) if seed.path.startswith(f"{FOLDER}/")})
+def _read_site(cluster: Cluster) -> dict[str, bytes]:
+    """Return the files of Slurm that the site has, by path."""
+    return {seed.path: seed.data for seed in seeds_for(cluster) if seed.path.startswith(f"{FOLDER}/")}
 
 
-def _read_conf(read: Callable[[str], bytes]) -> Defined:
-    """Return what a slurm.conf and its includes define; ``read`` returns a file, empty if it is not there."""
-    found: dict[str, bytes] = {}
+def _read_conf(read: Callable[[str], bytes]) -> dict[str, bytes]:
+    """Return a slurm.conf with its includes, and what slurmd reads besides; ``read``: empty if a file is not there."""
+    found = {path: read(path) for path in READ}
     wanted = [f"{FOLDER}/slurm.conf"]
     while wanted and len(found) < MOST_FILES:
         path = wanted.pop()
         found[path] = read(path)
         included = (find_include(line, path) for line in found[path].decode(errors="replace").splitlines())
         wanted += [one for one in included if one.startswith(f"{FOLDER}/") and one not in found]
-    return read_defined({path: data for path, data in found.items() if data})
+    return {path: data for path, data in found.items() if data}
 
 
 @contextmanager

@@ -271,7 +271,7 @@ def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(fitting(cluster, host) if exists else cluster), trusted)
     if exists and not (options.force or cluster.is_gateway) and seeded_with(host, str(cluster.places.overlay)) != mark:
-        judge_start(cluster, host, keeps=options.boot)
+        judge_start(cluster, host, keeps=options.boot, image=trusted.path)
     argv = start_argv(cluster.site, confinement, trusted.path)
     return [*overlay_commands(cluster, host, trusted, mark, exists), shlex.join(shown(argv))]
 
@@ -363,7 +363,10 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         keeps = options.boot or bool(options.fenced)
         unjudged = options.force or cluster.is_gateway
         changed = ready_overlay(
-            cluster, host, image, may_seed=lambda: unjudged or judge_start(cluster, host, keeps=keeps)
+            cluster,
+            host,
+            image,
+            may_seed=lambda: unjudged or judge_start(cluster, host, keeps=keeps, image=image.path),
         )
         mark_overlay(cluster, host, lease.generation)
         stop_gateway(cluster, host)  # as late as possible: it has the addresses

@@ -123,6 +123,14 @@ class Present:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """Something that a change breaks, and what to do about it."""
+
+    why: str
+    hint: str
+
+
+@dataclass(frozen=True)
 class Loss:
     """Something that a change would end. ``kind``: job or reservation; ``who``: its user and state, or empty."""
 

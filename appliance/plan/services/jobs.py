@@ -17,14 +17,6 @@ ASK_NODES = ("sh", "-c", "sinfo --noheader --dead --format=%n | grep -q . && exe
 A controller that started without reaching its nodes queries them again only after a third of SlurmdTimeout
 (slurm.conf(5)), and starts no job until then.
 """
-QUEUE = (
-    *("env", "SLURM_TIME_FORMAT=%s", "timeout", "15", "squeue", "--all", "--noheader", "--states=PENDING,CF,R"),
-    *("--Format=JobArrayID:200,State:20,PriorityLong:20,LastSchedEval:20,StartTime:20,Reason:80",),
-)
-"""Lists jobs that wait or run: priority (0: held), when the scheduler last looked at each, when it was started."""
-NOT_LAUNCHED = "launch failed requeued held"
-"""Reason of a job that a node has refused (job_mgr.c of slurmctld)."""
-QUEUE_LINE = r"([0-9]+(?:[_+]\S+)?) +([A-Z_]+) +([0-9]+) +(\S+) +(\S+) +(.*)"
 RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT")
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 LOST = ("NODE_FAIL", "BOOT_FAIL")
@@ -34,31 +26,6 @@ def read_jobs(output: str) -> dict[str, str]:
     """Return job states by id from the output of ``JOBS``; other lines are messages of squeue and are ignored."""
     pairs = (line.split() for line in output.splitlines())
     return {words[0]: words[1] for words in pairs if len(words) == 2}
-
-
-def read_refused(output: str, since: float) -> tuple[bool, list[str]]:
-    """Parse the output of ``QUEUE``; other lines are ignored.
-
-    Returns:
-        Whether nodes may yet refuse a job: one that may start, or was started since a Unix time; and those scheduled
-        since then that a node could not launch.
-    """
-    may_be, refused = False, []
-    for line in output.splitlines():
-        if not (found := re.match(QUEUE_LINE, line)):
-            continue
-        job, state, priority, scheduled, started, reason = found.groups()
-        if state != "PENDING":
-            may_be = may_be or _is_since(started, since)
-        elif int(priority):
-            may_be = True
-        elif reason.strip() == NOT_LAUNCHED and _is_since(scheduled, since):
-            refused.append(job)
-    return may_be, refused
-
-
-def _is_since(when: str, since: float) -> bool:
-    return when.isdecimal() and int(when) >= int(since)
 
 
 def read_ended(log: str) -> dict[str, str]:

@@ -37,9 +37,10 @@ HOST, OVERLAY = "@HOST@", "@OVERLAY@"
 NOT_CONFINED = 70
 """Status of a one-shot run that finds itself not confined; nothing else has run then."""
 
-Purpose = Literal["trial", "seed", "read", "write", "database", "query"]
+Purpose = Literal["trial", "seed", "read", "write", "database", "query", "slurmd"]
 PURPOSES: dict[Purpose, tuple[Capability, ...] | None] = {
     "query": (),
+    "slurmd": ("SETGID",),
     "read": ("DAC_OVERRIDE",),
     "write": ("CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID"),
     "seed": ("CHOWN", "DAC_OVERRIDE", "FOWNER"),
@@ -49,7 +50,8 @@ PURPOSES: dict[Purpose, tuple[Capability, ...] | None] = {
 """What a one-shot run is for, and the capabilities that it has; None: those of the instance, which it stands for.
 
 ``query`` reads files of the image or asks its programs for their versions; ``read`` and ``write`` are about the state
-of services, with its owners and modes; ``seed`` writes the site's files; ``database`` runs MariaDB to load a dump.
+of services, with its owners and modes; ``seed`` writes the site's files; ``database`` runs MariaDB to load a dump;
+``slurmd`` starts that with files of the site: it gives up its groups first.
 """
 PRIVATE = ("unshare", "--mount", "--propagation", "slave")
 LONGEST = 2000

@@ -131,21 +131,37 @@ def test_very_much_comes_on_both_outputs(host: Host) -> None:
     assert (len(result.stdout), len(result.stderr)) == (20_000_000, 5_000_000)
 
 
-def test_commands_run_side_by_side(host: Host, tmp_path: Path) -> None:
-    """Each waits for all the others."""
-    (folder := tmp_path / "meet").mkdir()
-    script = 'cd "$1"; : >$2; until [ "$(ls | wc -l)" = 4 ]; do sleep 0.1; done; echo $2'
-    seen: list[str] = []
+def meet(host: Host, folder: Path, count: int) -> None:
+    """Run commands side by side, each of which waits for all the others."""
+    folder.mkdir()
+    script = 'cd "$1"; : >$2; until [ "$(ls | wc -l)" = "$3" ]; do sleep 0.1; done; echo $2'
+    words, seen = [f"c{number}" for number in range(count)], list[str]()
 
     def work(word: str) -> None:
-        seen.append(host.run("sh", "-c", script, "meet", str(folder), word, timeout=60).text)
+        seen.append(host.run("sh", "-c", script, "meet", str(folder), word, str(count), timeout=60).text)
 
-    threads = [threading.Thread(target=work, args=(word,)) for word in "abcd"]
+    threads = [threading.Thread(target=work, args=(word,)) for word in words]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(seen) == list("abcd")
+    assert sorted(seen) == sorted(words)
+
+
+def test_commands_run_side_by_side(host: Host, tmp_path: Path) -> None:
+    meet(host, tmp_path / "meet", 4)
+
+
+@pytest.mark.parametrize(("sessions", "count"), [(1, 6), (2, 7), (10, 23)])
+def test_more_commands_than_a_connection_has_sessions(tmp_path: Path, sessions: int, count: int) -> None:
+    """H6. `MaxSessions` of sshd_config(5): 10 by default."""
+    for server in run_sshd(tmp_path, "127.0.0.1", config=f"MaxSessions {sessions}\n"):
+        far = server.host()
+        for again in range(2):
+            meet(far, tmp_path / f"meet{again}", count)
+        with far.limit_silence(20):
+            assert len(server.sessions()) == -(-count // sessions)
+        far.close()
 
 
 @pytest.mark.parametrize("timeout", [None, 30.0])

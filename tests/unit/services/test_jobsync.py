@@ -379,7 +379,7 @@ def test_what_an_unclean_end_needs_is_in_the_preparation_too(node: Node) -> None
     """Images of before know no other way."""
     tasks: Any = task_json(SERVICES, Templates(share("overlays"), site=SITE, services=SITE.service_names))["services"]
     found = tasks["slurmctld"]
-    assert found["unclean"] == "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state"
+    assert found["unclean"].startswith("/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\n")
     assert f'if [ -n "${{SMS_UNCLEAN:-}}" ]; then\n{found["unclean"]}\nfi\n' in found["setup"]
     assert tasks["munge"]["unclean"] == "" and "SMS_UNCLEAN" not in tasks["munge"]["setup"]
     assert (found["jobsync"]["lease"], tasks["mariadb"]["jobsync"]["lease"]) == (

@@ -1,0 +1,71 @@
+"""Tries what slurmd on the nodes makes of changed files of Slurm, before they get them: by the slurmd of the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from appliance.config.slurm_files import FOLDER
+from appliance.errors import SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.preflight import prepare_confinement
+from appliance.operations.services.present import last_line
+from appliance.plan.overlay.seed import Seed, seed_archive
+from appliance.plan.services.defined import read_defined
+from appliance.plan.services.effect import Fault
+from appliance.plan.services.node_files import GRES_CONF, find_kinds, judge_tried, read_tried
+from appliance.plan.services.runs import Once, once_run
+from appliance.tools.apptainer import run_container
+from appliance.tools.scripts import script_argv
+
+TRY_S = 120
+"""Seconds that all kinds of nodes may take: each needs less than one."""
+LACKS = "no slurmd"
+SLURMDBD_CONF = f"{FOLDER}/slurmdbd.conf"
+"""It has a password, and slurmd does not read it."""
+HINT = "correct the file in `slurm.files`, or the nodes' `gres`: nodes read them as soon as slurmctld has them"
+
+
+def find_refusals(
+    cluster: Cluster, host: Host, image: str, before: Mapping[str, bytes], after: Mapping[str, bytes]
+) -> Iterator[Fault]:
+    """Yield what slurmd on the nodes would refuse of Slurm's files, unless it refuses it now, too.
+
+    Args:
+        image: path of a verified image on the host.
+        before: files of Slurm by path, as nodes have them now.
+        after: those that they are to get.
+    """
+    try:
+        found = _try(cluster, host, image, after)
+        known = _try(cluster, host, image, before) if found and before != after else []
+    except SmsError as error:
+        yield Fault(f"what slurmd on the nodes makes of these files is not known: {last_line(error)}", HINT)
+        return
+    for why in found:
+        if why not in known:
+            yield Fault(why, HINT)
+        else:
+            cluster.env.progress.report(f"note: {why}; it is so with the files of before, too")
+
+
+def _try(cluster: Cluster, host: Host, image: str, files: Mapping[str, bytes]) -> list[str]:
+    """Return why nodes would take no job any more with these files.
+
+    Raises:
+        SmsError: the image could not be run.
+    """
+    defined, gres = read_defined(files), files.get(GRES_CONF, b"").decode(errors="replace")
+    kinds = find_kinds(defined, gres)
+    if not kinds:
+        return []
+    once = Once("slurmd", script_argv("check-slurmd", *kinds))
+    argv = once_run(cluster.site, prepare_confinement(cluster, host), image, once)
+    archive = seed_archive([Seed(path, data) for path, data in files.items() if path != SLURMDBD_CONF])
+    output = run_container(host, *argv, input=archive, timeout=TRY_S).text
+    if output.strip() == LACKS:
+        cluster.env.progress.report(
+            "WARNING: the image has no slurmd: what nodes make of these files is not known; `sms build` adds it"
+        )
+        return []
+    return list(judge_tried(read_tried(output), kinds, defined, gres))

@@ -1,0 +1,96 @@
+"""Jobs that nodes refuse after an end of slurmctld that was not in order: which are released, which nodes resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.services.conftest import RUNTIME
+
+PROGRAM = RUNTIME / "sms-slurm-refused"
+HELD = "launch failed requeued held"
+
+
+@pytest.fixture(scope="module")
+def program() -> dict[str, Any]:
+    return runpy.run_path(str(PROGRAM))
+
+
+def row(job: str, priority: int, when: str, reason: str) -> str:
+    return f"{job:<80}{priority:<20}{when:<20}{reason:<80}\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "found"),
+    [
+        ("", []),
+        (row("12", 0, "1100", HELD) + row("13_4", 0, "1000", HELD), ["12", "13_4"]),
+        (row("12", 0, "999", HELD), []),
+        (row("12", 0, "N/A", HELD), []),
+        (row("12", 0, "1100", "JobHeldUser") + row("14_[1-9]", 7, "1100", "Resources"), []),
+        (row("12", 0, "1100", f"{HELD} x"), []),
+        (row("12+0", 0, "1100", HELD) + row("14_[1-900]", 0, "1", "x"), ["12+0"]),
+        (row("12", 7, "1100", HELD), []),
+        ("squeue: error\nslurm_load_jobs error: x\n12; rm 0 1100 " + HELD, []),
+    ],
+)
+def test_which_jobs_are_released(program: dict[str, Any], output: str, found: list[str]) -> None:
+    assert program["find_refused"](output, 1000.7) == found
+
+
+@pytest.mark.parametrize(
+    ("output", "found"),
+    [
+        ("node1 1100 Duplicate jobid\nnode2 1000 Duplicate jobid \n", ["node1", "node2"]),
+        ("node1 999 Duplicate jobid\n", []),
+        ("node1 1191 Duplicate jobid\n", []),  # it may run the job still
+        ("node1 1100 Duplicate jobid, says root\nnode2 1100 disk\nnode3 Unknown Duplicate jobid\n", []),
+        ("sinfo: error\n", []),
+    ],
+)
+def test_which_nodes_are_resumed(program: dict[str, Any], output: str, found: list[str]) -> None:
+    assert program["find_drained"](output, 1000.7, 1190.0) == found
+
+
+SLURM = """\
+#!/bin/sh
+echo "$(basename "$0") $*" >>"$CALLS"
+case $0 in
+    *squeue) date "+12                    0          %s    launch failed requeued held" ;;
+    *sinfo) date -d "-2 seconds" "+node1 %s Duplicate jobid" ;;
+    *) exit "$REFUSES" ;;
+esac
+"""
+FAST = """\
+import runpy, sys, time
+found = runpy.run_path(sys.argv[1])
+for name, value in {"WATCH_S": 3, "EVERY_S": 0.3, "ENDED_S": 1}.items():
+    found["main"].__globals__[name] = value
+found["main"]()
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_each_is_released_and_resumed_twice_at_most(tmp_path: Path, status: int) -> None:
+    """A controller that does not answer, or says no, does not end it."""
+    for name in ("squeue", "sinfo", "scontrol"):
+        (tmp_path / name).write_text(SLURM)
+        (tmp_path / name).chmod(0o755)
+    calls = tmp_path / "calls"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls), "REFUSES": str(status)}
+    done = subprocess.run([sys.executable, "-c", FAST, str(PROGRAM)], env=environment, capture_output=True, check=True)
+    made = [line for line in calls.read_text().splitlines() if line.startswith("scontrol")]
+    assert made.count("scontrol release 12") == 2
+    assert made.count("scontrol update NodeName=node1 State=RESUME") <= 2, json.dumps(made)
+    assert done.stdout.count(b"job 12 is released") == 2
+
+
+def test_without_slurm_it_only_watches(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FAST, str(PROGRAM)], env={"PATH": str(tmp_path)}, check=True)
