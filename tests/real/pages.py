@@ -151,7 +151,7 @@ CLUSTER = {
     ),
 }
 """Pages that are read in a lab of four nodes, in this order; each leaves to the next what it has done."""
-VM_UP = (("admin", "sms -q start --host host-a; sms -q vm start --host host-a --wait 20m"),)
+VM_UP = (("admin", "sms -q start --force --host host-a; sms -q vm start --host host-a --wait 20m"),)
 METAL = {
     **ADMINS,
     r"10\.0\.9\.0/24": "10.77.0.128/25",
@@ -224,6 +224,7 @@ MACHINES = {
         names={r"\bPID\b": "$(pgrep -f -o 'sms-lab/lab/host-a/init.sh')"},
         endless=("sms lab capture --duration 10m", "sms lab capture --at"),
     ),
+    # The lab of before had other nodes, and went away with its jobs.
     "node-images.md": Page("admin", VM_UP, hooks={"sms image rollback": (("admin", OTHER_IMAGE),)}),
     "nodes.md": Page(
         "host-a",
