@@ -31,7 +31,7 @@ from appliance.host.base import (
     Unreachable,
 )
 from appliance.host.stream import KILL_S, LATE_S, MAX_ERRORS, TERM_S, LineReader, Stream, expires_after
-from appliance.host.transport import make_transport
+from appliance.host.transport import CONNECTION_ERRORS, close_channel, make_transport
 from appliance.shared.outputs import MAX_OUTPUT
 from appliance.shared.secret import secrets_of
 
@@ -73,7 +73,6 @@ done
 """Shell script: SIGTERM to the group of process $1, $2 tenths of a second later SIGKILL, then wait $3 tenths."""
 START_S = 30
 """Seconds until a server that does not start a command is given up."""
-CONNECTION_ERRORS = (OSError, EOFError, paramiko.SSHException)
 RETRY_HINT = "run the command again"
 
 
@@ -253,12 +252,6 @@ class SshOutputs:
         return bool(block) and not self.overflow
 
 
-def close_channel(channel: paramiko.Channel) -> None:
-    """Close it, also where the connection is gone."""
-    with contextlib.suppress(*CONNECTION_ERRORS):
-        channel.close()
-
-
 class Ssh(Host):
     """Commands run over one SSH connection, each in its own channel; over more where sshd has no session left.
 
@@ -329,7 +322,7 @@ class Ssh(Host):
             Unreachable: the host refuses sessions, or the connection broke.
         """
         transport, full = self._transport(), 0
-        for _ in range(2 * MOST_CONNECTIONS):
+        for _ in range(MOST_CONNECTIONS):
             try:
                 with self._opening:
                     return transport.open_session(window_size=window, timeout=10)
@@ -340,8 +333,6 @@ class Ssh(Host):
                 transport.close()
                 if not full:
                     raise self._broken(error) from error
-            if full > MOST_CONNECTIONS:
-                break
             transport = self._further_transport(full - 1)
         raise Unreachable(f"{self.name}: session refused: {refused}", hint=RETRY_HINT) from refused
 

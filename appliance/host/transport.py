@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 MAX_PACKET = 1 << 18
 """Maximum size of a packet of the server (that of OpenSSH), and of what it sends before its version."""
+CONNECTION_ERRORS = (OSError, EOFError, paramiko.SSHException)
 INPUT_MESSAGES = (MSG_CHANNEL_DATA, MSG_CHANNEL_EOF)
 
 
@@ -103,3 +105,9 @@ def make_transport(sock: Any, /, **options: Any) -> paramiko.Transport:
     choice = transport.get_security_options()
     choice.ciphers = tuple(sorted(choice.ciphers, key=lambda name: "gcm" not in name))
     return transport
+
+
+def close_channel(channel: paramiko.Channel) -> None:
+    """Close it, also where the connection is gone."""
+    with contextlib.suppress(*CONNECTION_ERRORS):
+        channel.close()

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_host, add_json, filled, open_target, print_result, verb
 from appliance.errors import ConfigError
+
+if TYPE_CHECKING:
+    from appliance.host.base import Host
+    from appliance.operations.context import Cluster
 
 EXAMPLES = """\
   sms overlay restore latest              replace the overlay by the newest verified one, after `sms stop`
@@ -43,6 +49,7 @@ def add(actions: Verbs) -> None:
     )
     parser.add_argument("--to", type=filled, metavar="DIR", help="extract PATH into a new folder of the host")
     add_host(parser)
+    parser.add_argument("--force", action="store_true", help="also if Slurm forgets jobs that the last stop had")
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -62,20 +69,33 @@ def run(arguments: argparse.Namespace) -> int:
 def run_whole(arguments: argparse.Namespace) -> int:
     """Restore the whole snapshot."""
     from appliance.cli.snapshots.view import restored_lines
-    from appliance.operations.services.present import describe_recorded
     from appliance.operations.snapshots.restore import rehearse_restore, restore
 
     cluster, host = open_target(arguments)
-    costs = [] if arguments.name else describe_recorded(cluster, host)
+    costs = [] if arguments.name else _judge(arguments, cluster, host)
     if arguments.dry_run:
         steps = [*rehearse_restore(cluster, host, arguments.snapshot, name=arguments.name or ""), *costs]
         print_result(arguments, steps, steps)
         return 0
-    for line in costs:
-        cluster.env.progress.report(f"WARNING: {line}")
     done = restore(cluster, host, arguments.snapshot, name=arguments.name or "")
     print_result(arguments, done, restored_lines(cluster.site.cluster, done))
     return 0
+
+
+def _judge(arguments: argparse.Namespace, cluster: Cluster, host: Host) -> list[str]:
+    """Return what the restore of Slurm's state costs; reported unless it is a dry run, which shows it as a step.
+
+    Raises:
+        Refused: jobs would be lost.
+    """
+    from appliance.operations.services.present import judge_restore
+    from appliance.operations.snapshots.list import find_snapshot, list_snapshots
+
+    taken = find_snapshot(list_snapshots(cluster, host), arguments.snapshot)["taken"]
+    costs = judge_restore(cluster, host, taken, force=arguments.force)
+    if costs and not arguments.dry_run:
+        cluster.env.progress.report("\n  ".join([f"WARNING: {costs[0]}", *costs[1:]]))
+    return costs
 
 
 def run_paths(arguments: argparse.Namespace) -> int:
@@ -89,9 +109,24 @@ def run_paths(arguments: argparse.Namespace) -> int:
     if arguments.to:
         done = extract_paths(cluster, host, ExtractOptions(selector, paths, arguments.to), dry_run=arguments.dry_run)
     elif arguments.dry_run:
+        _judge_paths(arguments, cluster, host)
         print_diff(rehearse_paths(cluster, host, selector, paths), as_json=arguments.json)
         return 0
     else:
+        _judge_paths(arguments, cluster, host)
         done = restore_paths(cluster, host, selector, paths)
     print_result(arguments, done, restored_paths_lines(cluster.site.cluster, done, dry_run=arguments.dry_run))
     return 0
+
+
+def _judge_paths(arguments: argparse.Namespace, cluster: Cluster, host: Host) -> None:
+    """Judge the restore as a whole one if Slurm's state is among the paths.
+
+    Raises:
+        Refused: jobs would be lost.
+    """
+    controller = cluster.find_role("controller")
+    states = [PurePosixPath(state) for state in (controller.state if controller else ())]
+    paths = [PurePosixPath(path) for path in arguments.path]
+    if any(path.is_relative_to(state) or state.is_relative_to(path) for path in paths for state in states):
+        _judge(arguments, cluster, host)

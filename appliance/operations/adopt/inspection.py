@@ -17,6 +17,7 @@ from appliance.operations.history import read_history
 from appliance.operations.lease import query_all_leases
 from appliance.operations.migration.inspection import clock_offset, find_lacking
 from appliance.operations.preflight import check_programs, find_instance, find_taken
+from appliance.operations.services.effect import judge_old
 from appliance.plan.adopt.adoption import (
     FOLDER,
     AdoptPlan,
@@ -136,6 +137,7 @@ def query_old(cluster: Cluster, old: Host, found: Survey) -> OldFacts:
         values.get("mark", [""])[0],
         values.get("cluster", [""])[0],
         query_nodes(old, (), found.slurm.user if found.slurm else ""),
+        judge_old(cluster, old, found.slurm.file, found.slurm.user) if found.slurm else (),
     )
 
 

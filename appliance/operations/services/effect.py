@@ -33,6 +33,8 @@ from appliance.plan.services.defined import (
     read_defined,
 )
 from appliance.plan.services.effect import (
+    PRESENT,
+    PRESENT_BYTES,
     SHOWN,
     Fault,
     Loss,
@@ -42,6 +44,7 @@ from appliance.plan.services.effect import (
     find_failed,
     find_losses,
     find_unusable,
+    read_present,
     shown_losses,
 )
 from appliance.plan.services.node_files import READ, reads_other
@@ -280,6 +283,27 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -
         f"{one_line('; '.join(judged.lines), 300)}; `sms apply` judges it again"
     )
     return False
+
+
+def judge_old(cluster: Cluster, old: Host, conf: str, user: str) -> tuple[Loss, ...]:
+    """Return what the controller of an old node would lose with the files of the site.
+
+    Nothing if it does not answer: the rehearsal of an adoption compares the jobs in its state.
+
+    Args:
+        conf: path of its slurm.conf. Files elsewhere that this includes are left out.
+        user: SlurmUser.
+    """
+    folder = conf.rpartition("/")[0]
+    shown = old.run(*PRESENT, ok=None, timeout=QUERY_S, limit=PRESENT_BYTES)
+    if shown.status:
+        return ()
+
+    def read(path: str) -> bytes:
+        return old.run("cat", "--", folder + path.removeprefix(FOLDER), ok=None, timeout=QUERY_S).stdout
+
+    before, after = read_defined(_read_conf(read)), read_defined(_read_site(cluster))
+    return find_losses(read_present(shown.text, user), before, after)
 
 
 def judge_running(cluster: Cluster, host: Host) -> Judged:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.errors import SmsError
+from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.overlay.generation import query_overlay
 from appliance.plan.machine import inside_argv
-from appliance.plan.services.effect import PRESENT, PRESENT_BYTES, Present, read_present
+from appliance.plan.services.effect import (
+    PRESENT,
+    PRESENT_BYTES,
+    Present,
+    count_losses,
+    find_forgotten,
+    read_present,
+    shown_losses,
+)
 from appliance.plan.services.jobs import count_jobs
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.text import one_line
@@ -17,7 +25,7 @@ from appliance.units import format_age
 
 QUERY_S = 60
 STOP_QUERY_S = 15
-FORM = 2
+FORM = 3
 """Of the output of ``PRESENT``."""
 
 
@@ -90,15 +98,30 @@ def read_recorded(cluster: Cluster, host: Host) -> tuple[str, Present]:
     return format_age(cluster.env.clock.time() - found.at), present
 
 
-def describe_recorded(cluster: Cluster, host: Host) -> list[str]:
-    """Return what a restore of a snapshot costs, by what the last stop recorded: a line, or none."""
+def judge_restore(cluster: Cluster, host: Host, taken: float, *, force: bool) -> list[str]:
+    """Judge a restore of Slurm's state by what the last stop recorded; return what it costs, as lines.
+
+    Without a record, as after a crash, it is not refused: a restore is the way out of one.
+
+    Args:
+        taken: when the snapshot was taken, Unix time.
+
+    Raises:
+        Refused: the last stop had jobs that the snapshot does not have, and it is not forced.
+    """
     if not cluster.find_role("controller"):
         return []
     try:
         age, present = read_recorded(cluster, host)
     except RecordError:
         return ["Slurm forgets the jobs submitted since the snapshot; the last stop did not record how many it had"]
-    if not present.jobs:
+    if not (lost := find_forgotten(present, taken)):
         return []
-    number = count_jobs({one.id: one.state for one in present.jobs})
-    return [f"Slurm forgets the jobs submitted since the snapshot; the last stop, {age} ago, had {number}"]
+    lines = [f"Slurm forgets {count_losses(lost)} of the last stop, {age} ago:", *shown_losses(lost)]
+    if not force:
+        raise Refused(
+            "\n  ".join(["restore is refused", *lines]),
+            hint="`sms start` goes on with these jobs; --path restores single files, --as NAME writes a second overlay"
+            "\n  --force: restore nevertheless: nodes end what runs of these jobs",
+        )
+    return lines

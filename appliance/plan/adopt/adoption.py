@@ -21,6 +21,7 @@ from appliance.plan.adopt.read_network import addresses_of
 from appliance.plan.migration.move import MUNGE_LIMIT_S, SKEW_LIMIT_S, ServiceOutage, predict_outages, predict_parts
 from appliance.plan.migration.plan import RESERVE
 from appliance.plan.migration.state import oldest_read, release_of, state_version
+from appliance.plan.services.effect import Loss, count_losses, shown_losses
 from appliance.plan.services.network import INTERFACES
 from appliance.plan.services.nodes import NodesView
 from appliance.shared.adopt import AdoptRequest, OldInterface
@@ -61,6 +62,7 @@ class OldFacts:
         mark: state of an earlier adoption; empty without one.
         clustername: content of the file of that name in the state.
         nodes: as its slurmctld sees them.
+        losses: jobs and reservations that a slurmctld with the site's files would end.
     """
 
     name: str
@@ -73,6 +75,7 @@ class OldFacts:
     mark: str
     clustername: str
     nodes: NodesView = field(default_factory=NodesView)
+    losses: tuple[Loss, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -343,6 +346,11 @@ def _judge_slurm(
         what = f"{len(silent)} of {old.nodes.count} nodes do not respond to {old.name}: {fold(silent)}"
         todo = "they will not respond to the container either: compare their munge key and clock, or drain them"
         doubts.append(Doubt("warning", one_line(what, 300), todo))
+    if old.losses:
+        what = f"Slurm would lose {count_losses(old.losses)} with the site file: {'; '.join(shown_losses(old.losses))}"
+        doubts.append(
+            Doubt("refused", one_line(what, 2000), "describe the same nodes and partitions in the site file, or wait")
+        )
     if old.key_sha256 != target.key_sha256:
         todo = "`sms survey HOST --write DIR --munge-key` fetches it" if old.key_sha256 else "run it as root"
         doubts.append(Doubt("refused", f"the munge key of the site is not that of {old.name}", todo))

@@ -27,8 +27,8 @@ from appliance.plan.services.jobs import LOST, WAITS, is_active, lost_jobs, read
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
 from appliance.text import one_line
 
-JOB_FIELDS = "\t".join(("%i", "%T", "%u", "%P", "%N", "%n", "%x", "%W", "%f"))
-"""Of squeue(1): id, state, user, partitions, allocated, required and excluded nodes, licences, features.
+JOB_FIELDS = "\t".join(("%i", "%T", "%u", "%P", "%N", "%n", "%x", "%W", "%f", "%V"))
+"""Of squeue(1): id, state, user, partitions, allocated, required and excluded nodes, licences, features, submission.
 
 No field contains a tab; features may contain `|`.
 """
@@ -38,7 +38,7 @@ PRESENT = (
     "sh",
     "-ec",
     # No pipes from them: their failure has to end it, or a controller that does not answer would have no jobs.
-    f"jobs=$(squeue --all --noheader --states=all --format='job {JOB_FIELDS}')\n"
+    f"jobs=$(SLURM_TIME_FORMAT=%s squeue --all --noheader --states=all --format='job {JOB_FIELDS}')\n"
     f"resources=$({{ squeue --all --noheader --Format='{TRES_FIELDS}'; echo \"status $?\"; }} | "
     "sed -n 's/  */ /g; /gres/p; /^status [^0]/q 1')\n"
     "reservations=$(scontrol --oneliner show reservation)\n"
@@ -63,13 +63,18 @@ FEATURE = r"[A-Za-z_][A-Za-z0-9_.:=-]*"
 """In an expression of features, such as ``[rack1*2&rack2]&(gpu|ib)``."""
 SHOWN = 10
 """Losses that are listed; the others are counted."""
+SAVED_S = 10
+"""Seconds within which slurmctld writes a new job to its state: 5 (SAVE_MAX_WAIT), and what a slow disk takes."""
 UNUSABLE = TAKEN_OUT | {"down", "not_responding"}
 """Parts of a node's state in which no job starts there."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that runs or waits; an array's waiting tasks are one. One that completes has ended: it cannot be lost."""
+    """A job that runs or waits; an array's waiting tasks are one. One that completes has ended: it cannot be lost.
+
+    ``submitted``: Unix time, 0 if it is not known.
+    """
 
     id: str
     state: str
@@ -81,6 +86,7 @@ class Job:
     licenses: frozenset[str] = frozenset()
     features: frozenset[str] = frozenset()
     gres: frozenset[str] = frozenset()
+    submitted: int = 0
 
     @property
     def waits(self) -> bool:
@@ -179,7 +185,7 @@ def read_present(output: str, user: str) -> Present:
 
 
 def _read_job(fields: Sequence[str]) -> Iterator[Job]:
-    number, state, user, partitions, nodes, required, excluded, licenses, features = fields
+    number, state, user, partitions, nodes, required, excluded, licenses, features, submitted = fields
     if not is_active(state) or state == "COMPLETING":
         return
     names = tuple(one for one in partitions.split(",") if one)
@@ -187,7 +193,9 @@ def _read_job(fields: Sequence[str]) -> Iterator[Job]:
     # With an alternative, it may start without one of them.
     named = "" if features in NOT_DEFINED or "|" in features else features
     wanted = frozenset(re.findall(FEATURE, named))
-    yield Job(one_line(number, 60), state, one_line(user, 64), names, *sets, read_license_names(licenses), wanted)
+    at = int(submitted) if re.fullmatch(r"[0-9]{1,12}", submitted) else 0
+    known = (read_license_names(licenses), wanted)
+    yield Job(one_line(number, 60), state, one_line(user, 64), names, *sets, *known, submitted=at)
 
 
 def _read_reservation(line: str) -> Iterator[Reservation]:
@@ -216,6 +224,15 @@ def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...
         if gone or (one.partition and one.partition not in new.partitions):
             losses.append(Loss("reservation", one.name, _removed(gone) or f"partition {one.partition} is removed"))
     return tuple(losses)
+
+
+def find_forgotten(present: Present, taken: float) -> tuple[Loss, ...]:
+    """Return the jobs that a state of the Unix time ``taken`` does not have: nodes end what runs of them."""
+    return tuple(
+        Loss("job", job.id, "it was submitted since the snapshot", f"{job.user}, {job.state}")
+        for job in sorted(present.jobs, key=lambda one: one.waits)
+        if job.submitted > taken - SAVED_S
+    )
 
 
 def _why_lost(job: Job, nodes: Set[str], partitions: Set[str]) -> str:

@@ -100,6 +100,23 @@ def test_a_command_in_the_dump_of_the_old_node_does_not_run(ready: Playground) -
     assert not ready.host(TARGET).works("test", "-e", OVERLAY)
 
 
+def test_a_site_with_which_slurm_would_lose_a_job_is_refused(ready: Playground) -> None:
+    """Before anything is copied. (Short: the partition of a waiting job is not in the site file.)"""
+
+    def other(document: dict[str, Any]) -> None:
+        document["slurm"]["partitions"] = [{"name": "other", "default": True}]
+
+    node = ready.host("node1")
+    job = as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", "--begin=now+1hour", "--wrap", "true")
+    try:
+        words = ("--site", ready.variant("lost.yaml", other), "adopt", OLD, "--to", TARGET, "--dry-run")
+        found = ready.sms(*words, on="admin", ok=(3,)).stderr.decode()
+    finally:
+        node.run("scancel", job)
+    assert f"job {job} (alice, PENDING): partition normal is removed" in found
+    assert not ready.host(TARGET).works("test", "-e", OVERLAY)
+
+
 FORBIDDEN = {
     "\\! touch /tmp/ran": "Unknown command",
     "\\. /etc/passwd": "Unknown command",

@@ -110,6 +110,33 @@ def test_what_slurm_cannot_parse_is_refused_before(
     assert running.sms("exec", "--", "sh", "-c", "ls -d /run/sms/check.* || true").text == ""
 
 
+GRES = ["GresTypes=widget"]
+TWICE = "NodeName=node2 Name=widget Count=1\nNodeName=node2 Name=widget Count=1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "extra", "why"),
+    [
+        ("gres.conf", "Name=widget File=/dev/widget[0-1]\n", GRES, ""),
+        ("gres.conf", TWICE, GRES, "slurmd on node2 would end: gres.conf duplicate records for widget"),
+        ("gres.conf", "Name=widget File=/dev/widget0\n", GRES, "would be refused: 1 of widget by gres.conf, 2"),
+        ("topology.conf", "SwitchName=s1 Node=node[1-4]\n", ["TopologyPlugin=topology/tree"], "unrecognized key: Node"),
+        pytest.param("gres.conf", "Name=widget Cout=2\n", GRES, "unrecognized key: Cout", marks=pytest.mark.full),
+        pytest.param("cgroup.conf", "ConstrainCores=maybe\n", [], "ConstrainCores", marks=pytest.mark.full),
+        pytest.param("cgroup.conf", "CgroupPlugin=autodetect\nConstrainCores=yes\n", [], "", marks=pytest.mark.full),
+    ],
+)
+def test_what_slurmd_on_the_nodes_cannot_read_is_refused(
+    running: Playground, name: str, text: str, extra: list[str], why: str
+) -> None:
+    """It would end on all nodes, which is no failure of slurmctld: the image's slurmd starts with it first."""
+    (running.lab.etc / name).write_text(text)
+    nodes = [{**one, **({"extra": "Gres=widget:2"} if extra is GRES else {})} for one in slurm_of(running)["nodes"]]
+    site = use(running, files={name: name}, extra=extra, nodes=nodes)
+    planned = applied(running, site, "-n", ok=(3,) if why else (0,))
+    assert (why in " ".join(planned["refused"])) if why else planned["refused"] == []
+
+
 def submit(playground: Playground, *words: str, state: str = "RUNNING") -> str:
     """A job of alice, once it is in this state."""
     node = playground.host("node1")
@@ -198,12 +225,16 @@ def test_a_start_that_would_end_jobs_is_refused(running: Playground) -> None:
     demo.wait_idle(node, NODES)
     both = use(running, partitions=[DEFAULT, {"name": "night"}])
     applied(running, both)
+    number = str(json.loads(running.sms("-q", "overlay", "snapshot", "--json").stdout)["number"])
     job = submit(running, "-p", "night")
     stopped = json.loads(running.sms("--site", both, "-q", "stop", "--keep-lease", "--json").stdout)
     assert stopped["jobs"] == "1 running, 0 waiting"
     fewer = running.variant("fewer.yaml", lambda document: document["slurm"].update(partitions=[DEFAULT]))
     refused = running.sms("--site", fewer, "-q", "start", ok=(3,)).stderr.decode()
     assert job in refused and "night" in refused
+    for words in ((), ("-n",), ("--path", "/var/spool/slurmctld")):
+        assert job in running.sms("-q", "overlay", "restore", number, *words, ok=(3,)).stderr.decode()
+    assert job in running.sms("-q", "overlay", "restore", number, "-n", "--force").text
     running.host("host-a").run("mv", "/var/lib/sms/journal/lab.jobs", "/root/lab.jobs")
     assert "not known" in running.sms("--site", fewer, "-q", "start", ok=(3,)).stderr.decode()
     running.host("host-a").run("mv", "/root/lab.jobs", "/var/lib/sms/journal/lab.jobs")

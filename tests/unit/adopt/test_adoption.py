@@ -26,6 +26,7 @@ from appliance.plan.adopt.adoption import (
 )
 from appliance.plan.adopt.model import Accounting, Link, Listener, Slurm, Survey, Translation
 from appliance.plan.migration.state import oldest_read, release_of, state_version
+from appliance.plan.services.effect import Loss
 from appliance.plan.services.nodes import NodesView, SilentNode
 from appliance.share import share
 from tests.sites import GOOD
@@ -128,6 +129,12 @@ def test_a_node_without_doubts_is_adopted(case: Case) -> None:
     assert plan.stops == ("slurmctld.service", "slurmdbd.service")
     assert plan.stays == ("nfs (tcp/2049)", "ssh (tcp/22)")
     assert {one.name for one in plan.outages} >= {"slurmctld", "slurmdbd", "nat"}
+
+
+def test_what_slurm_would_lose_is_refused(case: Case) -> None:
+    case.old = replace(case.old, losses=(Loss("job", "7", "partition night is removed", "alice, RUNNING"),))
+    (doubt,) = case.plan().doubts
+    assert doubt.severity == "refused" and "1 job" in doubt.what and "partition night" in doubt.what
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from appliance.plan.services.effect import (
     can_cost,
     count_losses,
     find_failed,
+    find_forgotten,
     find_losses,
     find_unusable,
     read_present,
@@ -56,12 +58,12 @@ def test_what_a_configuration_defines() -> None:
 
 def test_what_the_controller_has() -> None:
     found = present(
-        "job 7\tRUNNING\talice\tlong\tn[1-2]\t\t(null)\t(null)\t(null)",
-        "job 8_[1-500%4]\tPENDING\tbob\tlong,normal\t\tn4\tn1\tmatlab:2,ansys\t[rack1*2&gpu]",
-        "job 9+1\tSUSPENDED\teve\tnormal\tn3\t\t\t(null)\t(null)",
-        "job 10\tCOMPLETING\teve\tgone\tn9\t\t\t(null)\t(null)",
-        "job 11\tCOMPLETED\teve\tgone\tn9\t\t\t(null)\t(null)",
-        "job x\tRUNNING\teve\tgone\tn9\t\t\t(null)\t(null)",
+        "job 7\tRUNNING\talice\tlong\tn[1-2]\t\t(null)\t(null)\t(null)\tN/A",
+        "job 8_[1-500%4]\tPENDING\tbob\tlong,normal\t\tn4\tn1\tmatlab:2,ansys\t[rack1*2&gpu]\tN/A",
+        "job 9+1\tSUSPENDED\teve\tnormal\tn3\t\t\t(null)\t(null)\tN/A",
+        "job 10\tCOMPLETING\teve\tgone\tn9\t\t\t(null)\t(null)\tN/A",
+        "job 11\tCOMPLETED\teve\tgone\tn9\t\t\t(null)\t(null)\tN/A",
+        "job x\tRUNNING\teve\tgone\tn9\t\t\t(null)\t(null)\tN/A",
         "job 12\tRUNNING\teve\tgone\tn9",
         "resources 8_[1-500%4]   gres/gpu:a100:2  N/A",
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
@@ -93,7 +95,7 @@ def test_what_the_controller_has() -> None:
 def test_a_controller_that_does_not_answer_has_not_no_jobs(tmp_path: Path, failing: str) -> None:
     """The shell is a real one: a pipe would hide the failure."""
     prints = {
-        "squeue": "job 7\tRUNNING\talice\tlong\tn1\t\t\t(null)\t(null)",
+        "squeue": "job 7\tRUNNING\talice\tlong\tn1\t\t\t(null)\t(null)\tN/A",
         "scontrol": "ReservationName=r Nodes=n1",
         "sinfo": node("n1", "idle")[5:],
     }
@@ -111,7 +113,7 @@ def test_a_controller_that_does_not_answer_has_not_no_jobs(tmp_path: Path, faili
 
 
 def job(number: int = 1, state: str = "RUNNING", partitions: str = "normal", **sets: set[str]) -> Job:
-    frozen = {name: frozenset(names) for name, names in sets.items()}
+    frozen: dict[str, Any] = {name: frozenset(names) for name, names in sets.items()}
     return Job(str(number), state, "alice", tuple(partitions.split(",")), **frozen)
 
 
@@ -290,12 +292,13 @@ def test_what_slurm_keeps_is_not_dropped() -> None:
 def test_jobs_with_odd_fields_are_read_or_counted() -> None:
     """Alternatives of features have a `|`, arrays may have a step; what cannot be read is not nothing."""
     found = present(
-        "job 1\tRUNNING\talice\tnormal\tn1\t\t\t(null)\tgpu|ib",
-        "job 12_[0-98:2]\tPENDING\talice\tnormal\t\t\t\t(null)\t(null)",
+        "job 1\tRUNNING\talice\tnormal\tn1\t\t\t(null)\tgpu|ib\t1700000000",
+        "job 12_[0-98:2]\tPENDING\talice\tnormal\t\t\t\t(null)\t(null)\tN/A",
         "job 3|RUNNING|alice|normal|n1||",
     )
     assert [one.id for one in found.jobs] == ["1", "12_[0-98:2]"] and found.unread == 1
     assert found.jobs[0].features == frozenset()
+    assert [one.submitted for one in found.jobs] == [1_700_000_000, 0]
 
 
 def test_what_was_changed_by_hand_and_is_in_the_new_configuration_is_kept() -> None:
@@ -332,7 +335,7 @@ def test_jobs_that_failed_since() -> None:
         "9|NODE_FAIL",
     )
     before, after = (
-        present(*(f"job {one}|u|normal|n1||||".replace("|", "\t") for one in all_lines)) for all_lines in (lines, now)
+        present(*(f"job {one}|u|normal|n1|||||".replace("|", "\t") for one in all_lines)) for all_lines in (lines, now)
     )
     assert [line.split()[1] for line in find_failed(before, after, set(), {"n1"})] == ["2", "3"]
     assert [line.split()[1] for line in find_failed(before, after, {"2"}, {"n1"})] == ["3"]
@@ -389,3 +392,9 @@ def test_accounts_that_are_not_valid(line: str) -> None:
 def test_plugins_that_only_the_new_configuration_loads(before: str, after: str, files: list[str]) -> None:
     old, new = (read_defined({"/etc/slurm/slurm.conf": text.encode()}).plugins for text in (before, after))
     assert sorted(find_plugins(old, new)) == files
+
+
+def test_which_jobs_a_snapshot_does_not_have() -> None:
+    jobs = (("1", "RUNNING", 900), ("2", "PENDING", 2000), ("3", "RUNNING", 995), ("4", "COMPLETED", 2000))
+    found = present(*(f"job {name}\t{state}\tbob\tnormal\t\t\t\t\t\t{at}" for name, state, at in jobs))
+    assert [one.name for one in find_forgotten(found, 1000.0)] == ["3", "2"], "running ones first; saved within seconds"

@@ -19,7 +19,7 @@ from appliance.operations.services.effect import (
     judge_start,
     release,
 )
-from appliance.operations.services.present import describe_jobs
+from appliance.operations.services.present import describe_jobs, judge_restore
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import PRESENT
@@ -35,7 +35,7 @@ from tests.unit.services.test_effect import node
 OLD = b"NodeName=n[1-2]\nPartitionName=normal Nodes=ALL\nPartitionName=night Nodes=ALL\n"
 NEW = b"NodeName=n1\nPartitionName=normal Nodes=ALL\n"
 OF_NIGHT, ELSEWHERE = (
-    line.replace("|", "\t") for line in ("job 7|RUNNING|alice|night|n1||||", "job 8|RUNNING|bob|normal|n1||||")
+    line.replace("|", "\t") for line in ("job 7|RUNNING|alice|night|n1|||||", "job 8|RUNNING|bob|normal|n1|||||")
 )
 PARTITIONS = ("partition PartitionName=normal Nodes=ALL State=UP", "partition PartitionName=night Nodes=ALL State=DOWN")
 
@@ -185,7 +185,7 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     assert "not known" in describe_jobs(cluster, host, record=True)
     with pytest.raises(Refused, match="not known"):
         judge_start(cluster, host, keeps=False)
-    host.lines = [["job 8|PENDING|bob||||||".replace("|", "\t")]]
+    host.lines = [["job 8|PENDING|bob|||||||".replace("|", "\t")]]
     describe_jobs(cluster, host, record=True)
     assert judge_start(cluster, host, keeps=False)
     host.overlay = rendered
@@ -205,3 +205,14 @@ def test_a_start_that_would_remove_users_is_refused(cluster: Cluster) -> None:
     with pytest.raises(Refused, match="u2000"):
         judge_start(cluster, host, keeps=False)
     assert not judge_start(cluster, host, keeps=True) and "u2000" in shown.lines[-1]
+
+
+def test_a_restore_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> None:
+    job = "job 7|RUNNING|alice|night|n1|||||1500".replace("|", "\t")
+    host = Controller(cluster, [job])
+    assert "did not record" in judge_restore(cluster, host, 1000.0, force=False)[0], "as after a crash"
+    describe_jobs(cluster, host, record=True)
+    with pytest.raises(Refused, match="job 7"):
+        judge_restore(cluster, host, 1000.0, force=False)
+    assert "job 7" in judge_restore(cluster, host, 1000.0, force=True)[1]
+    assert judge_restore(cluster, host, 1600.0, force=False) == [], "the snapshot has it"
