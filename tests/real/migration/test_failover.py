@@ -543,8 +543,8 @@ def test_a_job_that_a_node_could_not_launch_meanwhile_starts_again(both: Playgro
         wait_until(lambda: both.status(DEAD)["held"] == [before], "Slurm holds it")
         since = time.time()
         job = demo.as_alice(node, "sbatch", "--begin=now+60", *words)
-        saved = ("exec", "--", "stat", "-c", "%Y", "/var/spool/slurmctld/job_state")
-        wait_until(lambda: int(both.sms(*saved, on=DEAD).text) > since + 1, "its state is saved")
+        saved = ("exec", "--", "stat", "-c", "%.Y", "/var/spool/slurmctld/job_state")
+        wait_until(lambda: float(both.sms(*saved, on=DEAD).text) > since, "its state is saved")
         both.sms("-q", "overlay", "snapshot", on=DEAD)
         both.sms("-q", "overlay", "push", "--to", HERE, on=DEAD)
         time.sleep(max(0, since + 45 - time.time()))  # so that it is due soon after the start
