@@ -31,6 +31,7 @@ BENCHMARKS = {
     "vm_start": Benchmark(2.5),
     "node_boot": Benchmark(3),
     "apply": Benchmark(3, full=True),
+    "judge": Benchmark(4, full=True),
     "calibration": Benchmark(1.5, full=True),
     "snapshot": Benchmark(3, full=True),
     "build_unchanged": Benchmark(4, full=True),
