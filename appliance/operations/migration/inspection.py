@@ -22,6 +22,7 @@ from appliance.operations.overlay.overlay import archive_for, fitting, overlay_m
 from appliance.operations.overlay.standby import plan_standby
 from appliance.operations.preflight import check_networks, check_programs, find_instance, find_taken, query_confinement
 from appliance.operations.services.boot import install_unit
+from appliance.operations.services.effect import find_dropped
 from appliance.operations.services.unfinished import close_idle_mirror, read_last_upgrade, recover_migration
 from appliance.operations.start_note import StartNote, read_note, record_start
 from appliance.plan.migration.lease import View, engine_error, find_holder, refuse_other_cluster
@@ -218,7 +219,7 @@ def gather_facts(
 ) -> Facts:
     """Query both hosts in parallel. ``addresses``: also probe the addresses of the services container."""
     where, hosts = cluster.places, (source, target)
-    with cluster.env.pool(12) as pool:
+    with cluster.env.pool(13) as pool:
         both = [pool.submit(_gather_host, cluster, host) for host in hosts]
         histories = [pool.submit(history.read_history, cluster, host) for host in hosts]
         sharing = pool.submit(shares_overlay, cluster, source, target)
@@ -227,6 +228,7 @@ def gather_facts(
         mark = pool.submit(running_mark, cluster, source)
         room = pool.submit(query_room, cluster, source)
         mirrored = pool.submit(is_linked, cluster, source)
+        by_hand = pool.submit(find_dropped, cluster, source)
     here, there = (one.result() for one in both)
     shared = sharing.result()
     image = Image(note.image, note.key, note.sha256, note.signer)
@@ -248,6 +250,7 @@ def gather_facts(
         mirror,
         mirror_problems,
         room.result(),
+        by_hand.result(),
     )
 
 

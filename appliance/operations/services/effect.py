@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -313,16 +313,24 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
         ConfigError: lines of the accounts are invalid.
     """
     release(cluster, host)  # else its own doing would count as somebody's
-    inside = inside_argv(cluster.site, cluster.services, "cat", "--")
-
-    def read(path: str) -> bytes:
-        return host.run(*inside, path, ok=None, timeout=QUERY_S).stdout
-
+    read = _read_inside(cluster, host)
     before, after = _read_conf(read), _read_site(cluster)
     judged = judge(cluster, host, read_defined(before), read_defined(after))
     running = find_instance(cluster, host)
     refused = judge_node_files(cluster, host, running.image if running else "", before, after)
     return replace(judged, faults=(*judged.faults, *refused, *_judge_accounts(cluster, read)))
+
+
+def find_dropped(cluster: Cluster, host: Host) -> list[str]:
+    """Return changes by ``scontrol update`` that a start of the controller elsewhere drops; none without an answer."""
+    if not cluster.find_role("controller"):
+        return []
+    try:
+        present = query_present(cluster, host)
+    except CommandError:
+        return []
+    now = read_defined(_read_conf(_read_inside(cluster, host), ()))
+    return find_by_hand(present, now, now)
 
 
 def judge_node_files(
@@ -356,9 +364,15 @@ def _read_site(cluster: Cluster) -> dict[str, bytes]:
     return {seed.path: seed.data for seed in seeds_for(cluster) if seed.path.startswith(f"{FOLDER}/")}
 
 
-def _read_conf(read: Callable[[str], bytes]) -> dict[str, bytes]:
-    """Return a slurm.conf with its includes, and what slurmd reads besides; ``read``: empty if a file is not there."""
-    found = {path: read(path) for path in READ}
+def _read_inside(cluster: Cluster, host: Host) -> Callable[[str], bytes]:
+    """Return what reads a file of the running container; empty if it is not there."""
+    inside = inside_argv(cluster.site, cluster.services, "cat", "--")
+    return lambda path: host.run(*inside, path, ok=None, timeout=QUERY_S).stdout
+
+
+def _read_conf(read: Callable[[str], bytes], besides: Iterable[str] = READ) -> dict[str, bytes]:
+    """Return a slurm.conf with its includes, and files besides; ``read``: empty if a file is not there."""
+    found = {path: read(path) for path in besides}
     wanted = [f"{FOLDER}/slurm.conf"]
     while wanted and len(found) < MOST_FILES:
         path = wanted.pop()

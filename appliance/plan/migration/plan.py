@@ -46,6 +46,7 @@ class Facts:
     has changed since the start. ``measured``: the parts of previous migrations, in seconds. ``mirrored``: the source's
     overlay is on a mirror. ``mirror``: folders of the mirror that the target gets, empty without one;
     ``mirror_problems``: why it cannot. ``room_bytes``: free inside the source's overlay; None if that is not known.
+    ``by_hand``: what the start of Slurm's controller drops of changes by ``scontrol update``.
     """
 
     source: HostFacts
@@ -64,6 +65,7 @@ class Facts:
     mirror: tuple[str, ...] = ()
     mirror_problems: Sequence[str] = ()
     room_bytes: int | None = None
+    by_hand: Sequence[str] = ()
 
     @property
     def skew_s(self) -> float:
@@ -105,7 +107,7 @@ def plan_migration(facts: Facts, services: Sequence[Service], *, force: bool) ->
     """Return the plan of a migration.
 
     Args:
-        force: allow an older version of Apptainer on the target.
+        force: allow an older version of Apptainer on the target, and what is only warned of then.
 
     Raises:
         Refused: with all problems.
@@ -167,6 +169,9 @@ def judge(facts: Facts, *, force: bool) -> tuple[list[str], list[str]]:
     problems += facts.mirror_problems
     if room := room_problem(facts.room_bytes):
         (warnings if force else problems).append(room)
+    for one in facts.by_hand:
+        text = f"{one} on {target.name}: write it into the site file, or repeat it after the move (--force)"
+        (warnings if force else problems).append(text)
     if facts.outdated:
         warnings.append("the site file has changed since the start; a migration does not apply it; `sms apply` does")
     return problems, warnings

@@ -202,6 +202,9 @@ def test_a_change_that_would_end_jobs_is_refused(running: Playground) -> None:
     slower = both_and(extra=["SlurmctldTimeout=121"])
     (why,) = applied(running, slower, "-n", ok=(3,))["refused"]
     assert "State is DOWN" in why, "a reload would open the partition"
+    moved = running.sms("-q", "migrate", "host-b", on="admin", ok=(3,)).stderr.decode()
+    assert "State is DOWN" in moved, "and so would a migration"
+    assert "State is DOWN" in running.sms("-q", "migrate", "host-b", "-n", on="admin").stderr.decode()
     running.sms("exec", "--", "scontrol", "update", "PartitionName=normal", "State=UP")
     assert applied(running, slower, "-n")["refused"] == []
     assert running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text == before

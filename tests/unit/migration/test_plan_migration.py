@@ -64,6 +64,7 @@ def target(**changes: Any) -> dict[str, Any]:
         ({"free_bytes": USED, "shared": True}, [], []),
         ({"shared": True, "mirrored": True}, ["both share an overlay that is on a mirror"], []),
         ({"outdated": True}, [], ["the site file has changed since the start"]),
+        ({"by_hand": ["partition p: State is DOWN, and would be UP"]}, ["partition p: State is DOWN"], []),
         ({"room_bytes": START_ROOM}, [], []),
         ({"room_bytes": START_ROOM - 1}, ["the overlay has 15 MiB free, and services may need 16 to start"], []),
         ({"room_bytes": 0}, ["the overlay has 0 MiB free, and services may need 16 to start"], []),
