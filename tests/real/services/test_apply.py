@@ -129,7 +129,7 @@ TWICE = "NodeName=node2 Name=widget Count=1\nNodeName=node2 Name=widget Count=1\
 def test_what_slurmd_on_the_nodes_cannot_read_is_refused(
     running: Playground, name: str, text: str, extra: list[str], why: str
 ) -> None:
-    """It would end on all nodes, which is no failure of slurmctld: the image's slurmd starts with it first."""
+    """It would end on all nodes, and slurmctld would not fail for it: the slurmd of the image starts with it first."""
     (running.lab.etc / name).write_text(text)
     nodes = [{**one, **({"extra": "Gres=widget:2"} if extra is GRES else {})} for one in slurm_of(running)["nodes"]]
     site = use(running, files={name: name}, extra=extra, nodes=nodes)
