@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Sequence
 
 from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
 
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         lines = [f"would stop {name}" for name in plan.services]
         lines += [f"would release the lease of {host.name}"] * plan.lease_released
         lines += [f"jobs: {plan.jobs}; those that run go on, none starts meanwhile"] if plan.jobs else []
+        lines += _dropped(plan.by_hand)
         print_result(arguments, plan, lines or [f"{cluster.site.cluster} does not run on {host.name}"])
         return 0
     # An interrupted stop would leave some daemons stopped and others running.
@@ -59,5 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
     if stopped.engine:
         lease = f"; {stopped.engine} has the other services: `sms deploy stop` stops them"
     jobs = [f"jobs: {stopped.jobs}; those that run go on, none starts until `sms start`"] if stopped.jobs else []
-    print_result(arguments, stopped, [f"{cluster.site.cluster} {what} on {host.name}{lease}", *jobs])
+    print_result(
+        arguments, stopped, [f"{cluster.site.cluster} {what} on {host.name}{lease}", *jobs, *_dropped(stopped.by_hand)]
+    )
     return 0
+
+
+def _dropped(by_hand: Sequence[str]) -> list[str]:
+    return [f"{one} after the next start: write it into the site file, or repeat it" for one in by_hand]

@@ -321,16 +321,23 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
     return replace(judged, faults=(*judged.faults, *refused, *_judge_accounts(cluster, read)))
 
 
-def find_dropped(cluster: Cluster, host: Host) -> list[str]:
-    """Return changes by ``scontrol update`` that a start of the controller elsewhere drops; none without an answer."""
+def find_dropped(
+    cluster: Cluster, host: Host, present: Present | None = None, wait_s: float = QUERY_S
+) -> tuple[str, ...]:
+    """Return changes by ``scontrol update`` that the next start of the controller drops; none without an answer.
+
+    Args:
+        present: what it has, if that is known already.
+        wait_s: how long each query may take.
+    """
     if not cluster.find_role("controller"):
-        return []
+        return ()
     try:
-        present = query_present(cluster, host)
-    except CommandError:
-        return []
-    now = read_defined(_read_conf(_read_inside(cluster, host), ()))
-    return find_by_hand(present, now, now)
+        present = present or query_present(cluster, host)
+        now = read_defined(_read_conf(_read_inside(cluster, host, wait_s), ()))
+    except SmsError:
+        return ()
+    return tuple(find_by_hand(present, now, now))
 
 
 def judge_node_files(
@@ -364,10 +371,10 @@ def _read_site(cluster: Cluster) -> dict[str, bytes]:
     return {seed.path: seed.data for seed in seeds_for(cluster) if seed.path.startswith(f"{FOLDER}/")}
 
 
-def _read_inside(cluster: Cluster, host: Host) -> Callable[[str], bytes]:
+def _read_inside(cluster: Cluster, host: Host, wait_s: float = QUERY_S) -> Callable[[str], bytes]:
     """Return what reads a file of the running container; empty if it is not there."""
     inside = inside_argv(cluster.site, cluster.services, "cat", "--")
-    return lambda path: host.run(*inside, path, ok=None, timeout=QUERY_S).stdout
+    return lambda path: host.run(*inside, path, ok=None, timeout=wait_s).stdout
 
 
 def _read_conf(read: Callable[[str], bytes], besides: Iterable[str] = READ) -> dict[str, bytes]:

@@ -62,15 +62,15 @@ def _print_present(cluster: Cluster, host: Host, timeout_s: float) -> str:
     return host.run(*argv, timeout=timeout_s, limit=PRESENT_BYTES).text
 
 
-def describe_jobs(cluster: Cluster, host: Host, *, record: bool) -> str:
-    """Return how many jobs of the running controller run and wait, as text; empty without a controller.
+def describe_jobs(cluster: Cluster, host: Host, *, record: bool) -> tuple[str, Present | None]:
+    """Return how many jobs of the running controller run and wait, as text, and what it has; empty without one.
 
     Args:
         record: also what it has, for the next start. Without an answer nothing is, and an older record is removed:
             unknown is not empty.
     """
     if not cluster.find_role("controller"):
-        return ""
+        return "", None
     path = str(cluster.places.jobs)
     try:
         if record:
@@ -80,8 +80,9 @@ def describe_jobs(cluster: Cluster, host: Host, *, record: bool) -> str:
             generation = query_overlay(cluster, host).generation
             host.write(path, to_json(Recorded(cluster.env.clock.time(), text, generation, FORM)), mode=0o600)
     except SmsError as error:  # a full disk, a controller that hangs, a hostile container: a stop goes on
-        return f"not known: {last_line(error)}"
-    return count_jobs({one.id: one.state for one in read_present(text, "").jobs})
+        return f"not known: {last_line(error)}", None
+    present = read_present(text, "")
+    return count_jobs({one.id: one.state for one in present.jobs}), present
 
 
 def read_recorded(cluster: Cluster, host: Host) -> tuple[str, Present]:

@@ -18,7 +18,8 @@ from appliance.operations.overlay.frozen import end_lost_freeze
 from appliance.operations.overlay.mirrored import close_mirror
 from appliance.operations.overlay.overlay import second_overlay
 from appliance.operations.preflight import check_programs, find_instance, find_second, lock_host, running_gateway
-from appliance.operations.services.present import describe_jobs
+from appliance.operations.services.effect import find_dropped
+from appliance.operations.services.present import STOP_QUERY_S, describe_jobs
 from appliance.plan.machine import stop_argv, stop_timeout
 from appliance.shared.lease import Lease
 from appliance.tools import ext3
@@ -28,7 +29,8 @@ from appliance.tools import ext3
 class Stopped:
     """What a stop found and did; ``seconds`` until every daemon had stopped; ``holder``: who has the lease now.
 
-    ``jobs``: how many ran on and waited, as text; empty without a controller.
+    ``jobs``: how many ran on and waited, as text; empty without a controller. ``by_hand``: changes by ``scontrol
+    update`` that the next start drops.
     """
 
     host: str
@@ -37,6 +39,7 @@ class Stopped:
     lease_released: bool
     holder: str | None = None
     jobs: str = ""
+    by_hand: tuple[str, ...] = ()
 
     @property
     def engine(self) -> str:
@@ -48,13 +51,14 @@ class Stopped:
 class StopPlan:
     """What a stop would do: the services that run, in the order in which they would be stopped, and the lease.
 
-    ``jobs``: how many run and wait, as text; empty without a controller.
+    ``jobs``, ``by_hand``: as of ``Stopped``.
     """
 
     host: str
     services: tuple[str, ...]
     lease_released: bool
     jobs: str = ""
+    by_hand: tuple[str, ...] = ()
 
 
 def plan_stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> StopPlan:
@@ -69,8 +73,14 @@ def plan_stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> Stop
     running = cluster if find_instance(cluster, host) else running_gateway(cluster, host)
     names = [service.name for service in reversed(running.services)] if running else []
     held = query_lease(host, cluster).holder == host.name
-    jobs = describe_jobs(running, host, record=False) if running else ""
-    return StopPlan(host.name, tuple(names), held and not keep_lease, jobs)
+    costs = _describe(running, host, record=False) if running else ("", ())
+    return StopPlan(host.name, tuple(names), held and not keep_lease, *costs)
+
+
+def _describe(cluster: Cluster, host: Host, *, record: bool) -> tuple[str, tuple[str, ...]]:
+    """Return what the outage costs: jobs as text, and what the next start drops."""
+    jobs, present = describe_jobs(cluster, host, record=record)
+    return jobs, find_dropped(cluster, host, present, STOP_QUERY_S) if present else ()
 
 
 def stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> Stopped:
@@ -91,9 +101,9 @@ def stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> Stopped:
         end_lost_freeze(cluster, host)  # what waits for the end of one cannot be stopped
         leases = Leases(host, cluster)
         with cluster.env.pool(1) as pool:
-            recorded = pool.submit(describe_jobs, cluster, host, record=True) if find_instance(cluster, host) else None
+            recorded = pool.submit(_describe, cluster, host, record=True) if find_instance(cluster, host) else None
             stop_guard(cluster, host)  # meanwhile
-            jobs = recorded.result() if recorded else ""
+            costs = recorded.result() if recorded else ("", ())
         with cluster.env.progress.step("stop the services") as step, cluster.env.pool(1) as pool:
             query = pool.submit(leases.query) if not keep_lease else None  # while they stop
             ran = take_down(cluster, host)
@@ -113,7 +123,7 @@ def stop(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> Stopped:
             hint="`sms logs supervisor` shows which; the next start checks the overlay",
         )
     released = held and not keep_lease
-    return Stopped(host.name, ran, round(took, 3), released, None if released else holder, jobs)
+    return Stopped(host.name, ran, round(took, 3), released, None if released else holder, *costs)
 
 
 def stop_gateway(cluster: Cluster, host: Host, *, keep_lease: bool = False) -> bool:

@@ -204,6 +204,7 @@ def test_a_change_that_would_end_jobs_is_refused(running: Playground) -> None:
     assert "State is DOWN" in why, "a reload would open the partition"
     moved = running.sms("-q", "migrate", "host-b", on="admin", ok=(3,)).stderr.decode()
     assert "State is DOWN" in moved, "and so would a migration"
+    assert "State is DOWN" in running.sms("-q", "stop", "-n").text, "or a stop and a start"
     assert "State is DOWN" in running.sms("-q", "migrate", "host-b", "-n", on="admin").stderr.decode()
     running.sms("exec", "--", "scontrol", "update", "PartitionName=normal", "State=UP")
     assert applied(running, slower, "-n")["refused"] == []

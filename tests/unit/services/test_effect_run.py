@@ -174,7 +174,7 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     host.overlay = f"{rendered}PartitionName=night Nodes=ALL\n"
     with pytest.raises(Refused, match="not known"):
         judge_start(cluster, host, keeps=False)
-    assert describe_jobs(cluster, host, record=True) == "1 running, 0 waiting"
+    assert describe_jobs(cluster, host, record=True)[0] == "1 running, 0 waiting"
     with pytest.raises(Refused, match="job 7"):
         judge_start(cluster, host, keeps=False)
     assert not judge_start(cluster, host, keeps=True) and "files of before" in shown.lines[-1]
@@ -182,7 +182,7 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     with pytest.raises(Refused, match="not known"):
         judge_start(cluster, host, keeps=False)
     host.lines = [[]]
-    assert "not known" in describe_jobs(cluster, host, record=True)
+    assert "not known" in describe_jobs(cluster, host, record=True)[0]
     with pytest.raises(Refused, match="not known"):
         judge_start(cluster, host, keeps=False)
     host.lines = [["job 8|PENDING|bob|||||||".replace("|", "\t")]]
