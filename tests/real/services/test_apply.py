@@ -119,7 +119,7 @@ TWICE = "NodeName=node2 Name=widget Count=1\nNodeName=node2 Name=widget Count=1\
     [
         ("gres.conf", "Name=widget File=/dev/widget[0-1]\n", GRES, ""),
         ("gres.conf", TWICE, GRES, "slurmd on node2 would end: gres.conf duplicate records for widget"),
-        ("gres.conf", "Name=widget File=/dev/widget0\n", GRES, "would be refused: 1 of widget by gres.conf, 2"),
+        ("gres.conf", "Name=gpu File=/dev/nvidia0\n", ["GresTypes=gpu"], "would be refused: 1 of gpu by gres.conf, 2"),
         ("topology.conf", "SwitchName=s1 Node=node[1-4]\n", ["TopologyPlugin=topology/tree"], "unrecognized key: Node"),
         pytest.param("gres.conf", "Name=widget Cout=2\n", GRES, "unrecognized key: Cout", marks=pytest.mark.full),
         pytest.param("cgroup.conf", "ConstrainCores=maybe\n", [], "ConstrainCores", marks=pytest.mark.full),
@@ -131,7 +131,8 @@ def test_what_slurmd_on_the_nodes_cannot_read_is_refused(
 ) -> None:
     """It would end on all nodes, and slurmctld would not fail for it: the slurmd of the image starts with it first."""
     (running.lab.etc / name).write_text(text)
-    nodes = [{**one, **({"extra": "Gres=widget:2"} if extra is GRES else {})} for one in slurm_of(running)["nodes"]]
+    has = {"extra": f"Gres={extra[0].partition('=')[2]}:2"} if name == "gres.conf" else {}
+    nodes = [{**one, **has} for one in slurm_of(running)["nodes"]]
     site = use(running, files={name: name}, extra=extra, nodes=nodes)
     planned = applied(running, site, "-n", ok=(3,) if why else (0,))
     assert (why in " ".join(planned["refused"])) if why else planned["refused"] == []
