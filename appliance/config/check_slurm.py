@@ -173,6 +173,8 @@ def _partitions(site: Site, nodes: _Nodes) -> Iterator[Finding]:
     default = ""
     for index, partition in enumerate(site.slurm.partitions):
         place: Place = ("slurm", "partitions", index)
+        if partition.name.upper() == "DEFAULT":
+            yield Finding((*place, "name"), "DEFAULT is Slurm's line of defaults, not a partition", "rename it")
         if partition.name in names:
             yield Finding((*place, "name"), f"{partition.name} is listed twice", "list every partition once")
         names.add(partition.name)
@@ -210,6 +212,9 @@ def _extra(site: Site, nodes: _Nodes) -> Iterator[Finding]:
             if key in owned:
                 name, why = owned[key]
                 yield Finding(place, f"{name} cannot be set by the site", f"remove it: {why}")
+            if key == "slurmctldparameters" and "enable_configless" not in value.lower():
+                text = "SlurmctldParameters without enable_configless"
+                yield Finding(place, text, "add it: without it slurmctld sends nodes no files")
             # Partitions may refer to nodes that these lines define.
             if key in ("nodename", "nodeset"):
                 try:

@@ -43,11 +43,12 @@ from appliance.plan.services.effect import (
     count_losses,
     find_failed,
     find_losses,
+    find_moved,
     find_unusable,
     read_present,
     shown_losses,
 )
-from appliance.plan.services.node_files import READ, reads_other
+from appliance.plan.services.node_files import READ, find_unlisted, reads_other
 from appliance.shared.records import RecordError
 from appliance.text import one_line
 from appliance.tools import ext3
@@ -138,13 +139,29 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
     try:
         present = query_present(cluster, host)
     except CommandError as error:
-        judged = Judged(None, old, new)
+        judged = Judged(None, old, new, faults=tuple(_find_unreached(old, new)))
         unknown = f"the jobs are not known: {last_line(error)}; {REMOVED}"
         return replace(judged, unknown=unknown) if judged.costly else judged
     unknown = f"{present.unread} jobs cannot be read, and {REMOVED}" if present.unread and can_cost(old, new) else ""
     hint = "write it into the partition of the site file (`max_time`, `nodes`, `extra`), or repeat it afterwards"
-    faults = tuple(Fault(line, hint) for line in find_by_hand(present, old, new))
-    return Judged(present, old, new, find_losses(present, old, new), unknown, faults)
+    faults = [Fault(line, hint) for line in find_by_hand(present, old, new)]
+    return Judged(present, old, new, find_losses(present, old, new), unknown, (*faults, *_find_unreached(old, new)))
+
+
+def _find_unreached(old: Defined, new: Defined) -> Iterator[Fault]:
+    """Yield by what slurmctld would not find slurmd of a node, or another one, until people have changed the node."""
+    if moved := find_moved(old, new):
+        pairs = one_line(", ".join(f"{name} that of {owner}" for name, owner in sorted(moved.items())[:SHOWN]), 300)
+        yield Fault(
+            f"nodes get addresses of others: {pairs}: jobs of one would run on the other",
+            "drain them, change the addresses of the machines, then apply: `sms node list` shows who has which",
+        )
+    for key, value in find_new(old.at_start, new.at_start).items():
+        if key in old.at_start:
+            yield Fault(
+                f"{key}={value}: slurmd reads it only when it starts, and serves with {old.at_start[key]} until then",
+                "drain the nodes, apply with --force, then restart slurmd on every node",
+            )
 
 
 def find_faults(
@@ -208,7 +225,9 @@ def _find_lacking_plugins(cluster: Cluster, host: Host, judged: Judged) -> Itera
     for file, setting in wanted.items():
         if file not in there:
             hint = "correct the name, or add its package to `base.packages`, then `sms build` and `sms upgrade`"
-            yield Fault(f"{setting}: the container has no plugin {file}: slurmctld would not start", hint)
+            yield Fault(
+                f"{setting}: the container has no plugin {file}: the daemons that load it would not start", hint
+            )
 
 
 def _find_lost_accounts(
@@ -258,7 +277,8 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -
         return ext3.read_inside(host, str(cluster.places.overlay), f"/upper{path}")
 
     before, after = _read_conf(read), _read_site(cluster)
-    judged, when = Judged(None, read_defined(before), read_defined(after)), "it does not run"
+    old, new = read_defined(before), read_defined(after)
+    judged, when = Judged(None, old, new, faults=tuple(_find_unreached(old, new))), "it does not run"
     if judged.costly:
         try:
             age, present = read_recorded(cluster, host)
@@ -267,7 +287,7 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -
         except RecordError:  # there is none after a crash
             unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
             judged = replace(judged, unknown=unknown)
-    refused = judge_node_files(cluster, host, image, before, after)
+    refused = (*judged.faults, *judge_node_files(cluster, host, image, before, after))
     try:
         judged = replace(judged, faults=(*refused, *_judge_accounts(cluster, read)))
     except ConfigError as error:
@@ -350,9 +370,16 @@ def judge_node_files(
         before, after: files of Slurm by path.
     """
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-    if not image or not reads_other(changed, read_defined(before), read_defined(after)):
-        return ()
-    return tuple(find_refusals(cluster, host, image, before, after))
+    old, new = read_defined(before), read_defined(after)
+    faults = []
+    if unlisted := find_unlisted(after, new) - find_unlisted(before, old):
+        names = one_line(fold(sorted(unlisted)), 120)
+        faults.append(
+            Fault(f"topology.conf does not list {names}: no job starts there", "add them to one of its switches")
+        )
+    if image and reads_other(changed, old, new):
+        faults += find_refusals(cluster, host, image, before, after)
+    return tuple(faults)
 
 
 def _judge_accounts(cluster: Cluster, read: Callable[[str], bytes]) -> tuple[Fault, ...]:

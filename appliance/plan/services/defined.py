@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -40,11 +40,19 @@ PLUGINS = {
     **dict.fromkeys(("JobCompType", "MCSPlugin", "NodeFeaturesPlugins", "PowerPlugin", "PreemptType"), ""),
     **dict.fromkeys(("PriorityType", "SchedulerType", "SelectType", "SiteFactorPlugin", "SwitchType"), ""),
     "TopologyPlugin": "",
+    **dict.fromkeys(("JobAcctGatherType", "JobContainerType", "ProctrackType"), ""),
+    "CliFilterPlugins": "cli_filter",
     "JobSubmitPlugins": "job_submit",
+    "TaskPlugin": "task",
     "PrEpPlugins": "prep",
     "SlurmctldPlugstack": "",
 }
-"""Settings that name plugins which slurmctld loads, and what precedes those that are written without it."""
+"""Settings that name plugins which slurmctld, slurmd or commands load, and what precedes those written without it.
+
+None starts without one of its own.
+"""
+AT_START = ("ProctrackType", "SlurmdPort", "SlurmdSpoolDir", "SlurmdUser")
+"""Settings that slurmd reads only when it starts (slurm.conf(5)): until then it serves with those of before."""
 PLUGIN_FOLDER = "PluginDir"
 NOT_DEFINED = {"(null)", "N/A", ""}
 Settings = Mapping[str, str]
@@ -55,9 +63,9 @@ Settings = Mapping[str, str]
 class Defined:
     """The nodes and partitions of a slurm.conf with their settings, by name.
 
-    ``programs``: those that nodes run, by setting; ``own``: those that slurmctld runs; ``plugins``: those that it
-    loads, and ``PluginDir``. ``by_cores``: jobs are allocated cores, and not whole nodes. ``keeps``: ``ReconfigFlags``,
-    in lower case.
+    ``programs``: those that nodes run, by setting; ``own``: those that slurmctld runs; ``plugins``: those that are
+    loaded, and ``PluginDir``; ``at_start``: settings of ``AT_START``. ``by_cores``: jobs are allocated cores, and not
+    whole nodes. ``keeps``: ``ReconfigFlags``, in lower case.
     """
 
     nodes: Mapping[str, Settings] = field(default_factory=dict)
@@ -65,6 +73,7 @@ class Defined:
     programs: Mapping[str, str] = field(default_factory=dict)
     own: Mapping[str, str] = field(default_factory=dict)
     plugins: Mapping[str, str] = field(default_factory=dict)
+    at_start: Mapping[str, str] = field(default_factory=dict)
     licenses: frozenset[str] = frozenset()
     by_cores: bool = True
     keeps: str = ""
@@ -77,9 +86,10 @@ class Defined:
 
     @property
     def gres(self) -> frozenset[str]:
-        """Names of the generic resources that a node has."""
+        """Names of the generic resources that a node has, and those with their type: ``gpu``, ``gpu:a100``."""
         texts = {settings.get("gres", "") for settings in self.nodes.values()}
-        return frozenset(name for text in texts for name in count_gres(text))
+        typed = (found[0] for text in texts for found in re.finditer(r"[\w.-]+:[A-Za-z_][\w.-]*", text))
+        return frozenset(name for text in texts for name in count_gres(text)) | frozenset(typed)
 
 
 @cache
@@ -123,16 +133,28 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
         return Defined()
     frames = Frames({path: Section(path, "read", body) for path, body in files.items()})
     nodes, partitions = read_entries(frames, file)
-    programs, own, plugins = (
+    programs, own, plugins, at_start = (
         {key: value for key in keys if (value := single_setting(frames, file, key.lower()))}
-        for keys in (PROGRAMS, OWN_PROGRAMS, (*PLUGINS, PLUGIN_FOLDER))
+        for keys in (PROGRAMS, OWN_PROGRAMS, (*PLUGINS, PLUGIN_FOLDER), AT_START)
     )
     licenses = read_license_names(single_setting(frames, file, "licenses"))
     by_cores = single_setting(frames, file, "selecttype").lower() != "select/linear"
     keeps = single_setting(frames, file, "reconfigflags").lower()
-    by_node = {name: _lower(entry.settings) for entry in nodes for name in read_names(entry.name)}
+    by_node = {name: each for entry in nodes for name, each in _each_node(entry.name, _lower(entry.settings))}
     by_partition = {entry.name: _lower(entry.settings) for entry in partitions}
-    return Defined(by_node, by_partition, programs, own, plugins, licenses, by_cores, keeps)
+    return Defined(by_node, by_partition, programs, own, plugins, at_start, licenses, by_cores, keeps)
+
+
+def _each_node(text: str, settings: Settings) -> Iterator[tuple[str, Settings]]:
+    """Yield the nodes of a line, each with its own address if the line has one for each."""
+    try:
+        names, addresses = expand(text), expand(settings.get("nodeaddr", ""))
+    except HostListError:
+        names, addresses = sorted(read_names(text)), []
+    if len(names) != len(addresses):
+        yield from ((name, settings) for name in names)
+        return
+    yield from ((name, {**settings, "nodeaddr": one}) for name, one in zip(names, addresses, strict=True))
 
 
 def find_plugins(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:

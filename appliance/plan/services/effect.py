@@ -65,6 +65,8 @@ SHOWN = 10
 """Losses that are listed; the others are counted."""
 SAVED_S = 10
 """Seconds within which slurmctld writes a new job to its state: 5 (SAVE_MAX_WAIT), and what a slow disk takes."""
+AWAY = {"FUTURE", "DOWN", "FAIL"}
+"""States in slurm.conf by which a node takes no job, and loses those that it has."""
 UNUSABLE = TAKEN_OUT | {"down", "not_responding"}
 """Parts of a node's state in which no job starts there."""
 
@@ -177,11 +179,19 @@ def read_present(output: str, user: str) -> Present:
         elif kind == "partition" and (name := (fields := read_fields(rest)).get("PartitionName")):
             partitions[name] = fields
         elif kind == "resources":
-            gres[rest.partition(" ")[0]] = frozenset(re.findall(r"gres[:/]([A-Za-z0-9_.-]+)", rest))
+            gres[rest.partition(" ")[0]] = frozenset(_read_gres(rest))
         elif kind == "node":
             nodes.append(rest)
     with_gres = (replace(one, gres=gres[one.id]) if one.id in gres else one for one in jobs)
     return Present(tuple(with_gres), tuple(reservations), read_nodes(nodes, user), partitions, states, unread)
+
+
+def _read_gres(text: str) -> Iterator[str]:
+    """Yield the names of generic resources of a job, and those with their type."""
+    for found in re.finditer(r"gres[:/]([A-Za-z0-9_.-]+)(?::([A-Za-z_][\w.-]*))?", text):
+        yield found[1]
+        if found[2]:
+            yield f"{found[1]}:{found[2]}"
 
 
 def _read_job(fields: Sequence[str]) -> Iterator[Job]:
@@ -208,16 +218,57 @@ def can_cost(old: Defined, new: Defined) -> bool:
     """Return whether a change can cost a job or a reservation, whatever there is."""
     gone = (old.partitions.keys() - new.partitions.keys(), old.nodes.keys() - new.nodes.keys())
     lacking = (old.licenses - new.licenses, old.features - new.features, old.gres - new.gres)
-    return any((*gone, *lacking)) or any(_other_resources(old, new, name) for name in new.nodes)
+    other = any(_other_resources(old, new, name) for name in new.nodes)
+    return any((*gone, *lacking)) or other or bool(find_away(old, new)) or _members(old) != _members(new)
+
+
+def find_away(old: Defined, new: Defined) -> dict[str, str]:
+    """Return the nodes that a change makes unusable by their ``State``, with that."""
+    states = {name: settings.get("state", "").upper().split("*")[0] for name, settings in new.nodes.items()}
+    before = {name: settings.get("state", "").upper().split("*")[0] for name, settings in old.nodes.items()}
+    return {name: state for name, state in states.items() if state in AWAY and before.get(name) != state}
+
+
+def find_moved(old: Defined, new: Defined) -> dict[str, str]:
+    """Return the nodes that get the address of another one, with that: messages for one would reach the other."""
+    owners = {settings["nodeaddr"]: name for name, settings in old.nodes.items() if settings.get("nodeaddr")}
+    found = {name: owners.get(settings.get("nodeaddr", ""), name) for name, settings in new.nodes.items()}
+    return {name: owner for name, owner in found.items() if owner != name and name in old.nodes and owner in new.nodes}
+
+
+def _members(defined: Defined) -> Mapping[str, Set[str] | None]:
+    """Return the nodes of each partition; None if it has all, or a NodeSet."""
+    found = {name: read_names(settings.get("nodes", "")) for name, settings in defined.partitions.items()}
+    return {name: names if names <= defined.nodes.keys() else None for name, names in found.items()}
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a change takes away, computed once for all jobs. ``members``: of ``_members``, before and after."""
+
+    old: Defined
+    new: Defined
+    lacking: Mapping[str, Set[str]]
+    away: Mapping[str, str]
+    members: tuple[Mapping[str, Set[str] | None], Mapping[str, Set[str] | None]]
+
+
+def _find_change(old: Defined, new: Defined) -> _Change:
+    lacking = {
+        "licence": old.licenses - new.licenses,
+        "feature": old.features - new.features,
+        "resource": old.gres - new.gres,
+    }
+    return _Change(old, new, lacking, find_away(old, new), (_members(old), _members(new)))
 
 
 def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...]:
     """Return what the controller would end when it reads ``new``: running jobs first."""
-    nodes = new.nodes.keys() | present.dynamic
+    nodes, change = new.nodes.keys() | present.dynamic, _find_change(old, new)
     losses = [
         Loss("job", job.id, why, f"{job.user}, {job.state}")
         for job in sorted(present.jobs, key=lambda one: one.state == "PENDING")
-        if (why := _why_lost(job, nodes, new.partitions.keys()) or _why_changed(job, old, new))
+        if (why := _why_lost(job, nodes, new.partitions.keys()) or _why_changed(job, change))
     ]
     for one in present.reservations:
         gone = one.nodes - nodes
@@ -242,21 +293,33 @@ def _why_lost(job: Job, nodes: Set[str], partitions: Set[str]) -> str:
     return next((f"it {how} {_removed(names - nodes)}" for how, names in uses.items() if names - nodes), "")
 
 
-def _why_changed(job: Job, old: Defined, new: Defined) -> str:
+def _why_changed(job: Job, change: _Change) -> str:
     """Return why a job ends, or never starts, although its partitions and nodes stay; empty if it does not."""
+    for name in sorted((job.required if job.waits else job.nodes) & change.away.keys()):
+        return f"it {'requires' if job.waits else 'runs on'} {one_line(name, 60)}, which becomes {change.away[name]}"
     if not job.waits:
         for name in sorted(job.nodes):
-            other = _other_resources(old, new, name)
+            other = _other_resources(change.old, change.new, name)
             if lost := sorted(other & ({CORES} | job.gres)):
                 return f"the number of {lost[0]} of {one_line(name, 60)}, on which it runs, changes"
         return ""
-    wants = {
-        "licence": job.licenses & (old.licenses - new.licenses),
-        "feature": job.features & (old.features - new.features),
-        "resource": job.gres & (old.gres - new.gres),
-    }
-    found = (f"{kind} {one_line(sorted(names)[0], 60)}" for kind, names in wants.items() if names)
+    if job.required and (left := _left(job, *change.members)):
+        return f"it requires {one_line(fold(sorted(left)), 120)}, no longer in its partition: it would be held"
+    wants = {"licence": job.licenses, "feature": job.features, "resource": job.gres}
+    lacking = {kind: sorted(names & change.lacking[kind]) for kind, names in wants.items()}
+    found = (f"{kind} {one_line(names[0], 60)}" for kind, names in lacking.items() if names)
     return next((f"it waits for {one}, which is removed: it would be held, or start without it" for one in found), "")
+
+
+def _left(job: Job, before: Mapping[str, Set[str] | None], after: Mapping[str, Set[str] | None]) -> Set[str]:
+    """Return the nodes that a waiting job requires and that none of its partitions has any more."""
+    lacking: Set[str] = job.required
+    for name in job.partitions:
+        names, had = after.get(name), before.get(name)
+        if names is None:
+            return frozenset()
+        lacking = lacking - names if had is None else (lacking & had) - names
+    return lacking
 
 
 def _other_resources(old: Defined, new: Defined, node: str) -> set[str]:

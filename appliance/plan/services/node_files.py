@@ -12,6 +12,7 @@ from appliance.plan.services.defined import Defined, count_gres, find_described,
 from appliance.text import one_line
 
 GRES_CONF = f"{FOLDER}/gres.conf"
+TOPOLOGY_CONF = f"{FOLDER}/topology.conf"
 READ = (GRES_CONF, *(f"{FOLDER}/{name}" for name in ("cgroup.conf", "mpi.conf", "topology.conf", "topology.yaml")))
 """Files besides slurm.conf that slurmd reads at its start, and when slurmctld sends others."""
 MOST_KINDS = 16
@@ -47,6 +48,18 @@ def find_kinds(defined: Defined, gres_conf: str) -> dict[str, tuple[str, ...]]:
         kinds.setdefault((shared, tuple(name in names for names in lines)), []).append(name)
     largest = sorted(kinds.values(), key=len, reverse=True)[:MOST_KINDS]
     return {names[0]: tuple(names) for names in largest}
+
+
+def find_unlisted(files: Mapping[str, bytes], defined: Defined) -> frozenset[str]:
+    """Return the nodes that topology.conf does not list: with it, no job starts on them."""
+    text = files.get(TOPOLOGY_CONF, b"").decode(errors="replace")
+    if not text or defined.plugins.get("TopologyPlugin", "").lower() != "topology/tree":
+        return frozenset()
+    texts = re.findall(r"(?im)^[^#\n]*\bNodes=(\S+)", text)
+    lists = [read_names(one) for one in texts]
+    if frozenset() in lists or "ALL" in map(str.upper, texts):
+        return frozenset()
+    return frozenset(defined.nodes) - frozenset().union(*lists)
 
 
 def read_tried(output: str) -> dict[str, Tried]:

@@ -21,6 +21,7 @@ from appliance.plan.services.effect import (
     find_failed,
     find_forgotten,
     find_losses,
+    find_moved,
     find_unusable,
     read_present,
     shown_losses,
@@ -83,7 +84,7 @@ def test_what_the_controller_has() -> None:
             frozenset({"n1"}),
             frozenset({"matlab", "ansys"}),
             frozenset({"rack1", "gpu"}),
-            frozenset({"gpu"}),
+            frozenset({"gpu", "gpu:a100"}),
         ),
         Job("9+1", "SUSPENDED", "eve", ("normal",), frozenset({"n3"})),
     )
@@ -385,7 +386,7 @@ def test_accounts_that_are_not_valid(line: str) -> None:
             "NodeFeaturesPlugins=node_features/helpers\nPrEpPlugins=prep/script\n",
             ["node_features_helpers.so", "prep_script.so"],
         ),
-        ("", "TaskPlugin=task/cgroup\nProctrackType=proctrack/x\n", []),
+        ("", "TaskPlugin=task/cgroup\nProctrackType=proctrack/x\n", ["proctrack_x.so", "task_cgroup.so"]),
         ("AuthType=auth/munge\n", "AuthType=auth/munge\nPluginDir=/opt/slurm/lib:/usr/lib\n", ["auth_munge.so"]),
     ],
 )
@@ -398,3 +399,55 @@ def test_which_jobs_a_snapshot_does_not_have() -> None:
     jobs = (("1", "RUNNING", 900), ("2", "PENDING", 2000), ("3", "RUNNING", 995), ("4", "COMPLETED", 2000))
     found = present(*(f"job {name}\t{state}\tbob\tnormal\t\t\t\t\t\t{at}" for name, state, at in jobs))
     assert [one.name for one in find_forgotten(found, 1000.0)] == ["3", "2"], "running ones first; saved within seconds"
+
+
+LINE = "n[1-4] NodeAddr=10.0.0.[1-4] Gres=gpu:a100:2"
+TWO = f"NodeName={LINE}\nPartitionName=normal Nodes=ALL\nPartitionName=b Nodes=n[1-2]\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "line", "why"),
+    [
+        (
+            "n[1-4] NodeAddr=10.0.0.[1-4] Gres=gpu:a100:2",
+            "n[1-4] Gres=gpu:a100:2 State=FUTURE",
+            "n1||",
+            "becomes FUTURE",
+        ),
+        ("n[1-4] NodeAddr=10.0.0.[1-4] Gres=gpu:a100:2", "n[1-4] Gres=gpu:a100:2 State=DOWN", "|n2|", "becomes DOWN"),
+        ("Nodes=n[1-2]", "Nodes=n1", "|n2|", "n2, no longer in its partition"),
+        ("Nodes=n[1-2]", "Nodes=ALL", "|n2|", ""),
+        ("Nodes=n[1-2]", "Nodes=n1", "|n3|", ""),  # it was refused before, too
+        ("Nodes=n[1-2]", "Nodes=n1", "n2||", ""),  # it runs
+    ],
+)
+def test_what_a_job_loses_without_a_removal(was: str, becomes: str, line: str, why: str) -> None:
+    """From public reports: nodes become FUTURE or DOWN in slurm.conf, a partition shrinks."""
+    runs, requires, _ = line.split("|")
+    old, new = (
+        read_defined({"/etc/slurm/slurm.conf": text.encode()})
+        for text in (TWO.decode(), TWO.decode().replace(was, becomes))
+    )
+    state = "RUNNING" if runs else "PENDING"
+    found = present(f"job 1\t{state}\tbob\tb\t{runs}\t{requires}\t\t\t\t0")
+    losses = find_losses(found, old, new)
+    assert [why in one.why for one in losses] == ([True] if why else []), losses
+    assert can_cost(old, new)
+
+
+def test_a_type_of_a_resource_that_is_removed() -> None:
+    old, new = (
+        read_defined({"/etc/slurm/slurm.conf": text}) for text in (TWO, TWO.replace(b"gpu:a100:2", b"gpu:h100:2"))
+    )
+    jobs = [f"job {name}\tPENDING\tbob\tb\t\t\t\t\t\t0" for name in "12"]
+    found = present(*jobs, "resources 1   gres/gpu:a100:1  N/A", "resources 2   gres/gpu:1  N/A")
+    assert [(one.name, "gpu:a100" in one.why) for one in find_losses(found, old, new)] == [("1", True)]
+
+
+def test_nodes_with_the_address_of_another_one() -> None:
+    old, swapped, other = (
+        read_defined({"/etc/slurm/slurm.conf": TWO.replace(b"10.0.0.[1-4]", addresses)})
+        for addresses in (b"10.0.0.[1-4]", b"10.0.0.[2,1,3-4]", b"10.0.0.[11-14]")
+    )
+    assert find_moved(old, swapped) == {"n1": "n2", "n2": "n1"}
+    assert find_moved(old, other) == {} == find_moved(old, old)
