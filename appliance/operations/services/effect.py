@@ -63,6 +63,9 @@ MOST_FILES = 32
 REASON = "sms: is removed from the site"
 """Of nodes that are drained before they are removed."""
 REMOVED = "partitions, nodes or resources of nodes are removed or changed"
+JOB_SUBMIT = f"{FOLDER}/job_submit.lua"
+LUA_FUNCTIONS = ("slurm_job_submit", "slurm_job_modify")
+"""That it has to define (src/plugins/job_submit/lua/job_submit_lua.c)."""
 HELD, RELEASED = "held", "released"
 ENDS = ("applied", SWITCHED)
 """Events of the history after which what was held is removed."""
@@ -203,6 +206,8 @@ def find_faults(
             )
     if same_image:
         faults += _find_lacking_plugins(cluster, host, judged)
+    if JOB_SUBMIT in before and JOB_SUBMIT in after:
+        faults += _judge_lua(cluster, host, after[JOB_SUBMIT])
     for key, path in find_new(judged.old.programs, judged.new.programs).items():
         if lacking := _find_lacking(cluster, judged.new, path):
             fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job"
@@ -211,6 +216,16 @@ def find_faults(
                 hint = f"bring {path} to every node first"
             faults.append(Fault(fault, hint))
     return replace(judged, faults=tuple(faults))
+
+
+def _judge_lua(cluster: Cluster, host: Host, script: bytes) -> Iterator[Fault]:
+    """Yield why slurmctld would not start with a job_submit.lua; one that runs goes on with that of before."""
+    argv = inside_argv(cluster.site, cluster.services, *script_argv("check-lua"))
+    done = host.run(*argv, input=script, ok=None, timeout=QUERY_S)
+    why = [one_line((done.stdout or done.stderr).decode(errors="replace"), 200)] if done.stdout or done.status else []
+    why += [f"it has no function {name}" for name in LUA_FUNCTIONS if name.encode() not in script]
+    for one in why[:1]:
+        yield Fault(f"slurmctld would not start with job_submit.lua: {one}", "correct the script in `slurm.files`")
 
 
 def _find_lacking_plugins(cluster: Cluster, host: Host, judged: Judged) -> Iterator[Fault]:

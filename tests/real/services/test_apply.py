@@ -121,6 +121,7 @@ TWICE = "NodeName=node2 Name=widget Count=1\nNodeName=node2 Name=widget Count=1\
         ("gres.conf", TWICE, GRES, "slurmd on node2 would end: gres.conf duplicate records for widget"),
         ("gres.conf", "Name=gpu File=/dev/nvidia0\n", ["GresTypes=gpu"], "would be refused: 1 of gpu by gres.conf, 2"),
         ("topology.conf", "SwitchName=s1 Node=node[1-4]\n", ["TopologyPlugin=topology/tree"], "unrecognized key: Node"),
+        ("job_submit.lua", "function slurm_job_submit(d, p, u\n", ["JobSubmitPlugins=lua"], "')' expected near"),
         pytest.param("gres.conf", "Name=widget Cout=2\n", GRES, "unrecognized key: Cout", marks=pytest.mark.full),
         pytest.param("cgroup.conf", "ConstrainCores=maybe\n", [], "ConstrainCores", marks=pytest.mark.full),
         pytest.param("cgroup.conf", "CgroupPlugin=autodetect\nConstrainCores=yes\n", [], "", marks=pytest.mark.full),

@@ -216,3 +216,22 @@ def test_a_restore_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) ->
         judge_restore(cluster, host, 1000.0, force=False)
     assert "job 7" in judge_restore(cluster, host, 1000.0, force=True)[1]
     assert judge_restore(cluster, host, 1600.0, force=False) == [], "the snapshot has it"
+
+
+WHOLE = b"function slurm_job_submit(a, b, c) return 0 end function slurm_job_modify(a, b, c, d) return 0 end"
+
+
+@pytest.mark.parametrize(
+    ("script", "printed", "why"),
+    [(WHOLE, "", ""), (WHOLE[:-3], "1: 'end' expected", "expected"), (b"-- slurm_job_submit", "", "slurm_job_modify")],
+)
+def test_a_lua_script_with_which_slurmctld_would_not_start(
+    cluster: Cluster, script: bytes, printed: str, why: str
+) -> None:
+    host = Controller(cluster, [ELSEWHERE])
+    host.answers[inside_argv(cluster.site, cluster.services, *script_argv("check-lua"))] = (0, printed)
+    new = read_defined({"/etc/slurm/slurm.conf": NEW})
+    path = "/etc/slurm/job_submit.lua"
+    found = find_faults(cluster, host, Judged(None, new, new), {path: "old"}, {path: script}).faults
+    assert [why in one.why for one in found] == ([True] if why else [])
+    assert find_faults(cluster, host, Judged(None, new, new), {}, {path: script}).faults == ()
