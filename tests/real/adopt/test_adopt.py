@@ -100,23 +100,6 @@ def test_a_command_in_the_dump_of_the_old_node_does_not_run(ready: Playground) -
     assert not ready.host(TARGET).works("test", "-e", OVERLAY)
 
 
-def test_a_site_with_which_slurm_would_lose_a_job_is_refused(ready: Playground) -> None:
-    """Before anything is copied. (Short: the partition of a waiting job is not in the site file.)"""
-
-    def other(document: dict[str, Any]) -> None:
-        document["slurm"]["partitions"] = [{"name": "other", "default": True}]
-
-    node = ready.host("node1")
-    job = as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", "--begin=now+1hour", "--wrap", "true")
-    try:
-        words = ("--site", ready.variant("lost.yaml", other), "adopt", OLD, "--to", TARGET, "--dry-run")
-        found = ready.sms(*words, on="admin", ok=(3,)).stderr.decode()
-    finally:
-        node.run("scancel", job)
-    assert f"job {job} (alice, PENDING): partition normal is removed" in found
-    assert not ready.host(TARGET).works("test", "-e", OVERLAY)
-
-
 FORBIDDEN = {
     "\\! touch /tmp/ran": "Unknown command",
     "\\. /etc/passwd": "Unknown command",
@@ -146,6 +129,23 @@ def test_who_loads_a_dump_on_the_old_node_can_do_nothing_else(ready: Playground)
     assert old.run(*sql, "SELECT user FROM mysql.user WHERE user = 'sms_load'").text == ""
     assert old.run("sh", "-c", "mariadb-dump --skip-dump-date slurm_acct_db | sha256sum").text == before
     old.run(*sql, "DROP DATABASE slurm_acct_db_sms_new; DROP DATABASE slurm_acct_db_sms_stale")
+
+
+def test_a_site_with_which_slurm_would_lose_a_job_is_refused(ready: Playground) -> None:
+    """Before anything is copied. (Short: the partition of a waiting job is not in the site file.)"""
+
+    def other(document: dict[str, Any]) -> None:
+        document["slurm"]["partitions"] = [{"name": "other", "default": True}]
+
+    node = ready.host("node1")
+    job = as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", "--begin=now+1hour", "--wrap", "true")
+    try:
+        words = ("--site", ready.variant("lost.yaml", other), "adopt", OLD, "--to", TARGET, "--dry-run")
+        found = ready.sms(*words, on="admin", ok=(3,)).stderr.decode()
+    finally:
+        node.run("scancel", job)
+    assert f"job {job} (alice, PENDING): partition normal is removed" in found
+    assert not ready.host(TARGET).works("test", "-e", OVERLAY)
 
 
 @FULL

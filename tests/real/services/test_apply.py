@@ -207,7 +207,8 @@ def test_a_change_that_would_end_jobs_is_refused(running: Playground) -> None:
     moved = running.sms("-q", "migrate", "host-b", on="admin", ok=(3,)).stderr.decode()
     assert "State is DOWN" in moved, "and so would a migration"
     assert "State is DOWN" in running.sms("-q", "stop", "-n").text, "or a stop and a start"
-    assert "State is DOWN" in running.sms("-q", "migrate", "host-b", "-n", on="admin").stderr.decode()
+    planned = json.loads(running.sms("-q", "migrate", "host-b", "-n", "--json", on="admin").stdout)
+    assert "State is DOWN" in " ".join(planned["warnings"])
     running.sms("exec", "--", "scontrol", "update", "PartitionName=normal", "State=UP")
     assert applied(running, slower, "-n")["refused"] == []
     assert running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text == before
