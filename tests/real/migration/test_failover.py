@@ -553,7 +553,8 @@ def test_a_job_that_a_node_could_not_launch_meanwhile_starts_again(both: Playgro
             log = ("exec", "--", "cat", "/var/log/sms/slurmctld.log")
             wait_until(lambda: f"job {job} is released" in both.sms(*log, on=HERE).text, "it is released")
             node.run("umount", stepd)
-            wait_until(lambda: demo.ended_as(node, job) == "COMPLETED", "it runs")
+            # Slurm starts a job that was requeued two minutes later (batch_requeue_fini of src/slurmctld/job_mgr.c).
+            wait_until(lambda: demo.ended_as(node, job) == "COMPLETED", "it runs", 300)
             assert both.status(HERE)["held"] == [before]
     finally:
         node.run("umount", stepd, ok=None)
