@@ -210,7 +210,7 @@ def find_faults(
         faults += _judge_lua(cluster, host, after[JOB_SUBMIT])
     for key, path in find_new(judged.old.programs, judged.new.programs).items():
         if lacking := _find_lacking(cluster, judged.new, path):
-            fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job"
+            fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job, or takes none"
             hint = f"`sms files push` brings {path} to the nodes; `sms files report --path {path}` shows who has it"
             if not cluster.site.provisioning:
                 hint = f"bring {path} to every node first"

@@ -51,6 +51,7 @@ PLUGINS = {
 
 None starts without one of its own.
 """
+PLUGSTACK_CONF = f"{FOLDER}/plugstack.conf"
 AT_START = ("ProctrackType", "SlurmdPort", "SlurmdSpoolDir", "SlurmdUser")
 """Settings that slurmd reads only when it starts (slurm.conf(5)): until then it serves with those of before."""
 PLUGIN_FOLDER = "PluginDir"
@@ -137,12 +138,21 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
         {key: value for key in keys if (value := single_setting(frames, file, key.lower()))}
         for keys in (PROGRAMS, OWN_PROGRAMS, (*PLUGINS, PLUGIN_FOLDER), AT_START)
     )
+    if "lua" in plugins.get("CliFilterPlugins", ""):  # slurmctld sends the script to no node
+        programs["CliFilterPlugins"] = f"{FOLDER}/cli_filter.lua"
+    programs |= _read_plugstack(files.get(PLUGSTACK_CONF, b"").decode(errors="replace"))
     licenses = read_license_names(single_setting(frames, file, "licenses"))
     by_cores = single_setting(frames, file, "selecttype").lower() != "select/linear"
     keeps = single_setting(frames, file, "reconfigflags").lower()
     by_node = {name: each for entry in nodes for name, each in _each_node(entry.name, _lower(entry.settings))}
     by_partition = {entry.name: _lower(entry.settings) for entry in partitions}
     return Defined(by_node, by_partition, programs, own, plugins, at_start, licenses, by_cores, keeps)
+
+
+def _read_plugstack(text: str) -> dict[str, str]:
+    """Return the plugins that a plugstack.conf requires by their whole path, each under a name of its own."""
+    found = re.findall(r"(?m)^[ \t]*required[ \t]+(/\S+)", text)
+    return {f"plugstack.conf required {path}": path for path in found}
 
 
 def _each_node(text: str, settings: Settings) -> Iterator[tuple[str, Settings]]:

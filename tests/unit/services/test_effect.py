@@ -451,3 +451,13 @@ def test_nodes_with_the_address_of_another_one() -> None:
     )
     assert find_moved(old, swapped) == {"n1": "n2", "n2": "n1"}
     assert find_moved(old, other) == {} == find_moved(old, old)
+
+
+def test_what_nodes_need_besides_programs() -> None:
+    """The script of a filter, and the plugins that plugstack.conf requires: without them nobody submits there."""
+    files = {
+        "/etc/slurm/slurm.conf": TWO + b"CliFilterPlugins=user_defaults,lua\n",
+        "/etc/slurm/plugstack.conf": b"required /usr/lib/x.so a=b\n# required /no\noptional /y.so\ninclude /z\n",
+    }
+    wanted = {"/etc/slurm/cli_filter.lua", "/usr/lib/x.so"}
+    assert set(read_defined(files).programs.values()) == wanted
