@@ -43,7 +43,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         many.change_site(bed.lab)
         write_sites(bed)
         inside = partial(inside_argv, bed.cluster.site, bed.cluster.services)
-        bed.start()
+        bed.timed(bed.carrier, "start", "--force", "--json")  # nodes and their settings are others
         bed.carrier.run(*inside("sh", "-c", SUBMIT, "submit", str(JOBS)), timeout=900)
         squeue = inside("squeue", "--all", "--noheader")
         assert len(bed.carrier.run(*squeue).text.splitlines()) >= JOBS

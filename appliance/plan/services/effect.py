@@ -231,9 +231,10 @@ def find_away(old: Defined, new: Defined) -> dict[str, str]:
 
 def find_moved(old: Defined, new: Defined) -> dict[str, str]:
     """Return the nodes that get the address of another one, with that: messages for one would reach the other."""
-    owners = {settings["nodeaddr"]: name for name, settings in old.nodes.items() if settings.get("nodeaddr")}
-    found = {name: owners.get(settings.get("nodeaddr", ""), name) for name, settings in new.nodes.items()}
-    return {name: owner for name, owner in found.items() if owner != name and name in old.nodes and owner in new.nodes}
+    before = {name: settings.get("nodeaddr", "") for name, settings in old.nodes.items()}
+    owners = {address: name for name, address in before.items() if address and name in new.nodes}
+    changed = {name: settings.get("nodeaddr", "") for name, settings in new.nodes.items() if name in before}
+    return {name: owners[one] for name, one in changed.items() if one != before[name] and one in owners}
 
 
 def _members(defined: Defined) -> Mapping[str, Set[str] | None]:

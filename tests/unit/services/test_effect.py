@@ -451,6 +451,8 @@ def test_nodes_with_the_address_of_another_one() -> None:
     )
     assert find_moved(old, swapped) == {"n1": "n2", "n2": "n1"}
     assert find_moved(old, other) == {} == find_moved(old, old)
+    shared = read_defined({"/etc/slurm/slurm.conf": TWO.replace(b"10.0.0.[1-4]", b"10.0.0.1")})
+    assert find_moved(shared, shared) == {}, "several slurmd on one machine"
 
 
 def test_what_nodes_need_besides_programs() -> None:
