@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_host, add_json, filled, open_target, print_result, verb
@@ -12,6 +11,7 @@ from appliance.errors import ConfigError
 if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
+    from appliance.operations.snapshots.restore import Judge
 
 EXAMPLES = """\
   sms overlay restore latest              replace the overlay by the newest verified one, after `sms stop`
@@ -72,30 +72,27 @@ def run_whole(arguments: argparse.Namespace) -> int:
     from appliance.operations.snapshots.restore import rehearse_restore, restore
 
     cluster, host = open_target(arguments)
-    costs = [] if arguments.name else _judge(arguments, cluster, host)
+    judge = _judge(arguments, cluster, host)
     if arguments.dry_run:
-        steps = [*rehearse_restore(cluster, host, arguments.snapshot, name=arguments.name or ""), *costs]
+        steps = rehearse_restore(cluster, host, arguments.snapshot, name=arguments.name or "", judge=judge)
         print_result(arguments, steps, steps)
         return 0
-    done = restore(cluster, host, arguments.snapshot, name=arguments.name or "")
+    done = restore(cluster, host, arguments.snapshot, name=arguments.name or "", judge=judge)
     print_result(arguments, done, restored_lines(cluster.site.cluster, done))
     return 0
 
 
-def _judge(arguments: argparse.Namespace, cluster: Cluster, host: Host) -> list[str]:
-    """Return what the restore of Slurm's state costs; reported unless it is a dry run, which shows it as a step.
-
-    Raises:
-        Refused: jobs would be lost.
-    """
+def _judge(arguments: argparse.Namespace, cluster: Cluster, host: Host) -> Judge:
+    """Return what judges the restore of Slurm's state. It reports costs, unless a dry run shows them as steps."""
     from appliance.operations.services.present import judge_restore
-    from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 
-    taken = find_snapshot(list_snapshots(cluster, host), arguments.snapshot)["taken"]
-    costs = judge_restore(cluster, host, taken, force=arguments.force)
-    if costs and not arguments.dry_run:
-        cluster.env.progress.report("\n  ".join([f"WARNING: {costs[0]}", *costs[1:]]))
-    return costs
+    def judge(taken: float) -> list[str]:
+        costs = judge_restore(cluster, host, taken, force=arguments.force)
+        if costs and (arguments.path or not arguments.dry_run):
+            cluster.env.progress.report("\n  ".join([f"WARNING: {costs[0]}", *costs[1:]]))
+        return costs
+
+    return judge
 
 
 def run_paths(arguments: argparse.Namespace) -> int:
@@ -105,28 +102,13 @@ def run_paths(arguments: argparse.Namespace) -> int:
     from appliance.operations.snapshots.paths import ExtractOptions, extract_paths, rehearse_paths, restore_paths
 
     cluster, host = open_target(arguments)
-    selector, paths = arguments.snapshot, arguments.path
+    selector, paths, judge = arguments.snapshot, arguments.path, _judge(arguments, cluster, host)
     if arguments.to:
         done = extract_paths(cluster, host, ExtractOptions(selector, paths, arguments.to), dry_run=arguments.dry_run)
     elif arguments.dry_run:
-        _judge_paths(arguments, cluster, host)
-        print_diff(rehearse_paths(cluster, host, selector, paths), as_json=arguments.json)
+        print_diff(rehearse_paths(cluster, host, selector, paths, judge=judge), as_json=arguments.json)
         return 0
     else:
-        _judge_paths(arguments, cluster, host)
-        done = restore_paths(cluster, host, selector, paths)
+        done = restore_paths(cluster, host, selector, paths, judge=judge)
     print_result(arguments, done, restored_paths_lines(cluster.site.cluster, done, dry_run=arguments.dry_run))
     return 0
-
-
-def _judge_paths(arguments: argparse.Namespace, cluster: Cluster, host: Host) -> None:
-    """Judge the restore as a whole one if Slurm's state is among the paths.
-
-    Raises:
-        Refused: jobs would be lost.
-    """
-    controller = cluster.find_role("controller")
-    states = [PurePosixPath(state) for state in (controller.state if controller else ())]
-    paths = [PurePosixPath(path) for path in arguments.path]
-    if any(path.is_relative_to(state) or state.is_relative_to(path) for path in paths for state in states):
-        _judge(arguments, cluster, host)

@@ -28,15 +28,15 @@ from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.effect import (
     Judged,
     compare,
-    find_faults,
     held,
     judge,
-    judge_node_files,
     need_no_cost,
     release,
     resume_nodes,
 )
+from appliance.operations.services.faults import find_faults
 from appliance.operations.services.inside import need_running, refuse_superseded
+from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.reach import inspect_links
 from appliance.operations.services.restart import no_answer, reload_service, restart_service
 from appliance.operations.start_note import read_note
@@ -297,8 +297,7 @@ class _Apply:
         self.left = found["left"]
         changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}))
         self._check(changes)
-        same_image = image.path == running.image
-        self.judged = self._judge(seeds, changes, bool(found["pending"]), image.path, same_image=same_image)
+        self.judged = self._judge(seeds, changes, bool(found["pending"]), image.path)
         self.mtus = self._find_mtus()
         switch += self._find_started_with(changes)
         self.judged = replace(
@@ -334,31 +333,28 @@ class _Apply:
                 hint=f"`sms overlay grow {wanted}M --host {self.host.name}` enlarges it while it runs; then apply",
             )
 
-    def _judge(
-        self, seeds: Iterable[Seed], changes: Iterable[FileChange], pending: bool, image: str, *, same_image: bool
-    ) -> Judged:
+    def _judge(self, seeds: Iterable[Seed], changes: Iterable[FileChange], pending: bool, image: str) -> Judged:
         """Return what the changes of Slurm's files cost; nothing is asked where these do not change.
 
         Args:
             pending: an interrupted run has written files that a service may not have read.
             image: path of the one that is to read them.
-            same_image: whether it is the running one.
         """
         after = {seed.path: seed.data for seed in seeds}
         new = {path: data for path, data in after.items() if path.startswith(f"{FOLDER}/")}
         before = {one.path: one.before for one in changes}
         changed = {path: text for path, text in before.items() if path in new or REMOVED.fullmatch(path)}
-        defined = read_defined(new)
+        defined, refused = read_defined(new), tuple[Fault, ...]()
         if not changed and not pending:
             judged = Judged(None, defined, defined)
         else:
-            old = {**new, **{path: (text or "").encode() for path, text in changed.items()}}
+            old = {path: text for path, text in new.items() if path not in changed}
+            old |= {path: text.encode() for path, text in changed.items() if text}
             judged = judge(self.cluster, self.host, read_defined(old), defined)
-            refused = judge_node_files(
-                self.cluster, self.host, image, {p: text for p, text in old.items() if text}, new
-            )
-            judged = replace(judged, faults=(*judged.faults, *refused))
-        return find_faults(self.cluster, self.host, judged, before, after, same_image=same_image)
+            refused = judge_node_files(self.cluster, self.host, image, old, new)
+        same_image, both = image == self.running.image, (judged.old, judged.new)
+        found = find_faults(self.cluster, self.host, both, before, after, same_image=same_image)
+        return replace(judged, faults=(*judged.faults, *refused, *found))
 
     def _find_waits(self, resolved: Cluster, changes: Sequence[FileChange], switch: bool) -> Iterator[Fault]:
         """Yield what slurmctld would wait for, for minutes: names of nodes that it cannot ask for.

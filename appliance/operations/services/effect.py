@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -12,24 +12,19 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
-from appliance.operations.nodes.files import read_reports
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.preflight import find_instance
-from appliance.operations.services.node_files import find_refusals
+from appliance.operations.services.faults import find_lost_accounts, find_unreached
+from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.present import QUERY_S, last_line, query_present, read_recorded
-from appliance.operations.vm.client import open_api
 from appliance.plan.adopt.read_slurm import find_include
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.here import SWITCHED
-from appliance.plan.nodes.accounts import GROUP, MOST_REMOVED, PASSWD, compare_accounts, too_many_removed
-from appliance.plan.overlay.seed import SECRET_PLACES
+from appliance.plan.nodes.accounts import GROUP, PASSWD
 from appliance.plan.services.by_hand import find_by_hand
 from appliance.plan.services.defined import (
-    PLUGIN_FOLDER,
     Defined,
     find_described,
-    find_new,
-    find_plugins,
     read_defined,
 )
 from appliance.plan.services.effect import (
@@ -43,16 +38,14 @@ from appliance.plan.services.effect import (
     count_losses,
     find_failed,
     find_losses,
-    find_moved,
     find_unusable,
     read_present,
     shown_losses,
 )
-from appliance.plan.services.node_files import READ, find_unlisted, reads_other
+from appliance.plan.services.node_files import READ
 from appliance.shared.records import RecordError
 from appliance.text import one_line
 from appliance.tools import ext3
-from appliance.tools.scripts import script_argv
 
 COMPARE_S = 20
 """Seconds that the controller may take to answer after a change."""
@@ -63,9 +56,6 @@ MOST_FILES = 32
 REASON = "sms: is removed from the site"
 """Of nodes that are drained before they are removed."""
 REMOVED = "partitions, nodes or resources of nodes are removed or changed"
-JOB_SUBMIT = f"{FOLDER}/job_submit.lua"
-LUA_FUNCTIONS = ("slurm_job_submit", "slurm_job_modify")
-"""That it has to define (src/plugins/job_submit/lua/job_submit_lua.c)."""
 HELD, RELEASED = "held", "released"
 ENDS = ("applied", SWITCHED)
 """Events of the history after which what was held is removed."""
@@ -74,7 +64,6 @@ WAYS = (
     "and run this again"
 )
 STOPPED_WAYS = "start with the site file of before, drain what is to go, then `sms apply` the changed one"
-MUNGE_KEY, *_ = SECRET_PLACES["munge_key"]
 
 
 @dataclass(frozen=True)
@@ -142,137 +131,13 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
     try:
         present = query_present(cluster, host)
     except CommandError as error:
-        judged = Judged(None, old, new, faults=tuple(_find_unreached(old, new)))
+        judged = Judged(None, old, new, faults=tuple(find_unreached(old, new)))
         unknown = f"the jobs are not known: {last_line(error)}; {REMOVED}"
         return replace(judged, unknown=unknown) if judged.costly else judged
     unknown = f"{present.unread} jobs cannot be read, and {REMOVED}" if present.unread and can_cost(old, new) else ""
     hint = "write it into the partition of the site file (`max_time`, `nodes`, `extra`), or repeat it afterwards"
     faults = [Fault(line, hint) for line in find_by_hand(present, old, new)]
-    return Judged(present, old, new, find_losses(present, old, new), unknown, (*faults, *_find_unreached(old, new)))
-
-
-def _find_unreached(old: Defined, new: Defined) -> Iterator[Fault]:
-    """Yield by what slurmctld would not find slurmd of a node, or another one, until people have changed the node."""
-    if moved := find_moved(old, new):
-        pairs = one_line(", ".join(f"{name} that of {owner}" for name, owner in sorted(moved.items())[:SHOWN]), 300)
-        yield Fault(
-            f"nodes get addresses of others: {pairs}: jobs of one would run on the other",
-            "drain them, change the addresses of the machines, then apply: `sms node list` shows who has which",
-        )
-    for key, value in find_new(old.at_start, new.at_start).items():
-        if key in old.at_start:
-            yield Fault(
-                f"{key}={value}: slurmd reads it only when it starts, and serves with {old.at_start[key]} until then",
-                "drain the nodes, apply with --force, then restart slurmd on every node",
-            )
-
-
-def find_faults(
-    cluster: Cluster,
-    host: Host,
-    judged: Judged,
-    before: Mapping[str, str | None],
-    after: Mapping[str, bytes],
-    *,
-    same_image: bool = True,
-) -> Judged:
-    """Return it with what else the change breaks.
-
-    Args:
-        before: texts of the files that differ, by path; None if they are secret, or not there.
-        after: what they are to be.
-        same_image: whether the image that runs now is the one that is to read them.
-
-    Raises:
-        ConfigError: lines of the accounts are invalid.
-    """
-    faults = [*judged.faults, *_find_lost_accounts(cluster, before, after)]
-    if MUNGE_KEY in before and MUNGE_KEY in after:
-        faults.append(
-            Fault(
-                "the munge key changes: every node refuses the controller, and is refused, until it has the new one",
-                "give it to every node and restart its munged in this minute: `sms files push`, or by hand",
-            )
-        )
-    for key, path in find_new(judged.old.own, judged.new.own).items():
-        program = path.split()[0]
-        inside = inside_argv(cluster.site, cluster.services, "test", "-x", program)
-        if program not in after and host.run(*inside, ok=None).status:
-            faults.append(
-                Fault(
-                    f"{key}={path}: the container has no such program",
-                    f"add {program} to `slurm.files`, or its package to `base`",
-                )
-            )
-    if same_image:
-        faults += _find_lacking_plugins(cluster, host, judged)
-    if JOB_SUBMIT in before and JOB_SUBMIT in after:
-        faults += _judge_lua(cluster, host, after[JOB_SUBMIT])
-    for key, path in find_new(judged.old.programs, judged.new.programs).items():
-        if lacking := _find_lacking(cluster, judged.new, path):
-            fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job, or takes none"
-            hint = f"`sms files push` brings {path} to the nodes; `sms files report --path {path}` shows who has it"
-            if not cluster.site.provisioning:
-                hint = f"bring {path} to every node first"
-            faults.append(Fault(fault, hint))
-    return replace(judged, faults=tuple(faults))
-
-
-def _judge_lua(cluster: Cluster, host: Host, script: bytes) -> Iterator[Fault]:
-    """Yield why slurmctld would not start with a job_submit.lua; one that runs goes on with that of before."""
-    argv = inside_argv(cluster.site, cluster.services, *script_argv("check-lua"))
-    done = host.run(*argv, input=script, ok=None, timeout=QUERY_S)
-    why = [one_line((done.stdout or done.stderr).decode(errors="replace"), 200)] if done.stdout or done.status else []
-    why += [f"it has no function {name}" for name in LUA_FUNCTIONS if name.encode() not in script]
-    for one in why[:1]:
-        yield Fault(f"slurmctld would not start with job_submit.lua: {one}", "correct the script in `slurm.files`")
-
-
-def _find_lacking_plugins(cluster: Cluster, host: Host, judged: Judged) -> Iterator[Fault]:
-    """Yield plugins that the new configuration loads and the container lacks: its parser does not look for them."""
-    wanted = find_plugins(judged.old.plugins, judged.new.plugins)
-    if not wanted:
-        return
-    argv = script_argv("list-plugins", judged.new.plugins.get(PLUGIN_FOLDER, ""))
-    there = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None, timeout=QUERY_S).text.split()
-    if not there:  # the controller did not say where they are, and waits for no change
-        return
-    for file, setting in wanted.items():
-        if file not in there:
-            hint = "correct the name, or add its package to `base.packages`, then `sms build` and `sms upgrade`"
-            yield Fault(
-                f"{setting}: the container has no plugin {file}: the daemons that load it would not start", hint
-            )
-
-
-def _find_lost_accounts(
-    cluster: Cluster, before: Mapping[str, str | None], after: Mapping[str, bytes]
-) -> Iterator[Fault]:
-    if not {PASSWD, GROUP} & before.keys() & after.keys():
-        return
-    new = {path: after[path].decode(errors="surrogateescape") for path in (PASSWD, GROUP) if path in after}
-    old = {path: new[path] if before.get(path) is None else str(before[path]) for path in new}
-    # Those of the image's packages have any id, such as Debian's slurm.
-    own = tuple(f"{service.user}:" for service in cluster.services)
-    old = {path: "".join(line for line in old[path].splitlines(True) if not line.startswith(own)) for path in old}
-    changes, problems = compare_accounts(old, new)
-    if problems:
-        raise ConfigError(problems=problems)
-    if refusal := too_many_removed(changes, MOST_REMOVED):
-        names = one_line(", ".join(changes[PASSWD].removed if PASSWD in changes else ()), 200)
-        yield Fault(f"{refusal}: {names}", "is the file in `accounts` of the site file complete?")
-
-
-def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
-    """Return which nodes do not report that they have a program; empty if all do."""
-    if not cluster.site.provisioning:
-        return "whether nodes have it is not known, as there is no provisioning VM that reports it"
-    try:
-        reports = read_reports(cluster, open_api(cluster))
-    except SmsError as error:
-        return f"whether nodes have it is not known: {one_line(error.message, 120)}"
-    lacking = new.nodes.keys() - {one.client for one in reports if path in one.has}
-    return f"{len(lacking)} nodes do not report it: {one_line(fold(sorted(lacking)), 120)}" if lacking else ""
+    return Judged(present, old, new, find_losses(present, old, new), unknown, (*faults, *find_unreached(old, new)))
 
 
 def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -> bool:
@@ -293,7 +158,7 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -
 
     before, after = _read_conf(read), _read_site(cluster)
     old, new = read_defined(before), read_defined(after)
-    judged, when = Judged(None, old, new, faults=tuple(_find_unreached(old, new))), "it does not run"
+    judged, when = Judged(None, old, new, faults=tuple(find_unreached(old, new))), "it does not run"
     if judged.costly:
         try:
             age, present = read_recorded(cluster, host)
@@ -375,28 +240,6 @@ def find_dropped(
     return tuple(find_by_hand(present, now, now))
 
 
-def judge_node_files(
-    cluster: Cluster, host: Host, image: str, before: Mapping[str, bytes], after: Mapping[str, bytes]
-) -> tuple[Fault, ...]:
-    """Return what slurmd on the nodes would refuse of changed files.
-
-    Args:
-        image: path of the verified image whose slurmd tries it; empty: nothing is tried.
-        before, after: files of Slurm by path.
-    """
-    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-    old, new = read_defined(before), read_defined(after)
-    faults = []
-    if unlisted := find_unlisted(after, new) - find_unlisted(before, old):
-        names = one_line(fold(sorted(unlisted)), 120)
-        faults.append(
-            Fault(f"topology.conf does not list {names}: no job starts there", "add them to one of its switches")
-        )
-    if image and reads_other(changed, old, new):
-        faults += find_refusals(cluster, host, image, before, after)
-    return tuple(faults)
-
-
 def _judge_accounts(cluster: Cluster, read: Callable[[str], bytes]) -> tuple[Fault, ...]:
     """Judge the site's accounts by those that ``read`` returns.
 
@@ -405,7 +248,7 @@ def _judge_accounts(cluster: Cluster, read: Callable[[str], bytes]) -> tuple[Fau
     """
     after = {seed.path: seed.data for seed in seeds_for(cluster) if seed.path in (PASSWD, GROUP)}
     before = {path: read(path).decode(errors="surrogateescape") or None for path in after}
-    return tuple(_find_lost_accounts(cluster, before, after))
+    return tuple(find_lost_accounts(cluster, before, after))
 
 
 def _read_site(cluster: Cluster) -> dict[str, bytes]:

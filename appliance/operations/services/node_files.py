@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from appliance.config.hostlist import fold
 from appliance.config.slurm_files import FOLDER
 from appliance.errors import SmsError
 from appliance.host.base import Host
@@ -13,8 +14,16 @@ from appliance.operations.services.present import last_line
 from appliance.plan.overlay.seed import Seed, seed_archive
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import Fault
-from appliance.plan.services.node_files import GRES_CONF, find_kinds, judge_tried, read_tried
+from appliance.plan.services.node_files import (
+    GRES_CONF,
+    find_kinds,
+    find_unlisted,
+    judge_tried,
+    read_tried,
+    reads_other,
+)
 from appliance.plan.services.runs import Once, once_run
+from appliance.text import one_line
 from appliance.tools.apptainer import run_container
 from appliance.tools.scripts import script_argv
 
@@ -26,7 +35,29 @@ SLURMDBD_CONF = f"{FOLDER}/slurmdbd.conf"
 HINT = "correct the file in `slurm.files`, or the nodes' `gres`: nodes read them as soon as slurmctld has them"
 
 
-def find_refusals(
+def judge_node_files(
+    cluster: Cluster, host: Host, image: str, before: Mapping[str, bytes], after: Mapping[str, bytes]
+) -> tuple[Fault, ...]:
+    """Return what slurmd on the nodes would refuse of changed files.
+
+    Args:
+        image: path of the verified image whose slurmd tries it; empty: nothing is tried.
+        before, after: files of Slurm by path.
+    """
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    old, new = read_defined(before), read_defined(after)
+    faults = []
+    if unlisted := find_unlisted(after, new) - find_unlisted(before, old):
+        names = one_line(fold(sorted(unlisted)), 120)
+        faults.append(
+            Fault(f"topology.conf does not list {names}: no job starts there", "add them to one of its switches")
+        )
+    if image and reads_other(changed, old, new):
+        faults += _find_refusals(cluster, host, image, before, after)
+    return tuple(faults)
+
+
+def _find_refusals(
     cluster: Cluster, host: Host, image: str, before: Mapping[str, bytes], after: Mapping[str, bytes]
 ) -> Iterator[Fault]:
     """Yield what slurmd on the nodes would refuse of Slurm's files, unless it refuses it now, too.

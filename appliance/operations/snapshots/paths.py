@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from appliance.errors import ConfigError, Refused
@@ -17,7 +18,7 @@ from appliance.operations.lease import query_lease
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.preflight import check_programs, find_instance
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
-from appliance.operations.snapshots.restore import other_image, real_path, restore_reason
+from appliance.operations.snapshots.restore import Judge, forget_recorded, other_image, real_path, restore_reason
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
 from appliance.progress import Silent
 from appliance.shared.results import PathResult as PathResult  # for the cli, too
@@ -162,13 +163,19 @@ def _query_diff(cluster: Cluster, host: Host, comparison: Comparison) -> Diff:
     return Diff(host.name, before, after, reply["counts"], reply["lines"], reply["told"], rows)
 
 
-def restore_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[str]) -> RestoredPaths:
+def restore_paths(
+    cluster: Cluster, host: Host, selector: str, paths: Sequence[str], *, judge: Judge = lambda taken: ()
+) -> RestoredPaths:
     """Restore ``paths`` in the overlay of the stopped services container from a snapshot; nothing else changes.
 
     The present overlay is taken as a snapshot before it is replaced by a copy with the restored paths.
 
+    Args:
+        judge: if the state of Slurm's controller is among the paths.
+
     Raises:
-        Refused: the services container runs, another host has the lease, or a path cannot be restored on its own.
+        Refused: the services container runs, another host has the lease, a path cannot be restored on its own, or
+            ``judge`` refuses it.
         SmsError: something is damaged, or there is no room; the overlay is unchanged.
     """
     chosen = _check_restore(cluster, host, selector)
@@ -178,6 +185,8 @@ def restore_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[s
         if not before.lines:
             same = tuple(PathResult(path=path) for path in paths)
             return RestoredPaths(host.name, number, same, (), 0.0, changed=False)
+        if has_jobs := _has_jobs(cluster, paths):
+            judge(chosen["taken"])
         overlay = real_path(cluster, host)
         request = {"store": store(cluster), "overlay": overlay, "snapshot": str(number), "paths": list(paths)}
         reply = cluster.env.agents.call(host, "restore_paths", request, cluster.env.progress)
@@ -185,6 +194,8 @@ def restore_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[s
             why = f"{restore_reason(chosen)}: {' '.join(one['path'] for one in reply['paths'])}"
             taking = SnapshotOptions(reason=why[:MAX_REASON_CHARS])
             kept = take_snapshot(cluster, host, OverlayUse(lease), taking)
+            if has_jobs:
+                forget_recorded(cluster, host)
             cluster.env.agents.call(
                 host, "place_paths", {"overlay": overlay, "was": reply["was"]}, cluster.env.progress
             )
@@ -202,7 +213,9 @@ def restore_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[s
     )
 
 
-def rehearse_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[str]) -> Diff:
+def rehearse_paths(
+    cluster: Cluster, host: Host, selector: str, paths: Sequence[str], *, judge: Judge = lambda taken: ()
+) -> Diff:
     """Check what ``restore_paths`` checks and return what it would change. Changes nothing.
 
     Raises:
@@ -211,7 +224,17 @@ def rehearse_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[
     chosen = _check_restore(cluster, host, selector)
     check_stopped(cluster, host)
     _check_lease_holder(cluster, host)
+    if _has_jobs(cluster, paths):
+        judge(chosen["taken"])
     return _query_diff(cluster.showing(Silent()), host, Comparison(None, chosen["number"], paths, lock=True))
+
+
+def _has_jobs(cluster: Cluster, paths: Sequence[str]) -> bool:
+    """Return whether the state of Slurm's controller, or a part of it, is among the paths."""
+    controller = cluster.find_role("controller")
+    states = [PurePosixPath(state) for state in (controller.state if controller else ())]
+    given = [PurePosixPath(path) for path in paths]
+    return any(path.is_relative_to(state) or state.is_relative_to(path) for path in given for state in states)
 
 
 def _check_rsync(host: Host) -> None:

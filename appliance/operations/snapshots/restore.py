@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +22,8 @@ from appliance.progress import Silent
 from appliance.shared.identity import uuid_of
 from appliance.shared.lease import Lease
 
+Judge = Callable[[float], Sequence[str]]
+"""Returns what the restore of a state of a Unix time costs, as lines; raises Refused if it is too much."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """A name for ``--as``: a file beside the overlay, without its .img."""
 
@@ -64,6 +66,7 @@ def restore(
     *,
     name: str = "",
     fenced: Collection[str] | None = None,
+    judge: Judge = lambda taken: (),
 ) -> Restored:
     """Replace the overlay by a snapshot; with ``name``, write it to a new file.
 
@@ -77,10 +80,11 @@ def restore(
         name: a name beside the overlay, or an absolute path.
         fenced: of a failover, admin hosts known to be off; leases that they hold are ignored. None for a restore by
             hand.
+        judge: for a replacement only.
 
     Raises:
-        Refused: the services container runs, another host has the lease, there is no such snapshot, or the name is
-            taken.
+        Refused: the services container runs, another host has the lease, there is no such snapshot, the name is
+            taken, or ``judge`` refuses it.
         SmsError: the snapshot is damaged, or there is no room; the overlay is unchanged.
     """
     check_programs(host)
@@ -91,6 +95,7 @@ def restore(
         others = query_others(cluster, host) if fenced is None and lease.holder is None else None
         lease = as_seen_by_all(lease, others) if others else lease
         free = others if lease.holder is None else None
+        judge(chosen["taken"])
         if free:
             for note in outdated_by_restore(cluster, free):
                 cluster.env.progress.report(f"note: {note}")
@@ -126,9 +131,14 @@ def _replace(cluster: Cluster, host: Host, chosen: Snapshot, lease: Lease) -> Re
     kept = _keep_overlay(cluster, host, chosen, lease, path)
     size, seconds = chosen["used_bytes"], 0.0
     if not (kept and kept.same):
-        host.remove(str(cluster.places.jobs))  # what the last stop had is not what the snapshot has
+        forget_recorded(cluster, host)
         size, seconds = _request_restore(cluster, host, chosen, path, True)
     return Restored(host.name, chosen["number"], path, size, seconds, kept)
+
+
+def forget_recorded(cluster: Cluster, host: Host) -> None:
+    """Remove what the last stop has recorded of jobs: a restored state has others."""
+    host.remove(str(cluster.places.jobs))
 
 
 def restored_generation(lease: Lease, me: str, *, failover: bool = False) -> int:
@@ -142,7 +152,9 @@ def restored_generation(lease: Lease, me: str, *, failover: bool = False) -> int
     return lease.generation
 
 
-def rehearse_restore(cluster: Cluster, host: Host, selector: str, *, name: str = "") -> list[str]:
+def rehearse_restore(
+    cluster: Cluster, host: Host, selector: str, *, name: str = "", judge: Judge = lambda taken: ()
+) -> list[str]:
     """Check all that a restore checks and return its steps. Changes nothing.
 
     Raises:
@@ -162,6 +174,7 @@ def rehearse_restore(cluster: Cluster, host: Host, selector: str, *, name: str =
         *([f"take {overlay} as a snapshot: {restore_reason(chosen)}"] if exists else []),
         f"write snapshot {chosen['number']} beside {overlay}, check it, and rename it over that",
         *(outdated_by_restore(cluster, free) if free else ()),
+        *judge(chosen["taken"]),
     ]
 
 

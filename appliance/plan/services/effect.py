@@ -18,6 +18,7 @@ from appliance.config.hostlist import fold
 from appliance.plan.services.defined import (
     NOT_DEFINED,
     Defined,
+    Settings,
     count_cores,
     count_gres,
     read_license_names,
@@ -219,14 +220,24 @@ def can_cost(old: Defined, new: Defined) -> bool:
     gone = (old.partitions.keys() - new.partitions.keys(), old.nodes.keys() - new.nodes.keys())
     lacking = (old.licenses - new.licenses, old.features - new.features, old.gres - new.gres)
     other = any(_other_resources(old, new, name) for name in new.nodes)
-    return any((*gone, *lacking)) or other or bool(find_away(old, new)) or _members(old) != _members(new)
+    return any((*gone, *lacking)) or other or bool(find_away(old, new)) or _any_leaves(old, new)
+
+
+def _any_leaves(old: Defined, new: Defined) -> bool:
+    """Return whether a node, which stays, leaves a partition; one with all nodes, or a NodeSet, has each."""
+    before, after = _members(old), _members(new)
+    return any(names is not None and bool((before[name] or old.nodes.keys()) - names)
+               for name, names in after.items() if name in before)  # fmt: skip
 
 
 def find_away(old: Defined, new: Defined) -> dict[str, str]:
     """Return the nodes that a change makes unusable by their ``State``, with that."""
-    states = {name: settings.get("state", "").upper().split("*")[0] for name, settings in new.nodes.items()}
-    before = {name: settings.get("state", "").upper().split("*")[0] for name, settings in old.nodes.items()}
-    return {name: state for name, state in states.items() if state in AWAY and before.get(name) != state}
+
+    def state(settings: Settings) -> str:
+        return settings.get("state", "").upper()
+
+    away = {name: state(settings) for name, settings in new.nodes.items() if state(settings) in AWAY}
+    return {name: one for name, one in away.items() if state(old.nodes.get(name, {})) != one}
 
 
 def find_moved(old: Defined, new: Defined) -> dict[str, str]:

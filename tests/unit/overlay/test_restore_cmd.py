@@ -43,6 +43,22 @@ def test_a_restore_keeps_what_it_replaces_as_a_snapshot() -> None:
     assert json.loads(fake.files[f"{places.overlay}.generation"]) == {"cluster": "sample", "generation": 7}
 
 
+def test_a_restore_that_is_judged_too_costly_changes_nothing() -> None:
+    judged: list[float] = []
+
+    def judge(taken: float) -> list[str]:
+        judged.append(taken)
+        raise Refused("it would lose a job")
+
+    fake = host({"list": LISTED}, lease={})
+    before = dict(fake.files)
+    for work in (restore, rehearse_restore):
+        with pytest.raises(Refused, match="lose a job"):
+            work(cluster(), fake, "40", judge=judge)
+    assert judged == [next(one["taken"] for one in LISTED["snapshots"] if one["number"] == 40)] * 2
+    assert fake.files == before and {argv[3] for argv in fake.asked if argv[0] == "python3"} == {"list"}
+
+
 @pytest.mark.parametrize(
     ("holder", "lease", "mark"), [(None, 7, 7), ("host-a", 9, 9), ("host-b", 7, 6), ("host-b", 0, 0)]
 )

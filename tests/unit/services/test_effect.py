@@ -432,7 +432,24 @@ def test_what_a_job_loses_without_a_removal(was: str, becomes: str, line: str, w
     found = present(f"job 1\t{state}\tbob\tb\t{runs}\t{requires}\t\t\t\t0")
     losses = find_losses(found, old, new)
     assert [why in one.why for one in losses] == ([True] if why else []), losses
-    assert can_cost(old, new)
+    assert can_cost(old, new) is (becomes != "Nodes=ALL")
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "costs"),
+    [
+        ("Nodes=n[1-2]", "Nodes=n[1-3]", False),
+        ("Nodes=n[1-2]", "Nodes=ALL", False),
+        ("Nodes=ALL", "Nodes=n[1-4]", False),
+        ("Nodes=ALL", "Nodes=n[1-3]", True),
+        ("Nodes=n[1-2]", "Nodes=n[2-3]", True),
+    ],
+)
+def test_a_partition_that_only_gains_nodes_costs_nothing(was: str, becomes: str, costs: bool) -> None:
+    """A start after a crash, which does not know the jobs, is not refused for it."""
+    changed = TWO.replace(was.encode(), becomes.encode())
+    old, new = (read_defined({"/etc/slurm/slurm.conf": text}) for text in (TWO, changed))
+    assert can_cost(old, new) is costs
 
 
 def test_a_type_of_a_resource_that_is_removed() -> None:

@@ -13,12 +13,12 @@ from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.effect import (
     REASON,
     Judged,
-    find_faults,
     held,
     judge,
     judge_start,
     release,
 )
+from appliance.operations.services.faults import find_faults
 from appliance.operations.services.present import describe_jobs, judge_restore
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.defined import read_defined
@@ -156,15 +156,13 @@ def test_a_munge_key_and_programs(cluster: Cluster) -> None:
     host = Controller(cluster, [ELSEWHERE])
     old = read_defined({"/etc/slurm/slurm.conf": NEW})
     new = read_defined({"/etc/slurm/slurm.conf": NEW + b"Prolog=/etc/slurm/p.sh\nMailProg=/usr/bin/nomail\n"})
-    found = find_faults(
-        cluster, host, Judged(None, old, new), {"/etc/munge/munge.key": None}, {"/etc/munge/munge.key": b""}
-    )
-    assert [one.why.split("=")[0].split(" changes")[0] for one in found.faults] == [
+    found = find_faults(cluster, host, (old, new), {"/etc/munge/munge.key": None}, {"/etc/munge/munge.key": b""})
+    assert [one.why.split("=")[0].split(" changes")[0] for one in found] == [
         "the munge key",
         "MailProg",
         "Prolog",
     ]
-    assert find_faults(cluster, host, Judged(None, new, new), {}, {}).faults == ()
+    assert list(find_faults(cluster, host, (new, new), {}, {})) == []
 
 
 def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> None:
@@ -232,6 +230,6 @@ def test_a_lua_script_with_which_slurmctld_would_not_start(
     host.answers[inside_argv(cluster.site, cluster.services, *script_argv("check-lua"))] = (0, printed)
     new = read_defined({"/etc/slurm/slurm.conf": NEW})
     path = "/etc/slurm/job_submit.lua"
-    found = find_faults(cluster, host, Judged(None, new, new), {path: "old"}, {path: script}).faults
+    found = find_faults(cluster, host, (new, new), {path: "old"}, {path: script})
     assert [why in one.why for one in found] == ([True] if why else [])
-    assert find_faults(cluster, host, Judged(None, new, new), {}, {path: script}).faults == ()
+    assert list(find_faults(cluster, host, (new, new), {}, {path: script})) == []

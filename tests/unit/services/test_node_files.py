@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.services.effect import judge_node_files
+from appliance.operations.services.node_files import judge_node_files
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.node_files import (
     GRES_CONF,
