@@ -115,10 +115,10 @@ def plan_migration(facts: Facts, services: Sequence[Service], *, force: bool) ->
     source, target = facts.source.name, facts.target.name
     problems, warnings = judge(facts, force=force)
     if problems:
-        raise Refused(
-            f"cannot migrate from {source} to {target}:\n  " + "\n  ".join(problems),
-            hint=f"`sms doctor --host {target}` shows how to fix it; `sms host prepare {target}` fixes most",
-        )
+        hint = f"`sms doctor --host {target}` shows how to fix it; `sms host prepare {target}` fixes most"
+        if not judge(facts, force=True)[0]:
+            hint += "\n  --force: move nevertheless"
+        raise Refused(f"cannot migrate from {source} to {target}:\n  " + "\n  ".join(problems), hint=hint)
     parts = predict_parts(facts.measured)
     return Plan(
         source,
@@ -170,7 +170,7 @@ def judge(facts: Facts, *, force: bool) -> tuple[list[str], list[str]]:
     if room := room_problem(facts.room_bytes):
         (warnings if force else problems).append(room)
     for one in facts.by_hand:
-        text = f"{one} on {target.name}: write it into the site file, or repeat it after the move (--force)"
+        text = f"{one} on {target.name}: write it into the site file, or repeat it after the move"
         (warnings if force else problems).append(text)
     if facts.outdated:
         warnings.append("the site file has changed since the start; a migration does not apply it; `sms apply` does")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.unit.services.conftest import RUNTIME
+from tests.waiting import alive, wait_until
 
 PROGRAM = RUNTIME / "sms-slurm-refused"
 HELD = "launch failed requeued held"
@@ -68,11 +70,11 @@ case $0 in
 esac
 """
 FAST = """\
-import runpy, sys, time
+import os, runpy, sys, time
 found = runpy.run_path(sys.argv[1])
-for name, value in {"WATCH_S": 3, "EVERY_S": 0.3, "ENDED_S": 0}.items():
-    found["main"].__globals__[name] = value
-found["main"]()
+os.environ["SLURM_TIME_FORMAT"] = "%s"
+found["watch"].__globals__.update(EVERY_S=0.3, ENDED_S=0)
+found["watch"](time.time(), time.monotonic() + float(sys.argv[2]))
 """
 
 
@@ -84,7 +86,9 @@ def test_each_is_released_and_resumed_twice_at_most(tmp_path: Path, status: int)
         (tmp_path / name).chmod(0o755)
     calls = tmp_path / "calls"
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls), "REFUSES": str(status)}
-    done = subprocess.run([sys.executable, "-c", FAST, str(PROGRAM)], env=environment, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FAST, str(PROGRAM), "3"], env=environment, capture_output=True, check=True
+    )
     made = [line for line in calls.read_text().splitlines() if line.startswith("scontrol")]
     assert made.count("scontrol release 12") == 2
     assert made.count("scontrol update NodeName=node1 State=RESUME") == 2
@@ -92,4 +96,25 @@ def test_each_is_released_and_resumed_twice_at_most(tmp_path: Path, status: int)
 
 
 def test_without_slurm_it_only_watches(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", FAST, str(PROGRAM)], env={"PATH": str(tmp_path)}, check=True)
+    subprocess.run([sys.executable, "-c", FAST, str(PROGRAM), "1"], env={"PATH": str(tmp_path)}, check=True)
+
+
+@pytest.mark.parametrize("squeue", ["exit 1", "exec sleep 600"], ids=["refuses", "hangs"])
+def test_it_ends_with_slurmctld(tmp_path: Path, squeue: str) -> None:
+    """A stop of the container waits for all its processes. The leader of its process group is slurmctld."""
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
+    (tmp_path / "squeue").chmod(0o755)
+    words = [sys.executable, "-c", FAST, str(PROGRAM), "600"]
+    begin = f"{shlex.join(words)} & echo $!; exec sleep 600"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen(
+        ["sh", "-c", begin], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as slurmctld:
+        assert slurmctld.stdout
+        pid = int(slurmctld.stdout.readline())
+        if "sleep" in squeue:
+            wait_until(lambda: Path(f"/proc/{pid}/task/{pid}/children").read_text(), "its first query")
+        assert alive(pid)
+        slurmctld.kill()
+        slurmctld.wait()
+        wait_until(lambda: not alive(pid), "its end")
