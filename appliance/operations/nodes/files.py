@@ -9,7 +9,7 @@ import io
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from appliance.operations.context import Cluster, read_given
 from appliance.operations.nodes.inventory import Inventory
 from appliance.operations.vm.client import open_api, read_answer, read_list
 from appliance.plan.nodes.files import (
+    MUNGE_KEY,
     Difference,
     Master,
     compare_masters,
@@ -264,8 +265,12 @@ def push(
     dry_run: bool = False,
     accounts: bool = False,
     api: Api | None = None,
+    find_holder: Callable[[bytes], str] = lambda _: "",
 ) -> PushResult:
     """Upload the site's files that differ to the VM, notify all clients, and wait for their reports.
+
+    Args:
+        find_holder: returns the host whose container runs with another munge key than this: nodes do not get it then.
 
     Raises:
         ConfigError: the site has no VM.
@@ -279,7 +284,7 @@ def push(
             "note: the site file has no munge key (secrets.munge_key): nodes get none from the VM"
         )
     there = list_masters(api)
-    differences = compare_masters(desired, there, accounts=accounts)
+    differences = tuple(hold_key(one, find_holder) for one in compare_masters(desired, there, accounts=accounts))
     if dry_run:
         return PushResult(differences, texts=_texts(api, differences, there))
     with cluster.env.progress.step("master files") as step:
@@ -297,7 +302,25 @@ def push(
 
 def notify_clients(cluster: Cluster, api: Api, wait_s: float) -> tuple[ClientReport, ...]:
     """Notify all clients. Returns their reports when all online ones have reported, or after ``wait_s`` seconds."""
-    number = read_answer(PushNumber, api.request("POST", f"{SYNC}/push"))["push"]
+    return wait_for_clients(cluster, api, announce(api), wait_s)
+
+
+def hold_key(one: Difference, find_holder: Callable[[bytes], str]) -> Difference:
+    """Return what a push does with a file: another munge key would cut nodes off from the controller."""
+    if one.path != MUNGE_KEY or one.what != "change" or not one.master or not (host := find_holder(one.master.data)):
+        return one
+    return Difference(
+        "held", one.path, f"{host} runs with another key; `sms apply` changes it there and on nodes at once"
+    )
+
+
+def announce(api: Api) -> int:
+    """Notify all clients that files have changed; return the number of this push."""
+    return read_answer(PushNumber, api.request("POST", f"{SYNC}/push"))["push"]
+
+
+def wait_for_clients(cluster: Cluster, api: Api, number: int, wait_s: float) -> tuple[ClientReport, ...]:
+    """Return all reports when the online clients have reported since a push, or after ``wait_s`` seconds."""
     with cluster.env.progress.step("clients") as step:
         deadline = cluster.env.clock.monotonic() + wait_s
         while True:

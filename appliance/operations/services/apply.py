@@ -34,16 +34,19 @@ from appliance.operations.services.effect import (
     release,
     resume_nodes,
 )
-from appliance.operations.services.faults import find_faults
+from appliance.operations.services.faults import find_faults, find_faults_for_users, find_faults_of_present
 from appliance.operations.services.inside import need_running, refuse_superseded
+from appliance.operations.services.munge_key import KeySwap, find_key_faults
 from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.reach import inspect_links
 from appliance.operations.services.restart import no_answer, reload_service, restart_service
 from appliance.operations.start_note import read_note
+from appliance.operations.vm.client import open_api
 from appliance.plan.image.built import DESCRIPTION, find_other_settings, read_inputs
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv
 from appliance.plan.nodes.accounts import GROUP, PASSWD, without_system
+from appliance.plan.nodes.files import MUNGE_KEY
 from appliance.plan.overlay.seed import Seed, seed_archive
 from appliance.plan.services.apply import (
     SUPERVISOR,
@@ -58,6 +61,7 @@ from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import Fault, Loss
 from appliance.plan.services.links import NetworkState, judge_networks
 from appliance.plan.services.network import INTERFACES, read_network, running_network
+from appliance.plan.services.node_files import READ
 from appliance.shared.ports import enter, split_macvlan
 from appliance.text import one_line
 from appliance.tools import apptainer, ports
@@ -216,6 +220,8 @@ def apply(
         if work.applied or work.plan.switch:
             return done, work.plan.image
         with nullcontext() if force else held(cluster, host, work.judged, "apply", accepted):
+            if work.swap:
+                work.swap.stage(None if force else accepted)
             _change(work, done, wait_s, force)
         bounds = {one.service: one.predicted_s for one in work.plan.steps}
         done.exceeded = find_exceeded(bounds, done.seconds)
@@ -238,14 +244,19 @@ def _change(work: _Apply, done: Applied, wait_s: float, force: bool) -> None:
         with cluster.env.progress.step("write the files"):
             report: Written = work.inside(Written, "write", work.mark, json.dumps(actions), input=work.archive)
         done.changed, done.kept = report["changed"], report["kept"]
+        if work.swap:
+            work.swap.begin()
         for one in work.plan.steps:
             begun.append(one)
             done.seconds[one.service] = work.run(one.service, one.kind, wait_s)
+        registers = work.nodes_register()
         if force:
-            cost = compare(cluster, host, work.judged)
+            cost = compare(cluster, host, work.judged, registers=registers)
             done.unusable, done.failed = cost.nodes, cost.jobs
         else:
-            need_no_cost(cluster, host, work.judged)
+            need_no_cost(cluster, host, work.judged, registers=registers)
+        if work.swap:
+            done.unusable += work.swap.finish()
         work.inside(dict, "finish")
     except SmsError as error:
         _roll_back(work, begun, wait_s, error)
@@ -264,6 +275,8 @@ def _roll_back(work: _Apply, begun: list[Step], wait_s: float, cause: SmsError) 
         if begun:  # the last one failed: whether it would obey a reload is not known
             actions[begun[-1].service] = "restart"
         restored: Pending = work.inside(Pending, "undo", json.dumps(actions))
+        if work.swap:
+            work.swap.take_back()
         for action in plan_actions(work.cluster.services, (), _read_kinds(restored)):
             work.run(action.service, action.kind, wait_s)
         resume_nodes(work.cluster, work.host, work.judged)
@@ -300,10 +313,10 @@ class _Apply:
         self.judged = self._judge(seeds, changes, bool(found["pending"]), image.path)
         self.mtus = self._find_mtus()
         switch += self._find_started_with(changes)
-        self.judged = replace(
-            self.judged, faults=(*self.judged.faults, *self._find_waits(resolved, changes, bool(switch)))
-        )
         self.pending = _read_kinds(found)
+        self.swap, keyless = self._find_swap(seeds, changes, bool(switch))
+        waits = self._find_waits(resolved, changes, bool(switch))
+        self.judged = replace(self.judged, faults=(*self.judged.faults, *waits, *keyless))
         history = read_history(cluster, host)
         actions = () if switch else plan_actions(cluster.services, changes, self.pending)
         steps = tuple(self._step(action, history) for action in actions)
@@ -353,8 +366,27 @@ class _Apply:
             judged = judge(self.cluster, self.host, read_defined(old), defined)
             refused = judge_node_files(self.cluster, self.host, image, old, new)
         same_image, both = image == self.running.image, (judged.old, judged.new)
-        found = find_faults(self.cluster, self.host, both, before, after, same_image=same_image)
+        found = [*find_faults_for_users(self.cluster, self.host, judged.present, before, after)]
+        found += find_faults(self.cluster, self.host, both, before, after, same_image=same_image)
+        if judged.present:
+            found += find_faults_of_present(self.cluster, self.host, judged.present, both)
         return replace(judged, faults=(*judged.faults, *refused, *found))
+
+    def _find_swap(
+        self, seeds: Iterable[Seed], changes: Iterable[FileChange], switch: bool
+    ) -> tuple[KeySwap | None, tuple[Fault, ...]]:
+        """Return how nodes get a new munge key together with the container, if a VM gives it to them, and who lacks it.
+
+        Also after a run that was killed between the two.
+        """
+        key = next((seed.data for seed in seeds if seed.path == MUNGE_KEY), b"")
+        changed = any(one.path == MUNGE_KEY for one in changes)
+        pending = any("munge_key" in one.secrets and one.name in self.pending for one in self.cluster.services)
+        if not key or not (changed or pending):
+            return None, ()
+        nodes, api = self.judged.new.nodes.keys(), open_api(self.cluster) if self.cluster.site.provisioning else None
+        faults = tuple(find_key_faults(self.cluster, self.host, nodes, api, switch=switch)) if changed else ()
+        return None if switch or not api else KeySwap(self.cluster, self.host, key, nodes, api), faults
 
     def _find_waits(self, resolved: Cluster, changes: Sequence[FileChange], switch: bool) -> Iterator[Fault]:
         """Yield what slurmctld would wait for, for minutes: names of nodes that it cannot ask for.
@@ -460,6 +492,13 @@ class _Apply:
         links, _ = inspect_links(self.host, self.running.pid)
         states = judge_networks(self.cluster.site, self.host.name, links)
         return {name: one for name, one in zip(INTERFACES, states, strict=True) if one.mtu and one.port}
+
+    def nodes_register(self) -> bool:
+        """Return whether all nodes register again: their controller is restarted, or sends them files."""
+        controller = self.cluster.find_role("controller")
+        restarted = {one.service for one in self.plan.steps if one.kind == "restart"}
+        sent = any(one.path in READ for one in self.plan.changes)
+        return sent or (controller is not None and controller.name in restarted)
 
     def set_mtus(self) -> None:
         """Give interfaces of the container, and their ports, the MTU of the bridge or card while they run."""

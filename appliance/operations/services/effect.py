@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from appliance.config.hostlist import fold
@@ -14,13 +14,15 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.preflight import find_instance
-from appliance.operations.services.faults import find_lost_accounts, find_unreached
+from appliance.operations.services.faults import find_lacking_programs, find_lost_accounts, find_unreached
+from appliance.operations.services.munge_key import judge_key
 from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.present import QUERY_S, last_line, query_present, read_recorded
 from appliance.plan.adopt.read_slurm import find_include
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.here import SWITCHED
 from appliance.plan.nodes.accounts import GROUP, PASSWD
+from appliance.plan.nodes.files import MUNGE_KEY
 from appliance.plan.services.by_hand import find_by_hand
 from appliance.plan.services.defined import (
     Defined,
@@ -159,17 +161,18 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -
     before, after = _read_conf(read), _read_site(cluster)
     old, new = read_defined(before), read_defined(after)
     judged, when = Judged(None, old, new, faults=tuple(find_unreached(old, new))), "it does not run"
-    if judged.costly:
-        try:
-            age, present = read_recorded(cluster, host)
-            judged = replace(judged, losses=find_losses(present, judged.old, judged.new))
-            when = f"as recorded by the last stop, {age} ago"
-        except RecordError:  # there is none after a crash
-            unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
-            judged = replace(judged, unknown=unknown)
-    refused = (*judged.faults, *judge_node_files(cluster, host, image, before, after))
+    users: Set[str] = frozenset()
+    with suppress(RecordError):  # there is none after a crash
+        age, present = read_recorded(cluster, host)
+        judged, users = replace(judged, present=present, losses=find_losses(present, old, new)), present.users
+        when = f"as recorded by the last stop, {age} ago"
+    if judged.costly and judged.present is None:
+        unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
+        judged = replace(judged, unknown=unknown)
+    lacking = find_lacking_programs(cluster, old, new)
+    refused = (*judged.faults, *judge_node_files(cluster, host, image, before, after), *lacking)
     try:
-        judged = replace(judged, faults=(*refused, *_judge_accounts(cluster, read)))
+        judged = replace(judged, faults=(*refused, *_judge_secrets(cluster, read, users)))
     except ConfigError as error:
         if not keeps:
             raise
@@ -218,7 +221,9 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
     judged = judge(cluster, host, read_defined(before), read_defined(after))
     running = find_instance(cluster, host)
     refused = judge_node_files(cluster, host, running.image if running else "", before, after)
-    return replace(judged, faults=(*judged.faults, *refused, *_judge_accounts(cluster, read)))
+    users = judged.present.users if judged.present else frozenset[str]()
+    besides = (*find_lacking_programs(cluster, judged.old, judged.new), *_judge_secrets(cluster, read, users))
+    return replace(judged, faults=(*judged.faults, *refused, *besides))
 
 
 def find_dropped(
@@ -240,15 +245,16 @@ def find_dropped(
     return tuple(find_by_hand(present, now, now))
 
 
-def _judge_accounts(cluster: Cluster, read: Callable[[str], bytes]) -> tuple[Fault, ...]:
-    """Judge the site's accounts by those that ``read`` returns.
+def _judge_secrets(cluster: Cluster, read: Callable[[str], bytes], users: Set[str]) -> tuple[Fault, ...]:
+    """Judge the site's munge key and accounts by those that ``read`` returns; ``users``: who has jobs.
 
     Raises:
-        ConfigError: lines of them are invalid.
+        ConfigError: lines of the accounts are invalid.
     """
-    after = {seed.path: seed.data for seed in seeds_for(cluster) if seed.path in (PASSWD, GROUP)}
+    seeds = {seed.path: seed.data for seed in seeds_for(cluster)}
+    after = {path: seeds[path] for path in (PASSWD, GROUP) if path in seeds}
     before = {path: read(path).decode(errors="surrogateescape") or None for path in after}
-    return tuple(find_lost_accounts(cluster, before, after))
+    return (*judge_key(read, seeds.get(MUNGE_KEY, b"")), *find_lost_accounts(cluster, before, after, users))
 
 
 def _read_site(cluster: Cluster) -> dict[str, bytes]:
@@ -287,7 +293,11 @@ def held(
     partitions = sorted((judged.old.partitions.keys() - judged.new.partitions.keys()) & there)
     gone = judged.old.nodes.keys() - judged.new.nodes.keys()
     nodes = fold(sorted(gone & judged.present.usable)) if judged.present else ""
-    if judged.present is None or not (partitions or nodes):
+    if judged.present is None or not judged.costly:
+        yield
+        return
+    if not (partitions or nodes):  # nothing to keep jobs from, but some may have begun
+        _judge_again(cluster, host, judged, verb, accepted)
         yield
         return
     before = {name: judged.present.partitions.get(name, {}).get("State", "UP") for name in partitions}
@@ -297,12 +307,16 @@ def held(
             _update(cluster, host, f"PartitionName={name}", "State=INACTIVE")
         if nodes:
             _update(cluster, host, f"NodeName={nodes}", "State=DRAIN", f"Reason={REASON}")
-        now = judge(cluster, host, judged.old, judged.new)
-        replace(now, faults=judged.faults).refuse(verb, accepted=accepted)
+        _judge_again(cluster, host, judged, verb, accepted)
         yield
     except BaseException:
         release(cluster, host)
         raise
+
+
+def _judge_again(cluster: Cluster, host: Host, judged: Judged, verb: str, accepted: frozenset[str]) -> None:
+    now = judge(cluster, host, judged.old, judged.new)
+    replace(now, faults=judged.faults).refuse(verb, accepted=accepted)
 
 
 def release(cluster: Cluster, host: Host) -> bool:
@@ -331,17 +345,20 @@ def release(cluster: Cluster, host: Host) -> bool:
     return True
 
 
-def compare(cluster: Cluster, host: Host, judged: Judged) -> Cost:
+def compare(cluster: Cluster, host: Host, judged: Judged, *, registers: bool = True) -> Cost:
     """Return what a change has cost that was not foreseen: nodes that are no longer usable, and jobs that failed.
 
-    Nodes whose settings changed register again meanwhile.
+    Args:
+        registers: whether all nodes register again: slurmctld was restarted, or has sent them files. Otherwise those
+            do whose settings changed.
     """
     if judged.present is None:
         return Cost()
     changed = find_described(judged.old, judged.new)
     foreseen = {one.name for one in judged.losses}
     began = cluster.env.clock.monotonic()
-    settled, deadline = began + (SETTLE_S if changed & judged.present.usable else 0), began + COMPARE_S
+    settles = bool((judged.present.usable if registers else changed) & judged.present.usable)
+    settled, deadline = began + SETTLE_S * settles, began + COMPARE_S
     with cluster.env.progress.step("compare jobs and nodes with before") as step:
         while True:
             try:
@@ -365,13 +382,13 @@ def compare(cluster: Cluster, host: Host, judged: Judged) -> Cost:
     return Cost(tuple(nodes), tuple(failed))
 
 
-def need_no_cost(cluster: Cluster, host: Host, judged: Judged) -> None:
-    """Check that a change has cost neither node nor job.
+def need_no_cost(cluster: Cluster, host: Host, judged: Judged, *, registers: bool) -> None:
+    """Check that a change has cost neither node nor job; ``registers``: as for ``compare``.
 
     Raises:
         SmsError: it has.
     """
-    cost = compare(cluster, host, judged)
+    cost = compare(cluster, host, judged, registers=registers)
     texts = [
         f"{len(lines)} {what}: {'; '.join(lines[:3])}" + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
         for lines, what in ((cost.nodes, "nodes take no job since"), (cost.jobs, "jobs failed"))

@@ -1,8 +1,10 @@
-"""What a change breaks besides jobs: programs, plugins and scripts that are missing, accounts, keys, addresses."""
+"""What a change breaks besides jobs: programs, plugins and scripts that are missing, accounts, addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
 
 from appliance.config.hostlist import fold
 from appliance.config.slurm_files import FOLDER
@@ -10,20 +12,34 @@ from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.files import read_reports
-from appliance.operations.services.present import QUERY_S
+from appliance.operations.services.present import QUERY_S, query_present
 from appliance.operations.vm.client import open_api
 from appliance.plan.machine import inside_argv
-from appliance.plan.nodes.accounts import GROUP, MOST_REMOVED, PASSWD, compare_accounts, too_many_removed
-from appliance.plan.overlay.seed import SECRET_PLACES
-from appliance.plan.services.defined import PLUGIN_FOLDER, Defined, find_new, find_plugins
-from appliance.plan.services.effect import SHOWN, Fault, find_moved
+from appliance.plan.nodes.accounts import (
+    GROUP,
+    MOST_REMOVED,
+    PASSWD,
+    compare_accounts,
+    read_ids,
+    too_many_removed,
+)
+from appliance.plan.services.defined import (
+    AT_START,
+    ENFORCING,
+    PLUGIN_FOLDER,
+    Defined,
+    find_new,
+    find_plugins,
+    read_allowed,
+)
+from appliance.plan.services.effect import SHOWN, Fault, Present, find_moved
 from appliance.text import one_line
-from appliance.tools.scripts import script_argv
+from appliance.tools.scripts import python_argv, script_argv
 
 JOB_SUBMIT = f"{FOLDER}/job_submit.lua"
+MOST_PROBED = 64
 LUA_FUNCTIONS = ("slurm_job_submit", "slurm_job_modify")
 """That it has to define (src/plugins/job_submit/lua/job_submit_lua.c)."""
-MUNGE_KEY, *_ = SECRET_PLACES["munge_key"]
 
 
 def find_faults(
@@ -42,17 +58,9 @@ def find_faults(
         before: texts of the files that differ, by path; None if they are secret, or not there.
         after: what they are to be.
         same_image: whether the image that runs now is the one that is to read them.
-
-    Raises:
-        ConfigError: lines of the accounts are invalid.
     """
     old, new = defined
-    yield from find_lost_accounts(cluster, before, after)
-    if MUNGE_KEY in before and MUNGE_KEY in after:
-        yield Fault(
-            "the munge key changes: every node refuses the controller, and is refused, until it has the new one",
-            "give it to every node and restart its munged in this minute: `sms files push`, or by hand",
-        )
+    yield from _find_locked_out(cluster, host, old, new, after)
     for key, path in find_new(old.own, new.own).items():
         program = path.split()[0]
         inside = inside_argv(cluster.site, cluster.services, "test", "-x", program)
@@ -65,6 +73,11 @@ def find_faults(
         yield from _find_lacking_plugins(cluster, host, old, new)
     if JOB_SUBMIT in before and JOB_SUBMIT in after:
         yield from _judge_lua(cluster, host, after[JOB_SUBMIT])
+    yield from find_lacking_programs(cluster, old, new)
+
+
+def find_lacking_programs(cluster: Cluster, old: Defined, new: Defined) -> Iterator[Fault]:
+    """Yield programs of the new configuration that nodes lack, or of which that is not known."""
     for key, path in find_new(old.programs, new.programs).items():
         if lacking := _find_lacking(cluster, new, path):
             fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job, or takes none"
@@ -101,10 +114,105 @@ def _find_lacking_plugins(cluster: Cluster, host: Host, old: Defined, new: Defin
             )
 
 
-def find_lost_accounts(
-    cluster: Cluster, before: Mapping[str, str | None], after: Mapping[str, bytes]
+def find_faults_for_users(
+    cluster: Cluster,
+    host: Host,
+    present: Present | None,
+    before: Mapping[str, str | None],
+    after: Mapping[str, bytes],
 ) -> Iterator[Fault]:
-    """Yield that too many users or groups would go.
+    """Yield what changed accounts break; ``present``: what the controller has, if it was asked.
+
+    Raises:
+        ConfigError: lines of the accounts are invalid.
+    """
+    if PASSWD in before and not present and cluster.find_role("controller"):
+        with suppress(SmsError):  # without an answer, the limit for all holds
+            present = query_present(cluster, host)
+    yield from find_lost_accounts(cluster, before, after, present.users if present else frozenset())
+
+
+def find_faults_of_present(
+    cluster: Cluster, host: Host, present: Present, defined: tuple[Defined, Defined]
+) -> Iterator[Fault]:
+    """Yield what a change breaks for those who have jobs, and for nodes in use."""
+    yield from _find_unassociated(cluster, host, present, defined)
+    yield from _find_silent(cluster, host, present, defined)
+
+
+def _find_locked_out(
+    cluster: Cluster, host: Host, old: Defined, new: Defined, after: Mapping[str, bytes]
+) -> Iterator[Fault]:
+    """Yield that jobs which name no partition are refused from now on, or all users of a partition."""
+    if old.default and not new.default and new.partitions:
+        hint = "give one `default: true` in the site file"
+        yield Fault(f"no partition is the default one, as {old.default} was: jobs that name none are refused", hint)
+    had = {group for settings in old.partitions.values() for group in read_allowed(settings)}
+    groups = {line.split(":")[0] for line in after.get(GROUP, b"").decode(errors="replace").splitlines()}
+    for name, settings in new.partitions.items():
+        for group in sorted(read_allowed(settings) - had - groups):
+            argv = inside_argv(cluster.site, cluster.services, "getent", "group", group)
+            if host.run(*argv, ok=None, timeout=QUERY_S).status:
+                yield Fault(
+                    f"partition {one_line(name, 60)} allows group {one_line(group, 60)}, which the container does not "
+                    "know: nobody of it may submit there",
+                    "add it to `accounts.group` of the site file, or correct its name",
+                )
+
+
+def _find_silent(cluster: Cluster, host: Host, present: Present, defined: tuple[Defined, Defined]) -> Iterator[Fault]:
+    """Yield nodes in use at whose new address or port nothing accepts connections: their jobs would fail in minutes."""
+    old, new = (_find_places(each) for each in defined)
+    moved = sorted(name for name in present.usable & old.keys() & new.keys() if old[name] != new[name])[:MOST_PROBED]
+    if not moved:
+        return
+    words = [word for name in moved for word in new[name]]
+    argv = inside_argv(cluster.site, cluster.services, *python_argv("connect-each", *words))
+    lines = host.run(*argv, ok=None, timeout=QUERY_S).text.splitlines()
+    accepted = {int(one.split()[0]) for one in lines if re.fullmatch(r"\d{1,4} 0\s*", one)}
+    if silent := [name for number, name in enumerate(moved, 1) if number not in accepted]:
+        where = ", ".join(f"{name} ({':'.join(new[name])})" for name in silent[:SHOWN])
+        yield Fault(
+            f"{len(silent)} nodes get an address or port at which no slurmd answers: {one_line(where, 300)}",
+            "correct `address` or `port`; if nodes move: drain them first, or change them before this",
+        )
+
+
+def _find_places(defined: Defined) -> dict[str, tuple[str, str]]:
+    """Return address and port of each node's slurmd."""
+    usual = defined.at_start.get("SlurmdPort", AT_START["SlurmdPort"])
+    return {
+        name: (one.get("nodeaddr") or one.get("nodehostname") or name, one.get("port", usual))
+        for name, one in defined.nodes.items()
+    }
+
+
+def _find_unassociated(
+    cluster: Cluster, host: Host, present: Present, defined: tuple[Defined, Defined]
+) -> Iterator[Fault]:
+    """Yield who has jobs and no association, where Slurm is to enforce these from now on."""
+    old, new = defined
+    if old.enforced & ENFORCING or not new.enforced & ENFORCING:
+        return
+    argv = ("sacctmgr", "--noheader", "--parsable2", "list", "associations", "format=user")
+    shown = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None, timeout=QUERY_S)
+    lacking = present.users - {*shown.text.split()}
+    if lacking:
+        why = "have jobs and no association" if shown.status == 0 else "have jobs; slurmdbd names no associations"
+        yield Fault(
+            f"AccountingStorageEnforce: {len(lacking)} users {why}: {one_line(', '.join(sorted(lacking)), 200)}; their "
+            "waiting jobs fail",
+            "`sacctmgr add user NAME account=ACCOUNT` for each, then apply",
+        )
+
+
+def find_lost_accounts(
+    cluster: Cluster, before: Mapping[str, str | None], after: Mapping[str, bytes], users: Set[str] = frozenset()
+) -> Iterator[Fault]:
+    """Yield that too many users or groups would go, or users with jobs.
+
+    Args:
+        users: who has jobs.
 
     Raises:
         ConfigError: lines of the accounts are invalid.
@@ -122,6 +230,13 @@ def find_lost_accounts(
     if refusal := too_many_removed(changes, MOST_REMOVED):
         names = one_line(", ".join(changes[PASSWD].removed if PASSWD in changes else ()), 200)
         yield Fault(f"{refusal}: {names}", "is the file in `accounts` of the site file complete?")
+    ids = [read_ids(side.get(PASSWD, "")) for side in (old, new)]
+    if lost := sorted(name for name in users & ids[0].keys() if ids[0][name] != ids[1].get(name)):
+        yield Fault(
+            f"{len(lost)} users with jobs are removed, or get another id: {one_line(', '.join(lost), 200)}; their "
+            "waiting jobs never start",
+            "remove a user when the jobs have ended: `squeue --user NAME`",
+        )
 
 
 def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
@@ -144,9 +259,10 @@ def find_unreached(old: Defined, new: Defined) -> Iterator[Fault]:
             f"nodes get addresses of others: {pairs}: jobs of one would run on the other",
             "drain them, change the addresses of the machines, then apply: `sms node list` shows who has which",
         )
-    for key, value in find_new(old.at_start, new.at_start).items():
-        if key in old.at_start:
+    for key, default in AT_START.items():
+        was, becomes = old.at_start.get(key, default), new.at_start.get(key, default)
+        if was != becomes and old.nodes:
             yield Fault(
-                f"{key}={value}: slurmd reads it only when it starts, and serves with {old.at_start[key]} until then",
+                f"{key}={becomes}: slurmd reads it only when it starts, and serves with {was} until then",
                 "drain the nodes, apply with --force, then restart slurmd on every node",
             )

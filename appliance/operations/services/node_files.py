@@ -12,10 +12,9 @@ from appliance.operations.context import Cluster
 from appliance.operations.preflight import prepare_confinement
 from appliance.operations.services.present import last_line
 from appliance.plan.overlay.seed import Seed, seed_archive
-from appliance.plan.services.defined import read_defined
+from appliance.plan.services.defined import GRES_CONF, read_defined
 from appliance.plan.services.effect import Fault
 from appliance.plan.services.node_files import (
-    GRES_CONF,
     find_kinds,
     find_unlisted,
     judge_tried,

@@ -159,6 +159,11 @@ def compare_accounts(before: Mapping[str, str], after: Mapping[str, str]) -> tup
     return {path: compare_lines(*(side[path] for side in sides)) for path in (PASSWD, GROUP) if path in after}, problems
 
 
+def read_ids(passwd: str) -> dict[str, str]:
+    """Return the id of each user in a text of passwd."""
+    return {parts[0]: parts[2] for line in passwd.split("\n") if len(parts := line.split(":")) == 7}
+
+
 def _sorted(names: Iterable[str]) -> tuple[str, ...]:
     """Sort names naturally: u2 before u10."""
 

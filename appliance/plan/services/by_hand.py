@@ -1,6 +1,7 @@
-"""What an administrator has changed in partitions with ``scontrol update``: the next reload or start drops it.
+"""What an administrator has changed with ``scontrol``: partitions, features and weights of nodes; the next reload or
+start drops it.
 
-slurmctld keeps states of nodes and reservations, and reads partitions again (``read_slurm_conf`` of src/slurmctld).
+slurmctld keeps states of nodes and reservations, and reads the rest again (``read_slurm_conf`` of src/slurmctld).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Set
 from typing import NamedTuple
 
-from appliance.plan.services.defined import Defined, Settings, read_names
+from appliance.plan.services.defined import YES, Defined, Settings, read_features, read_names
 from appliance.plan.services.effect import Present
 from appliance.text import one_line
 
@@ -35,11 +36,19 @@ def _minutes(text: str) -> str:
 
 
 def _yes(text: str) -> str:
-    return "YES" if text.upper() in ("YES", "UP", "TRUE", "1") else "NO"
+    return "YES" if text.upper() in YES else "NO"
 
 
 def _names(text: str) -> str:
     return ",".join(sorted(one for one in text.lower().split(",") if one))
+
+
+def _sharing(text: str) -> str:
+    return {"YES": "YES:4", "FORCE": "FORCE:4"}.get(text.upper(), text.upper())
+
+
+def _least(text: str) -> str:
+    return text.lstrip("0") or "1"
 
 
 def _nodes(text: str) -> str:
@@ -68,6 +77,10 @@ FIELDS = {
     "PriorityJobFactor": _Field(("priority", "priorityjobfactor"), "1"),
     "Hidden": _Field(("hidden",), "NO", _yes),
     "RootOnly": _Field(("rootonly",), "NO", _yes),
+    "QoS": _Field(("qos",), "N/A"),
+    "DefaultTime": _Field(("defaulttime",), "NONE", _minutes),
+    "MinNodes": _Field(("minnodes",), "0", _least),
+    "OverSubscribe": _Field(("oversubscribe", "shared"), "NO", _sharing),
 }
 """Of slurm.conf(5), those that administrators change while the cluster runs."""
 
@@ -78,11 +91,36 @@ def find_by_hand(present: Present, old: Defined, new: Defined) -> list[str]:
     What the new configuration says, too, is kept. With ``ReconfigFlags=KeepPartInfo`` or ``KeepPartState``, Slurm keeps
     all of it.
     """
+    return [*_find_partitions(present, old, new), *_find_nodes(present, old, new)]
+
+
+def _find_nodes(present: Present, old: Defined, new: Defined) -> list[str]:
+    """Return the features and weights that nodes do not have in slurm.conf; a plugin may have set features itself."""
+    found = []
+    for name, shown in present.described.items():
+        if name not in old.nodes or name not in new.nodes:
+            continue
+        both = (old.nodes[name], new.nodes[name])
+        features = shown.get("AvailableFeatures", "").replace("(null)", "")
+        if not new.plugins.get("NodeFeaturesPlugins") and _names(features) not in (
+            ",".join(sorted(one.lower() for one in read_features(settings))) for settings in both
+        ):
+            found.append(f"node {one_line(name, 60)}: AvailableFeatures is {one_line(features, 60) or 'empty'}")
+        if (weight := shown.get("Weight", "1")) not in [settings.get("weight", "1") for settings in both]:
+            found.append(f"node {one_line(name, 60)}: Weight is {one_line(weight, 60)}")
+    return [f"{one} by `scontrol update`, and slurm.conf has another one" for one in found]
+
+
+def _find_partitions(present: Present, old: Defined, new: Defined) -> list[str]:
     if "keeppart" in new.keeps:
         return []
+    made = present.partitions.keys() - old.partitions.keys() - new.partitions.keys()
+    lines = [
+        f"partition {one_line(name, 60)} was made by `scontrol create`, and would be gone" for name in sorted(made)
+    ]
     partitions = {name: _with_rules(fields) for name, fields in present.partitions.items()}
     nodes = old.nodes.keys() | new.nodes.keys()
-    return [
+    return lines + [
         f"partition {one_line(name, 60)}: {key} is {one_line(shown[key], 60)} by `scontrol update`, "
         f"and would be {one_line(_defined(field, new.partitions[name]), 60)}"
         for name, shown in partitions.items()
@@ -110,4 +148,6 @@ def _differs(field: _Field, shown: Mapping[str, str], key: str, nodes: Set[str],
     texts = [_defined(field, one) for one in settings]
     if field.form is _nodes and not all(read_names(text) <= nodes for text in texts):
         return False  # a NodeSet, or ALL
+    if key == "DefaultTime" and shown[key] == "NONE":
+        return False  # Slurm drops one that is over MaxTime
     return field.form(shown[key]) not in map(field.form, texts)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from appliance.config.hostlist import HostListError, expand
+from appliance.config.model import line_settings
 from appliance.config.slurm_files import FOLDER
 from appliance.plan.adopt.frames import Frames, Section
-from appliance.plan.adopt.read_slurm import read_entries, single_setting
+from appliance.plan.adopt.read_slurm import read_entries, read_lines, single_setting
 
 PROGRAMS = (
     "Prolog",
@@ -52,9 +53,23 @@ PLUGINS = {
 None starts without one of its own.
 """
 PLUGSTACK_CONF = f"{FOLDER}/plugstack.conf"
-AT_START = ("ProctrackType", "SlurmdPort", "SlurmdSpoolDir", "SlurmdUser")
-"""Settings that slurmd reads only when it starts (slurm.conf(5)): until then it serves with those of before."""
+GRES_CONF = f"{FOLDER}/gres.conf"
+AT_START = {
+    "ProctrackType": "proctrack/cgroup",
+    "SlurmdPort": "6818",
+    "SlurmdSpoolDir": "/var/spool/slurmd",
+    "SlurmdUser": "root",
+    "CredType": "cred/munge",
+    "SwitchType": "switch/none",
+}
+"""Settings that slurmd reads only when it starts, and their defaults (slurm.conf(5)): until then it serves with those
+of before. With another kind of switch, slurmctld cannot read its jobs either."""
+ENFORCING = {"associations", "limits", "qos", "safe", "wckeys", "all"}
+"""Words of ``AccountingStorageEnforce`` with which a user without an association may not run jobs."""
+BY_FILE = {"gpu", "shard", "mps", "nic"}
+"""Generic resources whose number is that of their files, also without a line in gres.conf."""
 PLUGIN_FOLDER = "PluginDir"
+YES = {"YES", "UP", "TRUE", "1"}
 NOT_DEFINED = {"(null)", "N/A", ""}
 Settings = Mapping[str, str]
 """Values by lower-case key."""
@@ -65,8 +80,11 @@ class Defined:
     """The nodes and partitions of a slurm.conf with their settings, by name.
 
     ``programs``: those that nodes run, by setting; ``own``: those that slurmctld runs; ``plugins``: those that are
-    loaded, and ``PluginDir``; ``at_start``: settings of ``AT_START``. ``by_cores``: jobs are allocated cores, and not
-    whole nodes. ``keeps``: ``ReconfigFlags``, in lower case.
+    loaded, and ``PluginDir``; ``at_start``: settings of ``AT_START``. ``licenses``: how many there are of each.
+    ``by_cores``: jobs are allocated cores, and not whole nodes. ``keeps``: ``ReconfigFlags``, in lower case.
+    ``sets``: settings of each NodeSet. ``gres_types``: names in ``GresTypes``. ``by_file``: generic resources that a
+    gres.conf numbers by their files. ``enforced``: words of ``AccountingStorageEnforce``, in lower case. ``gang``:
+    whether jobs share nodes in turns.
     """
 
     nodes: Mapping[str, Settings] = field(default_factory=dict)
@@ -75,22 +93,77 @@ class Defined:
     own: Mapping[str, str] = field(default_factory=dict)
     plugins: Mapping[str, str] = field(default_factory=dict)
     at_start: Mapping[str, str] = field(default_factory=dict)
-    licenses: frozenset[str] = frozenset()
+    licenses: Mapping[str, int] = field(default_factory=dict)
     by_cores: bool = True
     keeps: str = ""
+    sets: Mapping[str, Settings] = field(default_factory=dict)
+    gres_types: frozenset[str] = frozenset()
+    by_file: frozenset[str] = frozenset()
+    enforced: frozenset[str] = frozenset()
+    gang: bool = False
 
     @property
     def features(self) -> frozenset[str]:
         """Those that a node has."""
-        texts = {settings.get(key, "") for settings in self.nodes.values() for key in ("features", "feature")}
-        return frozenset(one for text in texts for one in text.strip('"').split(",") if one)
+        return frozenset(one for settings in self.nodes.values() for one in read_features(settings))
 
     @property
     def gres(self) -> frozenset[str]:
         """Names of the generic resources that a node has, and those with their type: ``gpu``, ``gpu:a100``."""
-        texts = {settings.get("gres", "") for settings in self.nodes.values()}
-        typed = (found[0] for text in texts for found in re.finditer(r"[\w.-]+:[A-Za-z_][\w.-]*", text))
-        return frozenset(name for text in texts for name in count_gres(text)) | frozenset(typed)
+        return frozenset(one for settings in self.nodes.values() for one in read_gres(settings))
+
+    @property
+    def default(self) -> str:
+        """The partition of jobs that name none; the last one counts, and none if it is empty."""
+        names = (name for name, one in self.partitions.items() if one.get("default", "").upper() in YES)
+        return max(enumerate(names), default=(0, ""))[1]
+
+    @property
+    def members(self) -> Mapping[str, frozenset[str] | None]:
+        """The nodes of each partition; None if one of its words is not known, as a node that registers itself."""
+        return {name: self._resolve(settings.get("nodes", "")) for name, settings in self.partitions.items()}
+
+    def _resolve(self, text: str) -> frozenset[str] | None:
+        found: set[str] = set()
+        for name in read_names(text.strip('"')):
+            if name in self.nodes:
+                found.add(name)
+            elif name.upper() == "ALL":
+                found |= self.nodes.keys()
+            elif name in self.sets:
+                of_set = self.sets[name]
+                found |= read_names(of_set.get("nodes", "")) & self.nodes.keys()
+                if feature := of_set.get("feature", "").strip('"'):
+                    found |= {one for one, settings in self.nodes.items() if feature in read_features(settings)}
+            else:
+                return None
+        return frozenset(found)
+
+
+def read_allowed(settings: Settings) -> frozenset[str]:
+    """Return the groups whose members may use a partition; none if everybody may."""
+    found = _split(settings.get("allowgroups", ""))
+    return frozenset() if "ALL" in {one.upper() for one in found} else found
+
+
+def read_features(settings: Settings) -> frozenset[str]:
+    """Return the features of a node."""
+    return _split(",".join(settings.get(key, "") for key in ("features", "feature")))
+
+
+@cache
+def _split(text: str) -> frozenset[str]:
+    return frozenset(one for one in text.replace('"', "").split(",") if one)
+
+
+def read_gres(settings: Settings) -> frozenset[str]:
+    """Return the names of the generic resources of a node, and those with their type: ``gpu``, ``gpu:a100``."""
+    return _read_gres(settings.get("gres", ""))
+
+
+@cache
+def _read_gres(text: str) -> frozenset[str]:
+    return frozenset(count_gres(text)) | frozenset(re.findall(r"[\w.-]+:[A-Za-z_][\w.-]*", text))
 
 
 @cache
@@ -141,12 +214,36 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
     if "lua" in plugins.get("CliFilterPlugins", ""):  # slurmctld sends the script to no node
         programs["CliFilterPlugins"] = f"{FOLDER}/cli_filter.lua"
     programs |= _read_plugstack(files.get(PLUGSTACK_CONF, b"").decode(errors="replace"))
-    licenses = read_license_names(single_setting(frames, file, "licenses"))
-    by_cores = single_setting(frames, file, "selecttype").lower() != "select/linear"
-    keeps = single_setting(frames, file, "reconfigflags").lower()
     by_node = {name: each for entry in nodes for name, each in _each_node(entry.name, _lower(entry.settings))}
-    by_partition = {entry.name: _lower(entry.settings) for entry in partitions}
-    return Defined(by_node, by_partition, programs, own, plugins, at_start, licenses, by_cores, keeps)
+    sets: dict[str, Settings] = {}
+    for settings in (line_settings(line) for line in read_lines(frames, file)):
+        key, name = settings[0] if settings else ("", "")
+        if key == "nodeset":
+            sets[name] = dict(settings)
+        elif key == "downnodes" and (state := dict(settings).get("state")):  # read after the nodes
+            by_node |= {one: {"state": state, **by_node[one]} for one in read_names(name) & by_node.keys()}
+    return Defined(
+        by_node,
+        {entry.name: _lower(entry.settings) for entry in partitions},
+        programs,
+        own,
+        plugins,
+        at_start,
+        licenses=count_licenses(single_setting(frames, file, "licenses")),
+        by_cores=single_setting(frames, file, "selecttype").lower() != "select/linear",
+        keeps=single_setting(frames, file, "reconfigflags").lower(),
+        sets=sets,
+        gres_types=_split(single_setting(frames, file, "grestypes")),
+        by_file=_read_by_file(files.get(GRES_CONF, b"").decode(errors="replace")),
+        enforced=_split(single_setting(frames, file, "accountingstorageenforce").lower()),
+        gang="gang" in single_setting(frames, file, "preemptmode").lower(),
+    )
+
+
+def _read_by_file(text: str) -> frozenset[str]:
+    """Return the generic resources that a gres.conf numbers by their files."""
+    lines = re.findall(r"(?im)^[^#\n]*\b(?:Multiple)?Files?=.*$", text)
+    return frozenset(BY_FILE) | {found[1] for line in lines if (found := re.search(r"(?i)\bName=([\w.-]+)", line))}
 
 
 def _read_plugstack(text: str) -> dict[str, str]:
@@ -187,10 +284,14 @@ def _lower(settings: Settings) -> Settings:
     return {key.lower(): value for key, value in settings.items()}
 
 
-def read_license_names(text: str) -> frozenset[str]:
-    """Return the names in a list of licences, such as ``matlab:4,ansys``."""
-    names = (re.split(r"[:*=]", one, maxsplit=1)[0] for one in re.split("[,;|]", text.strip('"')))
-    return frozenset(name for name in names if name and name not in NOT_DEFINED)
+def count_licenses(text: str) -> dict[str, int]:
+    """Return how many of each a list of licences has, such as ``matlab:4,ansys``."""
+    found: dict[str, int] = {}
+    for one in re.split("[,;|]", text.strip('"')):
+        name, *number = re.split(r"[:*=]", one, maxsplit=1)
+        if name and name not in NOT_DEFINED:
+            found[name] = int(number[0]) if number and re.fullmatch(r"\d{1,9}", number[0]) else 1
+    return found
 
 
 def find_described(old: Defined, new: Defined) -> set[str]:

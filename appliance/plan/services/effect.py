@@ -21,15 +21,17 @@ from appliance.plan.services.defined import (
     Settings,
     count_cores,
     count_gres,
-    read_license_names,
+    count_licenses,
     read_names,
 )
+from appliance.plan.services.fitting import Needs, find_kinds, read_mb
 from appliance.plan.services.jobs import LOST, WAITS, is_active, lost_jobs, read_fields
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
 from appliance.text import one_line
 
-JOB_FIELDS = "\t".join(("%i", "%T", "%u", "%P", "%N", "%n", "%x", "%W", "%f", "%V"))
-"""Of squeue(1): id, state, user, partitions, allocated, required and excluded nodes, licences, features, submission.
+JOB_FIELDS = "\t".join(("%i", "%T", "%u", "%P", "%N", "%n", "%W", "%f", "%V", "%m", "%c", "%d"))
+"""Of squeue(1): id, state, user, partitions, allocated and required nodes, licences, features, submission; memory,
+processors and disk on each node.
 
 No field contains a tab; features may contain `|`.
 """
@@ -44,11 +46,14 @@ PRESENT = (
     "sed -n 's/  */ /g; /gres/p; /^status [^0]/q 1')\n"
     "reservations=$(scontrol --oneliner show reservation)\n"
     "partitions=$(scontrol --oneliner show partition)\n"
+    "described=$(scontrol --oneliner show node)\n"
     'nodes=$("$@")\n'
     'printf "%s\\n" "$jobs"\n'
     'printf "%s\\n" "$resources" | sed "s/^/resources /"\n'
     'printf "%s\\n" "$partitions" | sed -n "s/^PartitionName=/partition &/p"\n'
     'printf "%s\\n" "$reservations" | sed -n "s/^ReservationName=/reservation &/p"\n'
+    'printf "%s\\n" "$described" | '
+    "sed -n 's/^\\(NodeName=[^ ]*\\) .*\\( AvailableFeatures=[^ ]*\\) .*\\( Weight=[^ ]*\\) .*/described \\1\\2\\3/p'\n"
     'printf "%s\\n" "$nodes" | sed "s/^/node /"',
     "present",
     *NODES,
@@ -66,6 +71,8 @@ SHOWN = 10
 """Losses that are listed; the others are counted."""
 SAVED_S = 10
 """Seconds within which slurmctld writes a new job to its state: 5 (SAVE_MAX_WAIT), and what a slow disk takes."""
+CHOSEN_AGAIN = {"ALL_NODES", "PART_NODES"}
+"""Flags of a reservation whose nodes follow those of the cluster, or of its partition (``_validate_resv_rec``)."""
 AWAY = {"FUTURE", "DOWN", "FAIL"}
 """States in slurm.conf by which a node takes no job, and loses those that it has."""
 UNUSABLE = TAKEN_OUT | {"down", "not_responding"}
@@ -85,11 +92,13 @@ class Job:
     partitions: tuple[str, ...]
     nodes: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()
-    excluded: frozenset[str] = frozenset()
     licenses: frozenset[str] = frozenset()
     features: frozenset[str] = frozenset()
     gres: frozenset[str] = frozenset()
     submitted: int = 0
+    memory_mb: int = 0
+    cpus: int = 0
+    disk_mb: int = 0
 
     @property
     def waits(self) -> bool:
@@ -99,11 +108,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Reservation:
-    """A reservation, also one that begins later. ``partition``: empty if it has none."""
+    """A reservation, also one that begins later. ``partition``: empty if it has none.
+
+    ``nodes``: none if Slurm chooses them again: all of the cluster, or of its partition. ``licenses``: as a list.
+    """
 
     name: str
     nodes: frozenset[str] = frozenset()
     partition: str = ""
+    licenses: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,8 @@ class Present:
     """What the controller has; ``dynamic``: nodes that registered themselves, and are in no file.
 
     ``partitions``: fields of ``scontrol show partition`` by name. ``states``: of jobs by id, also of those that ended.
-    ``unread``: how many lines of jobs could not be read.
+    ``unread``: how many lines of jobs could not be read. ``described``: features and weight of nodes, as
+    ``scontrol show node`` prints them.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -120,10 +134,16 @@ class Present:
     partitions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     unread: int = 0
+    described: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def dynamic(self) -> set[str]:
         return {one.name for one in self.nodes if "dynamic_norm" in one.state.lower()}
+
+    @property
+    def users(self) -> set[str]:
+        """Who has jobs."""
+        return {one.user for one in self.jobs}
 
     @property
     def usable(self) -> set[str]:
@@ -164,6 +184,7 @@ def read_present(output: str, user: str) -> Present:
     nodes: list[str] = []
     partitions: dict[str, Mapping[str, str]] = {}
     gres: dict[str, frozenset[str]] = {}
+    described: dict[str, Mapping[str, str]] = {}
     states: dict[str, str] = {}
     unread = 0
     for line in output.split("\n"):
@@ -179,12 +200,16 @@ def read_present(output: str, user: str) -> Present:
             reservations += _read_reservation(rest)
         elif kind == "partition" and (name := (fields := read_fields(rest)).get("PartitionName")):
             partitions[name] = fields
+        elif kind == "described" and (name := (fields := read_fields(rest)).get("NodeName")):
+            described[name] = fields
         elif kind == "resources":
             gres[rest.partition(" ")[0]] = frozenset(_read_gres(rest))
         elif kind == "node":
             nodes.append(rest)
     with_gres = (replace(one, gres=gres[one.id]) if one.id in gres else one for one in jobs)
-    return Present(tuple(with_gres), tuple(reservations), read_nodes(nodes, user), partitions, states, unread)
+    return Present(
+        tuple(with_gres), tuple(reservations), read_nodes(nodes, user), partitions, states, unread, described
+    )
 
 
 def _read_gres(text: str) -> Iterator[str]:
@@ -196,38 +221,54 @@ def _read_gres(text: str) -> Iterator[str]:
 
 
 def _read_job(fields: Sequence[str]) -> Iterator[Job]:
-    number, state, user, partitions, nodes, required, excluded, licenses, features, submitted = fields
+    number, state, user, partitions, nodes, required, licenses, features, submitted, memory, cpus, disk = fields
     if not is_active(state) or state == "COMPLETING":
         return
     names = tuple(one for one in partitions.split(",") if one)
-    sets = (read_names(nodes), read_names(required), read_names(excluded))
+    sets = (read_names(nodes), read_names(required))
     # With an alternative, it may start without one of them.
     named = "" if features in NOT_DEFINED or "|" in features else features
     wanted = frozenset(re.findall(FEATURE, named))
     at = int(submitted) if re.fullmatch(r"[0-9]{1,12}", submitted) else 0
-    known = (read_license_names(licenses), wanted)
-    yield Job(one_line(number, 60), state, one_line(user, 64), names, *sets, *known, submitted=at)
+    known = (frozenset(count_licenses(licenses)), wanted)
+    processors = int(cpus) if re.fullmatch(r"[0-9]{1,9}", cpus) else 0
+    one = Job(one_line(number, 60), state, one_line(user, 64), names, *sets, *known, submitted=at)
+    yield replace(one, memory_mb=read_mb(memory), cpus=processors, disk_mb=read_mb(disk))
 
 
 def _read_reservation(line: str) -> Iterator[Reservation]:
     found = {key: "" if value in NOT_DEFINED else value for key, value in read_fields(line).items()}
     if name := found.get("ReservationName"):
-        yield Reservation(one_line(name, 60), read_names(found.get("Nodes", "")), found.get("PartitionName", ""))
+        again = CHOSEN_AGAIN & {*found.get("Flags", "").split(",")}
+        nodes = frozenset[str]() if again else read_names(found.get("Nodes", ""))
+        yield Reservation(one_line(name, 60), nodes, found.get("PartitionName", ""), found.get("Licenses", ""))
 
 
 def can_cost(old: Defined, new: Defined) -> bool:
     """Return whether a change can cost a job or a reservation, whatever there is."""
     gone = (old.partitions.keys() - new.partitions.keys(), old.nodes.keys() - new.nodes.keys())
-    lacking = (old.licenses - new.licenses, old.features - new.features, old.gres - new.gres)
+    fewer = any(count > new.licenses.get(name, 0) for name, count in old.licenses.items())
+    lacking = (old.features - new.features, old.gres - new.gres, old.gres_types - new.gres_types)
     other = any(_other_resources(old, new, name) for name in new.nodes)
-    return any((*gone, *lacking)) or other or bool(find_away(old, new)) or _any_leaves(old, new)
+    ends = fewer or (old.gang and not new.gang) or _any_shrinks(old, new)
+    return any((*gone, *lacking)) or other or ends or bool(find_away(old, new)) or _any_leaves(old, new)
 
 
 def _any_leaves(old: Defined, new: Defined) -> bool:
-    """Return whether a node, which stays, leaves a partition; one with all nodes, or a NodeSet, has each."""
-    before, after = _members(old), _members(new)
-    return any(names is not None and bool((before[name] or old.nodes.keys()) - names)
-               for name, names in after.items() if name in before)  # fmt: skip
+    """Return whether a node, which stays, leaves a partition, or it is not known which nodes one has."""
+    before = old.members
+    for name, names in new.members.items():
+        had = before.get(name)
+        if name in before and had != names and (had is None or names is None or had - names):
+            return True
+    return False
+
+
+def _any_shrinks(old: Defined, new: Defined) -> bool:
+    """Return whether a partition loses nodes of a kind, and has none that is at least as large."""
+    after = find_kinds(new)
+    pairs = ((kinds, after[name]) for name, kinds in find_kinds(old).items() if name in after)
+    return any(not one.fit(now) for had, now in pairs if had is not None and now is not None for one in had)
 
 
 def find_away(old: Defined, new: Defined) -> dict[str, str]:
@@ -248,30 +289,27 @@ def find_moved(old: Defined, new: Defined) -> dict[str, str]:
     return {name: owners[one] for name, one in changed.items() if one != before[name] and one in owners}
 
 
-def _members(defined: Defined) -> Mapping[str, Set[str] | None]:
-    """Return the nodes of each partition; None if it has all, or a NodeSet."""
-    found = {name: read_names(settings.get("nodes", "")) for name, settings in defined.partitions.items()}
-    return {name: names if names <= defined.nodes.keys() else None for name, names in found.items()}
-
-
 @dataclass(frozen=True)
 class _Change:
-    """What a change takes away, computed once for all jobs. ``members``: of ``_members``, before and after."""
+    """What a change takes away, computed once for all jobs. ``members``, ``kinds``: before and after."""
 
     old: Defined
     new: Defined
     lacking: Mapping[str, Set[str]]
     away: Mapping[str, str]
     members: tuple[Mapping[str, Set[str] | None], Mapping[str, Set[str] | None]]
+    kinds: tuple[Mapping[str, Set[Needs] | None], Mapping[str, Set[Needs] | None]]
 
 
 def _find_change(old: Defined, new: Defined) -> _Change:
+    dropped = old.gres_types - new.gres_types
     lacking = {
-        "licence": old.licenses - new.licenses,
+        "licence": old.licenses.keys() - new.licenses.keys(),
         "feature": old.features - new.features,
-        "resource": old.gres - new.gres,
+        "resource": (old.gres - new.gres) | {one for one in old.gres if one.partition(":")[0] in dropped},
     }
-    return _Change(old, new, lacking, find_away(old, new), (_members(old), _members(new)))
+    kinds = (find_kinds(old), find_kinds(new))
+    return _Change(old, new, lacking, find_away(old, new), (old.members, new.members), kinds)
 
 
 def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...]:
@@ -286,6 +324,9 @@ def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...
         gone = one.nodes - nodes
         if gone or (one.partition and one.partition not in new.partitions):
             losses.append(Loss("reservation", one.name, _removed(gone) or f"partition {one.partition} is removed"))
+        elif fewer := [name for name, count in count_licenses(one.licenses).items()
+                       if old.licenses.get(name, 0) >= count > new.licenses.get(name, 0)]:  # fmt: skip
+            losses.append(Loss("reservation", one.name, f"fewer licences {one_line(fewer[0], 60)} than it has"))
     return tuple(losses)
 
 
@@ -301,7 +342,8 @@ def find_forgotten(present: Present, taken: float) -> tuple[Loss, ...]:
 def _why_lost(job: Job, nodes: Set[str], partitions: Set[str]) -> str:
     if gone := [one_line(one, 60) for one in job.partitions if one not in partitions]:
         return f"partition {', '.join(gone)} is removed"
-    uses = {"runs on": job.nodes, "requires": job.required, "excludes": job.excluded}
+    # A node that it excludes may go (``list_nodename2bitmap`` with best effort).
+    uses = {"runs on": job.nodes, "requires": job.required}
     return next((f"it {how} {_removed(names - nodes)}" for how, names in uses.items() if names - nodes), "")
 
 
@@ -314,13 +356,31 @@ def _why_changed(job: Job, change: _Change) -> str:
             other = _other_resources(change.old, change.new, name)
             if lost := sorted(other & ({CORES} | job.gres)):
                 return f"the number of {lost[0]} of {one_line(name, 60)}, on which it runs, changes"
+        if dropped := sorted(job.gres & (change.old.gres_types - change.new.gres_types)):
+            return f"GresTypes no longer has {dropped[0]}: what it has is given to others"
+        if job.state == "SUSPENDED" and change.old.gang and not change.new.gang:
+            return "jobs no longer take turns: it stays suspended until `scontrol resume`"
         return ""
     if job.required and (left := _left(job, *change.members)):
         return f"it requires {one_line(fold(sorted(left)), 120)}, no longer in its partition: it would be held"
     wants = {"licence": job.licenses, "feature": job.features, "resource": job.gres}
     lacking = {kind: sorted(names & change.lacking[kind]) for kind, names in wants.items()}
     found = (f"{kind} {one_line(names[0], 60)}" for kind, names in lacking.items() if names)
-    return next((f"it waits for {one}, which is removed: it would be held, or start without it" for one in found), "")
+    removed = (f"it waits for {one}, which is removed: it would be held, or start without it" for one in found)
+    return next(removed, "") or _why_unfit(job, *change.kinds)
+
+
+def _why_unfit(job: Job, before: Mapping[str, Set[Needs] | None], after: Mapping[str, Set[Needs] | None]) -> str:
+    """Return that no node of a waiting job's partitions fits it any more; empty if one does, or none did before."""
+    needs = Needs(job.memory_mb, job.cpus, job.disk_mb, job.features, job.gres)
+
+    def fits(partitions: Mapping[str, Set[Needs] | None]) -> bool | None:
+        known = [partitions.get(name) for name in job.partitions]
+        return None if None in known else any(needs.fit(kinds) for kinds in known if kinds is not None)
+
+    if fits(before) and fits(after) is False:
+        return f"no node of its partitions would have {one_line(str(needs), 120)}: it would be held"
+    return ""
 
 
 def _left(job: Job, before: Mapping[str, Set[str] | None], after: Mapping[str, Set[str] | None]) -> Set[str]:
@@ -341,6 +401,7 @@ def _other_resources(old: Defined, new: Defined, node: str) -> set[str]:
         return set()
     counts = [count_gres(settings.get("gres", "")) for settings in (before, after)]
     gres = {name for name in counts[0].keys() | counts[1].keys() if counts[0].get(name) != counts[1].get(name)}
+    gres &= old.by_file | new.by_file  # of others, Slurm knows only how many are used
     gres = gres - SHARED_GRES | (SHARED_GRES if "gpu" in gres else set())
     return gres | ({CORES} if old.by_cores and new.by_cores and count_cores(before) != count_cores(after) else set())
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from appliance.config.hostlist import fold
 from appliance.config.slurm_files import FOLDER
-from appliance.plan.services.defined import Defined, count_gres, find_described, read_names
+from appliance.plan.services.defined import GRES_CONF, Defined, count_gres, find_described, read_names
 from appliance.text import one_line
 
-GRES_CONF = f"{FOLDER}/gres.conf"
 TOPOLOGY_CONF = f"{FOLDER}/topology.conf"
 READ = (GRES_CONF, *(f"{FOLDER}/{name}" for name in ("cgroup.conf", "mpi.conf", "topology.conf", "topology.yaml")))
 """Files besides slurm.conf that slurmd reads at its start, and when slurmctld sends others."""

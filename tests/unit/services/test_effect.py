@@ -59,21 +59,23 @@ def test_what_a_configuration_defines() -> None:
 
 def test_what_the_controller_has() -> None:
     found = present(
-        "job 7\tRUNNING\talice\tlong\tn[1-2]\t\t(null)\t(null)\t(null)\tN/A",
-        "job 8_[1-500%4]\tPENDING\tbob\tlong,normal\t\tn4\tn1\tmatlab:2,ansys\t[rack1*2&gpu]\tN/A",
-        "job 9+1\tSUSPENDED\teve\tnormal\tn3\t\t\t(null)\t(null)\tN/A",
-        "job 10\tCOMPLETING\teve\tgone\tn9\t\t\t(null)\t(null)\tN/A",
-        "job 11\tCOMPLETED\teve\tgone\tn9\t\t\t(null)\t(null)\tN/A",
-        "job x\tRUNNING\teve\tgone\tn9\t\t\t(null)\t(null)\tN/A",
+        "job 7\tRUNNING\talice\tlong\tn[1-2]\t\t(null)\t(null)\tN/A\t0\t1\t0",
+        "job 8_[1-500%4]\tPENDING\tbob\tlong,normal\t\tn4\tmatlab:2,ansys\t[rack1*2&gpu]\tN/A\t1.5G\t4\t500M",
+        "job 9+1\tSUSPENDED\teve\tnormal\tn3\t\t(null)\t(null)\tN/A\t0\t1\t0",
+        "job 10\tCOMPLETING\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
+        "job 11\tCOMPLETED\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
+        "job x\tRUNNING\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 12\tRUNNING\teve\tgone\tn9",
         "resources 8_[1-500%4]   gres/gpu:a100:2  N/A",
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
         "reservation ReservationName=maint StartTime=2030-01-01T00:00:00 Nodes=n[1-2] NodeCnt=2 PartitionName=(null)",
         "reservation ReservationName=lic StartTime=2030-01-01T00:00:00 Nodes=(null) PartitionName=long Users=root",
+        "reservation ReservationName=all Nodes=n[1-4] Flags=MAINT,SPEC_NODES,ALL_NODES Licenses=a:2",
+        "described NodeName=n1 AvailableFeatures=ib,gpu Weight=1",
         node("n1", "idle"),
     )
     assert found.jobs == (
-        Job("7", "RUNNING", "alice", ("long",), frozenset({"n1", "n2"})),
+        Job("7", "RUNNING", "alice", ("long",), frozenset({"n1", "n2"}), cpus=1),
         Job(
             "8_[1-500%4]",
             "PENDING",
@@ -81,14 +83,21 @@ def test_what_the_controller_has() -> None:
             ("long", "normal"),
             frozenset(),
             frozenset({"n4"}),
-            frozenset({"n1"}),
             frozenset({"matlab", "ansys"}),
             frozenset({"rack1", "gpu"}),
             frozenset({"gpu", "gpu:a100"}),
+            memory_mb=1536,
+            cpus=4,
+            disk_mb=500,
         ),
-        Job("9+1", "SUSPENDED", "eve", ("normal",), frozenset({"n3"})),
+        Job("9+1", "SUSPENDED", "eve", ("normal",), frozenset({"n3"}), cpus=1),
     )
-    assert found.reservations == (Reservation("maint", frozenset({"n1", "n2"})), Reservation("lic", partition="long"))
+    assert found.reservations == (
+        Reservation("maint", frozenset({"n1", "n2"})),
+        Reservation("lic", partition="long"),
+        Reservation("all", licenses="a:2"),
+    )
+    assert found.described["n1"]["AvailableFeatures"] == "ib,gpu"
     assert found.usable == {"n1"}
 
 
@@ -96,8 +105,8 @@ def test_what_the_controller_has() -> None:
 def test_a_controller_that_does_not_answer_has_not_no_jobs(tmp_path: Path, failing: str) -> None:
     """The shell is a real one: a pipe would hide the failure."""
     prints = {
-        "squeue": "job 7\tRUNNING\talice\tlong\tn1\t\t\t(null)\t(null)\tN/A",
-        "scontrol": "ReservationName=r Nodes=n1",
+        "squeue": "job 7\tRUNNING\talice\tlong\tn1\t\t(null)\t(null)\tN/A\t0\t1\t0",
+        "scontrol": "ReservationName=r Nodes=n1\nNodeName=n1 Arch=x AvailableFeatures=ib Gres=(null) Weight=2 Owner=N",
         "sinfo": node("n1", "idle")[5:],
     }
     for name, text in prints.items():
@@ -111,10 +120,11 @@ def test_a_controller_that_does_not_answer_has_not_no_jobs(tmp_path: Path, faili
     if not failing:
         found = read_present(done.stdout, "slurm")
         assert (len(found.jobs), len(found.reservations), found.usable) == (1, 1, {"n1"})
+        assert found.described == {"n1": {"NodeName": "n1", "AvailableFeatures": "ib", "Weight": "2"}}
 
 
-def job(number: int = 1, state: str = "RUNNING", partitions: str = "normal", **sets: set[str]) -> Job:
-    frozen: dict[str, Any] = {name: frozenset(names) for name, names in sets.items()}
+def job(number: int = 1, state: str = "RUNNING", partitions: str = "normal", **sets: set[str] | int) -> Job:
+    frozen: dict[str, Any] = {name: one if isinstance(one, int) else frozenset(one) for name, one in sets.items()}
     return Job(str(number), state, "alice", tuple(partitions.split(",")), **frozen)
 
 
@@ -127,7 +137,6 @@ def job(number: int = 1, state: str = "RUNNING", partitions: str = "normal", **s
         (job(partitions="normal,gone", state="PENDING"), "partition gone is removed"),
         (job(nodes={"n1", "n9"}), "it runs on n9, which is removed"),
         (job(state="PENDING", required={"n8", "n9"}), "it requires n[8-9], which are removed"),
-        (job(state="PENDING", excluded={"n9"}), "it excludes n9, which is removed"),
         (job(nodes={"d1"}), ""),
     ],
 )
@@ -145,11 +154,14 @@ def test_jobs_that_are_lost(one: Job, why: str) -> None:
         (Reservation("r", frozenset({"n1", "n9"})), True),
         (Reservation("r", frozenset(), "normal"), False),
         (Reservation("r", frozenset(), "gone"), True),
+        (Reservation("r", licenses="matlab:4"), True),
+        (Reservation("r", licenses="matlab:3"), False),
+        (Reservation("r", licenses="flex:9"), False),
     ],
 )
 def test_reservations_that_are_lost(one: Reservation, lost: bool) -> None:
-    losses = find_losses(Present((), (one,)), Defined(), Defined({"n1": {}}, {"normal": {}}))
-    assert bool(losses) is lost
+    old, new = Defined(licenses={"matlab": 4}), Defined({"n1": {}}, {"normal": {}}, licenses={"matlab": 3})
+    assert bool(find_losses(Present((), (one,)), old, new)) is lost and can_cost(old, new)
 
 
 def test_the_first_ten_are_listed_running_ones_first() -> None:
@@ -182,10 +194,17 @@ def test_nodes_that_take_no_job_since(state: str, lost: bool) -> None:
 
 
 BEFORE = b"""Licenses=matlab:4,ansys
-NodeName=DEFAULT Sockets=2 CoresPerSocket=4 ThreadsPerCore=2 Features=ib,rack1
+PreemptMode=SUSPEND,GANG
+GresTypes=gpu,shard,tmp
+NodeName=DEFAULT Sockets=2 CoresPerSocket=4 ThreadsPerCore=2 Features=ib,rack1 RealMemory=8000 TmpDisk=9
 NodeName=n1 Gres=gpu:a100:4,shard:8
+NodeName=n3 Gres=gpu:a100:4,tmp:400 Features=big
 NodeName=n2
-PartitionName=normal Nodes=ALL
+NodeName=s1 RealMemory=100
+NodeSet=big Feature=big
+PartitionName=normal Nodes=n[1-2]
+PartitionName=small Nodes=s1
+PartitionName=set Nodes=big
 """
 
 
@@ -199,7 +218,7 @@ PartitionName=normal Nodes=ALL
         (job(nodes={"n1"}), (b"Sockets=2 CoresPerSocket=4 ", b"CPUs=16 "), ""),
         (job(state="PENDING"), (b"CoresPerSocket=4", b"CoresPerSocket=8"), ""),
         (job(nodes={"n1"}), (b"Licenses", b"SelectType=select/linear\nLicenses"), ""),
-        (job(nodes={"n1"}, gres={"gpu"}), (b"a100:4", b"a100:2"), "the number of gpu of n1"),
+        (job(nodes={"n1"}, gres={"gpu"}), (b"a100:4,s", b"a100:2,s"), "the number of gpu of n1"),
         (job(nodes={"n1"}, gres={"gpu"}), (b"Gres=gpu:a100:4,shard:8", b""), "the number of gpu of n1"),
         (job(nodes={"n1"}, gres={"gpu"}), (b"shard:8", b"shard:16"), ""),
         (job(nodes={"n1"}, gres={"shard"}), (b"shard:8", b"shard:16"), ""),
@@ -217,6 +236,29 @@ PartitionName=normal Nodes=ALL
         (job(state="PENDING", licenses={"matlab"}), (b"matlab:4,", b""), "it waits for licence matlab"),
         (job(nodes={"n1"}, licenses={"matlab"}), (b"matlab:4,", b""), ""),
         (job(state="PENDING", licenses={"flex"}), (b"matlab:4,", b""), ""),
+        (job(state="PENDING", memory_mb=4000), (b"NodeName=n2", b"NodeName=n2 RealMemory=9000"), ""),
+        (
+            job(state="PENDING", memory_mb=4000),
+            (b"RealMemory=8000", b""),
+            "no node of its partitions would have 4000 MB",
+        ),
+        (job(state="PENDING", memory_mb=9000), (b"RealMemory=8000", b""), ""),
+        (job(memory_mb=4000), (b"RealMemory=8000", b""), ""),
+        (job(state="PENDING", partitions="normal,small", memory_mb=90), (b"RealMemory=8000", b""), ""),
+        (job(state="PENDING", cpus=16), (b"ThreadsPerCore=2", b"ThreadsPerCore=1"), "no node of its partitions"),
+        (job(state="PENDING", disk_mb=7), (b"TmpDisk=9", b"TmpDisk=6"), "no node of its partitions"),
+        (job(state="PENDING", features={"ib"}, gres={"gpu"}), (b"n1 Gres", b"n1 Features=no Gres"), "no node of its"),
+        (job(state="PENDING", partitions="set", gres={"gpu"}), (b"Feature=big", b"Feature=none"), "no node of its"),
+        (job(state="PENDING", partitions="set", gres={"gpu"}), (b"Nodes=big", b"Nodes=odd"), ""),
+        (
+            job(nodes={"n1"}, gres={"gpu"}),
+            (b"GresTypes=gpu,shard,tmp", b"GresTypes=tmp"),
+            "GresTypes no longer has gpu",
+        ),
+        (job(nodes={"n1"}, gres={"tmp"}), (b"tmp:400", b"tmp:380"), ""),
+        (job(nodes={"n1"}, state="SUSPENDED"), (b"SUSPEND,GANG", b"OFF"), "jobs no longer take turns"),
+        (job(nodes={"n1"}, state="SUSPENDED"), (b"Licenses", b"MinJobAge=9\nLicenses"), ""),
+        (job(nodes={"n2"}), (b"Licenses", b"DownNodes=n2 State=DOWN\nLicenses"), "it runs on n2, which becomes DOWN"),
     ],
 )
 def test_jobs_whose_resources_change(one: Job, change: tuple[bytes, bytes], why: str) -> None:
@@ -258,6 +300,15 @@ SHOWN = (
         ("MaxTime=1-0 State=DOWN", {}, "State is UP"),
         ("MaxTime=INFINITE", {"MaxTime=1-00:00:00": "MaxTime=UNLIMITED"}, ""),
         ("MaxTime=INFINITE", {}, "MaxTime is 1-00:00:00"),
+        ("MaxTime=1-0 QOS=big", {"QoS=N/A": "QoS=big"}, ""),
+        ("MaxTime=1-0", {"QoS=N/A": "QoS=big"}, "QoS is big"),
+        ("MaxTime=1-0 DefaultTime=60", {"DefaultTime=NONE": "DefaultTime=01:00:00"}, ""),
+        ("MaxTime=1-0", {"DefaultTime=NONE": "DefaultTime=01:00:00"}, "DefaultTime is 01:00:00"),
+        ("MaxTime=1-0", {"Default=YES": "Default=NO"}, ""),
+        ("MaxTime=1-0 MinNodes=1 Nodes=n[1-4]", {}, ""),
+        ("MaxTime=1-0 Shared=YES", {"OverSubscribe=NO": "OverSubscribe=YES:4"}, ""),
+        ("MaxTime=1-0 OverSubscribe=FORCE:2", {"OverSubscribe=NO": "OverSubscribe=FORCE:2"}, ""),
+        ("MaxTime=1-0", {"MinNodes=0": "MinNodes=2"}, "MinNodes is 2"),
         ("MaxTime=1440 AllowAccounts=B,a", {"AllowAccounts=ALL": "AllowAccounts=a,b"}, ""),
         ("MaxTime=1440 AllowAccounts=a", {"AllowAccounts=ALL": "AllowAccounts=a,b"}, "AllowAccounts is a,b"),
         ("MaxTime=1440", {"Nodes=n[1-4]": "Nodes=n[1-3]"}, "Nodes is n[1-3]"),
@@ -290,11 +341,39 @@ def test_what_slurm_keeps_is_not_dropped() -> None:
     assert find_by_hand(present(SHOWN.replace("State=UP", "State=DOWN")), defined, defined) == []
 
 
+FEATURES = "described NodeName=n1 AvailableFeatures={} Weight={}"
+
+
+@pytest.mark.parametrize(
+    ("features", "weight", "plugin", "dropped"),
+    [
+        ("ib,gpu", "3", "", ""),
+        ("gpu,ib", "3", "", ""),
+        ("ib,gpu,new", "3", "", "AvailableFeatures"),
+        ("(null)", "3", "", "AvailableFeatures"),
+        ("ib,gpu,new", "3", "NodeFeaturesPlugins=knl_generic\n", ""),
+        ("ib,gpu", "4", "", "Weight"),
+    ],
+)
+def test_nodes_that_were_changed_by_hand(features: str, weight: str, plugin: str, dropped: str) -> None:
+    text = f"{plugin}NodeName=n1 Features=ib,gpu Weight=3\nPartitionName=normal Nodes=ALL\n"
+    defined = read_defined({"/etc/slurm/slurm.conf": text.encode()})
+    lines = find_by_hand(present(FEATURES.format(features, weight)), defined, defined)
+    assert [dropped in line for line in lines] == ([True] if dropped else [])
+
+
+def test_a_partition_that_no_file_has() -> None:
+    old = read_defined({"/etc/slurm/slurm.conf": b"NodeName=n1\nPartitionName=old Nodes=ALL\n"})
+    made = present(SHOWN.replace("=normal", "=course"), SHOWN.replace("=normal", "=old"))
+    none = read_defined({"/etc/slurm/slurm.conf": b"NodeName=n1\n"})
+    assert [line.split()[:2] for line in find_by_hand(made, old, none)] == [["partition", "course"]]
+
+
 def test_jobs_with_odd_fields_are_read_or_counted() -> None:
     """Alternatives of features have a `|`, arrays may have a step; what cannot be read is not nothing."""
     found = present(
-        "job 1\tRUNNING\talice\tnormal\tn1\t\t\t(null)\tgpu|ib\t1700000000",
-        "job 12_[0-98:2]\tPENDING\talice\tnormal\t\t\t\t(null)\t(null)\tN/A",
+        "job 1\tRUNNING\talice\tnormal\tn1\t\t(null)\tgpu|ib\t1700000000\t0\t1\t0",
+        "job 12_[0-98:2]\tPENDING\talice\tnormal\t\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 3|RUNNING|alice|normal|n1||",
     )
     assert [one.id for one in found.jobs] == ["1", "12_[0-98:2]"] and found.unread == 1
@@ -336,7 +415,8 @@ def test_jobs_that_failed_since() -> None:
         "9|NODE_FAIL",
     )
     before, after = (
-        present(*(f"job {one}|u|normal|n1|||||".replace("|", "\t") for one in all_lines)) for all_lines in (lines, now)
+        present(*(f"job {one}|u|normal|n1|||||||".replace("|", "\t") for one in all_lines))
+        for all_lines in (lines, now)
     )
     assert [line.split()[1] for line in find_failed(before, after, set(), {"n1"})] == ["2", "3"]
     assert [line.split()[1] for line in find_failed(before, after, {"2"}, {"n1"})] == ["3"]
@@ -397,7 +477,7 @@ def test_plugins_that_only_the_new_configuration_loads(before: str, after: str, 
 
 def test_which_jobs_a_snapshot_does_not_have() -> None:
     jobs = (("1", "RUNNING", 900), ("2", "PENDING", 2000), ("3", "RUNNING", 995), ("4", "COMPLETED", 2000))
-    found = present(*(f"job {name}\t{state}\tbob\tnormal\t\t\t\t\t\t{at}" for name, state, at in jobs))
+    found = present(*(f"job {name}\t{state}\tbob\tnormal\t\t\t\t\t{at}\t\t\t" for name, state, at in jobs))
     assert [one.name for one in find_forgotten(found, 1000.0)] == ["3", "2"], "running ones first; saved within seconds"
 
 
@@ -429,7 +509,7 @@ def test_what_a_job_loses_without_a_removal(was: str, becomes: str, line: str, w
         for text in (TWO.decode(), TWO.decode().replace(was, becomes))
     )
     state = "RUNNING" if runs else "PENDING"
-    found = present(f"job 1\t{state}\tbob\tb\t{runs}\t{requires}\t\t\t\t0")
+    found = present(f"job 1\t{state}\tbob\tb\t{runs}\t{requires}\t\t\t0\t\t\t")
     losses = find_losses(found, old, new)
     assert [why in one.why for one in losses] == ([True] if why else []), losses
     assert can_cost(old, new) is (becomes != "Nodes=ALL")
@@ -443,6 +523,8 @@ def test_what_a_job_loses_without_a_removal(was: str, becomes: str, line: str, w
         ("Nodes=ALL", "Nodes=n[1-4]", False),
         ("Nodes=ALL", "Nodes=n[1-3]", True),
         ("Nodes=n[1-2]", "Nodes=n[2-3]", True),
+        ("NodeAddr", "RealMemory=9 NodeAddr", False),
+        ("gpu:a100:2\nP", "gpu:a100:2 RealMemory=0\nP", True),
     ],
 )
 def test_a_partition_that_only_gains_nodes_costs_nothing(was: str, becomes: str, costs: bool) -> None:
@@ -456,7 +538,7 @@ def test_a_type_of_a_resource_that_is_removed() -> None:
     old, new = (
         read_defined({"/etc/slurm/slurm.conf": text}) for text in (TWO, TWO.replace(b"gpu:a100:2", b"gpu:h100:2"))
     )
-    jobs = [f"job {name}\tPENDING\tbob\tb\t\t\t\t\t\t0" for name in "12"]
+    jobs = [f"job {name}\tPENDING\tbob\tb\t\t\t\t\t0\t\t\t" for name in "12"]
     found = present(*jobs, "resources 1   gres/gpu:a100:1  N/A", "resources 2   gres/gpu:1  N/A")
     assert [(one.name, "gpu:a100" in one.why) for one in find_losses(found, old, new)] == [("1", True)]
 

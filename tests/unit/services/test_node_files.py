@@ -8,9 +8,8 @@ import pytest
 
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.services.node_files import judge_node_files
-from appliance.plan.services.defined import read_defined
+from appliance.plan.services.defined import GRES_CONF, read_defined
 from appliance.plan.services.node_files import (
-    GRES_CONF,
     MOST_KINDS,
     TOPOLOGY_CONF,
     Tried,

@@ -1,0 +1,66 @@
+"""Whether a node of a job's partitions has what it waits for: slurmctld holds a job that no node fits (priority 0).
+
+It compares the memory, processors, disk and features that a job asks for on each node with those in slurm.conf
+(``_build_node_list`` of src/slurmctld/node_scheduler.c; ``schedule`` of job_scheduler.c sets the priority).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from appliance.plan.services.defined import Defined, Settings, count_cores, read_features, read_gres
+
+UNITS = " KMGTP"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a job asks for on each node; memory and disk in MB. ``features``, ``gres``: names of all that it needs."""
+
+    memory_mb: int = 0
+    cpus: int = 0
+    disk_mb: int = 0
+    features: frozenset[str] = frozenset()
+    gres: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        parts = [f"{self.memory_mb} MB of memory" * (self.memory_mb > 0), f"{self.cpus} processors" * (self.cpus > 1)]
+        parts += [f"{self.disk_mb} MB of disk" * (self.disk_mb > 0), *sorted(self.features), *sorted(self.gres)]
+        return ", ".join(filter(None, parts))
+
+    def fit(self, kinds: Set[Needs]) -> bool:
+        """Return whether one of these nodes has all of it."""
+        return any(
+            one.memory_mb >= self.memory_mb
+            and one.cpus >= self.cpus
+            and one.disk_mb >= self.disk_mb
+            and one.features >= self.features
+            and one.gres >= self.gres
+            for one in kinds
+        )
+
+
+def read_mb(text: str) -> int:
+    """Return a size that squeue(1) prints in MB, such as ``4000M`` or ``1.5G``; 0 if it is none."""
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([KMGTP]?)", text)
+    return int(float(found[1]) * 1024 ** (UNITS.index(found[2] or "M") - 2)) if found else 0
+
+
+def find_kinds(defined: Defined) -> Mapping[str, Set[Needs] | None]:
+    """Return what the nodes of each partition have, once for all that have the same; None if that is not known."""
+    kinds = {name: _read_kind(settings) for name, settings in defined.nodes.items()}
+    return {
+        name: None if names is None else frozenset(kinds[one] for one in names)
+        for name, names in defined.members.items()
+    }
+
+
+def _read_kind(settings: Settings) -> Needs:
+    def number(key: str, default: int) -> int:
+        text = settings.get(key, "")
+        return int(text) if re.fullmatch(r"\d{1,12}", text) else default
+
+    cpus = max(number("cpus", 1), number("procs", 1), count_cores(settings) * number("threadspercore", 1))
+    return Needs(number("realmemory", 1), cpus, number("tmpdisk", 0), read_features(settings), read_gres(settings))

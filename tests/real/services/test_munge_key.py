@@ -1,0 +1,168 @@
+"""`sms apply` of a new munge key where the VM gives it to nodes: these and the container have it at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from appliance.lab.layout import PROVISIONING
+from appliance.operations.lab import demo
+from appliance.provision.enrol import issue_node
+from tests.places import ROOT
+from tests.provisioning import Vm
+from tests.real.conftest import NODES, Playground
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.real
+VM = "10.77.0.2"
+KEY = "/etc/munge/munge.key"
+NEXT = "/var/lib/munge/munge.key.next"
+SYSTEMCTL = "#!/bin/sh\nexec supervisorctl -c /lab/supervisord.conf restart munged\n"
+"""Nodes of the lab have no systemd. The client asks it to restart munged, and nothing else in these tests."""
+
+
+@dataclass
+class Provisioned:
+    """The lab with the VM's server, without the machine; nodes run its client. ``clients``: what ends each."""
+
+    lab: Playground
+    site: str
+    clients: dict[str, ExitStack] = field(default_factory=dict)
+
+    def sms(self, *words: str, ok: tuple[int, ...] = (0,)) -> Any:
+        """The JSON of a verb with this site."""
+        return json.loads(self.lab.sms("--site", self.site, "-q", *words, "--json", ok=ok).stdout)
+
+    def digest(self, host: str, path: str = KEY) -> str:
+        """SHA-256 of a key on a node, or in the container; empty if it is not there."""
+        words = ("sha256sum", path)
+        done = self.lab.sms("exec", "--", *words) if host == "" else self.lab.host(host).run(*words, ok=None)
+        return done.text.partition(" ")[0]
+
+    def everywhere(self) -> set[str]:
+        """The keys of nodes and container."""
+        return {self.digest(host) for host in ("", *self.lab.lab.nodes)}
+
+
+@pytest.fixture
+def provisioned(running: Playground, need: Callable[[str], str]) -> Iterator[Provisioned]:
+    server, tls = running.host("host-b"), running.lab.etc / "tls"
+    folder = Path(tempfile.mkdtemp(prefix="sms-vm-"))
+    old = (running.lab.etc / "keys" / "munge.key").read_bytes()
+
+    def change(document: dict[str, Any]) -> None:
+        document["provisioning"] = {"address": f"{VM}/24", "mac": "02:00:0a:4d:00:02"}
+        document["filesync"] = {"interval_s": 3600}
+
+    addresses = (server, f"{VM}/24"), (running.host("host-a"), "10.77.0.9/24")
+    for host, address in addresses:
+        host.run("ip", "address", "add", address, "dev", "br-prov")
+    network = ("nsenter", "-t", str(server.pid), "-n", "--")
+    vm = Vm(folder, nginx=need("nginx"), address=VM, prefix=network, cluster="lab")
+    found = Provisioned(running, running.variant("provisioned.yaml", change))
+    shutil.copytree(vm.ca, tls)
+    try:
+        nodes = [host for host in running.lab.layout.hosts if host.name in running.lab.nodes]
+        vm.add_nodes({host.name: host.addresses[PROVISIONING] for host in nodes})
+        vm.start(lambda: found.sms("files", "list"))
+        with ExitStack() as stack:
+            for name in running.lab.nodes:
+                found.clients[name] = stack.enter_context(ExitStack())
+                found.clients[name].enter_context(client(running, vm, name))
+            found.sms("apply", "--force")
+            found.sms("files", "push")
+            assert found.everywhere() == {hashlib.sha256(old).hexdigest()}
+            yield found
+            (running.lab.etc / "keys" / "munge.key").write_bytes(old)
+            found.sms("apply", "--force", ok=(0, 4))
+    finally:
+        (running.lab.etc / "keys" / "munge.key").write_bytes(old)
+        running.sms("apply", "--force")
+        vm.stop()
+        shutil.rmtree(tls)
+        shutil.rmtree(folder)
+        for host, address in addresses:
+            host.run("ip", "address", "del", address, "dev", "br-prov")
+
+
+@contextmanager
+def client(running: Playground, vm: Vm, name: str) -> Iterator[None]:
+    """A node's client of the VM, with a certificate, and what it needs, as an image brings it."""
+    node, private = running.host(name), ec.generate_private_key(ec.SECP256R1())
+    pem = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    config = {"server": f"https://{VM}:8443/sms/v1/sync", "interval_s": 3600, "node": True}
+    files = {f"/opt/sms/bin/{one.name}": one.read_bytes() for one in (ROOT / "definitions/runtime").iterdir()}
+    files |= {
+        "/etc/sms/filesync.json": json.dumps(config).encode(),
+        "/etc/sms/tls/ca.pem": (vm.ca / "ca.pem").read_bytes(),
+        "/run/sms/tls/cert.pem": issue_node(vm.tls, name, private.public_key(), uuid="").encode(),
+        "/run/sms/tls/key.pem": pem,
+        "/usr/local/bin/systemctl": SYSTEMCTL.encode(),
+    }
+    node.run("mkdir", "-p", *sorted({path.rpartition("/")[0] for path in files}))
+    for path, data in files.items():
+        node.write(path, data, mode=0o755)
+    with node.hold("python3", "-u", "/opt/sms/bin/sms-filesync"):
+        try:
+            yield
+        finally:
+            node.run("pkill", "-f", "sms-filesync", ok=None)
+
+
+def new_key(found: Provisioned) -> str:
+    """Write another key into the site's folder; return its digest."""
+    key = os.urandom(1024)
+    (found.lab.lab.etc / "keys" / "munge.key").write_bytes(key)
+    return hashlib.sha256(key).hexdigest()
+
+
+def test_nodes_and_container_swap_their_key(provisioned: Provisioned) -> None:
+    """A job goes on, and another one starts on the other nodes at once. A push alone leaves the key alone."""
+    node = provisioned.lab.host("node1")
+    demo.wait_idle(node, NODES)
+    job = demo.as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 300")
+    wait_until(lambda: node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
+    digest = new_key(provisioned)
+    assert digest not in provisioned.everywhere()
+    pushed = provisioned.sms("files", "push", ok=(0, 4))
+    assert {one["path"]: one["what"] for one in pushed["differences"]}[KEY] == "held"
+    assert digest not in provisioned.everywhere()
+    assert provisioned.sms("apply", "-n")["refused"] == []
+    done = provisioned.sms("apply")
+    assert done["unusable"] == [] and done["changed"] == [KEY]
+    others = demo.as_alice(node, "srun", f"-N{NODES - 1}", "hostname").splitlines()
+    assert len(set(others)) == NODES - 1
+    assert provisioned.everywhere() == {digest}
+    assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+    wait_until(lambda: provisioned.digest("node2", NEXT) == "", "the copy beside it is removed")
+    node.run("scancel", job)
+
+
+@pytest.mark.full
+def test_a_node_that_takes_no_key(provisioned: Provisioned) -> None:
+    """Refused while it takes jobs, and nothing is changed; with --force it is drained, and named."""
+    before, last = provisioned.everywhere(), provisioned.lab.lab.nodes[-1]
+    provisioned.clients[last].close()
+    digest = new_key(provisioned)
+    provisioned.lab.sms("--site", provisioned.site, "apply", ok=(3,))
+    assert provisioned.everywhere() == before
+    assert last in provisioned.sms("apply", "--force", ok=(4,))["unusable"][0]
+    node = provisioned.lab.host("node1")
+    assert "drain" in node.run("sinfo", "-h", "-n", last, "-o", "%T").text
+    assert provisioned.digest("") == digest and {provisioned.digest(last)} == before
+    assert demo.as_alice(node, "srun", f"-N{NODES - 1}", "hostname")
+    node.run("scontrol", "update", f"NodeName={last}", "State=RESUME")
