@@ -99,7 +99,11 @@ def inspect_reach(cluster: Cluster, host: Host, pid: int, found: tuple[Links, st
         for process in stopped
     ]
     problems += [*inside.job_problems(), *reach.problems]
-    notices = [*reach.notices, *(one.describe(cluster.site.syslog_forward or "") for one in inside.discarded)]
+    notices = [
+        *reach.notices,
+        *inside.notices(),
+        *(one.describe(cluster.site.syslog_forward or "") for one in inside.discarded),
+    ]
     return replace(
         reach, networks=networks, stopped=stopped, held=inside.held, strangers=inside.strangers,
         discarded=inside.discarded, problems=problems, notices=notices,

@@ -12,7 +12,9 @@ from appliance.text import one_line
 
 MOST_NAMED = 10
 """Jobs and users named in a message."""
-HELD = re.compile(r"\d{1,10} (\d{1,10}(?:[_+]\d{1,10})?) ")
+BACKLOG = 500
+"""Messages to slurmdbd that do not wait for long: what begins and ends within seconds."""
+HELD = re.compile(r"\d{1,10} (\d{1,10}(?:[_+][\d%,\[\]-]{1,200})?) ")
 STAT = re.compile(r"^(\d{1,10}) \(((?s:.{0,64}?))\) ([A-Za-z]) (\d{1,10})((?: -?\d{1,20}){18,60})$", re.MULTILINE)
 """A line of /proc/PID/stat (proc(5)); the name may contain anything."""
 TICKS = 100
@@ -38,7 +40,8 @@ class Inside:
     ``refusing``: nodes that cannot end a job, and refused the controller as an unknown user.
     ``held``: identifiers of jobs that wait for ``scontrol release`` as nodes could not launch them.
     ``strangers``: IDs of users who have jobs, and no account in the container.
-    ``discarded``: log lines that its rsyslogd has discarded.
+    ``discarded``: log lines that its rsyslogd has discarded. ``unfit``: jobs that the controller holds as no node has
+    what they ask for. ``backlog``: how many of its messages wait for slurmdbd. ``refused``: mails that postfix refused.
     """
 
     space: dict[str, int] = field(default_factory=dict)
@@ -50,6 +53,28 @@ class Inside:
     held: tuple[str, ...] = ()
     strangers: tuple[int, ...] = ()
     discarded: tuple[Discarded, ...] = ()
+    unfit: tuple[str, ...] = ()
+    backlog: int = 0
+    refused: int = 0
+
+    def notices(self) -> list[str]:
+        """Return what is not a fault of the services, and what users wait for or miss."""
+        found = []
+        if self.unfit:
+            found.append(
+                f"jobs that Slurm holds because no node has what they ask for: {len(self.unfit)}; once one has: "
+                f"`sms exec -- scontrol release {','.join(self.unfit[:MOST_NAMED])}`"
+            )
+        if self.backlog >= BACKLOG:
+            found.append(
+                f"{self.backlog} messages of slurmctld wait for slurmdbd: is it up, and its database? At MaxDBDMsgs "
+                "(slurm.conf) Slurm discards records of steps, then of jobs"
+            )
+        if self.refused:
+            found.append(
+                f"postfix has refused {self.refused} mails lately, as the overlay has too little space: nodes try again"
+            )
+        return found
 
     def job_problems(self) -> list[str]:
         """Return what jobs wait for until an administrator acts; of many, the first ``MOST_NAMED``."""
@@ -102,7 +127,13 @@ def read_inside(output: str, user: str) -> Inside:
         tuple(one[1] for line in parts.get("held", ()) if (one := HELD.match(line))),
         tuple(int(line) for line in parts.get("stranger", ()) if re.fullmatch(r"\d{1,10}", line)),
         read_discarded(parts.get("discarded", ())),
+        tuple(one[1] for line in parts.get("unfit", ()) if (one := HELD.match(line))),
+        *(_read_number(parts.get(name, ())) for name in ("backlog", "refused")),
     )
+
+
+def _read_number(lines: Sequence[str]) -> int:
+    return next((int(one) for one in lines if re.fullmatch(r"\d{1,12}", one)), 0)
 
 
 def _read_processes(text: str, uptime: float) -> Iterator[Process]:

@@ -298,6 +298,20 @@ def test_jobs_that_wait_for_an_administrator() -> None:
     assert read_inside("", "slurm").job_problems() == []
 
 
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        ("unfit 1000 12 0 BadConstraints\nunfit 1000 13_[1-4%2] 0 BadConstraints\n", "scontrol release 12,13_[1-4%2]`"),
+        ("unfit 1000 12;x 0 BadConstraints\n", ""),
+        ("backlog 499\nrefused x\n", ""),
+        ("backlog 500\n", "500 messages"),
+        ("refused 3\n", "refused 3 mails"),
+    ],
+)
+def test_what_waits_or_was_refused_is_said(output: str, text: str) -> None:
+    assert [text in one for one in read_inside(output, "slurm").notices()] == ([True] if text else [])
+
+
 def test_stopped_processes_of_services() -> None:
     output = "space  1000 400\nuptime 110.00 200.00\n"
     output += stat(1, 0, "S", "appinit") + stat(20, 1, "S", "supervisord") + stat(30, 20, "T", "a) S 1 (b", 5000)
