@@ -58,6 +58,29 @@ def test_a_killed_run_leaves_no_service_stopped(running: Playground) -> None:
 
 
 @pytest.mark.full
+def test_a_job_whose_end_slurmctld_has_not_saved_does_not_run_on(running: Playground) -> None:
+    """After kill -9 its state says that the job runs, on a node that does not have it: the node is asked soon."""
+    node = running.host("node1")
+    demo.wait_idle(node, NODES)
+    job = demo.as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 15")
+
+    def state() -> str:
+        return node.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", ok=None).text
+
+    wait_until(lambda: state() == "RUNNING", "the job")
+    time.sleep(13)
+    held = demo.as_alice(node, "sbatch", "--parsable", "--hold", "-o", "/dev/null", "--wrap", "true")
+    wait_until(lambda: state() != "RUNNING", "its end")  # within 5 s after the state was saved, which is not again yet
+    before = pids(running)["slurmctld"]
+    running.sms("exec", "--", "kill", "-KILL", before)
+    wait_until(lambda: pids(running)["slurmctld"] not in ("", before), "its start")
+    wait_until(lambda: state() == "RUNNING", "the state of before")
+    wait_until(lambda: state() not in ("", "RUNNING"), "that it does not run", 90)
+    node.run("scancel", job, held)
+    wait_until(lambda: running.status()["healthy"], "health")
+
+
+@pytest.mark.full
 def test_the_uplink_is_watched_while_a_service_does_not_answer(running: Playground) -> None:
     """The run has the lock of the host meanwhile; the guard does not need it to take the ports off, and to return."""
 

@@ -63,9 +63,10 @@ def test_which_nodes_are_resumed(program: dict[str, Any], output: str, found: li
 SLURM = """\
 #!/bin/sh
 echo "$(basename "$0") $*" >>"$CALLS"
-case $0 in
-    *squeue) date "+12                    0          %s    launch failed requeued held" ;;
-    *sinfo) date "+node1 %s Duplicate jobid" ;;
+case $0:$* in
+    *squeue:*) date "+12                    0          %s    launch failed requeued held" ;;
+    *sinfo:*) date "+node1 %s Duplicate jobid" ;;
+    *show*) echo "BatchStartTimeout       = 10 sec" ;;
     *) exit "$REFUSES" ;;
 esac
 """
@@ -73,8 +74,8 @@ FAST = """\
 import os, runpy, sys, time
 found = runpy.run_path(sys.argv[1])
 os.environ["SLURM_TIME_FORMAT"] = "%s"
-found["watch"].__globals__.update(EVERY_S=0.3, ENDED_S=0)
-found["watch"](time.time(), time.monotonic() + float(sys.argv[2]))
+found["watch"].__globals__.update(EVERY_S=0.3, ENDED_S=0, MARGIN_S=-19)
+found["watch"](time.time(), time.monotonic() + float(sys.argv[2]), sys.argv[3])
 """
 
 
@@ -84,19 +85,37 @@ def test_each_is_released_and_resumed_twice_at_most(tmp_path: Path, status: int)
     for name in ("squeue", "sinfo", "scontrol"):
         (tmp_path / name).write_text(SLURM)
         (tmp_path / name).chmod(0o755)
-    calls = tmp_path / "calls"
+    calls, mark = tmp_path / "calls", tmp_path / "mark"
+    mark.touch()
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls), "REFUSES": str(status)}
     done = subprocess.run(
-        [sys.executable, "-c", FAST, str(PROGRAM), "3"], env=environment, capture_output=True, check=True
+        [sys.executable, "-c", FAST, str(PROGRAM), "3", str(mark)], env=environment, capture_output=True, check=True
     )
     made = [line for line in calls.read_text().splitlines() if line.startswith("scontrol")]
     assert made.count("scontrol release 12") == 2
     assert made.count("scontrol update NodeName=node1 State=RESUME") == 2
     assert done.stdout.count(b"job 12 is released") == 2
+    asked = made.count("scontrol reconfigure")
+    assert mark.exists() == bool(status), "nodes were asked, or the next start asks them"
+    assert asked > 1 if status else asked == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "seconds"),
+    [
+        ("", 25),
+        ("BatchStartTimeout       = 60 sec\nMessageTimeout          = 100 sec\n", 75),
+        ("BatchStartTimeout       = 30 sec\nMessageTimeout          = 5 sec\n", 40),
+        ("BatchStartTimeout       = x\n", 25),
+    ],
+)
+def test_after_which_time_a_job_counts_as_lost(program: dict[str, Any], config: str, seconds: int) -> None:
+    """_purge_missing_jobs of src/slurmctld/job_mgr.c, and a margin."""
+    assert program["count_lost_after"](config) == seconds
 
 
 def test_without_slurm_it_only_watches(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", FAST, str(PROGRAM), "1"], env={"PATH": str(tmp_path)}, check=True)
+    subprocess.run([sys.executable, "-c", FAST, str(PROGRAM), "1", "/nowhere"], env={"PATH": str(tmp_path)}, check=True)
 
 
 @pytest.mark.parametrize("squeue", ["exit 1", "exec sleep 600"], ids=["refuses", "hangs"])
@@ -104,7 +123,7 @@ def test_it_ends_with_slurmctld(tmp_path: Path, squeue: str) -> None:
     """A stop of the container waits for all its processes. The leader of its process group is slurmctld."""
     (tmp_path / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
     (tmp_path / "squeue").chmod(0o755)
-    words = [sys.executable, "-c", FAST, str(PROGRAM), "600"]
+    words = [sys.executable, "-c", FAST, str(PROGRAM), "600", "/nowhere"]
     begin = f"{shlex.join(words)} & echo $!; exec sleep 600"
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     with subprocess.Popen(

@@ -292,8 +292,8 @@ END
     "maildrop"
    ],
    "capabilities": [],
-   "setup": "install -d -o slurm -g slurm -m 0755 /run/slurmctld /var/log/slurm\ninstall -d -o slurm -g slurm -m 0700 /var/spool/slurmctld\n# Of an image in which slurm had other ids.\nfind /var/spool/slurmctld /var/log/slurm ! -user slurm -exec chown -h slurm:slurm {} +\nif [ -n \"$${SMS_UNCLEAN:-}\" ]; then\n/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\n# It goes on beside slurmctld, in its process group. On an engine the preparation has one of its own, and it ends.\n/opt/sms/bin/sms-slurm-refused &\n\nfi\n",
-   "unclean": "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\n# It goes on beside slurmctld, in its process group. On an engine the preparation has one of its own, and it ends.\n/opt/sms/bin/sms-slurm-refused &\n",
+   "setup": "install -d -o slurm -g slurm -m 0755 /run/slurmctld /var/log/slurm\ninstall -d -o slurm -g slurm -m 0700 /var/spool/slurmctld\n# Of an image in which slurm had other ids.\nfind /var/spool/slurmctld /var/log/slurm ! -user slurm -exec chown -h slurm:slurm {} +\n# Left by an unclean end whose nodes were not asked yet.\n[ -n \"$${SMS_UNCLEAN:-}\" ] || [ ! -e /var/spool/slurmctld/.sms-unasked ] ||\n  /opt/sms/bin/sms-slurm-refused /var/spool/slurmctld/.sms-unasked &\nif [ -n \"$${SMS_UNCLEAN:-}\" ]; then\n/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\n# It goes on beside slurmctld, in its process group. On an engine the preparation has one of its own, and it ends.\n: >/var/spool/slurmctld/.sms-unasked || :\n/opt/sms/bin/sms-slurm-refused /var/spool/slurmctld/.sms-unasked &\n\nfi\n",
+   "unclean": "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\n# It goes on beside slurmctld, in its process group. On an engine the preparation has one of its own, and it ends.\n: >/var/spool/slurmctld/.sms-unasked || :\n/opt/sms/bin/sms-slurm-refused /var/spool/slurmctld/.sms-unasked &\n",
    "running": "/var/spool/slurmctld/.sms-running",
    "saves": "/var/spool/slurmctld/job_state",
    "needs": [
