@@ -1,26 +1,32 @@
 """A running instance on this host: its services, its files and its ports."""
 
-import http.client
 import os
-import socket
 import stat
 import xmlrpc.client
-from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple, TypedDict
 
 from appliance.agent.in_root import by_descriptor, open_in_root
 from appliance.agent.protocol import Problem
+from appliance.agent.supervisor import CALL_S, Transport, invalid
 from appliance.shared.migration import MacvlanRequest
 from appliance.shared.ports import match_ports, replace_commands
+from appliance.shared.records import RecordError, check_value
 
 if TYPE_CHECKING:
     from appliance.agent.system import System
 
 Strings = Sequence[str]
-SUPERVISOR_ERRORS = (OSError, http.client.HTTPException, xmlrpc.client.Error)
-"""A supervisor does not answer, or refuses."""
-
+START_S = 120.0
+"""Seconds in which the supervisor has to accept the starts of services: it is not waited for these."""
 LINKS = List[Dict[str, Any]]
 """What ``ip -json`` prints."""
+
+
+class Process(TypedDict):
+    """What a supervisor replies about a service."""
+
+    name: str
+    statename: str
 
 
 class Instance:
@@ -39,9 +45,9 @@ class Instance:
         """Return the command line that runs a program of this host in its network namespace."""
         return ["nsenter", "--net=/proc/%d/ns/net" % self.pid, *argv]
 
-    def supervisor(self) -> Any:
-        """Return a client of its supervisor (http://supervisord.org/api.html)."""
-        return xmlrpc.client.ServerProxy("http://localhost", transport=_Transport(self.root)).supervisor
+    def supervisor(self, limit_s: float = CALL_S) -> Any:
+        """Return a client of its supervisor, whose calls end within ``limit_s`` seconds (``Transport``)."""
+        return xmlrpc.client.ServerProxy("http://localhost", transport=Transport(self.root, limit_s)).supervisor
 
     def file_size(self, path: str) -> int:
         """Return the size of a regular file inside; 0 where there is none."""
@@ -74,15 +80,16 @@ class Instance:
 
         Raises:
             Problem: one did not end within ``patience_s`` seconds.
+            Problem, OSError: the supervisor does not reply.
         """
-        supervisor = self.supervisor()
-        states = {one["name"]: one["statename"] for one in supervisor.getAllProcessInfo()}
+        supervisor = self.supervisor(patience_s + CALL_S)
+        states = read_states(supervisor)
         pending = [name for name in names if states.get(name) not in (None, "STOPPED", "FATAL", "EXITED")]
         for name in pending:
             _quietly(supervisor.stopProcess, name, False)
         end = self.system.monotonic() + patience_s
         while pending:
-            states = {one["name"]: one["statename"] for one in supervisor.getAllProcessInfo()}
+            states = read_states(supervisor)
             pending = [name for name in pending if states.get(name) not in ("STOPPED", "FATAL", "EXITED")]
             if pending and self.system.monotonic() > end:
                 raise Problem(
@@ -92,9 +99,13 @@ class Instance:
                 self.system.sleep(0.005)
 
     def start_services(self, names: Strings) -> None:
-        """Start the services that are not running; each one waits for those that it needs."""
-        supervisor = self.supervisor()
-        states = {one["name"]: one["statename"] for one in supervisor.getAllProcessInfo()}
+        """Start the services that are not running; each one waits for those that it needs.
+
+        Raises:
+            Problem, OSError: the supervisor does not reply.
+        """
+        supervisor = self.supervisor(START_S)
+        states = read_states(supervisor)
         for name in names:
             if states.get(name) in ("STOPPED", "FATAL", "EXITED", "STOPPING"):
                 _quietly(supervisor.startProcess, name, False)
@@ -131,33 +142,22 @@ class Instance:
             self.system.start(*argv)
 
 
+def read_states(supervisor: Any) -> Dict[str, str]:
+    """Return the state of each service.
+
+    Raises:
+        Problem, OSError: the supervisor does not reply.
+    """
+    try:
+        found = check_value(List[Process], supervisor.getAllProcessInfo())
+    except (RecordError, xmlrpc.client.Fault) as error:
+        raise invalid(str(error)) from None
+    return {one["name"]: one["statename"] for one in found}
+
+
 def _quietly(call: Any, *arguments: Any) -> None:
     """Ignore faults of services that are already in the wanted state (NOT_RUNNING, ALREADY_STARTED, BAD_NAME)."""
     try:
         call(*arguments)
     except xmlrpc.client.Fault:
         pass
-
-
-SUPERVISOR = "/run/sms/supervisor.sock"
-
-
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, root: str) -> None:
-        http.client.HTTPConnection.__init__(self, "localhost", timeout=30)
-        self.root = root
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        with open_in_root(self.root, SUPERVISOR) as descriptor:
-            self.sock.connect(by_descriptor(descriptor))
-
-
-class _Transport(xmlrpc.client.Transport):
-    def __init__(self, root: str) -> None:
-        xmlrpc.client.Transport.__init__(self)
-        self.root = root
-
-    def make_connection(self, host: Any) -> http.client.HTTPConnection:
-        return _Connection(self.root)

@@ -27,7 +27,6 @@ from appliance.agent.connections import without_timeout
 from appliance.agent.datagrams import DatagramCounter
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
 from appliance.agent.host_state import CHANGED, CHANGED_HINT, HostState
-from appliance.agent.instance import SUPERVISOR_ERRORS
 from appliance.agent.machine import Handler, StateMachine, follow_to_the_end, reason
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.source import Source
@@ -349,7 +348,7 @@ class MigrationSource(StateMachine):
         try:
             # In parallel: a supervisor that ends stops its services one after the other.
             self.instance.stop_services(self.request.live, self.request.stop_wait_s)
-        except (Problem, *SUPERVISOR_ERRORS) as error:
+        except (Problem, OSError) as error:
             # They keep no state, and the instance must end: the next command kills what does not stop.
             self.host_state.record_event("trouble", why=reason(error))
         self.system.run(*self.request.stop_argv, ok=range(256), timeout=self.request.stop_wait_s + 60)

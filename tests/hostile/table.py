@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tests.hostile.container import ATTEMPTS, LIES, MOUNTS, NETWORK, PARSERS, PROC, REST, SIGNALS
+from tests.hostile.supervisor import REPLIES
 
 CONTAINER, OLD_NODE, ADMIN_HOST, ENGINE, STORE = ATTACKERS = (
     *("services container", "old node", "second admin host"),
@@ -31,6 +32,7 @@ class Row:
 
 IMPLANTED = f"{INSIDE}::test_what_it_leaves_behind_stays_inside"
 AT_REST = ("start", "overlay snapshot", "overlay restore", "migrate", "upgrade", "rehearse", "apply")
+SUPERVISED = "tests/unit/migration/test_supervisor_replies.py::test_what_no_supervisor_replies_is_an_error"
 TREE = "tests/unit/engines/test_state_tree.py"
 ASKED = ("status", "migrate", "failover", "overlay list")
 """Verbs that ask another admin host."""
@@ -46,6 +48,17 @@ ROWS = [
         Row(CONTAINER, PARSERS, f"its programs answer: {name}", verbs, f"{INSIDE}::test_what_it_answers_is_data")
         for name in LIES
         for verbs in [("status", "apply", "overlay snapshot", "migrate", "restart")]
+    ),
+    *(
+        Row(CONTAINER, PARSERS, f"another program is its supervisor: {name}", ("migrate", "adopt"), SUPERVISED)
+        for name in REPLIES
+    ),
+    Row(
+        CONTAINER,
+        PARSERS,
+        "the same while it runs",
+        ("migrate",),
+        f"{INSIDE}::test_another_program_replies_as_its_supervisor",
     ),
     Row(CONTAINER, MOUNTS, "links of the overlay that lead to the host", AT_REST, IMPLANTED),
     Row(CONTAINER, MOUNTS, "the folder in which apply writes is a link", ("apply",), IMPLANTED),

@@ -14,6 +14,8 @@ from appliance.host.base import Result
 from appliance.operations.lab import demo
 from tests.hostile import container as hostile
 from tests.hostile.host_state import HostState, differences, read_state
+from tests.hostile.supervisor import PROGRAM, REPLIES
+from tests.hostile.verbs import run_safely
 from tests.real.conftest import Playground, give_image
 from tests.real.images import make_variant
 from tests.real.labs import build_image, fresh_lab
@@ -195,6 +197,29 @@ def test_what_it_answers_is_data(stage: Stage, lie: str) -> None:
     finally:
         stage.inside(hostile.HONEST, ok=None)
         stage.verb("-q", "stop", ok=(0,))
+    stage.assert_unchanged()
+
+
+REPLACED = """
+setsid python3 -I -c "$@" </dev/null >/tmp/replaced 2>&1 &
+echo $! >/tmp/pid
+until grep -q listens /tmp/replaced; do sleep 0.1; done
+"""
+
+
+@FULL
+@pytest.mark.parametrize("reply", ["a text without an end", "single bytes"])
+def test_another_program_replies_as_its_supervisor(stage: Stage, reply: str) -> None:
+    """A migration fails in time and within its memory; the container stops and starts as before."""
+    stage.verb("-q", "start", ok=(0,))
+    data = (each.hex() for each in REPLIES[reply])
+    stage.inside(REPLACED, PROGRAM, "/run/sms/supervisor.sock", *data)
+    argv = ("sms", "-q", "migrate", "--force", "host-b")
+    done = run_safely(stage.play.host("host-a"), *argv, ok=(1, 5), secret=CONTENT, memory_mb=300, timeout=300)
+    assert b"the container's supervisor" in done.stderr
+    stage.inside("kill $(cat /tmp/pid)")
+    for verb in ("stop", "start", "stop"):
+        stage.verb("-q", verb, ok=(0,))
     stage.assert_unchanged()
 
 
