@@ -7,7 +7,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from appliance.errors import SmsError, disk_hint
@@ -171,7 +171,7 @@ class OddOutput(SmsError):
     """A command printed something else than it should: another program, version or host than ours answers."""
 
     def __init__(self, result: Result, why: str) -> None:
-        shown = one_line(result.stdout[:400].decode(errors="replace"), 100)
+        shown = one_line(result.shown[:400].decode(errors="replace"), 100)
         super().__init__(
             f"{result.host}: `{_command(result)}` printed {shown!r}: {why}",
             hint="was the program replaced? of one in the container: `sms stop`, then `sms start`, starts the image's",
@@ -322,9 +322,12 @@ class Host(ABC):
         """Return the content of a small file, of ``MAX_OUTPUT`` at most, or None if it does not exist.
 
         Raises:
-            CommandError: it is not a regular file: a pipe there would keep the caller waiting.
+            CommandError: it cannot be read, or is not a regular file: a pipe would keep the caller waiting. The error
+                does not show what was read.
         """
-        result = self.run("sh", "-c", READ, "read", path, ok=(0, 44))
+        result = self.run("sh", "-c", READ, "read", path, ok=None)
+        if result.status not in (0, 44):
+            raise CommandError(replace(result, stdout=b""))
         return None if result.status == 44 else result.stdout
 
     def write(self, path: str, data: bytes, *, mode: int = 0o644) -> bool:

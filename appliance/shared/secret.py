@@ -12,6 +12,8 @@ from urllib.parse import quote, quote_plus
 
 REDACTED = b"[redacted]"
 WITHHELD = b"[output withheld: it may have a secret]"
+UNKNOWN = b"\0"
+"""Stands for the secret that a program reads: of its output nothing is shown."""
 RUN = 8
 """Length of the shortest part of a secret that is redacted: what a program truncates is not shown either."""
 SHORTEST = 4
@@ -38,6 +40,10 @@ class SecretInput(bytes):
         new = super().__new__(cls, data)
         new.secrets = tuple(filter(None, secrets or (bytes(data),)))
         return new
+
+
+READS_SECRET = SecretInput(b"", UNKNOWN)
+"""Empty input of a program that reads a secret."""
 
 
 def secrets_of(data: Optional[bytes]) -> Tuple[bytes, ...]:

@@ -9,7 +9,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from appliance.errors import ConfigError, Refused, SmsError
-from appliance.host.base import CommandError, CommandTimeout, Host, NoProgram, Result, Stuck, Unreachable
+from appliance.host.base import (
+    CommandError,
+    CommandTimeout,
+    Host,
+    NoProgram,
+    Result,
+    Stuck,
+    TooMuchOutput,
+    Unreachable,
+)
+from appliance.shared.secret import UNKNOWN, WITHHELD, secrets_of
 
 MAX_REPLY = 128 << 20
 """Maximum size of an output: objects of 5,000 nodes in JSON."""
@@ -70,7 +80,11 @@ def run_program(
     timeout: float = 60,
     hint: str = "",
 ) -> Result:
-    """Run a program of an engine. ``hint``: where its address and its credentials come from.
+    """Run a program of an engine.
+
+    Args:
+        input: with ``READS_SECRET`` no error shows what it prints.
+        hint: where its address and its credentials come from.
 
     Raises:
         Refused: there is no such program.
@@ -79,20 +93,25 @@ def run_program(
         Forbidden: it does not permit that.
         CommandError: another status than those of ``ok``.
     """
-    program = program_of(argv)
+    program, secret = program_of(argv), UNKNOWN in secrets_of(input)
     try:
         # An empty input: `nomad` reads one that is not a terminal.
-        result = host.run(*BOUNDED, *argv, input=input or b"", ok=None, timeout=timeout, limit=MAX_REPLY)
+        result = host.run(
+            *BOUNDED, *argv, input=b"" if secret else input or b"", ok=None, timeout=timeout, limit=MAX_REPLY
+        )
     except NoProgram:
         raise missing(host, program) from None
     except CommandTimeout as error:
         raise Stuck(f"{host.name}: `{program}` did not end within {timeout:g} s", hint=hint) from error
+    except TooMuchOutput as error:
+        secrets = (UNKNOWN,) if secret else error.result.secrets
+        raise TooMuchOutput(replace(error.result, argv=argv, secrets=secrets), MAX_REPLY) from None
     result = replace(result, argv=argv)
     if result.status == NOT_FOUND and result.stderr.startswith(b"prlimit: "):
         raise missing(host, program)
     if ok is None or result.status in ok:
         return result
-    raise explain(result, program, hint)
+    raise explain(result, program, hint, secret=secret)
 
 
 def program_of(argv: tuple[str, ...]) -> str:
@@ -107,10 +126,10 @@ def missing(host: Host, program: str) -> Refused:
     )
 
 
-def explain(result: Result, program: str, hint: str) -> SmsError:
-    """Return the error of a program that failed."""
+def explain(result: Result, program: str, hint: str, *, secret: bool = False) -> SmsError:
+    """Return the error of a program that failed. ``secret``: it does not show what it printed."""
     text = (result.stderr + b"\n" + result.shown).decode(errors="replace")
-    last = last_line(text)
+    last = last_line(text, secret=secret)
     if result.status == NOT_FOUND:
         return Refused(
             f"{result.host} lacks the program {program}", hint=f"install {program} there, in a folder of root's PATH"
@@ -124,11 +143,13 @@ def explain(result: Result, program: str, hint: str) -> SmsError:
         return ConfigError(f"{result.host}: `{program}` cannot use its configuration: {last}", hint=hint)
     if SILENT.search(text):
         return Unreachable(f"{result.host}: `{program}` gets no answer: {last}", hint=hint)
-    return CommandError(result)
+    return CommandError(replace(result, secrets=(UNKNOWN,)) if secret else result)
 
 
-def last_line(text: str) -> str:
-    """Return the last line that is not empty, at most 300 characters."""
+def last_line(text: str, *, secret: bool = False) -> str:
+    """Return the last line that is not empty, at most 300 characters. ``secret``: it is not to be shown."""
+    if secret:
+        return WITHHELD.decode()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return printable(lines[-1])[:300] if lines else "no message"
 
@@ -147,8 +168,8 @@ def read_json(text: bytes, what: str, *, secret: bool = False) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        shown = "" if secret else f": {last_line(text.decode(errors='replace'))}"
-        raise SmsError(f"{what}: the reply is not JSON{shown}") from None
+        shown = last_line(text.decode(errors="replace"), secret=secret)
+        raise SmsError(f"{what}: the reply is not JSON: {shown}") from None
 
 
 def at(value: Any, *path: str | int) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from appliance.errors import ConfigError
 from appliance.host.base import CommandError, Host, NoProgram, Result
-from appliance.shared.secret import SecretInput
+from appliance.shared.secret import READS_SECRET, SecretInput
 from appliance.text import printable
 from appliance.tools.engine import Server, at, list_at, number_at, read_json, run_program, text_at, word_at
 
@@ -192,10 +192,9 @@ class Kubectl:
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return an object; None if there is none."""
-        result = self.run("get", kind, name, "--ignore-not-found", "-o", "json")
-        found = (
-            read_json(result.stdout, f"kubectl get {kind}", secret=kind == "secret") if result.stdout.strip() else None
-        )
+        secret = kind == "secret"
+        result = self.run("get", kind, name, "--ignore-not-found", "-o", "json", input=READS_SECRET if secret else None)
+        found = read_json(result.stdout, f"kubectl get {kind}", secret=secret) if result.stdout.strip() else None
         return found if isinstance(found, dict) else None
 
     def find(self, kind: str, selector: str = "") -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from appliance.errors import ConfigError, SmsError
 from appliance.host.base import CommandError, Host, Result, Unreachable
-from appliance.shared.secret import SecretInput
+from appliance.shared.secret import READS_SECRET, SecretInput
 from appliance.tools.engine import (
     NOT_PERMITTED,
     SILENT,
@@ -194,11 +194,12 @@ class Nomad:
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> Any:
         """Send a request. The command ends with status 0 whatever the servers reply; errors are not JSON."""
-        reply = self.run("operator", "api", "-X", method, f"/v1/{path}", input=body).stdout
+        secret = path.startswith("var/")
+        reply = self.run("operator", "api", "-X", method, f"/v1/{path}", input=READS_SECRET if secret else body).stdout
         text = reply.decode(errors="replace").strip()
         if text[:1] in ("{", "[", '"') or text in ("null", "true", "false"):
-            return read_json(reply, f"nomad: {path}", secret=path.startswith("var/"))
-        why = last_line(text)
+            return read_json(reply, f"nomad: {path}", secret=secret)
+        why = last_line(text, secret=secret)
         if NOT_PERMITTED.search(text):
             raise Forbidden(f"{self.host.name}: Nomad does not permit {method} {path}: {why}", hint=HINT)
         if OTHER_SERVER.match(text):

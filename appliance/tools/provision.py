@@ -16,6 +16,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from appliance.errors import Refused, SmsError
+from appliance.shared.secret import UNKNOWN, WITHHELD, redact_text
 from appliance.text import one_line
 
 ANSWER_S = 30
@@ -42,16 +43,24 @@ class VmOff(VmUnreachable):
 
 @dataclass(frozen=True)
 class Api:
-    """URL of the interface, CA of its certificate, client certificate and key; ``connected``: not empty once it was."""
+    """URL of the interface, CA of its certificate, client certificate and key.
+
+    Attributes:
+        connected: not empty once it was.
+        secrets: what was sent and no error shows: the VM may quote it.
+    """
 
     url: str
     ca: Path
     cert: Path
     key: Path
     connected: list[bool] = field(default_factory=list, compare=False)
+    secrets: list[bytes] = field(default_factory=list, compare=False, repr=False)
 
-    def request(self, method: str, path: str, body: Any = None, *, timeout_s: float = ANSWER_S) -> Any:
-        """Send a request; return the JSON of the response, or None.
+    def request(
+        self, method: str, path: str, body: Any = None, *, timeout_s: float = ANSWER_S, secret: bool = False
+    ) -> Any:
+        """Send a request; return the JSON of the response, or None. ``secret``: no error shows any of the response.
 
         Raises:
             VmOff, VmUnreachable: the VM does not answer.
@@ -64,7 +73,7 @@ class Api:
             data = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
         status, content = self._exchange(method, path, data, headers, timeout_s)
-        return _decode(status, content, f"{method} {path}")
+        return _decode(status, content, f"{method} {path}", [UNKNOWN] if secret else self.secrets)
 
     def send(
         self,
@@ -92,7 +101,7 @@ class Api:
         named = {"Content-Type": "application/octet-stream", "Content-Length": str(size), **(headers or {})}
         # The VM verifies digests before it responds.
         status, data = self._exchange("PUT", path, blocks(), named, 10 * ANSWER_S)
-        return _decode(status, data, f"PUT {path}")
+        return _decode(status, data, f"PUT {path}", self.secrets)
 
     def _exchange(
         self, method: str, path: str, body: Any, headers: dict[str, str], timeout_s: float
@@ -117,9 +126,11 @@ class Api:
                 hint="was the VM started with another CA than tls/ca.pem? `sms vm stop`, then `sms vm start`",
             ) from error
         except (OSError, http.client.HTTPException) as error:
+            # Others quote what was received.
+            why = str(error) if isinstance(error, OSError) else type(error).__name__
             raise (VmUnreachable if self.connected else VmOff)(
-                f"the provisioning VM does not respond at {self.url}: {error}", hint=UNREACHABLE_HINT
-            ) from error
+                f"the provisioning VM does not respond at {self.url}: {why}", hint=UNREACHABLE_HINT
+            ) from None
         finally:
             connection.close()
         if len(data) > MAX_BYTES:
@@ -169,11 +180,11 @@ def _limited(link: socket.socket, limit_s: float) -> Iterator[None]:
         raise TimeoutError(f"it takes longer than {limit_s:g} s")
 
 
-def _decode(status: int, data: bytes, what: str) -> Any:
+def _decode(status: int, data: bytes, what: str, secrets: list[bytes]) -> Any:
     if status in (502, 504):
         raise VmUnreachable(f"{what}: the provisioning VM runs, but its service does not", hint="sms vm status")
     if not 200 <= status < 300:
-        detail = _problem(data)
+        detail = _problem(data, secrets)
         message = f"the provisioning VM: {detail}" if detail else f"the provisioning VM: {what}: status {status}"
         raise (Refused if 400 <= status < 500 else SmsError)(message, hint="" if status < 500 else "sms vm status")
     if not data:
@@ -184,12 +195,13 @@ def _decode(status: int, data: bytes, what: str) -> Any:
         raise SmsError(f"{what}: the response is not JSON", hint="is provisioning.address the VM's?") from error
 
 
-def _problem(data: bytes) -> str:
-    """Return the detail of an RFC 7807 response in one line; empty if it is not one."""
+def _problem(data: bytes, secrets: list[bytes]) -> str:
+    """Return the detail of an RFC 7807 response in one line, without secrets; empty if none may be shown."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
         return ""
     detail = found.get("detail") or found.get("title") if isinstance(found, dict) else None
+    shown = redact_text(str(detail), secrets) if detail else ""
     # Remove control characters: the response is untrusted.
-    return one_line(str(detail), 2000) if detail else ""
+    return "" if shown == WITHHELD.decode() else one_line(shown, 2000)

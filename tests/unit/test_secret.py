@@ -9,6 +9,7 @@ import json
 import shlex
 import tarfile
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -96,6 +97,20 @@ def test_a_secret_in_either_output_is_in_no_error() -> None:
     with pytest.raises(TooMuchOutput) as much:
         Local().run("sh", "-c", "cat >&2", input=given, limit=100)
     assert base64.b64encode(KEY)[:12].decode() not in much.value.message
+
+
+def test_what_was_read_is_in_no_error(tmp_path: Path) -> None:
+    """A file that can be read in part only, and output that is not what it should be."""
+    (tmp_path / "key").write_bytes(KEY)
+    (tmp_path / "cat").write_text('#!/bin/sh\nhead -c 20 "$2"; exit 1\n')
+    (tmp_path / "cat").chmod(0o755)
+    host = Local(prefix=("env", f"PATH={tmp_path}:/usr/bin:/bin"))
+    with pytest.raises(CommandError) as caught:
+        host.read(str(tmp_path / "key"))
+    assert KEY[:8].decode("latin-1") not in caught.value.message
+    with pytest.raises(SmsError) as odd:
+        Result("a", ("b",), 0, b'{"key": "%b"' % base64.b64encode(KEY), b"", (KEY,)).parse(dict)
+    assert base64.b64encode(KEY)[:12].decode() not in odd.value.message
 
 
 def test_the_error_of_another_program_is_redacted() -> None:

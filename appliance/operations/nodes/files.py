@@ -41,6 +41,7 @@ from appliance.provision.payloads import (
     StoredFile,
 )
 from appliance.share import share
+from appliance.shared.secret import secret_parts
 from appliance.tools.provision import Api
 
 FILES, BLOBS, SYNC = "/sms/v1/files", "/sms/v1/blobs", "/sms/v1/sync"
@@ -146,7 +147,7 @@ def read_content(api: Api, digest: str) -> bytes | None:
     """
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise SmsError(f"the provisioning VM: {digest[:70]!r} is not a digest", hint="sms vm status")
-    answer = read_answer(StoredContent, api.request("GET", f"{BLOBS}/{digest}"))
+    answer = read_answer(StoredContent, api.request("GET", f"{BLOBS}/{digest}", secret=True))
     if not answer["there"]:
         return None
     try:
@@ -222,6 +223,8 @@ def put_master(api: Api, master: Master) -> FileVersion:
     """
     if len(master.data) > LARGEST_B:
         raise Refused(f"{master.path}: {len(master.data)} bytes are more than {LARGEST_B >> 20} MiB")
+    if master.secret:
+        api.secrets.extend(secret_parts(master.path, master.data))
     api.send(f"{BLOBS}/{master.sha256}", io.BytesIO(master.data), len(master.data))
     return read_answer(FileVersion, api.request("PUT", file_url(master.path), master.as_body()))
 

@@ -111,6 +111,32 @@ def test_values_of_secrets_are_in_standard_input_only() -> None:
     assert [b"c2VjcmV0" in (each or b"") for each in given] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("status", "reply"),
+    [
+        (0, "rpc error: {}"),
+        (0, '{{"Items": {}'),
+        (0, "Permission denied: {}"),
+        (0, "No cluster leader: {}"),
+        (0, "<{}>"),
+        (1, "{}"),
+        (1, "connection refused: {}"),
+        (1, "x509: {}"),
+        (1, "Forbidden: {} (Forbidden)"),
+    ],
+)
+def test_no_reply_to_a_request_for_a_secret_is_shown(status: int, reply: str) -> None:
+    key = "c2VjcmV0IG9mIGEgY2x1c3Rlcg=="
+    answer = (status, reply.format(key))
+    for read in (
+        lambda: nomad({("operator", "api", "-X", "GET", "/v1/var/a"): answer}).variable("a"),
+        lambda: kubectl({("get", "secret", "x", "--ignore-not-found"): answer}).get("secret", "x"),
+    ):
+        with pytest.raises(SmsError) as caught:
+            read()
+        assert key not in f"{caught.value} {caught.value.hint}" and "[output withheld" in str(caught.value)
+
+
 def test_a_token_is_no_argument() -> None:
     argv = Nomad(Local(), token_file="/etc/nomad.token", api="https://nomad:4646").argv("job", "run", "-")
     assert argv[:5] == ("sh", "-c", 'NOMAD_TOKEN=$(cat -- "$1") && export NOMAD_TOKEN && shift && exec "$@"', "token",
