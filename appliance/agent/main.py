@@ -4,12 +4,14 @@ import errno
 import importlib
 import json
 import os
+import select
 import signal
 import sys
 import threading
 from typing import Any, Callable, Dict, List, Optional
 
 from appliance.agent import protocol
+from appliance.shared.results import ALIVE_S
 
 Command = Callable[[Dict[str, Any]], Dict[str, Any]]
 
@@ -63,7 +65,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         if arguments[:1] not in [[name] for name in COMMANDS] or arguments[2:] not in ([], ["lifeline"]):
             raise protocol.Problem("the agent's commands are: " + ", ".join(sorted(COMMANDS)), status=2)
         if len(arguments) == 3:
-            threading.Thread(target=_watch_caller, daemon=True).start()
+            threading.Thread(target=_watch_caller, args=(ALIVE_S,), daemon=True).start()
         result = find_command(arguments[0])(json.loads(arguments[1]))
     except protocol.Problem as problem:
         fields = {"message": problem.message, "hint": problem.hint, "status": problem.status}
@@ -87,8 +89,14 @@ def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _watch_caller() -> None:
-    """Stop when standard input ends: the caller is gone, and with it the locks that it held for us."""
-    while os.read(0, 4096):
-        pass
+def _watch_caller(alive_s: float) -> None:
+    """Show every ``alive_s`` seconds that this process is alive.
+
+    Stop when standard input ends: the caller is gone, and with it the locks that it held for us.
+    """
+    while True:
+        if not select.select([0], [], [], alive_s)[0]:
+            protocol.send("alive")
+        elif not os.read(0, 4096):
+            break
     os.kill(os.getpid(), signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from typing import Any, Dict, Optional, Type
 
 from appliance.shared.records import Record, RecordError, from_value
@@ -9,7 +10,8 @@ from appliance.shared.records import Record, RecordError, from_value
 OUTPUT = [1]
 """File descriptor of the messages. Commands whose standard output carries data set it to standard error."""
 
-
+WHOLE = threading.Lock()
+"""Held while a message is written: a pipe takes a long one in parts."""
 IMMUTABLE_HINT = "is the folder that it is in immutable? `lsattr -d` shows it, `chattr -i` clears the flag"
 """For an operation that is not permitted, even to root."""
 
@@ -35,10 +37,11 @@ class Busy(Problem):
 def send(kind: str, **fields: Any) -> None:
     """Write one message. When the reader is gone, discard it and all later ones: the command runs to its end."""
     line = json.dumps(dict(fields, kind=kind)) + "\n"
-    try:
-        os.write(OUTPUT[0], line.encode())
-    except OSError:
-        OUTPUT[0] = os.open(os.devnull, os.O_WRONLY)
+    with WHOLE:
+        try:
+            os.write(OUTPUT[0], line.encode())
+        except OSError:
+            OUTPUT[0] = os.open(os.devnull, os.O_WRONLY)
 
 
 def step(name: str, text: str) -> None:

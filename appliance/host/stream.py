@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from appliance.host.base import BLOCK, CommandError, OnLine, Result
 from appliance.shared.outputs import MAX_OUTPUT
@@ -17,6 +20,7 @@ TERM_S, KILL_S = 5.0, 5.0
 """Seconds to wait after SIGTERM, and after SIGKILL."""
 MAX_ERRORS = 1 << 28
 """Bytes of standard error of a command: far more than an agent's progress. It could go on for ever."""
+Waited = TypeVar("Waited")
 LATE_S = 5.0
 """Seconds to wait for standard error after the command ended: its child processes may hold it open."""
 
@@ -40,6 +44,39 @@ def expires_after(seconds: float | None, end: Callable[[], None]) -> Iterator[th
         yield expired
     finally:
         watchdog.cancel()
+
+
+class Silence:
+    """A context that calls ``end`` in a thread if a wait within it takes ``seconds``; then ``expired`` is set."""
+
+    def __init__(self, seconds: float, end: Callable[[], None]) -> None:
+        self.seconds = seconds
+        self.end = end
+        self.expired = False
+        self._done = threading.Event()
+        self._until = math.inf
+
+    def limit(self, wait: Callable[[], Waited]) -> Waited:
+        """Return the result of a wait. What its caller does in between, such as printing, is not limited."""
+        self._until = time.monotonic() + self.seconds
+        try:
+            return wait()
+        finally:
+            self._until = math.inf
+
+    def _watch(self) -> None:
+        while not self._done.wait(min(self.seconds, max(0.0, self._until - time.monotonic()))):
+            if time.monotonic() >= self._until:
+                self.expired = True
+                self.end()
+                return
+
+    def __enter__(self) -> Silence:
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
 
 
 class Stream(ABC):

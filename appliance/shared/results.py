@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypedDict, Union
 
+ALIVE_S = 30.0
+"""Seconds after which an agent whose caller waits shows again that it is alive, whatever it does."""
+
 
 class PathResult(TypedDict, total=False):
     """A path that was restored or extracted: ``kind`` in the snapshot, image where the snapshot has no entry.

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -28,21 +28,24 @@ from appliance.host.base import (
     without_secrets,
     write_argv,
 )
-from appliance.host.stream import LineReader, Stream, expires_after
+from appliance.host.stream import LineReader, Silence, Stream, expires_after
 from appliance.progress import Progress, Silent, Step
 from appliance.share import PACKAGE
 from appliance.shared.adopt import AdoptRequest, ReturnRequest
 from appliance.shared.migration import MigrationRequest
 from appliance.shared.records import RecordError
 from appliance.shared.requests import Request
+from appliance.shared.results import ALIVE_S
 from appliance.tools.move import Endpoint
 from appliance.tools.python import find_python
 from appliance.tools.reply import ENDED_HINT, Reply
 
 LEAVES = ("text.py", "units.py")
 """Modules of the package's top level that the agent uses."""
-MAX_REPLY = 1 << 30
-"""Bytes that an agent may print: the rows of a comparison of millions of files."""
+MAX_REPLY = 64 << 20
+"""Bytes that an agent may print: the progress of a terabyte needs less."""
+SILENT_S = 10 * ALIVE_S
+"""Seconds in which an agent may print nothing."""
 LIFELINE = "lifeline"
 """Argument that makes the agent abort when its standard input ends."""
 FOREIGN_HINT = "is that machine what it should be? `sms doctor` looks at it"
@@ -108,14 +111,20 @@ def argv(installed: tuple[str, ...], command: str, request: dict[str, Any]) -> t
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of a request: how long it may take, ``None`` for no limit, and how many bytes the agent may print."""
+    """Of a request, on this side. A long one has no limit of time as long as its agent shows that it is alive.
+
+    Attributes:
+        seconds: how long it may take; ``None`` for no limit.
+        size: how many bytes the agent may print.
+        silent_s: for how many seconds nothing may arrive.
+    """
 
     seconds: float | None = None
     size: int = MAX_REPLY
+    silent_s: float = SILENT_S
 
 
-UNBOUNDED = Bounds()
-"""In time."""
+BOUNDS = Bounds()
 
 
 class Cancellation:
@@ -318,7 +327,7 @@ class Agents:
         progress: Progress | None = None,
         *,
         on_rows: OnRows | None = None,
-        bounds: Bounds = UNBOUNDED,
+        bounds: Bounds = BOUNDS,
     ) -> dict[str, Any]:
         """Run a request on the agent; return its result. It aborts when this process ends, which also frees its locks.
 
@@ -327,7 +336,7 @@ class Agents:
             bounds: after which it is ended, on this side.
 
         Raises:
-            Busy, Refused, SmsError: the problem that the agent reports; it prints without end, or exceeds its time.
+            Busy, Refused, SmsError: the problem that the agent reports; it exceeds its bounds.
             CommandError: the agent ended without a result.
         """
         installed = self.install(host)
@@ -336,9 +345,10 @@ class Agents:
             with (
                 host.stream(*argv(installed, command, request), LIFELINE, on_line=reader.feed) as stream,
                 expires_after(bounds.seconds, stream.abort) as expired,
+                Silence(bounds.silent_s, stream.abort) as silence,
             ):
                 lines = LineReader(reader.feed)
-                while (block := stream.read()) and not expired.is_set():
+                while (block := silence.limit(stream.read)) and not expired.is_set():
                     lines.feed(block)
                     if lines.size > bounds.size:
                         stream.abort()
@@ -346,7 +356,11 @@ class Agents:
                             f"{host.name}: the agent there printed more than {bounds.size >> 20} MiB", hint=FOREIGN_HINT
                         )
                 lines.feed(b"")
-                result = stream.result(ok=None)
+                result = silence.limit(partial(stream.result, ok=None))
+                if silence.expired:
+                    raise SmsError(
+                        f"{host.name}: the agent there sent nothing for {bounds.silent_s:g} s", hint=FOREIGN_HINT
+                    )
                 if expired.is_set():
                     seconds = f"{bounds.seconds:g} s"
                     raise SmsError(f"{host.name}: the agent there did not end within {seconds}", hint=FOREIGN_HINT)

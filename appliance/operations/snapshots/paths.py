@@ -22,8 +22,11 @@ from appliance.operations.snapshots.restore import Judge, forget_recorded, other
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
 from appliance.progress import Silent
 from appliance.shared.results import PathResult as PathResult  # for the cli, too
+from appliance.tools.agent import Bounds
 from appliance.tools.programs import has_program
 
+DIFF_BOUNDS = Bounds(size=1 << 30)
+"""Bytes of the rows of millions of files, which are kept on disk."""
 MAX_LINES = 1000
 """Differences that are reported unless all are requested."""
 MAX_REASON_CHARS = 200
@@ -159,7 +162,8 @@ def _query_diff(cluster: Cluster, host: Host, comparison: Comparison) -> Diff:
         "limit": comparison.limit,
         "lock": str(cluster.places.lock) if comparison.lock else "",
     }
-    reply = cluster.env.agents.call(host, "diff", request, cluster.env.progress, on_rows=rows.add)
+    progress = cluster.env.progress
+    reply = cluster.env.agents.call(host, "diff", request, progress, on_rows=rows.add, bounds=DIFF_BOUNDS)
     return Diff(host.name, before, after, reply["counts"], reply["lines"], reply["told"], rows)
 
 

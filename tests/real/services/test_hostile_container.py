@@ -108,8 +108,8 @@ def stage() -> Iterator[Stage]:
             give_image(play, built, name)
         put_canaries(play)
         play.sms("-q", "start")
-        play.sms("-q", "migrate", "host-b")
-        play.sms("-q", "migrate", "host-a", on="host-b")
+        play.sms("-q", "migrate", "--force", "host-b")
+        play.sms("-q", "migrate", "--force", "host-a", on="host-b")
         play.sms("-q", "stop")
         yield Stage(play, {name: read_state(play.host(name)) for name in HOSTS})
 
