@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from appliance.host.base import Host
 from appliance.operations.lab import demo
 from tests.real.conftest import NODES, Playground
 
@@ -169,25 +172,72 @@ def test_programs_of_the_overlay_run_in_the_instance_only(running: Playground) -
         running.sms("exec", "--", "sh", "-c", f": >{LIBRARY}")
 
 
-def test_an_instance_is_checked_after_its_start(running: Playground) -> None:
-    """What a start checks is what the kernel shows of it now; an instance with less is reported."""
+def test_a_confined_instance_has_no_warning(running: Playground) -> None:
     shown = running.status()
     assert not [fault for fault in shown["warnings"] if "confine" in fault], shown["warnings"]
 
 
-def test_a_host_whose_apptainer_does_not_confine_is_refused(running: Playground) -> None:
-    """Its wrapper drops the options, as an Apptainer without libseccomp ignores them."""
-    running.sms("stop")
-    host = running.host("host-a")
+WEAKER = """#!/bin/sh
+case "$1 $2" in
+    %(runs)s)
+        for word; do
+            shift
+            case $word in %(option)s) set -- "$@" %(instead)s ;; *) set -- "$@" "$word" ;; esac
+        done
+        ;;
+esac
+exec %(real)s.kept "$@"
+"""
+"""In the place of Apptainer: it drops or replaces an option of some runs."""
+
+
+@contextmanager
+def weaker(host: Host) -> Iterator[Callable[[str, str, str], None]]:
+    """Apptainer of the host is replaced; yields what sets the runs, the option, and what is in its place."""
     real = host.run("sh", "-c", "command -v apptainer").text
-    host.run("cp", real, f"{real}.kept")
-    text = '#!/bin/sh\nfor word; do shift; case $word in seccomp:*) word=selinux:;; esac; set -- "$@" "$word"; done\n'
-    host.write(real, f'{text}exec {real}.kept "$@"\n'.encode(), mode=0o755)
+    host.run("cp", "-p", real, f"{real}.kept")
+
+    def drop(runs: str, option: str, instead: str) -> None:
+        text = WEAKER % {"runs": runs, "option": option, "instead": instead, "real": real}
+        host.write(real, text.encode(), mode=0o755)
+
     try:
-        done = running.sms("start", ok=None)
-        assert done.status == 3 and b"system calls are not filtered (seccomp)" in done.stderr
+        yield drop
     finally:
         host.run("mv", f"{real}.kept", real)
+
+
+def test_a_host_whose_apptainer_does_not_confine_is_refused(running: Playground) -> None:
+    """It drops the option in all runs, as an Apptainer without libseccomp ignores it."""
+    running.sms("stop")
+    with weaker(running.host("host-a")) as drop:
+        drop("*", "seccomp:*", "selinux:")
+        done = running.sms("start", ok=None)
+    running.sms("-q", "start")
+    assert done.status == 3 and b"system calls are not filtered (seccomp)" in done.stderr
+
+
+LESS = {
+    "seccomp:*": ("selinux:", "system calls are not filtered (seccomp)"),
+    "CAP_*": ('"$word,CAP_SYS_PTRACE"', "CapBnd is"),
+    "--ipc": ("", "it is in the host's namespace: ipc"),
+    "sys": ("/etc/hosts", "/sys is mounted"),
+}
+"""Options of an instance, what is in their place, and what the start reports."""
+
+
+def test_an_instance_with_less_confinement_is_stopped(running: Playground) -> None:
+    """The trial before the start is confined, and the instance is not: it ends, and the lease is as before."""
+    running.sms("stop")
+    host = running.host("host-a")
+    try:
+        with weaker(host) as drop:
+            for option, (instead, why) in LESS.items():
+                drop('"instance start"', option, instead)
+                done = running.sms("start", ok=None)
+                assert done.status == 5 and why in done.stderr.decode(), (option, done.stderr)
+                running.assert_nothing_runs()
+    finally:
         running.sms("-q", "start")
 
 
