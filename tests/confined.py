@@ -23,4 +23,4 @@ def confined_output(confinement: Confinement, *, joined: bool = True) -> str:
     mounts += [f"{number} 1 0:21 / {path} ro,nosuid - proc proc rw" for number, path in enumerate(hidden, 3)]
     lines = [*mounts, *(f"namespace {name} {number} 1" for number, name in enumerate(NAMESPACES, 10))]
     lines += ["executable read-only", "descriptor 1 tmpfs file"]
-    return status + "".join(f"{line}\n" for line in lines) + (f"joined\n{status}" if joined else "")
+    return status + "".join(f"{line}\n" for line in lines) + (f"joined\n{status}unshare refused\n" if joined else "")

@@ -147,6 +147,8 @@ def find_instance_gaps(shown: str, confinement: Confinement) -> list[str]:
     first, _, joined = shown.partition(JOINED)
     gaps = [*find_gaps(first, confinement), *_find_reachable(first)]
     own = _find_process_gaps(joined, confinement) if joined else ["it is not known"]
+    if joined and not re.search(r"^unshare refused$", joined, re.MULTILINE):
+        own.append("its filter of system calls permits what it should not (seccomp)")
     return [*gaps, *(f"a program that joins it: {gap}" for gap in own)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -217,8 +218,10 @@ def test_a_host_whose_apptainer_does_not_confine_is_refused(running: Playground)
     assert done.status == 3 and b"system calls are not filtered (seccomp)" in done.stderr
 
 
+PERMISSIVE = "/root/permissive.json"
 LESS = {
     "seccomp:*": ("selinux:", "system calls are not filtered (seccomp)"),
+    "seccomp:/*": (f"seccomp:{PERMISSIVE}", "its filter of system calls permits what it should not (seccomp)"),
     "CAP_*": ('"$word,CAP_SYS_PTRACE"', "CapBnd is"),
     "--ipc": ("", "it is in the host's namespace: ipc"),
     "sys": ("/etc/hosts", "/sys is mounted"),
@@ -230,6 +233,7 @@ def test_an_instance_with_less_confinement_is_stopped(running: Playground) -> No
     """The trial before the start is confined, and the instance is not: it ends, and the lease is as before."""
     running.sms("stop")
     host = running.host("host-a")
+    host.write(PERMISSIVE, json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []}).encode())
     try:
         with weaker(host) as drop:
             for option, (instead, why) in LESS.items():

@@ -204,6 +204,8 @@ def test_what_an_instance_could_reach_is_a_gap(old: str, new: str, gap: str) -> 
         (status_of(0x21, seccomp=0), "system calls are not filtered (seccomp)"),
         (status_of(0x21, privileges=0), "programs can gain privileges (no_new_privs)"),
         (status_of(0x1021), "CapBnd is 0000000000001021"),
+        (f"{status_of(0x21)}unshare permitted\n", "its filter of system calls permits what it should not (seccomp)"),
+        (status_of(0x21), "its filter of system calls permits what it should not (seccomp)"),
     ],
 )
 def test_what_joins_an_instance_is_checked_too(joined: str, gap: str) -> None:
