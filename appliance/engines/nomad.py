@@ -24,7 +24,13 @@ from appliance.errors import ConfigError
 from appliance.plan.machine import Places
 from appliance.plan.overlay.seed import secrets_of
 from appliance.plan.render import Templates
-from appliance.plan.services.confinement import capabilities_for, number_of, privilege_options
+from appliance.plan.services.confinement import (
+    HIDDEN_FILES,
+    HIDDEN_FOLDERS,
+    Confinement,
+    capabilities_for,
+    number_of,
+)
 from appliance.plan.services.jobsync import stop_limits, task_json
 from appliance.plan.services.runs import HOST, run_text
 from appliance.share import share
@@ -359,10 +365,12 @@ def _exec(
     argv: Sequence[str],
 ) -> Block:
     """Return the ``config`` of a task that runs a program of the verified image with these binds."""
-    made = [source for source, _ in binds if source.startswith(ALLOC)]
+    made = [f"{TASK}/empty", *(source for source, _ in binds if source.startswith(ALLOC))]
+    # Those that the client lacks are left out by run-image.
+    present = ("/proc/sys", *HIDDEN_FOLDERS, *HIDDEN_FILES)
+    confinement = Confinement(tuple(capabilities), f"{TASK}/seccomp.json", f"{TASK}/empty", present)
     confined = ["--no-home", "--contain", "--cleanenv", "--env", HOLDER, "--pid", "--no-init", "--ipc"]
-    confined += ["--no-mount", "sys", "--dns", ",".join(options.dns)]
-    confined += [*privilege_options(capabilities), "--security", f"seccomp:{TASK}/seccomp.json"]
+    confined += ["--dns", ",".join(options.dns), *confinement.options()]
     binds = [*binds, (f"{TASK}/confined.sh", f"{CONFINED}:ro")]
     words = [*confined, *(word for source, target in binds for word in ("--bind", f"{source}:{target}"))]
     # The network is the client's: nodes reach the services at its address.

@@ -64,7 +64,7 @@ class Confinement:
     present: tuple[str, ...] = (*HIDDEN_FOLDERS, *HIDDEN_FILES, *READ_ONLY)
 
     def options(self) -> list[str]:
-        """Return the options of every run of the image.
+        """Return the options of every run of the image, also on engines.
 
         /sys is not mounted at all. A mount point is covered after those that contain it.
         """
@@ -74,8 +74,8 @@ class Confinement:
         return [
             *privilege_options(self.capabilities),
             *("--security", f"seccomp:{self.seccomp}"),
-            *("--no-mount", "sys", "--no-mount", "/etc/localtime"),
-            *(word for bind in binds for word in ("--bind", bind)),
+            *("--no-mount", "sys", "--no-mount", "/etc/localtime", "--no-mount", "/etc/hosts"),
+            *(f"--bind={bind}" for bind in binds),
         ]
 
 

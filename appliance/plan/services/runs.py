@@ -80,7 +80,7 @@ class Once:
 
 def container_options(site: Site, confinement: Confinement) -> list[str]:
     """Return the options of every run of the image but a join: only the kernel and the time zone are the host's."""
-    options = ["--no-home", "--contain", "--cleanenv", "--no-mount", "/etc/hosts", *confinement.options()]
+    options = ["--no-home", "--contain", "--cleanenv", *confinement.options()]
     # Pid files and sockets of the last run must not outlive it.
     options += ["--scratch", "/run"]
     # The container may not be able to reach the host's resolver; an address that refuses at once

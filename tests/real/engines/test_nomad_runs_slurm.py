@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from appliance.engines.nomad import inside_script
 from appliance.host.netns import Netns
 from appliance.lab import Lab
 from appliance.lab.engines.members import API, DISK, STATE
 from appliance.lab.engines.nomad import NomadClient
 from appliance.operations.engines.export import export
 from appliance.operations.image.build import Built
+from appliance.plan.services.runs import NOT_CONFINED
 from appliance.shared.state_lease import LEASE_FILE, StateLease, parse_state_lease
 from tests.real.engines.conftest import need_engines
 from tests.real.engines.deploying import (
@@ -311,6 +313,32 @@ def test_the_key_is_not_readable_by_the_api(lab: Lab, cluster: NomadClient, user
     folder = f"{DISK}/nomad/alloc/{one}"
     found = lab.host("host-a").run("find", folder, "-name", "munge.key", "-size", "+0").text.split()
     assert found == [f"{folder}/munge/secrets/munge.key"]
+
+
+WRITES = """\
+read -r pattern </proc/sys/kernel/core_pattern
+if echo "$pattern" >/proc/sys/kernel/core_pattern; then echo written; fi
+if grep -E ' /etc/(hosts|localtime) ' /proc/self/mountinfo; then echo mounted; fi
+echo tried
+"""
+
+
+def test_root_in_a_task_cannot_change_its_client(lab: Lab, cluster: NomadClient, user: Jobs) -> None:
+    """Each task of the controller's job, with another program; one without the mounts does not start."""
+    (one,) = (each["ID"] for each in cluster.running("slurm-ctl"))
+    folder = f"{DISK}/nomad/alloc/{one}"
+    for task in cluster.get("job/slurm-ctl")["TaskGroups"][0]["Tasks"]:
+        own = f"{folder}/{task['Name']}"
+        names = {"ALLOC_DIR": f"{folder}/alloc", "TASK_DIR": f"{own}/local", "SECRETS_DIR": f"{own}/secrets", "ALLOC_ID": one}
+        environment = ("env", *(f"NOMAD_{name}={value}" for name, value in names.items()))
+        args = task["Config"]["args"]
+        tried = lab.host("host-a").run(*environment, "sh", "-euc", inside_script(args, ("sh", "-euc", WRITES)))
+        assert tried.text == "tried", task["Name"]
+        bare = [word for word in args if word != "--bind=/proc/sys:/proc/sys:ro"]
+        check = bare.index("/mnt/confined.sh")
+        script = inside_script([*bare[: check - 2]], ("/bin/sh", "-eu", *bare[check : check + 4], "echo", "ran"))
+        done = lab.host("host-a").run(*environment, "sh", "-euc", script, ok=None)
+        assert done.status == NOT_CONFINED and not done.stdout, task["Name"]
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from appliance.engines.model import Port
 from appliance.engines.nomad import probe_ports
 from appliance.engines.render import TARGETS, Export, make_bundle, render
 from appliance.errors import ConfigError
+from appliance.plan.services.confinement import HIDDEN_FILES, HIDDEN_FOLDERS
 from appliance.plan.services.jobsync import PROGRAMS
 from appliance.share import share
 from tests.places import GOLDEN
@@ -309,6 +310,18 @@ def test_nothing_unsigned_runs(name: str, tmp_path: Path) -> None:
             assert task["Config"]["args"][:2] == ["-eu", "local/verified.sh"]
             names = {template["DestPath"] for template in task["Templates"]}
             assert {"local/verified.sh", "local/keys/0.pub"} <= names
+
+
+@pytest.mark.parametrize("name", NOMAD_CASES)
+def test_tasks_reach_no_more_of_the_host_than_the_container(name: str, tmp_path: Path) -> None:
+    hidden = [f"--bind=${{NOMAD_TASK_DIR}}/empty:{path}:ro" for path in HIDDEN_FOLDERS]
+    hidden += ["--bind=/proc/sys:/proc/sys:ro", *(f"--bind=/dev/null:{path}:ro" for path in HIDDEN_FILES)]
+    for job in jobs(render(*case_input(tmp_path, name))).values():
+        for task in job["TaskGroups"][0]["Tasks"] if job["Type"] == "service" else ():
+            args = task["Config"]["args"]
+            assert {*hidden, "${NOMAD_TASK_DIR}/empty"} <= set(args), task["Name"]
+            left_out = {args[place + 1] for place, word in enumerate(args) if word == "--no-mount"}
+            assert left_out == {"sys", "/etc/hosts", "/etc/localtime"}, task["Name"]
 
 
 def test_modules_are_read_and_have_an_order(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 
 from appliance.operations.site.find import open_site
-from appliance.plan.services.confinement import NAMESPACES, Confinement, number_of
+from appliance.plan.services.confinement import HIDDEN_FILES, HIDDEN_FOLDERS, NAMESPACES, Confinement, number_of
 from appliance.plan.services.runs import (
     NOT_CONFINED,
     PURPOSES,
@@ -186,9 +186,27 @@ def test_a_run_with_other_capabilities_runs_nothing() -> None:
     assert done.returncode == NOT_CONFINED and b"Cap" in done.stderr and not done.stdout
 
 
+HIDDEN = ("/proc/sys", *HIDDEN_FOLDERS, *HIDDEN_FILES)
+COVER = """\
+for path in $1; do
+  [ ! -e "$path" ] || mount -o bind,ro "$path" "$path"
+done
+shift
+exec "$@"
+"""
+
+
+def test_every_run_checks_what_is_hidden() -> None:
+    text = share("definitions", "scripts", "confined").read_text()
+    (listed,) = re.findall(r"^for path in (.*?); do$", text, re.M | re.S)
+    assert tuple(listed.replace("\\\n", " ").split()) == HIDDEN
+
+
 @pytest.mark.slow
-def test_a_run_that_is_confined_runs() -> None:
-    """With a filter of system calls that lets all pass, and no_new_privs."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+@pytest.mark.parametrize("uncovered", ["", "/proc/sys", "/proc/keys"])
+def test_a_run_that_is_confined_runs(uncovered: str) -> None:
+    """With a filter of system calls that lets all pass, and no_new_privs; and without one of the mounts."""
     code = (
         "import ctypes, os, sys; c = ctypes.CDLL(None)\n"
         "assert c.prctl(38, 1, 0, 0, 0) == 0\n"
@@ -198,5 +216,10 @@ def test_a_run_that_is_confined_runs() -> None:
         "assert c.prctl(22, 2, ctypes.byref(p), 0, 0) == 0\n"
         "os.execvp(sys.argv[1], sys.argv[1:])\n"
     )
-    done = run_confined(ALL, "net", "net=1", prefix=(sys.executable, "-c", code))
-    assert done.stdout == b"ran\n", done.stderr
+    covered = " ".join(path for path in HIDDEN if path != uncovered)
+    prefix = ("unshare", "--mount", "sh", "-euc", COVER, "cover", covered, sys.executable, "-c", code)
+    done = run_confined(ALL, "net", "net=1", prefix=prefix)
+    if uncovered:
+        assert done.returncode == NOT_CONFINED and f"{uncovered} is the host's".encode() in done.stderr
+    else:
+        assert done.stdout == b"ran\n", done.stderr

@@ -75,6 +75,7 @@ job "login" {
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -87,8 +88,6 @@ job "login" {
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -96,6 +95,25 @@ job "login" {
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_TASK_DIR}/config:/sms/config",
           "--bind",
@@ -436,7 +454,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -500,12 +519,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -532,7 +555,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -559,6 +582,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -600,6 +636,7 @@ END
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -615,8 +652,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -624,6 +659,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -695,7 +749,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -759,12 +814,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -791,7 +850,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -818,6 +877,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -889,6 +961,7 @@ END
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -904,8 +977,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -913,6 +984,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -984,7 +1074,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1048,12 +1139,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1080,7 +1175,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1107,6 +1202,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -1179,6 +1287,7 @@ END
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -1194,8 +1303,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -1203,6 +1310,25 @@ END
           "CAP_AUDIT_WRITE,CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID,CAP_SYS_CHROOT",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -1274,7 +1400,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1338,12 +1465,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1370,7 +1501,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1397,6 +1528,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -1472,6 +1616,7 @@ END
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -1487,8 +1632,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -1496,6 +1639,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -1556,7 +1718,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1620,12 +1783,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1652,7 +1819,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1679,6 +1846,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }

@@ -80,6 +80,7 @@ job "slurm-ctl" {
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -92,8 +93,6 @@ job "slurm-ctl" {
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -101,6 +100,25 @@ job "slurm-ctl" {
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_TASK_DIR}/config:/sms/config",
           "--bind",
@@ -437,7 +455,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -501,12 +520,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -533,7 +556,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -560,6 +583,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -602,6 +638,7 @@ END
           "/var/lib/sms/nomad/sample",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/spool/slurmctld",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -616,8 +653,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -625,6 +660,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -696,7 +750,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -760,12 +815,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -792,7 +851,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -819,6 +878,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -891,6 +963,7 @@ END
           "/var/lib/sms/nomad/sample",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/spool/slurmctld",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -905,8 +978,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -914,6 +985,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -985,7 +1075,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1049,12 +1140,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1081,7 +1176,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1108,6 +1203,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -1181,6 +1289,7 @@ END
           "/var/lib/sms/nomad/sample",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/spool/slurmctld",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -1195,8 +1304,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -1204,6 +1311,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -1275,7 +1401,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1339,12 +1466,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1371,7 +1502,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1398,6 +1529,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -1474,6 +1618,7 @@ END
           "/var/lib/sms/nomad/sample",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/spool/slurmctld",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -1488,8 +1633,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -1497,6 +1640,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -1557,7 +1719,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1621,12 +1784,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1653,7 +1820,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1680,6 +1847,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }

@@ -80,6 +80,7 @@ job "slurmdbd" {
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -92,8 +93,6 @@ job "slurmdbd" {
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -101,6 +100,25 @@ job "slurmdbd" {
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_TASK_DIR}/config:/sms/config",
           "--bind",
@@ -413,7 +431,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -477,12 +496,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -509,7 +532,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -536,6 +559,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -579,6 +615,7 @@ END
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -593,8 +630,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -602,6 +637,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -675,7 +729,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -739,12 +794,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -771,7 +830,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -798,6 +857,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -871,6 +943,7 @@ END
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -885,8 +958,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -894,6 +965,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -967,7 +1057,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1031,12 +1122,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1063,7 +1158,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1090,6 +1185,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -1163,6 +1271,7 @@ END
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -1177,8 +1286,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -1186,6 +1293,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -1248,7 +1374,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1312,12 +1439,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1344,7 +1475,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1371,6 +1502,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -1445,6 +1589,7 @@ END
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -1459,8 +1604,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -1468,6 +1611,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -1541,7 +1703,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1605,12 +1768,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1637,7 +1804,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1664,6 +1831,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -1741,6 +1921,7 @@ END
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -1755,8 +1936,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -1764,6 +1943,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -1826,7 +2024,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1890,12 +2089,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1922,7 +2125,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1949,6 +2152,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }

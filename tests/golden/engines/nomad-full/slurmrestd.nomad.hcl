@@ -75,6 +75,7 @@ job "slurmrestd" {
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -87,8 +88,6 @@ job "slurmrestd" {
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -96,6 +95,25 @@ job "slurmrestd" {
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_TASK_DIR}/config:/sms/config",
           "--bind",
@@ -375,7 +393,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -439,12 +458,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -471,7 +494,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -498,6 +521,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -539,6 +575,7 @@ END
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -552,8 +589,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -561,6 +596,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -628,7 +682,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -692,12 +747,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -724,7 +783,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -751,6 +810,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -823,6 +895,7 @@ END
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -836,8 +909,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -845,6 +916,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -901,7 +991,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -965,12 +1056,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -997,7 +1092,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1024,6 +1119,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -1099,6 +1207,7 @@ END
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -1112,8 +1221,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -1121,6 +1228,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -1177,7 +1303,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1241,12 +1368,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1273,7 +1404,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1300,6 +1431,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }

@@ -80,6 +80,7 @@ job "slurmdbd" {
           "local/verified.sh",
           "",
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -92,8 +93,6 @@ job "slurmdbd" {
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -101,6 +100,25 @@ job "slurmdbd" {
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_TASK_DIR}/config:/sms/config",
           "--bind",
@@ -362,7 +380,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -426,12 +445,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -458,7 +481,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -485,6 +508,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -528,6 +564,7 @@ END
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -541,8 +578,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -550,6 +585,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -610,7 +664,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -674,12 +729,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -706,7 +765,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -733,6 +792,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -806,6 +878,7 @@ END
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -819,8 +892,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -828,6 +899,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -899,7 +989,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -963,12 +1054,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -995,7 +1090,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1022,6 +1117,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -1096,6 +1204,7 @@ END
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -1109,8 +1218,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -1118,6 +1225,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -1178,7 +1304,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1242,12 +1369,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1274,7 +1405,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1301,6 +1432,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
@@ -1378,6 +1522,7 @@ END
           "/var/lib/sms/images/0123456789ab0000000000000000000000000000000000000000000000000000.sif",
           "var/lib/mysql",
           "var/lib/mysql-dump",
+          "${NOMAD_TASK_DIR}/empty",
           "${NOMAD_ALLOC_DIR}/data/etc",
           "${NOMAD_ALLOC_DIR}/data/run",
           "${NOMAD_ALLOC_DIR}/data/log",
@@ -1391,8 +1536,6 @@ END
           "--pid",
           "--no-init",
           "--ipc",
-          "--no-mount",
-          "sys",
           "--dns",
           "172.30.2.53",
           "--no-privs",
@@ -1400,6 +1543,25 @@ END
           "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_NET_RAW,CAP_SETGID,CAP_SETPCAP,CAP_SETUID",
           "--security",
           "seccomp:${NOMAD_TASK_DIR}/seccomp.json",
+          "--no-mount",
+          "sys",
+          "--no-mount",
+          "/etc/localtime",
+          "--no-mount",
+          "/etc/hosts",
+          "--bind=/proc/sys:/proc/sys:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/acpi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/asound:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/bus:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/fs:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/irq:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/scsi:ro",
+          "--bind=${NOMAD_TASK_DIR}/empty:/proc/sys/fs:ro",
+          "--bind=/dev/null:/proc/kcore:ro",
+          "--bind=/dev/null:/proc/keys:ro",
+          "--bind=/dev/null:/proc/sched_debug:ro",
+          "--bind=/dev/null:/proc/sysrq-trigger:ro",
+          "--bind=/dev/null:/proc/timer_list:ro",
           "--bind",
           "${NOMAD_ALLOC_DIR}/data/etc:/etc",
           "--bind",
@@ -1460,7 +1622,8 @@ END
 # run-image KIND OVERLAY MODE IMAGE COMMAND...: run a command of Apptainer, in the mount namespace that unshare(1) has made for it.
 # KIND is start, join or once. OVERLAY, if not empty: an overlay that nobody uses, whose files are data for the command: what a
 # container with this IMAGE would see is a folder of this namespace, for the word @OVERLAY@; MODE is ro or rw.
-# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares.
+# @HOST@ in COMMAND: the namespaces of this host, which definitions/scripts/confined compares. A mount over a part of /proc that
+# this host lacks (--bind=PATH:/proc/...:ro) is left out.
 #
 # A program of Apptainer is the executable of the container's first process and, for a moment, of each that joins it: root in the
 # container could change it by /proc/PID/exe, as the host's devices by their mounts. Here both are mounted read-only.
@@ -1524,12 +1687,16 @@ count=$#
 while [ "$count" -gt 0 ]; do
     word=$1
     shift
+    count=$((count - 1))
     case $word in
         @HOST@) word=$host ;;
         @OVERLAY@:*) word=$place/files:$${word#*:} ;;
+        --bind=*:/proc/*:ro)
+            path=$${word#*:}
+            [ -e "$${path%:ro}" ] || continue
+            ;;
     esac
     set -- "$@" "$word"
-    count=$((count - 1))
 done
 [ -n "$overlay" ] || exec "$@"
 device=$(findmnt -no SOURCE "$place/data")
@@ -1556,7 +1723,7 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, and cannot gain privileges. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1583,6 +1750,19 @@ done </proc/self/status
 case $bounds in *CapPrm:*CapBnd:*) ;; *) fail "its capabilities are not known" ;; esac
 [ "$privileges" = 1 ] || fail "programs can gain privileges (no_new_privs)"
 [ "$filter" = 2 ] || fail "system calls are not filtered (seccomp)"
+mounts=' '
+while read -r _ _ _ _ point options _; do
+    case $point in /proc/*) mounts="$mounts$point=$options, " ;; esac
+done </proc/self/mountinfo
+# READ_ONLY, HIDDEN_FOLDERS and HIDDEN_FILES of appliance/plan/services/confinement.py
+for path in /proc/sys /proc/acpi /proc/asound /proc/bus /proc/fs /proc/irq /proc/scsi /proc/sys/fs \
+    /proc/kcore /proc/keys /proc/sched_debug /proc/sysrq-trigger /proc/timer_list; do
+    # The last mount covers the others.
+    case $${mounts##* "$path"=} in
+        ro,*) ;;
+        *) [ ! -e "$path" ] || fail "$path is the host's" ;;
+    esac
+done
 exec "$@"
 END
       }
