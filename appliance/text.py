@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 SHORT = 60
@@ -41,6 +42,11 @@ def nearest(word: str, known: Iterable[str], *, listed: Iterable[str] | None = N
         return f"did you mean {close[0]}?"
     names = names if listed is None else sorted(set(listed))
     return f"{label}: {', '.join(names)}" if names else "none are known"
+
+
+def is_plain_name(text: str) -> bool:
+    """Return whether a text from elsewhere can be the name of a file: without a folder or spaces, and not an option."""
+    return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}", text))
 
 
 def whole_number(text: str) -> int | None:

@@ -13,6 +13,7 @@ from typing import TypedDict
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host, OnLine, Result
 from appliance.plan.image.definition import SQUASHFS
+from appliance.tools.scripts import script_argv
 
 SBOM_DATATYPE = "9"
 """SIF data type of an SBOM; it is added to group 1, which the signature covers."""
@@ -258,7 +259,7 @@ class _Data(TypedDict):
 
 
 class _Inspected(TypedDict):
-    """What ``apptainer inspect`` prints."""
+    """What ``apptainer build`` stores in a SIF about it."""
 
     data: _Data
 
@@ -276,8 +277,12 @@ class _Listed(TypedDict, total=False):
 
 
 def labels(host: Host, image: str) -> dict[str, str]:
-    """Return the labels of an image."""
-    inspected: _Inspected = host.run("apptainer", "inspect", "--json", image).parse(_Inspected)
+    """Return the labels of a SIF, whether its signature is valid or not: nothing of it is run.
+
+    Raises:
+        CommandError: it is not one that ``apptainer build`` has written.
+    """
+    inspected: _Inspected = host.run(*script_argv("image-metadata", image)).parse(_Inspected)
     return inspected["data"]["attributes"].get("labels") or {}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from appliance.host.base import Host
+import re
+
+from appliance.host.base import Host, OddOutput
 
 # Python uses OpenSSL with the CPU's SHA instructions: sha256sum may take more than three times as long.
 PROGRAM = """\
@@ -29,6 +31,15 @@ def find_digest(host: Host, path: str, *, needed: bool = True, timeout: float = 
 
     Raises:
         CommandError: the file cannot be read, or is needed and does not exist.
+        SmsError: the host answers with something else.
     """
     ok = (0,) if needed else (0, MISSING)
-    return host.run("python3", "-I", "-S", "-c", PROGRAM, path, ok=ok, timeout=timeout).text
+    result = host.run("python3", "-I", "-S", "-c", PROGRAM, path, ok=ok, timeout=timeout)
+    if not is_digest(result.text) and not (result.status == MISSING and not result.text):
+        raise OddOutput(result, "it is not a digest")
+    return result.text
+
+
+def is_digest(text: str) -> bool:
+    """Return whether a text is a SHA-256 digest in hexadecimal: names of files on other hosts contain it."""
+    return bool(re.fullmatch("[0-9a-f]{64}", text))

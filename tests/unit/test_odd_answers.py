@@ -83,7 +83,7 @@ def seed(host: Odd) -> object:
 READERS: dict[str, Callable[[Odd], object]] = {
     "sms-seed": seed,
     "apptainer instance list": lambda host: apptainer.list_instances(host, "*"),
-    "apptainer inspect": lambda host: apptainer.labels(host, "image"),
+    "image-metadata": lambda host: apptainer.labels(host, "image"),
     "apptainer --version": apptainer.version,
     "ip link": ports.list_links,
     "ip link of a process": lambda host: ports.find_ports(host, 7),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -20,6 +21,9 @@ LOCK = "/run/sms/{}.{}.copy.lock"
 """Of a copy on the target; with the name of the file and the beginning of its digest."""
 
 
+Check = Callable[[str], object]
+
+
 @dataclass(frozen=True)
 class HostFile:
     """A file of a host, with the SHA-256 digest of its content in hexadecimal."""
@@ -29,13 +33,16 @@ class HostFile:
     sha256: str
 
 
-def copy_file(env: Env, source: HostFile, target: Host, path: str, what: str) -> bool:
+def copy_file(
+    env: Env, source: HostFile, target: Host, path: str, what: str, *, check: Check = lambda part: None
+) -> bool:
     """Copy a file to ``path`` on a host, readable only by root, unless it is there; return whether anything was sent.
 
     The file appears when it is complete and verified. A copy that was interrupted is resumed by the next call.
 
     Args:
         what: names the file in the progress display.
+        check: called with the path of the complete copy, before it gets its name; an exception removes the copy.
 
     Raises:
         Busy: another copy of the file to that host is under way.
@@ -48,7 +55,13 @@ def copy_file(env: Env, source: HostFile, target: Host, path: str, what: str) ->
     with env.locks.hold(target, lock, f"another command copies {source.path} to {target.name}"):
         if _is_there(source, target, path):
             return False
-        _copy(source, target, path, what, env.progress)
+        part = _copy(source, target, path, what, env.progress)
+        try:
+            check(part)
+        except BaseException:
+            target.remove(part)
+            raise
+        files.place(target, part, path)
     return True
 
 
@@ -56,8 +69,8 @@ def _is_there(source: HostFile, target: Host, path: str) -> bool:
     return find_digest(target, path, needed=False, timeout=DIGEST_S) == source.sha256
 
 
-def _copy(source: HostFile, target: Host, path: str, what: str, progress: Progress) -> None:
-    """Copy it; the lock is held.
+def _copy(source: HostFile, target: Host, path: str, what: str, progress: Progress) -> str:
+    """Copy it; return the path of the copy. The lock is held.
 
     Raises:
         As ``copy_file``.
@@ -80,8 +93,8 @@ def _copy(source: HostFile, target: Host, path: str, what: str, progress: Progre
             raise SmsError(
                 f"the copy of {source.path} on {target.name} is corrupt", hint="run it again to send it again"
             )
-        files.place(target, part, path)
         step.detail(f"{(size - done) >> 20} MiB, sha256:{source.sha256[:16]}")
+    return part
 
 
 def _append(source: HostFile, target: Host, part: str, position: tuple[int, int], step: Step) -> None:

@@ -14,7 +14,7 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.site.keys import fingerprint
-from appliance.text import one_line
+from appliance.text import is_plain_name, one_line
 from appliance.tools import apptainer, files
 from appliance.tools.sealed import check_seal
 from appliance.tools.sha256 import find_digest
@@ -73,6 +73,18 @@ def deliver(
     before_sending()
     copy_file(cluster.env, HostFile(Local(), str(source), digest), host, target, "the image")
     return target, digest
+
+
+def image_name(path: str) -> str:
+    """Return the name that an image of another host has in a store of images.
+
+    Raises:
+        Refused: it is not one that a file of a store may have.
+    """
+    name = path.rpartition("/")[2]
+    if not is_plain_name(name) or not name.endswith(".sif"):
+        raise Refused(f"{one_line(path, 200)} is not the path of an image", hint="name it KEY.sif, as `sms build` does")
+    return name
 
 
 def trust(cluster: Cluster, host: Host, path: str, sha256: str = "") -> Image:

@@ -16,7 +16,7 @@ from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster, need_root
 from appliance.operations.hosts.host import list_hosts
 from appliance.operations.image.copy import HostFile, copy_file
-from appliance.operations.image.deliver import Image, trust
+from appliance.operations.image.deliver import Image, image_name, trust
 from appliance.operations.lab import demo
 from appliance.operations.preflight import check_programs
 from appliance.operations.services.start import Started, StartOptions, start
@@ -291,19 +291,24 @@ def find_image(cluster: Cluster, source: Host, image: str, *, dry_run: bool = Fa
 
 
 def _fetch_image(cluster: Cluster, source: Host, path: str, dry_run: bool) -> str:
-    """Fetch an image of another host into this machine's store."""
+    """Fetch an image of another host into this machine's store; it has no effect on which one is current here.
+
+    Raises:
+        Refused: there is none, or it cannot be trusted; nothing of it stays.
+    """
     if isinstance(source, Local) or not source.works("test", "-f", path):
         raise Refused(f"there is no image {path}", hint="`sms build` creates one, `sms image list` lists them")
     there = source.run("readlink", "-f", path).text
-    target = Path(cluster.places.images) / Path(there).name
+    target = Path(cluster.places.images) / image_name(there)
     digest = find_digest(source, there)
     if find_digest(Local(), str(target), needed=False) == digest:
         return str(target)
     if dry_run:
         raise Refused(f"{path} is only on {source.name}", hint="without --dry-run it is fetched")
-    if target.exists():
+    if target.exists() or target.name == cluster.places.current.name:
         target = target.with_name(f"{target.stem}-{digest[:12]}.sif")
-    copy_file(cluster.env, HostFile(source, there, digest), Local(), str(target), "the image")
+    fetched = HostFile(source, there, digest)
+    copy_file(cluster.env, fetched, Local(), str(target), "the image", check=lambda part: trust(cluster, Local(), part))
     return str(target)
 
 

@@ -329,8 +329,8 @@ def test_root_in_a_task_cannot_change_its_client(lab: Lab, cluster: NomadClient,
     folder = f"{DISK}/nomad/alloc/{one}"
     for task in cluster.get("job/slurm-ctl")["TaskGroups"][0]["Tasks"]:
         own = f"{folder}/{task['Name']}"
-        names = {"ALLOC_DIR": f"{folder}/alloc", "TASK_DIR": f"{own}/local", "SECRETS_DIR": f"{own}/secrets", "ALLOC_ID": one}
-        environment = ("env", *(f"NOMAD_{name}={value}" for name, value in names.items()))
+        folders = {"ALLOC": f"{folder}/alloc", "TASK": f"{own}/local", "SECRETS": f"{own}/secrets"}
+        environment = ("env", f"NOMAD_ALLOC_ID={one}", *(f"NOMAD_{name}_DIR={path}" for name, path in folders.items()))
         args = task["Config"]["args"]
         tried = lab.host("host-a").run(*environment, "sh", "-euc", inside_script(args, ("sh", "-euc", WRITES)))
         assert tried.text == "tried", task["Name"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from appliance.errors import Busy, SmsError
+from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import Result
 from appliance.host.local import Local
 from appliance.host.stream import Stream
@@ -68,6 +68,20 @@ def test_a_corrupt_copy_is_removed(tmp_path: Path) -> None:
     target.part.write_bytes(b"x" * 1000)
     with pytest.raises(SmsError, match="is corrupt"):
         copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
+    assert list(target.image.parent.iterdir()) == []
+
+
+def test_nothing_stays_of_a_copy_that_is_refused(tmp_path: Path) -> None:
+    source, target = InFolder(tmp_path / "a"), InFolder(tmp_path / "b")
+    source.image.parent.mkdir()
+    source.image.write_bytes(DATA)
+
+    def refuse(part: str) -> None:
+        assert target.part.read_bytes() == DATA and part == f"{FOLDER}/{target.part.name}"
+        raise Refused("it is not signed")
+
+    with pytest.raises(Refused):
+        copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", check=refuse)
     assert list(target.image.parent.iterdir()) == []
 
 

@@ -117,7 +117,7 @@ class Container(Fake):
         answers: dict[tuple[str, ...], Answer] = {
             LIST: lists([Instance("sms-sample", 1, "image")]),
             ("sh", "-c", QUERY): (0, "1 none\n"),
-            ("apptainer", "inspect"): (0, json.dumps({"data": {"attributes": {"labels": labels}}})),
+            script_argv("image-metadata"): (0, json.dumps({"data": {"attributes": {"labels": labels}}})),
             ("readlink",): (0, "image"),
             ("stat", "-L"): (0, str(2048 << 20)),
             ("ip",): (0, "[]"),

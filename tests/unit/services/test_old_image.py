@@ -30,6 +30,7 @@ from appliance.share import share
 from appliance.shared.lease import Lease
 from appliance.tools.apptainer import Instance
 from appliance.tools.programs import FIND
+from appliance.tools.scripts import script_argv
 from tests.confined import confined_output
 from tests.support.env import Reports, fake_env
 from tests.support.fake import Fake
@@ -58,7 +59,7 @@ def host(labels: dict[str, str] | None, **answers: tuple[int, str]) -> Fake:
     return Fake(
         {
             ("test", "-e"): (int(labels is None), ""),
-            ("apptainer", "inspect"): (0, inspected),
+            script_argv("image-metadata"): (0, inspected),
             LIST: lists([]),
             ("sh", "-c", FIND): (0, ""),
             ("sh", "-c", QUERY): (0, "0 none\n"),
@@ -82,13 +83,13 @@ def test_an_image_that_would_be_refused_is_recognised(labels: dict[str, str] | N
 
 def test_an_image_that_cannot_be_read_would_be_refused() -> None:
     broken = host({})
-    broken.answers[("apptainer", "inspect")] = (255, "FATAL: image format not recognized")
+    broken.answers[script_argv("image-metadata")] = (255, "FATAL: image format not recognized")
     assert "/i.sif cannot be read" in find_refusal(broken, "/i.sif")
 
     def fail(*_: Any) -> Any:
         raise Unreachable("host-a: no route")
 
-    broken.answers[("apptainer", "inspect")] = fail
+    broken.answers[script_argv("image-metadata")] = fail
     with pytest.raises(Unreachable):
         find_refusal(broken, "/i.sif")
 

@@ -33,7 +33,8 @@ from tests.places import ROOT as TREE
 
 SITE = open_site(DEBIAN_SITE).site
 CONFINED = Confinement(("CHOWN", "KILL", "NET_ADMIN"), "/s/seccomp.json", "/s/empty", ())
-RUNS = ("exec", "run", "shell", "test", "oci", "checkpoint")
+RUNS = ("exec", "run", "shell", "test", "oci", "checkpoint", "inspect")
+"""``inspect`` runs the shell of an image that has no inspect-metadata.json."""
 TEXT = re.compile(
     rf"\b(?:apptainer|singularity)\b[\"'`]*(?:\s+-\S+)*\s+(?:{'|'.join(RUNS)}|instance\s+(?:start|run))\b(?!\s+(?:of|as)\b)"
 )
@@ -85,6 +86,7 @@ def test_no_other_place_runs_something_with_apptainer() -> None:
         ('x = ["env", "apptainer", "instance", "start", *options]', True),
         ('x = ("apptainer", *words)', True),
         ('x = ("/usr/bin/singularity", verb, image)', True),
+        ('run("apptainer", "inspect", "--json", image)', True),
         ('run("apptainer", "verify", image)', False),
         ('run("apptainer", "instance", "list", "--json", name)', False),
         ('run("apptainer", "instance", "stop", name)', False),
@@ -100,6 +102,7 @@ def test_calls_are_found(text: str, found: bool) -> None:
         ('exec apptainer exec "$@"', True),
         ("apptainer --quiet run x.sif", True),
         ("singularity instance start x.sif y", True),
+        ("apptainer inspect --json x.sif", True),
         ("apptainer verify --all", False),
         ("apptainer instance list --json", False),
     ],

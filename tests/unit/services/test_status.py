@@ -108,7 +108,7 @@ def test_what_an_earlier_version_built_or_started_is_a_fault(
     simulate_reach(monkeypatch, Inside(), Reach())
     probed, running = list[bool](), list[Instance]()
     host = running_host(cluster, probed, running, test=(0, ""))
-    host.answers["apptainer", "inspect"] = (0, json.dumps({"data": {"attributes": {"labels": labels}}}))
+    host.answers[script_argv("image-metadata")] = (0, json.dumps({"data": {"attributes": {"labels": labels}}}))
     host.files["/proc/7/status"] = f"NoNewPrivs:\t{int(seccomp > 0)}\nSeccomp:\t{seccomp}\n".encode()
     found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")
     assert found.healthy is not bool(warning) and len(found.warnings) == bool(warning)

@@ -195,8 +195,6 @@ def _apptainer(host: ModelHost, argv: tuple[str, ...]) -> Any:
         effect("start_instance", host.name, True, 0)
     elif words == ("instance", "stop"):
         effect("stop_instance", host.name)
-    elif words[0] == "inspect":
-        return constant("labels")
     elif PROBE in argv:
         return effect("serves", host.name) if argv[argv.index(PROBE) + 2] == "20" else int(not effect("works")), ""
     elif "cat" in argv and "/proc/self/status" in argv:
@@ -261,6 +259,7 @@ ANSWERS: dict[str, Callable[[ModelHost, tuple[str, ...]], Any]] = {
     "query-overlay": lambda host, argv: effect("query_overlay", host.name),
     "find": lambda host, argv: "/usr/bin/sms" if argv[-1] == "sms" else "" if argv[0] == "sh" else _find(host, argv),
     "inspect-confinement": lambda host, argv: constant("inspect-confinement"),
+    "image-metadata": lambda host, argv: constant("labels"),
     "start-daemon": _does("start_guard"),
     "stop-daemon": _does("stop_guard"),
     "true": _does("read_mark"),
