@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from appliance.host.base import Host
@@ -10,6 +11,10 @@ from appliance.operations.image.deliver import Image
 from appliance.shared.lease import Lease
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.tools import files
+from appliance.tools.sha256 import is_digest
+
+PATH = re.compile(r"(/(?!\.\.?(/|$))[^/\x00-\x1f\x7f]+)+|")
+"""An absolute path that leads through no parent folder."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,16 @@ def read_note(cluster: Cluster, host: Host) -> StartNote | None:
 
 
 def parse_note(data: bytes | None) -> StartNote | None:
-    """Return the record in a file's bytes; None if there are none, or they are unreadable."""
+    """Return the record in a file's bytes; None if there are none, or they are unreadable.
+
+    Another host may have written it: the image is an absolute path, and its digest is one, if they are known.
+    """
     try:
-        return from_json(StartNote, data) if data is not None else None
+        found = from_json(StartNote, data) if data is not None else None
     except RecordError:
         return None
+    sound = found and PATH.fullmatch(found.image) and (not found.sha256 or is_digest(found.sha256))
+    return found if sound else None
 
 
 def record_start(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:

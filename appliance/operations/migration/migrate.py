@@ -12,7 +12,7 @@ from appliance.operations import history
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.guarded import stop_guard
 from appliance.operations.image.copy import HostFile, copy_file
-from appliance.operations.image.deliver import Image, trust
+from appliance.operations.image.deliver import Image, image_name, trust
 from appliance.operations.lease import query_lease
 from appliance.operations.migration.inspection import inspect_hosts, record_serving, unreachable_is_refused
 from appliance.operations.migration.state import Inspected, MigrationResult
@@ -123,18 +123,27 @@ def refuse_over_budget(plan: Plan, *, force: bool) -> None:
 
 
 def prepare(cluster: Cluster, inspected: Inspected) -> Image:
-    """Copy the running image to the target, verify it there, and write the network configuration.
+    """Copy the running image to the target's store, verify it there, and write the network configuration.
 
     Raises:
-        Refused: the image cannot be trusted there.
+        Refused: the image cannot be trusted there; nothing of it stays.
     """
     where = cluster.places
     folders = (where.images, where.overlay.parent, where.journal, where.public_keys)
     files.make_folders(inspected.target, *map(str, folders))
     running = HostFile(inspected.source, inspected.plan.image, inspected.plan.sha256)
-    copy_file(cluster.env, running, inspected.target, running.path, "the image")
+    # What the source calls its image decides about no other file of the target.
+    path = f"{where.images}/{image_name(running.path)}"
+    copy_file(
+        cluster.env,
+        running,
+        inspected.target,
+        path,
+        "the image",
+        check=lambda part: trust(cluster, inspected.target, part),
+    )
     with cluster.env.progress.step(f"verify the image on {inspected.target.name}") as step:
-        image = trust(cluster, inspected.target, inspected.plan.image)
+        image = trust(cluster, inspected.target, path)
         if image.sha256 != inspected.plan.sha256:
             raise Refused(f"{image.path} on {inspected.target.name} is not the image that is running")
         step.detail(image.signer)

@@ -13,6 +13,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.image.copy import HostFile, copy_file
 from appliance.plan.vm.vm import VmPlaces
 from appliance.shared.files import replace_file, sync_folder
+from appliance.text import is_plain_name, one_line
 from appliance.tools import files
 from appliance.tools.sealed import MANIFEST, SIGNATURE, open_manifest, read_seal
 from appliance.tools.sha256 import find_digest
@@ -74,6 +75,10 @@ def find_vm_image(cluster: Cluster, source: Host, target: Host, key: str) -> tup
     Raises:
         Refused: no host has it, or it is not signed with the site's keys.
     """
+    if key and not is_plain_name(key):
+        raise Refused(
+            f"{source.name}: {one_line(key, 200)} is not the key of an image", hint="`sms vm build` builds one"
+        )
     images, keys = VmPlaces(cluster.site).images, cluster.site.signing.public_keys
     for host in (Local(), target, *((source,) if key else ())):
         folder = f"{images}/{key or 'current'}"

@@ -49,6 +49,7 @@ from appliance.plan.vm.vm import (
 from appliance.shared.lease import LAST_RAISING
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.shared.secret import SecretInput
+from appliance.text import is_plain_name
 from appliance.tools import bridge, files, qemu
 from appliance.tools.guest import open_guest
 from appliance.tools.space import query_space
@@ -327,9 +328,10 @@ def make_note(host: Host, image: VmImage, holder: Holder, accel: tuple[str, str]
 def read_note(cluster: Cluster, host: Host) -> VmNote:
     """Return the record of the last start; an empty one if there is none or it cannot be read."""
     try:
-        return from_json(VmNote, host.read(str(VmPlaces(cluster.site).note)) or b"{}")
+        found = from_json(VmNote, host.read(str(VmPlaces(cluster.site).note)) or b"{}")
     except RecordError:
         return VmNote()
+    return found if not found.key or is_plain_name(found.key) else VmNote()  # the key is the name of a folder
 
 
 def issuer_days(written: VmNote, now: float) -> int:

@@ -239,7 +239,7 @@ def test_a_shared_overlay_is_never_set_aside(tmp_path: Path) -> None:
 
 
 def note_start(pair: Pair, name: str, generation: int) -> None:
-    facts = {"image": "/i", "key": "k", "sha256": "s", "signer": "us", "host": name, "started": 1.0}
+    facts = {"image": "/i", "key": "k", "sha256": "5" * 64, "signer": "us", "host": name, "started": 1.0}
     text = json.dumps({**facts, "generation": generation}, indent=1)
     pair.hosts[name].write(start_note_path(pair.cluster), text.encode())
 

@@ -11,7 +11,7 @@ from typing import Any, NotRequired, Optional, TypedDict
 
 import pytest
 
-from appliance.operations.start_note import StartNote
+from appliance.operations.start_note import StartNote, parse_note
 from appliance.operations.upgrade.rehearse_folders import RECORD, Record, read_record, write_record
 from appliance.operations.vm.snapshots import VmSnapshot, read_listed
 from appliance.plan.overlay.mirror import read_mirror
@@ -89,6 +89,36 @@ def test_start_note_of_version_519381b() -> None:
         "started": 5.5,
     }
     assert from_json(StartNote, json.dumps(written, indent=1).encode()) == StartNote(**written)  # type: ignore[arg-type]
+
+
+NOTE = {
+    "image": "/i/a b.sif",
+    "key": "k",
+    "sha256": "ab" * 32,
+    "signer": "s",
+    "generation": 4,
+    "host": "h",
+    "started": 5.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sound"),
+    [
+        ({}, True),
+        ({"image": "", "sha256": ""}, True),
+        ({"image": "/i/..a.sif"}, True),
+        ({"image": "i/a.sif"}, False),
+        ({"image": "/i/../etc/a.sif"}, False),
+        ({"image": "/i/.."}, False),
+        ({"image": "/i/a\n.sif"}, False),
+        ({"sha256": "../../etc/cron.d/x"}, False),
+        ({"sha256": "AB" * 32}, False),
+    ],
+)
+def test_a_start_note_names_an_image_and_a_digest(changes: dict[str, str], sound: bool) -> None:
+    """Root of another admin host can write it."""
+    assert (parse_note(json.dumps({**NOTE, **changes}).encode()) is not None) is sound
 
 
 def test_mirror_note_of_version_519381b() -> None:

@@ -471,6 +471,8 @@ def test_a_migration_fetches_the_image_of_the_source(tmp_path: Path) -> None:
     source = Local("source", prefix=("unshare", "-m", "sh", "-c", bind, "bind", str(there), str(images)))
     with pytest.raises(Refused, match="nor source has the VM's image"):
         find_vm_image(cluster, source, Local("target"), key)
+    with pytest.raises(Refused, match="is not the key of an image"):
+        find_vm_image(cluster, source, Local("target"), f"../images/{key}")
     (there / key / "disk.qcow2").write_bytes(b"a disk")
     digest = seal(there / key, tmp_path / "sign.pem", about={"kind": "provisioning-vm", "key": key})
     host, found = find_vm_image(cluster, source, Local("target"), key)
