@@ -20,6 +20,10 @@ from appliance.errors import SmsError
 
 RUN = ("setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "ansible", "playbook")
 """ansible-playbook, terminated with this process; run as a module because it need not be in PATH."""
+BOUNDED = ("prlimit", f"--data={512 << 20}")
+"""Limits the memory of Ansible: it keeps all that another host prints."""
+LONGEST_S = 7200
+"""Seconds that a playbook may take: also a host that always answers a little comes to an end."""
 
 KEPT_LINES, KEPT_LETTERS = 12, 2000
 """The last lines of the output that an error shows, and how much of each."""
@@ -67,7 +71,13 @@ OnTask = Callable[[str], None]
 
 
 def run_playbook(
-    playbook: Path, target: Target, variables: Mapping[str, Any], *, on_task: OnTask, dry_run: bool = False
+    playbook: Path,
+    target: Target,
+    variables: Mapping[str, Any],
+    *,
+    on_task: OnTask,
+    dry_run: bool = False,
+    longest_s: int = LONGEST_S,
 ) -> Play:
     """Run a playbook against one host and wait for it to end. It prints nothing to the terminal.
 
@@ -76,7 +86,7 @@ def run_playbook(
         dry_run: change nothing; report what would change.
 
     Raises:
-        SmsError: Ansible could not run.
+        SmsError: Ansible could not run, or did not end in time.
     """
     import ansible_runner
 
@@ -98,6 +108,7 @@ def run_playbook(
             ident="run",
             envvars=_environment(folder),
             quiet=True,
+            timeout=longest_s,
             event_handler=on_event,
             # Without a callback the runner installs its own signal handlers.
             cancel_callback=lambda: False,
@@ -109,13 +120,20 @@ def run_playbook(
             for key, value in config.env.items()
             if not key.startswith("ANSIBLE_") or value != os.environ.get(key)
         }
-        config.command = [*RUN, *config.command[1:]]
+        config.command = [*_program(target), *config.command[1:]]
         config.pexpect_timeout = 1
         runner.run()
+    if runner.status == "timeout":
+        raise SmsError(f"{target.name}: ansible-playbook did not end within {longest_s} s", hint="run it again")
     if runner.rc and not play.failed:
         tail = "\n    ".join(line for line in output if line.strip())
         raise SmsError(f"ansible-playbook ended with status {runner.rc}\n    {tail}")
     return play
+
+
+def _program(target: Target) -> tuple[str, ...]:
+    """Return the first words of the command. On this machine, package managers would have the limit, too."""
+    return (*BOUNDED, *RUN) if target.address else RUN
 
 
 def _connection(target: Target, folder: Path) -> dict[str, object]:

@@ -14,6 +14,7 @@ from appliance.progress import Progress, Step
 from appliance.tools import files
 from appliance.tools.scripts import script_argv
 from appliance.tools.sha256 import find_digest
+from appliance.tools.space import SPARE_BYTES, need_space
 
 DIGEST_S = 3600
 """Seconds that reading a file may take."""
@@ -46,7 +47,8 @@ def copy_file(
 
     Raises:
         Busy: another copy of the file to that host is under way.
-        SmsError: the copy is corrupt or was interrupted.
+        Refused: the target has no room for it.
+        SmsError: the copy is corrupt, was interrupted, or does not end where the source said.
     """
     if _is_there(source, target, path):
         return False
@@ -79,11 +81,16 @@ def _copy(source: HostFile, target: Host, path: str, what: str, progress: Progre
     # The digest in its name: what is left of another version is not continued.
     part = f"{path}.{source.sha256[:16]}.part"
     done = files.size_of(target, part)
+    folder = str(PurePosixPath(path).parent)
     if not 0 < done <= size:
-        files.make_folders(target, str(PurePosixPath(path).parent))
+        files.make_folders(target, folder)
         remove_partial(target, path)
-        files.make_file(target, part)
         done = 0
+    need_space(
+        target, folder, size - done + SPARE_BYTES, f"MiB free, {what} may need %d MiB", hint="free some space there"
+    )
+    if not done:
+        files.make_file(target, part)
     fetched = isinstance(target, Local)
     text = f"fetch {what} from {source.host.name}" if fetched else f"send {what} to {target.name}"
     with progress.step(text) as step:
@@ -98,7 +105,11 @@ def _copy(source: HostFile, target: Host, path: str, what: str, progress: Progre
 
 
 def _append(source: HostFile, target: Host, part: str, position: tuple[int, int], step: Step) -> None:
-    """Append the rest of a file to its partial copy; ``position``: bytes that the copy has, and of the file."""
+    """Append the rest of a file to its partial copy; ``position``: bytes that the copy has, and of the file.
+
+    Raises:
+        SmsError: the source sends more than that; the copy is removed.
+    """
     done, size = position
     dd = ("dd", f"of={part}", "oflag=append", "conv=notrunc", "bs=1M", "status=none")
     with (
@@ -106,12 +117,16 @@ def _append(source: HostFile, target: Host, part: str, position: tuple[int, int]
         target.stream(*script_argv("append-locked", str(files.HELD), part, *dd)) as writer,
     ):
         try:
-            while block := reader.read():
+            while (block := reader.read()) and done + len(block) <= size:
                 writer.write(block)
                 done += len(block)
                 step.moved(done, size)
             writer.end()
             writer.result()
+            if block:
+                target.remove(part)
+                message = f"{source.host.name} sends more than the {size} bytes of {source.path}"
+                raise SmsError(message, hint="does something write to that file? run it again")
         except CommandError as error:
             if error.result.status == files.HELD:
                 raise Busy(f"another command copies {source.path} to {target.name}") from error

@@ -16,10 +16,11 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
+from appliance.errors import SmsError
 from appliance.operations.hosts.host import failure
 from appliance.plan.hosts.authorized import authorized_line, mark_of, peer_addresses, read_public
 from appliance.share import share
-from appliance.tools.ansible import Failure, Play, Target, _connection, _note
+from appliance.tools.ansible import Failure, Play, Target, _connection, _note, _program, run_playbook
 from tests.places import GOLDEN
 
 PLAYBOOK = share("playbooks", "prepare-host.yml")
@@ -140,6 +141,19 @@ def test_connection_to_a_host() -> None:
     options = str(far["ansible_ssh_common_args"])
     assert "-o StrictHostKeyChecking=yes" in options
     assert """-o 'UserKnownHostsFile="/my hosts"'""" in options
+
+
+def test_memory_is_bounded_where_another_host_fills_it() -> None:
+    assert _program(Target("a", "/usr/bin/python3", "192.0.2.1"))[0] == "prlimit"
+    assert _program(Target("a", "/usr/bin/python3"))[0] == "setpriv"
+
+
+@pytest.mark.slow
+def test_a_playbook_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    playbook = tmp_path / "p.yml"
+    playbook.write_text("- hosts: all\n  gather_facts: false\n  tasks: [{command: sleep 300}]\n")
+    with pytest.raises(SmsError, match="did not end within 8 s"):
+        run_playbook(playbook, Target("a", sys.executable), {}, on_task=str, longest_s=8)
 
 
 def event(kind: str, task: str = "a task", **data: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,35 @@ def test_a_corrupt_copy_is_removed(tmp_path: Path) -> None:
     source.image.write_bytes(DATA)
     target.part.write_bytes(b"x" * 1000)
     with pytest.raises(SmsError, match="is corrupt"):
+        copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
+    assert list(target.image.parent.iterdir()) == []
+
+
+class Lies(InFolder):
+    """A host whose file has another size than it says."""
+
+    size = len(DATA) - 1
+
+    def run(self, *argv: str, **more: Any) -> Result:
+        done = super().run(*argv, **more)
+        return replace(done, stdout=b"%d" % self.size) if argv[0] == "stat" else done
+
+
+def test_a_copy_ends_where_the_source_said(tmp_path: Path) -> None:
+    source, target = Lies(tmp_path / "a"), InFolder(tmp_path / "b")
+    source.image.parent.mkdir()
+    source.image.write_bytes(DATA)
+    with pytest.raises(SmsError, match=f"a sends more than the {len(DATA) - 1} bytes"):
+        copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
+    assert list(target.image.parent.iterdir()) == []
+
+
+def test_a_copy_needs_its_space_before_it_begins(tmp_path: Path) -> None:
+    source, target = Lies(tmp_path / "a"), InFolder(tmp_path / "b")
+    source.image.parent.mkdir()
+    source.image.write_bytes(DATA)
+    source.size = 1 << 60
+    with pytest.raises(Refused, match="MiB free, the image may need"):
         copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
     assert list(target.image.parent.iterdir()) == []
 
