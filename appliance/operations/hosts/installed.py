@@ -6,8 +6,8 @@ import shutil
 import sys
 from pathlib import PurePosixPath
 
-import yaml
-
+from appliance.config.document import read_document
+from appliance.errors import ConfigError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
@@ -18,10 +18,14 @@ SITE_FILE = "/etc/sms/sms.yaml"
 
 
 def lies_there(cluster: Cluster, host: Host) -> bool:
-    """Return whether ``SITE_FILE`` on the host is a site file of this cluster with the same overlay folder."""
+    """Return whether ``SITE_FILE`` on the host is a site file of this cluster with the same overlay folder.
+
+    One that cannot be read is none; the limits of size, depth and number are those of every site file.
+    """
     try:
-        site = yaml.safe_load(host.read(SITE_FILE) or b"")
-    except yaml.YAMLError:
+        text = (host.read(SITE_FILE) or b"").decode(errors="replace")
+        site = read_document(text, f"{host.name}:{SITE_FILE}").data
+    except ConfigError:
         return False
     if not isinstance(site, dict) or site.get("cluster") != cluster.site.cluster:
         return False

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from appliance.plan.hosts.facts import Facts
+from appliance.text import whole_number
 
 PINS = ("playbooks", "roles", "apptainer", "files", "apptainer-debian.pins")
 """Path of the pinned packages below the data of ``sms``: architecture, package, version, digests and path in a line."""
@@ -58,12 +59,12 @@ def version_key(version: str) -> Key:
     upstream, hyphen, revision = rest.rpartition("-")
     if not hyphen:
         upstream, revision = rest, "0"
-    return (int(epoch) if epoch.isdecimal() else 0, _part_key(upstream), _part_key(revision))
+    return (whole_number(epoch) or 0, _part_key(upstream), _part_key(revision))
 
 
 def _part_key(text: str) -> Part:
     # The end of a part sorts after ~ and before letters; letters sort before everything else.
     return [
         ((*(-1 if c == "~" else ord(c) if c.isalpha() else ord(c) + 256 for c in other), 0), int(digits or 0))
-        for other, digits in re.findall(r"([^0-9]*)([0-9]*)", text)
+        for other, digits in re.findall(r"([^0-9]*)([0-9]{0,15})", text)
     ]

@@ -97,7 +97,7 @@ def _kernel(facts: Facts) -> Finding:
         detail = "; use a kernel with CONFIG_NET_NS"
     if not lacking:
         release = facts.values.get("kernel", "")
-        found = re.match(r"(\d+)\.(\d+)", release)
+        found = re.match(r"(\d{1,9})\.(\d{1,9})", release)
         if found and (int(found[1]), int(found[2])) < OLDEST_KERNEL:
             required = ".".join(map(str, OLDEST_KERNEL))
             return Finding(
@@ -132,7 +132,7 @@ def install_fix(facts: Facts, *programs: str) -> str:
 
 def _apptainer(facts: Facts) -> Finding:
     output = facts.values.get("apptainer", "")
-    found = re.search(r"(\d+)\.(\d+)[\d.]*", output)
+    found = re.search(r"(\d{1,9})\.(\d{1,9})[\d.]*", output)
     fix = {"redhat": "dnf install epel-release && dnf install apptainer", "suse": "zypper install apptainer"}.get(
         facts.family, f"sms host prepare {facts.host}"
     )
@@ -206,7 +206,7 @@ def _clock(facts: Facts) -> Finding:
 
 
 def _state(facts: Facts) -> Finding:
-    open_folders = [entry.split(":", 1)[1] for entry in facts.words("modes") if not entry.startswith("700:")]
+    open_folders = [entry.partition(":")[2] for entry in facts.words("modes") if not entry.startswith("700:")]
     if not open_folders:
         return Finding("state folders", "ok", "not accessible to other users, or not created yet")
     return Finding("state folders", "warning", "accessible to other users", "chmod 700 " + " ".join(open_folders))

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from appliance.plan.hosts.doctor import Finding
 from appliance.plan.hosts.facts import Facts
+from appliance.text import SHORT, one_line
 
 WALK = "docs/security.md, `If keys may have been read`"
 SHOWN = 5
@@ -20,6 +21,8 @@ SETUID_PROGRAM = "starter-suid"
 
 _VERIFIED = re.compile(r"(missing|[A-Z0-9.?]{8,9}) +(?:([acdglmnr]) +)?(/.*)")
 """A line of `dpkg --verify` or `rpm -V`: flags or `missing`, a letter for the kind of file, the path."""
+_MODE = re.compile(r"([0-7]{1,6}):(\d{1,10}):(/.*)", re.ASCII)
+"""Mode, number of the owner, and path of a file that is not as it should be."""
 _DOCUMENTS = ("/usr/share/", "/usr/lib/.build-id/")
 """Below these nothing is executed; minimal installations leave them out."""
 
@@ -65,7 +68,11 @@ def _wrong_modes(facts: Facts) -> dict[str, str]:
     """Return what others may change or what changes the user, by path."""
     found = {}
     for entry in filter(None, facts.values.get("apptainer_modes", "").split("\t")):
-        digits, user, path = entry.split(":", 2)
+        match = _MODE.fullmatch(entry)
+        if not match:
+            found[entry] = f"{one_line(entry, SHORT)} is not a mode, a user and a path"
+            continue
+        digits, user, path = match.groups()
         mode = int(digits, 8)
         expected = PurePosixPath(path).name == SETUID_PROGRAM and mode == 0o4755 and user == "0"
         if not expected:

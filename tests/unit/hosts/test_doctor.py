@@ -29,6 +29,7 @@ from appliance.plan.hosts.doctor import (
     worst,
 )
 from appliance.plan.hosts.facts import Bridge, Facts, parse_values, read_bridges, read_masters
+from appliance.plan.hosts.integrity import examine_integrity
 from appliance.progress import Silent
 from appliance.share import share
 from tests.support.env import FakeHosts, with_env
@@ -376,6 +377,34 @@ def test_a_machine_without_facts_gives_findings_not_a_crash() -> None:
     assert len(found) == len(CHECKS) + 4
     assert worst(found) == "missing"
     assert all(finding.detail for finding in found if finding.state != "ok")
+
+
+ODD = (
+    "",
+    "x",
+    "-1",
+    "²",
+    ":",
+    "a:b",
+    "755:0",
+    "755:0:/x\t9",
+    "8:0:/x",
+    "9" * 5000,
+    f"{'9' * 5000}.{'9' * 5000}",
+    "1:2-3.4\t=",
+)
+APPTAINER = ("apptainer_program", "apptainer_compared", "apptainer_modes", "apptainer_differs", "apptainer_record")
+OTHERS = ("apptainer_package", "nft_rules", "nft_tables", "legacy_tables", "wrapper", "overlay_there", "vm_schedule")
+
+
+@pytest.mark.parametrize("name", [*FINE, *APPTAINER, *OTHERS])
+def test_odd_facts_are_findings_not_a_traceback(name: str) -> None:
+    """Root of another admin host chooses what its script prints."""
+    for odd in ODD:
+        values = {**FINE, "apptainer_program": "/usr/bin/apptainer", "apptainer_record": "version=1.4.5", name: odd}
+        of = Facts("host-a", DEBIAN, frozenset(), values, BRIDGES)
+        examine(of, bridges={"br-prov": "eth0", "br-pub": None}, parents=("eth2",), overlay_bytes=2 << 30)
+        assert all(finding.detail for finding in examine_integrity(of, ("br-prov",)))
 
 
 LINKS: list[dict[str, object]] = [
