@@ -381,8 +381,26 @@ class Ssh(Host):
                     with contextlib.suppress(OSError):  # it is closed
                         self._set_user_timeout(transport)
 
+    def _need_files(self) -> None:
+        """Check that this machine can read the key and the known host keys.
+
+        Raises:
+            Unreachable: it cannot.
+        """
+        for what, path in (("key", self.key), ("known_hosts", self.known_hosts)):
+            try:
+                if path:
+                    path.read_bytes().decode()
+            except (OSError, UnicodeDecodeError) as error:
+                why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "is not text"
+                raise Unreachable(
+                    f"{self.name} was not asked: {path}: {why}",
+                    hint=f"it is `{what}` in the site file, and has to be readable on this machine",
+                ) from error
+
     def _connect(self, client: paramiko.SSHClient) -> None:
         where = f"{self.user}@{self.address}:{self.port}"
+        self._need_files()
         try:
             if self.known_hosts:
                 client.load_host_keys(str(self.known_hosts))
@@ -412,9 +430,10 @@ class Ssh(Host):
         except CONNECTION_ERRORS as error:
             unknown = "not found in known_hosts" in str(error)
             if not isinstance(error, OSError) and not unknown:
-                raise Stuck(
-                    f"{self.name}: {where}: {error}", hint="is it overloaded, or has sshd reached MaxStartups?"
-                ) from error
+                hint = "is it overloaded, or has sshd reached MaxStartups?"
+                if "private key" in str(error).lower():
+                    hint = f"is {self.key or 'the key'} whole? It is `key` of the host in the site file"
+                raise Stuck(f"{self.name}: {where}: {error}", hint=hint) from error
             hint = f"is the host up, and sshd running?{self.failed and f' {self.failed}'}"
             if unknown:
                 known = self.known_hosts or "~/.ssh/known_hosts"

@@ -473,3 +473,18 @@ def test_a_machine_that_accepts_connections_and_does_not_respond_is_on() -> None
         sshd.listen()
         assert far.accepts_connections()
     assert Local().accepts_connections()
+
+
+@pytest.mark.parametrize("what", ["key", "known_hosts"])
+@pytest.mark.parametrize("content", [None, b"\xff\x00"], ids=["missing", "binary"])
+def test_a_file_of_this_machine_that_cannot_be_read_is_named(tmp_path: Path, what: str, content: bytes | None) -> None:
+    """The other host is healthy: no hint at a failover."""
+    path = tmp_path / what
+    if content is not None:
+        path.write_bytes(content)
+    ssh = Ssh("host-b", "127.0.0.1", **{what: path})  # type: ignore[arg-type]
+    ssh.failed = "sms failover"
+    with pytest.raises(Unreachable) as caught:
+        ssh.run("true")
+    assert str(path) in caught.value.message and what in str(caught.value.hint)
+    assert "failover" not in str(caught.value.hint)

@@ -365,7 +365,7 @@ def _choose_origin(
     if not chosen:
         raise Refused(
             f"there is no verified snapshot on {host.name} to start from",
-            hint=f"`sms overlay pull latest --host {host.name}` fetches one from a Borg repository; "
+            hint=f"`sms overlay pull --from SOURCE --host {host.name}` fetches one, from borg or another admin host; "
             f"`sms overlay list --host {host.name}` shows all",
         )
     return False, dict(chosen)

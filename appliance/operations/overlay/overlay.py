@@ -189,7 +189,12 @@ def query_room(cluster: Cluster, host: Host) -> int | None:
 
 
 def ready_overlay(
-    cluster: Cluster, host: Host, image: Image, *, filled: bool = False, may_seed: Callable[[], bool] = lambda: True
+    cluster: Cluster,
+    host: Host,
+    image: Image,
+    *,
+    filled: bool = False,
+    may_seed: Callable[[bool], bool] = lambda _: True,
 ) -> list[str]:
     """Check the overlay, or create it where there is none, and seed it from the site file.
 
@@ -197,7 +202,7 @@ def ready_overlay(
 
     Args:
         filled: the state of the services is copied into it afterwards: a new one is not reported.
-        may_seed: called before the files of an existing one are changed; False: it keeps those that it has.
+        may_seed: called for an existing one, with whether its files are to stay; False: they stay in any case.
 
     Raises:
         Refused: something on this host has it open, or there is no room for a new one.
@@ -213,7 +218,8 @@ def ready_overlay(
     read_known = (lambda: ext3.read_inside(host, path, f"/upper{HOSTS}")) if exists else bytes
     cluster, renamed = resolve_nodes(cluster, host, read_known)
     same = exists and seeded_with(host, path) == mark
-    if (same and not renamed) or (exists and not may_seed()):
+    stays = same and not renamed
+    if exists and (not may_seed(stays) or stays):
         return []
     archive = archive_for(cluster)
     with cluster.env.progress.step("seed the overlay" if exists else "create and seed the overlay") as step:

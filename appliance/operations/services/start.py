@@ -270,8 +270,9 @@ def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[
         cluster.env.progress.report(line)
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(fitting(cluster, host) if exists else cluster), trusted)
-    if exists and not (options.force or cluster.is_gateway) and seeded_with(host, str(cluster.places.overlay)) != mark:
-        judge_start(cluster, host, keeps=options.boot, image=trusted.path)
+    if exists and not (options.force or cluster.is_gateway):
+        same = seeded_with(host, str(cluster.places.overlay)) == mark
+        judge_start(cluster, host, keeps=options.boot, image=trusted.path, same=same)
     argv = start_argv(cluster.site, confinement, trusted.path)
     return [*overlay_commands(cluster, host, trusted, mark, exists), shlex.join(shown(argv))]
 
@@ -366,7 +367,7 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
             cluster,
             host,
             image,
-            may_seed=lambda: unjudged or judge_start(cluster, host, keeps=keeps, image=image.path),
+            may_seed=lambda same: unjudged or judge_start(cluster, host, keeps=keeps, image=image.path, same=same),
         )
         mark_overlay(cluster, host, lease.generation)
         stop_gateway(cluster, host)  # as late as possible: it has the addresses

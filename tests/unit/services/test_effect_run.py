@@ -200,6 +200,19 @@ def test_a_start_that_would_remove_users_is_refused(cluster: Cluster) -> None:
     assert not judge_start(cluster, host, keeps=True) and "u2000" in shown.lines[-1]
 
 
+def test_files_that_stay_in_the_overlay_are_judged_too(cluster: Cluster) -> None:
+    """Of a snapshot, or changed by hand: the seed mark is the same, and partitions with jobs are gone."""
+    shown = Reports()
+    cluster = replace(cluster, env=fake_env(progress=shown))
+    host = Controller(cluster, [OF_NIGHT])
+    describe_jobs(cluster, host, record=True)
+    assert judge_start(cluster, host, keeps=False, same=True)
+    host.overlay = NEW.decode()
+    with pytest.raises(Refused, match="job 7"):
+        judge_start(cluster, host, keeps=False, same=True)
+    assert judge_start(cluster, host, keeps=True, same=True) and "job 7" in shown.lines[-1]
+
+
 def test_a_restore_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> None:
     job = "job 7|RUNNING|alice|night|n1||||1500|||".replace("|", "\t")
     host = Controller(cluster, [job])
