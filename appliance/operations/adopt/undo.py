@@ -210,17 +210,17 @@ def _steps(current: _Undo) -> None:
     source, target, result, progress = current.source, current.target, current.result, current.cluster.env.progress
     controller, accounting = map(cluster.find_role, ROLES)
     assert controller
-    since, copied = 0.0, f"{request.state_inside}={request.state}.sms-new"
+    since, copied = 0.0, (f"like={request.state}", f"{request.state_inside}={request.state}.sms-new")
 
     def write(data: bytes) -> None:
-        current.old.run(*script_argv("change", copied), input=data, timeout=CHANGE_S)
+        current.old.run(*script_argv("change", *copied), input=data, timeout=CHANGE_S)
 
     with progress.step(f"copy the state to {record.old} while slurmctld runs") as step:
         source.send("note", folder=request.state_inside)
         noted, _ = source.receive("noted", patience_s=LONG_S)
         argv = script_argv("read", f"{request.state_inside}={request.state_inside}")
         reader = Command(current.host, inside_argv(cluster.site, cluster.services, *argv))
-        writer = Command(current.old, script_argv("write", copied))
+        writer = Command(current.old, script_argv("write", *copied))
         transfer(reader, writer, lambda done: step.moved(done, max(done, int(noted["file_bytes"]))))
         copy_changes(source, write)
     if request.accounting and accounting:

@@ -167,6 +167,60 @@ def test_nothing_outside_is_written(tmp_path: Path, case: str) -> None:
     assert (tmp_path / "into").is_symlink() or not [path for path in (tmp_path / "into").rglob("*") if path.is_file()]
 
 
+LINKED = {
+    "link": (tarfile.SYMTYPE, "/etc/shadow"),
+    "fifo": (tarfile.FIFOTYPE, ""),
+    "device": (tarfile.CHRTYPE, ""),
+}
+
+
+@pytest.mark.parametrize("command", ["write", "change"])
+@pytest.mark.parametrize("case", LINKED)
+def test_a_host_gets_files_and_folders_only(tmp_path: Path, command: str, case: str) -> None:
+    """An undo of an adoption writes what the container sends to the old node."""
+    kind, target = LINKED[case]
+    new = tmp_path / "state.sms-new"
+    new.mkdir()
+    data = archive((entry(*TOP), b""), (entry("var/spool/state/one", kind, target), b""))
+    why = run(command, f"like={tmp_path}", pair(new), input=data, ok=False)
+    assert why.startswith(b"the archive has neither a file nor a folder") and b"state/one" in why
+    assert not list(new.iterdir())
+
+
+@pytest.mark.parametrize("command", ["write", "change"])
+def test_a_host_gets_no_bits_and_owners_of_the_container(tmp_path: Path, command: str) -> None:
+    if os.getuid():
+        pytest.skip("only root changes owners")
+    old, new = tmp_path / "state", tmp_path / "state.sms-new"
+    old.mkdir()
+    (old / "by-root").touch()
+    os.chown(old, 450, 451)
+    entries = [entry(*TOP), *(entry(f"var/spool/state/{name}") for name in ("slurm", "root", "other"))]
+    for one, owner in zip(entries, [(0, 0), (450, 451), (0, 0), (0, 42)], strict=True):
+        (one.uid, one.gid), one.mode = owner, 0o6777
+    new.mkdir()
+    run(command, f"like={old}", pair(new), input=archive(*((one, b"") for one in entries)))
+    found = {path.name: path.stat() for path in (new, *new.iterdir())}
+    assert {name: (one.st_uid, one.st_gid, one.st_mode & 0o7777) for name, one in found.items()} == {
+        "state.sms-new": (0, 0, 0o700),
+        "slurm": (450, 451, 0o777),
+        "root": (0, 0, 0o777),
+        "other": (450, 451, 0o777),
+    }
+
+
+@pytest.mark.parametrize("command", ["write", "change"])
+def test_a_host_is_not_filled(tmp_path: Path, command: str) -> None:
+    """A sparse file of the container has no size of its own; the error comes before anything of it is written."""
+    new = tmp_path / "state.sms-new"
+    new.mkdir()
+    large = entry("var/spool/state/large")
+    large.size = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    data = archive((entry(*TOP), b""))[:512] + large.tobuf()
+    why = run(command, f"like={tmp_path}", pair(new), input=data, ok=False)
+    assert why.startswith(b"the archive has more than what is free") and not list(new.iterdir())
+
+
 def test_links_do_not_lead_owner_or_mode_outside(tmp_path: Path) -> None:
     """A folder in the place of a link; the mode is that of what was written."""
     outside = tmp_path / "outside"
