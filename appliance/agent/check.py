@@ -4,6 +4,7 @@ e2fsck runs on a sparse image of the metadata only: it does not read file conten
 """
 
 import os
+import stat
 import subprocess
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from appliance.shared.files import create_file, remove_file, write_at
 from appliance.shared.manifest import Checks
 from appliance.shared.outputs import begin
 
+LAYERS = ("/upper", "/work")
 CACHED_CHUNKS = 512
 """Chunks of metadata cached in memory."""
 STATE_BYTES = 256 << 20
@@ -170,6 +172,7 @@ def check(reader: Reader, folder: str, request: Dict[str, Any]) -> Checked:
         return _check_whole(reader, folder)
     state, heads = field(request, "state", list, []), field(request, "heads", dict, {})
     image = open_image(reader)
+    _check_layers(image)
     path = os.path.join(folder, "check-%d.img" % os.getpid())
     try:
         chunks = metadata_chunks(image)
@@ -186,6 +189,17 @@ def check(reader: Reader, folder: str, request: Dict[str, Any]) -> Checked:
     finally:
         remove_file(path)
     return Checked(_check_state(image, state, heads, verdict), fixed)
+
+
+def _check_layers(image: ext.Image) -> None:
+    """Check that neither layer of the overlay is a link, which would lead its mount elsewhere."""
+    try:
+        for name in LAYERS:
+            raw = image.lookup(name)
+            if raw and not stat.S_ISDIR(ext.mode_of(raw)):
+                raise Damage("its %s is not a folder" % name)
+    except ext.Unknown as error:
+        raise Damage("its file system is damaged: %s" % error)
 
 
 def _check_whole(reader: Reader, folder: str) -> Checked:

@@ -8,6 +8,9 @@ from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.shared.outputs import MAX_OUTPUT
 
+LAYERS = ("upper", "work")
+FOLDER = "040"
+"""The first digits of a folder's mode, as debugfs prints it with six."""
 UNCORRECTED = 4
 """Bit of e2fsck's exit status: uncorrected errors (e2fsck(8))."""
 OPERATIONAL = 8 | 16 | 32 | 128
@@ -23,16 +26,19 @@ def users_of(host: Host, path: str) -> list[str]:
 
 
 def check(host: Host, path: str, *, whole: bool = False) -> None:
-    """Replay the journal and repair what e2fsck repairs automatically. The image must not be in use.
+    """Replay the journal of an overlay, repair what e2fsck repairs automatically, check that its layers are folders.
+
+    The image must not be in use.
 
     Args:
         whole: check everything, even if the file system is marked clean.
 
     Raises:
-        SmsError: the image has other damage.
+        SmsError: the image has other damage, or a link in the place of a layer: mounts of it would be elsewhere.
     """
     result = host.run("e2fsck", "-p", *(["-f"] if whole else []), path, ok=None, timeout=1800)
     if result.status < UNCORRECTED:
+        _check_layers(host, path)
         return
     # Its first lines name the damage; general advice follows.
     lines = (result.stdout + result.stderr).decode(errors="replace").splitlines()
@@ -44,6 +50,18 @@ def check(host: Host, path: str, *, whole: bool = False) -> None:
         f"{path} is damaged: {output}",
         hint="`sms overlay restore latest` replaces it by a snapshot; `e2fsck -n` on a copy shows the damage",
     )
+
+
+def _check_layers(host: Host, path: str) -> None:
+    # /INODE/MODE/UID/GID/NAME/SIZE/, from all blocks of the folder, whatever its index leads to.
+    listed = host.run("debugfs", "-R", "ls -p /", path, ok=None).text
+    for name in LAYERS:
+        modes = re.findall(rf"^/\d+/(\d+)/\d+/\d+/{name}/", listed, re.MULTILINE)
+        if [mode[:3] for mode in modes] != [FOLDER]:
+            raise SmsError(
+                f"{path} is not an overlay of a container: it has not one folder /{name}",
+                hint="`sms overlay restore latest` replaces it by a snapshot; where does this one come from?",
+            )
 
 
 def free_bytes(host: Host, path: str) -> int:
