@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import struct
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -212,6 +213,9 @@ def unplug(host: Host, card: Card) -> None:
         host.run("ip", "link", "delete", "dev", card.tap)
 
 
+HEADER = struct.Struct(">IIQ56xQ")
+"""The beginning of a qcow2 disk: magic, version, offset of the name of its backing file, incompatible features."""
+QCOW2_MAGIC, DATA_FILE = 0x514649FB, 1 << 2
 DiskInfo = TypedDict(
     "DiskInfo",
     {
@@ -228,7 +232,7 @@ DiskInfo = TypedDict(
 
 def image_info(host: Host, path: str) -> DiskInfo | None:
     """Return qemu-img's information on a disk, which may be in use; None if it does not exist."""
-    output = host.run("qemu-img", "info", "-U", "--output=json", "--", path, ok=None)
+    output = host.run("qemu-img", "info", "-U", "-f", "qcow2", "--output=json", "--", path, ok=None)
     if output.status:
         if host.works("test", "-e", path):
             raise SmsError(
@@ -237,6 +241,29 @@ def image_info(host: Host, path: str) -> DiskInfo | None:
         return None
     found: DiskInfo = output.parse(DiskInfo)
     return found
+
+
+def check_header(host: Host, path: str, *, backing: bool = False) -> None:
+    """Check a disk that QEMU's account could write, before root opens it; QEMU must not have it open any more.
+
+    Args:
+        backing: it may have a backing file, which the caller does not open.
+
+    Raises:
+        SmsError: it is not a qcow2 disk, or qemu-img would open another file that its header names.
+    """
+    shown = host.run("od", "-An", "-v", "-tx1", f"-N{HEADER.size}", "--", path).text
+    try:
+        magic, version, backing_at, features = HEADER.unpack(bytes.fromhex(shown))
+    except (ValueError, struct.error):
+        magic = version = backing_at = features = 0
+    if (magic, version) != (QCOW2_MAGIC, 3):
+        raise SmsError(f"{host.name}: {path} is not a qcow2 disk of version 3", hint="`sms vm status`")
+    if features & DATA_FILE or (backing_at and not backing):
+        raise SmsError(
+            f"{host.name}: the header of {path} names another file, which sms has not written there",
+            hint="who could change it? Restore a snapshot of before: `sms vm snapshot --list`",
+        )
 
 
 def write_disk(host: Host, raw: str, path: str, *, timeout: float) -> None:
@@ -288,5 +315,10 @@ def make_disk(host: Host, path: str, *, backing: str = "", size: int | None = No
 
 
 def grow(host: Host, path: str, size_mb: int) -> None:
-    """Enlarge a disk that is not in use; the file system in it grows when it is mounted."""
+    """Enlarge a disk that is not in use; the file system in it grows when it is mounted.
+
+    Raises:
+        SmsError: its header names another file.
+    """
+    check_header(host, path)
     host.run("qemu-img", "resize", "-q", "-f", "qcow2", path, f"{size_mb}M")

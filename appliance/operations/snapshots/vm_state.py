@@ -28,6 +28,7 @@ from appliance.shared.lease import LAST_RAISING
 from appliance.shared.order import order
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.tools import files
+from appliance.tools.qemu import check_header
 from appliance.tools.space import SPARE_BYTES, need_space, query_used
 
 COPY_S = 4 * 3600
@@ -213,6 +214,7 @@ def _convert(host: Host, source: str, raw: str) -> None:
     Raises:
         SmsError: it is damaged.
     """
+    check_header(host, source)
     files.make_file(host, raw)
     host.run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", source, raw, timeout=COPY_S)
     # If the guest agent did not freeze it, it is as after a power failure.

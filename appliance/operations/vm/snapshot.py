@@ -65,7 +65,9 @@ def _check(host: Host, where: VmPlaces, name: str) -> None:
         raise Refused(f"snapshot {name} already exists", hint="choose another name; `sms vm snapshot --list`")
     if not host.works("test", "-e", str(where.state)):
         raise Refused(f"the VM has no disks on {host.name}", hint="`sms vm status` shows where they are")
-    have, need = query_space(host, str(where.disks)).free, query_used(host, str(where.root), str(where.state))
+    # Of a running VM each disk is copied twice.
+    used = [query_used(host, str(disk)) for disk in (where.root, where.state)]
+    have, need = query_space(host, str(where.disks)).free, sum(used) + max(used)
     if have < need + SPARE_BYTES:
         raise Refused(
             f"{have >> 20} MiB are free, a snapshot may take {need >> 20}",
@@ -145,6 +147,9 @@ def copy_running(
             qmp.wait_for_jobs(names, timeout_s=COPY_S, on_progress=step.moved)
         except SmsError as error:
             raise SmsError(f"{error.message}", hint="is the disk full? `sms vm snapshot --prune 3`") from error
+    for target in targets:  # QEMU may keep its descriptor: what is checked must not change afterwards
+        files.copy_sparse(host, target, f"{target}.new", timeout=COPY_S)
+        files.rename(host, f"{target}.new", target, replace=True)
     return taken, frozen_ms
 
 

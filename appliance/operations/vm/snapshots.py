@@ -15,11 +15,12 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
-from appliance.operations.vm.vm import all_hosts, lock_vm_everywhere, view_host
+from appliance.operations.vm.vm import DISKS, all_hosts, lock_vm_everywhere, view_host
 from appliance.plan.vm.holder import Holder
 from appliance.plan.vm.vm import VmPlaces
 from appliance.shared.order import order
 from appliance.shared.records import from_value, to_json
+from appliance.tools.qemu import check_header
 from appliance.tools.scripts import script_argv
 
 NOTE = "snapshot.json"
@@ -182,6 +183,10 @@ def verify_folder(host: Host, folder: str) -> None:
     Raises:
         SmsError: one of them is damaged; with the check's output.
     """
+    for disk in DISKS:
+        path = f"{folder}/{disk}.qcow2"
+        if host.works("test", "-e", path):
+            check_header(host, path, backing=disk == "root")
     try:
         host.run(*PRIVATE_MOUNTS, *script_argv("vm-verify", folder), timeout=1800)
     except CommandError as error:

@@ -222,7 +222,7 @@ def test_a_host_without_the_vm_does_nothing(place: Place) -> None:
     ("harm", "why"),
     [
         (lambda path: path.unlink(), "no disks"),
-        (lambda path: path.write_bytes(b"not a disk" * 1000), "qemu-img"),
+        (lambda path: path.write_bytes(b"not a disk" * 1000), "is not a qcow2 disk"),
         (None, "is damaged"),
     ],
     ids=["no disk", "no qcow2", "file system"],

@@ -21,7 +21,9 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.host.local import Local
+from appliance.operations.snapshots.vm_state import _convert
 from appliance.operations.vm.snapshot import copy_running
+from appliance.operations.vm.snapshots import verify_folder
 from appliance.operations.vm.vm import DISKS
 from appliance.plan.vm.vm import VARIABLES, Machine, Opened, VmPlaces, cards, qemu_machine
 from appliance.progress import Silent
@@ -32,6 +34,7 @@ from appliance.tools.qemu import (
     create_user,
     end_machine,
     find_machine,
+    grow,
     has_ended,
     image_info,
     launch,
@@ -260,6 +263,41 @@ def test_disks_are_empty_and_readable_by_root_only(tmp_path: Path, need: Need) -
         assert info and (info["virtual-size"], info.get("backing-filename")) == (size << 20, backing)
         assert Path(path).stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.qcow2", "over.qcow2", "root.qcow2"]
+
+
+@pytest.mark.parametrize("case", ["sound", "backing", "data file", "raw", "empty"])
+def test_a_disk_leads_to_no_other_file(tmp_path: Path, need: Need, case: str) -> None:
+    """QEMU's account can write its header; root reads, checks and enlarges it."""
+    need("qemu-img"), need("e2fsck")
+    secret, disk = tmp_path / "secret", tmp_path / "state.qcow2"
+    secret.write_bytes(b"of the host".ljust(1 << 20, b"-"))
+    options = {"backing": ("-b", str(secret), "-F", "raw"), "data file": ("-o", f"data_file={secret},data_file_raw=on")}
+    if case in ("raw", "empty"):
+        disk.write_bytes(b"QFI" * 100 if case == "raw" else b"")
+    else:
+        argv = ("qemu-img", "create", "-q", "-f", "qcow2", *options.get(case, ()), str(disk), "1M")
+        subprocess.run(argv, check=True)
+    kept = secret.read_bytes()
+    shutil.copy(disk, tmp_path / "root.qcow2")
+    if case == "sound":
+        grow(Local(), str(disk), 2)
+        return
+    for opens in (
+        lambda: grow(Local(), str(disk), 2),
+        lambda: verify_folder(Local(), str(tmp_path)),
+        lambda: _convert(Local(), str(disk), str(tmp_path / "raw")),
+    ):
+        with pytest.raises(SmsError, match="names another file" if case in options else "is not a qcow2 disk"):
+            opens()
+    assert secret.read_bytes() == kept and not (tmp_path / "raw").exists()
+
+
+def test_the_root_of_a_snapshot_is_checked_without_its_image(tmp_path: Path, need: Need) -> None:
+    """Root would open what its header names."""
+    need("qemu-img")
+    make_disk(Local(), str(tmp_path / "root.qcow2"), backing="/not/there.qcow2", size=1 << 20)
+    make_state(Local(), str(tmp_path / "state.qcow2"), 16)
+    verify_folder(Local(), str(tmp_path))
 
 
 def test_when_a_machine_has_ended() -> None:
