@@ -15,17 +15,32 @@ from appliance.plan.vm.vm import FIRST_DESCRIPTOR, Card, Machine, choose_accel
 from appliance.tools import files
 from appliance.tools.bridge import query_mtus
 
+# Keeps the end of its input in its output, a file of root: 1 to 2 MiB, whatever the machine's console prints.
+KEEP_LOG = """\
+import os
+LIMIT = 2 << 20
+while block := os.read(0, 1 << 16):
+    try:
+        size = os.fstat(1).st_size
+        if size + len(block) > LIMIT:
+            end = os.pread(1, LIMIT // 2, max(size - LIMIT // 2, 0))
+            os.ftruncate(1, 0)
+            os.write(1, end)
+        os.write(1, block)
+    except OSError:
+        pass  # such as of a full disk: the machine must not wait
+"""
 # Opens what the machine uses, then runs it as another user, in a session of its own: it outlives this program.
 LAUNCH = """\
-import fcntl, json, os, pwd, signal, socket, struct, sys
+import fcntl, json, os, pwd, signal, socket, struct, subprocess, sys
 spec, argv = json.loads(sys.argv[1]), sys.argv[2:]
 sys.excepthook = lambda kind, error, trace: sys.stderr.write("%s\\n" % error)
 os.umask(0o077)
 FILES = {
     "read": os.O_RDONLY,
     "write": os.O_RDWR,
-    "log": os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND,
-    "append": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+    "log": os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND,
+    "append": os.O_RDWR | os.O_CREAT | os.O_APPEND,
 }
 
 def open_one(kind, path):
@@ -42,6 +57,12 @@ def open_one(kind, path):
         fcntl.ioctl(found, 0x400454CA, struct.pack("16sH22x", path.encode(), 0x5002))
     else:
         found = os.open(path, FILES[kind], 0o600)
+    if kind in ("log", "append"):  # the machine gets a pipe to a process that ends with it
+        kept, (reader, found) = found, os.pipe()
+        keep = [sys.executable, "-I", "-c", spec["keep"]]
+        subprocess.Popen(keep, stdin=reader, stdout=kept, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
+        os.close(kept)
+        os.close(reader)
     # Out of the way of the numbers that the machine expects.
     moved = fcntl.fcntl(found, fcntl.F_DUPFD_CLOEXEC, 200)
     os.close(found)
@@ -171,7 +192,7 @@ def launch(host: Host, machine: Machine, run: Run) -> None:
         SmsError: QEMU did not start; with its error message.
     """
     opened = [(one.kind, one.path) for one in machine.opened]
-    spec = json.dumps({**vars(run), "kvm": machine.kvm, "first": FIRST_DESCRIPTOR, "opened": opened})
+    spec = json.dumps({**vars(run), "kvm": machine.kvm, "first": FIRST_DESCRIPTOR, "opened": opened, "keep": KEEP_LOG})
     try:
         host.run("python3", "-I", "-c", LAUNCH, spec, *machine.argv, timeout=90)
     except CommandError as error:

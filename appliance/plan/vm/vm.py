@@ -135,8 +135,10 @@ def machine_name(site: Site) -> str:
 
 @dataclass(frozen=True)
 class Opened:
-    """What root opens for QEMU: a file to ``read`` or ``write``, a new ``log`` or one to ``append`` to, a listening
-    ``socket``, a ``tap`` (``path`` is its name)."""
+    """What root opens for QEMU: a file to ``read`` or ``write``, a listening ``socket``, a ``tap`` named ``path``.
+
+    Of a new ``log``, or one to ``append`` to, QEMU gets a pipe to a process that keeps its end.
+    """
 
     kind: str
     path: str

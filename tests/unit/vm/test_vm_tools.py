@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from appliance.plan.vm.vm import VARIABLES, Machine, Opened, VmPlaces, cards, qe
 from appliance.progress import Silent
 from appliance.tools.guest import open_guest
 from appliance.tools.qemu import (
+    KEEP_LOG,
     Process,
     Run,
     create_user,
@@ -46,6 +48,7 @@ from appliance.tools.qemu import (
 from appliance.tools.qmp import NotResponding, open_channel, open_qmp, parse_line
 from tests.sites import make_site
 from tests.support.fake import Fake
+from tests.waiting import wait_until
 
 Need = Callable[..., None]
 
@@ -106,6 +109,28 @@ def test_qemu_runs_without_privileges_on_what_root_opened(machine: Path) -> None
         with pytest.raises(SmsError, match="Permission denied"):
             file = {"driver": "file", "node-name": "x", "filename": f"{machine}/disk"}
             qmp.execute("blockdev-add", **file)
+
+
+def test_the_console_cannot_fill_the_disk(machine: Path) -> None:
+    """QEMU has a pipe; what reads it keeps the end, and ends with it."""
+    process = find_machine(Local(), f"{machine}/pid", "t-nothing")
+    assert process
+    held = [str(one.readlink()) for one in Path(f"/proc/{process.pid}/fd").iterdir()]
+    assert f"{machine}/disk" in held and f"{machine}/console" not in held
+    lines = b"".join(b"line %d\n" % number for number in range(1_000_000))
+    with (machine / "log-of-a-flood").open("ab+") as kept:
+        subprocess.run([sys.executable, "-I", "-c", KEEP_LOG], input=lines, stdout=kept, check=True)
+    found = (machine / "log-of-a-flood").read_bytes()
+    assert 1 << 20 <= len(found) <= 2 << 20 and lines.endswith(found)
+    assert writers_of(f"{machine}/console")
+    end_machine(Local(), process)
+    wait_until(lambda: not writers_of(f"{machine}/console"), "its writer ends", timeout_s=10)
+
+
+def writers_of(path: str) -> list[str]:
+    """Return the processes that keep this log."""
+    found = Local().run("pgrep", "-f", "while block := os.read", ok=None).text.split()
+    return [pid for pid in found if os.path.realpath(f"/proc/{pid}/fd/1") == path]
 
 
 @pytest.mark.slow
