@@ -116,6 +116,7 @@ set -e
 mkdir -p -m 700 /run/sms
 folder=$(mktemp -d /run/sms/cut.XXXXXX)
 trap 'umount -l "$folder" 2>/dev/null; rmdir "$folder"' EXIT
+trap 'exit 1' HUP INT TERM
 # Mount the same superblock again, visible only to this process.
 mount --make-rprivate /
 mount -t ext3 "$1" "$folder"

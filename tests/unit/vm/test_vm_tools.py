@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -46,6 +47,7 @@ from appliance.tools.qemu import (
     probe_accel,
 )
 from appliance.tools.qmp import NotResponding, open_channel, open_qmp, parse_line
+from appliance.tools.scripts import script_argv
 from tests.sites import make_site
 from tests.support.fake import Fake
 from tests.waiting import wait_until
@@ -315,6 +317,29 @@ def test_a_disk_leads_to_no_other_file(tmp_path: Path, need: Need, case: str) ->
         with pytest.raises(SmsError, match="names another file" if case in options else "is not a qcow2 disk"):
             opens()
     assert secret.read_bytes() == kept and not (tmp_path / "raw").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_check_of_a_snapshot_leaves_no_state(tmp_path: Path, number: int) -> None:
+    """Without FUSE it has all of the state in a folder; a shell may run no EXIT trap when a signal ends it."""
+    programs, snapshot = tmp_path / "bin", tmp_path / "snapshots" / "one"
+    for folder in (programs, snapshot):
+        folder.mkdir(parents=True)
+    for disk in DISKS:
+        (snapshot / f"{disk}.qcow2").touch()
+    (programs / "qemu-storage-daemon").write_text("#!/bin/sh\n")
+    text = '#!/bin/sh\n[ "$1" = check ] && exit\nfor target; do :; done\necho keys >"$target"\nexec sleep 60\n'
+    (programs / "qemu-img").write_text(text)
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    argv = script_argv("vm-verify", str(snapshot))
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    with subprocess.Popen(argv, env=environment, start_new_session=True) as check:
+        wait_until(lambda: [*snapshot.parent.glob(".verify.*/state")], "the state is there", timeout_s=30)
+        (work,) = snapshot.parent.glob(".verify.*")
+        assert work.stat().st_mode & 0o777 == 0o700
+        os.killpg(check.pid, number)
+    assert [path.name for path in snapshot.parent.iterdir()] == ["one"]
 
 
 def test_the_root_of_a_snapshot_is_checked_without_its_image(tmp_path: Path, need: Need) -> None:
