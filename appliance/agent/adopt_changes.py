@@ -12,12 +12,12 @@ import stat
 import tarfile
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple
 
 from appliance.agent.channel import Channel
 from appliance.agent.in_root import open_in_root
 from appliance.agent.protocol import Problem
-from appliance.shared.wire import Message
+from appliance.shared.wire import MAX_BODY_BYTES, Message
 
 LEASE = (b".sms-lease", b".sms-lock")
 REMOVED = ".sms-removed"
@@ -28,10 +28,22 @@ REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Errors where an entry has been removed or replaced since it was found."""
 DEPTH, ENTRIES = 128, 4_000_000
 """More is refused by state-tree."""
-DELTA_BYTES = 4 << 30
-"""A delta is in memory. Its files may belong to a container, where one has no end."""
+DELTA_BYTES = MAX_BODY_BYTES - (64 << 20)
+"""Of files: a delta is in memory, and is one message. Its files may belong to a container, where one has no end."""
 
 Signature = Optional[Tuple[int, ...]]
+
+
+class _AtItsSize(io.RawIOBase):
+    """A file that may get shorter while it is read: a tar has the size before the content."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.stream.read(size)
+        return data + bytes(size - len(data))
 
 
 class ChangedFiles:
@@ -81,19 +93,22 @@ class ChangedFiles:
         made = io.BytesIO()
         size = count = 0
         with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            self._add(archive, REMOVED, b"".join(self._inside(path) + b"\0" for path in _tops(gone)))
+            removed = b"".join(self._inside(path) + b"\0" for path in _tops(gone))
+            entry = tarfile.TarInfo(REMOVED)
+            entry.size = len(removed)
+            archive.addfile(entry, io.BytesIO(removed))
             self.known = {}
             # Folders come before their contents.
             for path in sorted(found):
                 self.known[path] = _signature(found[path], now)
                 if self.known[path] is None or self.known[path] != before.get(path):
-                    if size + found[path].st_size > DELTA_BYTES:
-                        raise Problem("%s changes by more than %d GiB" % (self.folder, DELTA_BYTES >> 30), "", 3)
-                    added = self._add_entry(archive, path)
+                    added = self._add_entry(archive, path, DELTA_BYTES - size)
                     if added is None:  # removed meanwhile: the next round has it among those that are gone
                         continue
                     size += added
                     count += 1
+                if made.tell() > MAX_BODY_BYTES - (1 << 20):  # many small ones: each has a header
+                    raise self._too_large()
         return made.getvalue(), count + len(gone), size
 
     @contextmanager
@@ -157,8 +172,15 @@ class ChangedFiles:
     def _inside(self, path: bytes) -> bytes:
         return b"/" + os.fsencode(self.inside) + path
 
-    def _add_entry(self, archive: tarfile.TarFile, path: bytes) -> Optional[int]:
-        """Add an entry as it is now; return its bytes, or None if it is gone."""
+    def _too_large(self) -> Problem:
+        return Problem("%s changes by more than %d MiB" % (self.folder, DELTA_BYTES >> 20), "", 3)
+
+    def _add_entry(self, archive: tarfile.TarFile, path: bytes, room: int) -> Optional[int]:
+        """Add an entry as it is now; return its bytes, or None if it is gone.
+
+        Raises:
+            Problem: it has more bytes than ``room``.
+        """
         name = os.fsdecode(self._inside(path)).lstrip("/")
         try:
             with self._beside(path) as (parent, entry_name):
@@ -169,9 +191,12 @@ class ChangedFiles:
                         found = os.fstat(stream.fileno())
                         if not stat.S_ISREG(found.st_mode):
                             return None
-                        data = stream.read(min(found.st_size, DELTA_BYTES))
-                    self._add(archive, name, data, found)
-                    return len(data)
+                        if found.st_size > room:
+                            raise self._too_large()
+                        entry = _entry(name, found)
+                        entry.size = found.st_size
+                        archive.addfile(entry, _AtItsSize(stream))
+                        return found.st_size
                 entry = _entry(name, found)
                 if stat.S_ISLNK(found.st_mode):
                     entry.linkname = os.fsdecode(os.readlink(entry_name, dir_fd=parent))
@@ -181,11 +206,6 @@ class ChangedFiles:
             if error.errno in REPLACED:
                 return None
             raise
-
-    def _add(self, archive: tarfile.TarFile, name: str, data: bytes, found: Optional[os.stat_result] = None) -> None:
-        entry = _entry(name, found) if found else tarfile.TarInfo(name)
-        entry.size = len(data)
-        archive.addfile(entry, io.BytesIO(data))
 
 
 class SendsChanges:

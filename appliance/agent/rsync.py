@@ -4,6 +4,8 @@ import errno
 import os
 import re
 import subprocess
+import threading
+from contextlib import suppress
 from typing import Iterable, List, Tuple
 
 from appliance.agent.check import run_merged
@@ -19,6 +21,8 @@ RSYNC = (
     *("--hard-links", "--acls", "--xattrs", "--xattrs", "--sparse", "--modify-window=-1"),
     *("--no-implied-dirs", "--from0", "--files-from=-"),
 )
+MAX_LINES, MAX_LINE = 10_000, 16 << 10
+"""Messages of rsync that are kept, and bytes of one."""
 PARTIAL_TRANSFER = 23
 """Exit status of rsync(1) when some files or attributes were not copied."""
 NOT_SET = re.compile(r"rsync: (\[\w+\] )?(rsync_xal_\w+|set_acl): ")
@@ -61,12 +65,41 @@ def copy(source: int, target: int, paths: Iterable[Names], *, outside: bool) -> 
         env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
     )
     try:
-        errors = child.communicate(b"\0".join(names))[1]
+        lines, more = _exchange(child, b"\0".join(names))
     except BaseException:
         child.kill()
         child.communicate()  # until its own children have ended as well
         raise
-    return judge(child.returncode, errors.decode(errors="replace").splitlines(), outside=outside)
+    return judge(child.returncode, lines, outside=outside) + more * outside
+
+
+def _exchange(child: "subprocess.Popen[bytes]", names: bytes) -> Tuple[List[str], int]:
+    """Send the names to rsync, and wait for it; return its first messages, and how many more attributes were not set.
+
+    A hostile tree has a message for each of millions of files.
+    """
+    assert child.stdin and child.stderr
+    stdin, stderr = child.stdin, child.stderr
+    kept: List[str] = []
+    more = 0
+
+    def send() -> None:
+        with suppress(BrokenPipeError), stdin:
+            stdin.write(names)
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    for raw in iter(lambda: stderr.readline(MAX_LINE), b""):
+        line = raw.decode(errors="replace").rstrip("\n")
+        if len(kept) < MAX_LINES:
+            kept.append(line)
+        elif NOT_SET.match(line):
+            more += 1
+        elif not line.startswith("rsync error: "):
+            kept[-1] = line  # such as of a full disk
+    sender.join()
+    child.wait()
+    return kept, more
 
 
 def judge(status: int, lines: List[str], *, outside: bool) -> int:

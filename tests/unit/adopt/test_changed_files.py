@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -165,3 +166,24 @@ def test_no_link_leads_out_of_a_root(tmp_path: Path, state: Path) -> None:
 
     files.change = replace
     assert read(files.delta()[0]) == ([], {"job_state": b"new"})
+
+
+class Growing(ChangedFiles):
+    """One of its files grows after it was listed."""
+
+    def _scan(self) -> Iterator[tuple[bytes, os.stat_result]]:
+        yield from list(super()._scan())
+        os.truncate(f"{self.folder}/job_state", 1 << 40)
+
+
+@pytest.mark.parametrize("kind", [ChangedFiles, Growing])
+def test_a_file_without_an_end_is_refused(state: Path, kind: type[ChangedFiles]) -> None:
+    """A sparse file of the container: nothing of it is read."""
+    files = kind(str(state), INSIDE)
+    files.note()
+    os.truncate(state / "job_state", 1 << 40 if kind is ChangedFiles else 0)
+    tracemalloc.start()
+    with pytest.raises(Problem, match="changes by more than 960 MiB"):
+        files.delta()
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()

@@ -43,7 +43,8 @@ def make_overlay(folder: Path, commands: tuple[str, ...]) -> Path:
 
 @pytest.mark.parametrize("case", ["sound", *HOSTILE])
 def test_layers_are_checked_before_a_start(tmp_path: Path, need: Need, case: str) -> None:
-    need("mke2fs"), need("debugfs")
+    need("mke2fs")
+    need("debugfs")
     image = make_overlay(tmp_path, HOSTILE.get(case, SOUND))
     if case == "sound":
         ext3.check(Local(), str(image))
@@ -54,7 +55,8 @@ def test_layers_are_checked_before_a_start(tmp_path: Path, need: Need, case: str
 
 @pytest.mark.parametrize("case", ["sound", *HOSTILE])
 def test_layers_of_a_snapshot_are_checked(tmp_path: Path, need: Need, case: str) -> None:
-    need("mke2fs"), need("debugfs")
+    need("mke2fs")
+    need("debugfs")
     data = make_overlay(tmp_path, HOSTILE.get(case, SOUND)).read_bytes()
     image = ext.Image(lambda offset, size: data[offset : offset + size])
     if case == "sound":
@@ -84,7 +86,8 @@ def test_a_run_of_the_image_follows_no_layer(tmp_path: Path, link: str) -> None:
 
 @pytest.mark.parametrize("behind", ["", "upper", "spool"])
 def test_jobs_are_listed_in_the_overlay_only(tmp_path: Path, need: Need, behind: str) -> None:
-    need("mke2fs"), need("debugfs")
+    need("mke2fs")
+    need("debugfs")
     if os.getuid():
         pytest.skip("only root mounts it")
     outside = tmp_path / "outside"

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -429,3 +430,11 @@ def test_units_with_data(lengths: list[int], unit: int) -> None:
         found = list(files.data_units(file.fileno(), offset, unit))
         assert found == sorted(set(found)) and set(found) >= wanted
         assert all(number * unit < offset for number in found)
+
+
+def test_messages_of_rsync_are_bounded() -> None:
+    script = "import sys; sys.stdin.read(); sys.stderr.write('rsync: rsync_xal_set: x\\n' * 50_000 + 'a' * (1 << 20))"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        lines, more = rsync._exchange(child, b"name" * 100_000)
+    assert len(lines) == rsync.MAX_LINES and max(map(len, lines)) <= rsync.MAX_LINE
+    assert more == 50_000 - rsync.MAX_LINES

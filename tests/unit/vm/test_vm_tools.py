@@ -295,7 +295,8 @@ def test_disks_are_empty_and_readable_by_root_only(tmp_path: Path, need: Need) -
 @pytest.mark.parametrize("case", ["sound", "backing", "data file", "raw", "empty"])
 def test_a_disk_leads_to_no_other_file(tmp_path: Path, need: Need, case: str) -> None:
     """QEMU's account can write its header; root reads, checks and enlarges it."""
-    need("qemu-img"), need("e2fsck")
+    need("qemu-img")
+    need("e2fsck")
     secret, disk = tmp_path / "secret", tmp_path / "state.qcow2"
     secret.write_bytes(b"of the host".ljust(1 << 20, b"-"))
     options = {"backing": ("-b", str(secret), "-F", "raw"), "data file": ("-o", f"data_file={secret},data_file_raw=on")}
@@ -309,11 +310,12 @@ def test_a_disk_leads_to_no_other_file(tmp_path: Path, need: Need, case: str) ->
     if case == "sound":
         grow(Local(), str(disk), 2)
         return
-    for opens in (
+    openers: tuple[Callable[[], None], ...] = (
         lambda: grow(Local(), str(disk), 2),
         lambda: verify_folder(Local(), str(tmp_path)),
         lambda: _convert(Local(), str(disk), str(tmp_path / "raw")),
-    ):
+    )
+    for opens in openers:
         with pytest.raises(SmsError, match="names another file" if case in options else "is not a qcow2 disk"):
             opens()
     assert secret.read_bytes() == kept and not (tmp_path / "raw").exists()
