@@ -31,7 +31,7 @@ from appliance.host.base import (
     Unreachable,
 )
 from appliance.host.stream import KILL_S, LATE_S, MAX_ERRORS, TERM_S, LineReader, Stream, expires_after
-from appliance.host.transport import CONNECTION_ERRORS, close_channel, make_transport
+from appliance.host.transport import CONNECTION_ERRORS, close_channel, make_transport, need_files
 from appliance.shared.outputs import MAX_OUTPUT
 from appliance.shared.secret import secrets_of
 
@@ -381,26 +381,9 @@ class Ssh(Host):
                     with contextlib.suppress(OSError):  # it is closed
                         self._set_user_timeout(transport)
 
-    def _need_files(self) -> None:
-        """Check that this machine can read the key and the known host keys.
-
-        Raises:
-            Unreachable: it cannot.
-        """
-        for what, path in (("key", self.key), ("known_hosts", self.known_hosts)):
-            try:
-                if path:
-                    path.read_bytes().decode()
-            except (OSError, UnicodeDecodeError) as error:
-                why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "is not text"
-                raise Unreachable(
-                    f"{self.name} was not asked: {path}: {why}",
-                    hint=f"it is `{what}` in the site file, and has to be readable on this machine",
-                ) from error
-
     def _connect(self, client: paramiko.SSHClient) -> None:
         where = f"{self.user}@{self.address}:{self.port}"
-        self._need_files()
+        need_files(self.name, {"key": self.key, "known_hosts": self.known_hosts})
         try:
             if self.known_hosts:
                 client.load_host_keys(str(self.known_hosts))
@@ -430,9 +413,8 @@ class Ssh(Host):
         except CONNECTION_ERRORS as error:
             unknown = "not found in known_hosts" in str(error)
             if not isinstance(error, OSError) and not unknown:
-                hint = "is it overloaded, or has sshd reached MaxStartups?"
-                if "private key" in str(error).lower():
-                    hint = f"is {self.key or 'the key'} whole? It is `key` of the host in the site file"
+                ours = f"is {self.key} whole? It is `key` in the site file"
+                hint = ours if "private key" in str(error) else "is it overloaded, or has sshd reached MaxStartups?"
                 raise Stuck(f"{self.name}: {where}: {error}", hint=hint) from error
             hint = f"is the host up, and sshd running?{self.failed and f' {self.failed}'}"
             if unknown:

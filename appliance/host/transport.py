@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import paramiko
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_EXTENDED_DATA
+
+from appliance.host.base import Unreachable
 
 # Without a handler paramiko's threads write tracebacks to standard error.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -111,3 +114,19 @@ def close_channel(channel: paramiko.Channel) -> None:
     """Close it, also where the connection is gone."""
     with contextlib.suppress(*CONNECTION_ERRORS):
         channel.close()
+
+
+def need_files(name: str, files: Mapping[str, Path | None]) -> None:
+    """Check that this machine can read the files that a connection needs, by their keys in the site file.
+
+    Raises:
+        Unreachable: it cannot.
+    """
+    for what, path in files.items():
+        try:
+            if path:
+                path.read_bytes().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "is not text"
+            hint = f"it is `{what}` in the site file, and has to be readable on this machine"
+            raise Unreachable(f"{name} was not asked: {path}: {why}", hint=hint) from error

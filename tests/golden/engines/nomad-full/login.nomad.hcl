@@ -462,6 +462,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -501,9 +506,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -757,6 +764,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -796,9 +808,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1082,6 +1096,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1121,9 +1140,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1408,6 +1429,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1447,9 +1473,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1726,6 +1754,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1765,9 +1798,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files

@@ -439,6 +439,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -478,9 +483,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -737,6 +744,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -776,9 +788,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1065,6 +1079,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1104,9 +1123,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1382,6 +1403,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1421,9 +1447,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1711,6 +1739,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1750,9 +1783,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -2032,6 +2067,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -2071,9 +2111,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files

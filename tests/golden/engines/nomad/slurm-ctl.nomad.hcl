@@ -412,6 +412,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -451,9 +456,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -704,6 +711,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -743,9 +755,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1016,6 +1030,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1055,9 +1074,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1331,6 +1352,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1370,9 +1396,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files

@@ -388,6 +388,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -427,9 +432,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -672,6 +679,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -711,9 +723,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -997,6 +1011,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1036,9 +1055,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1312,6 +1333,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1351,9 +1377,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1630,6 +1658,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1669,9 +1702,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files

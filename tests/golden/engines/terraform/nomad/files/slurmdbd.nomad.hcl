@@ -387,6 +387,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -426,9 +431,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -671,6 +678,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -710,9 +722,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -996,6 +1010,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1035,9 +1054,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1311,6 +1332,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1350,9 +1376,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
@@ -1629,6 +1657,11 @@ END
 kind=$1 overlay=$2 mode=$3 image=$4
 shift 4
 fail() { echo "$1" >&2; exit 1; }
+check_layers() {
+    for layer in upper work; do # the kernel would follow a link, which a snapshot of elsewhere may have
+        if [ -L "$place/data/$layer" ] || [ ! -d "$place/data/$layer" ]; then fail "$overlay has no folder /$layer"; fi
+    done
+}
 # Where packages and builds have the starter.
 found=
 bin=$(readlink -f "$(command -v apptainer || echo /usr/bin/apptainer)")
@@ -1668,9 +1701,11 @@ if [ -n "$overlay" ]; then
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
         mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
         mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
     mount -t overlay -o "$mode,nosuid,nodev,$layers" sms-overlay $place/files
