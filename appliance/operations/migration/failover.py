@@ -38,6 +38,7 @@ from appliance.plan.migration.lease import (
     Views,
     find_holder,
     find_identity,
+    find_last,
     has_own_overlay,
     refuse_other_cluster,
 )
@@ -305,7 +306,8 @@ def _failed_hosts(leases: Leases, interrupted: OpenFailover | None) -> tuple[str
     if holder:
         raise Refused(f"{me} holds the lease itself", hint=f"no failover is needed: sms start --host {me}")
     if not leases.unreachable:
-        raise Refused("the lease is free, and all hosts answer", hint=f"sms start --host {me}")
+        hint = f"sms start --host {find_last(leases.views) or me}"
+        raise Refused("the lease is free, and all hosts answer", hint=hint)
     return tuple(leases.unreachable)
 
 

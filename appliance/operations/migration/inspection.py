@@ -25,7 +25,7 @@ from appliance.operations.services.boot import install_unit
 from appliance.operations.services.effect import find_dropped
 from appliance.operations.services.unfinished import close_idle_mirror, read_last_upgrade, recover_migration
 from appliance.operations.start_note import StartNote, read_note, record_start
-from appliance.plan.migration.lease import View, engine_error, find_holder, refuse_other_cluster
+from appliance.plan.migration.lease import View, engine_error, find_holder, find_last, refuse_other_cluster
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer
@@ -119,7 +119,8 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool) -> tuple[Host,
             hint=_failover_hint(next(iter(unreachable)), target, leases, unreachable),
         )
     if newest is None:
-        raise Refused("the services container is not running on any host", hint=f"sms start --host {target.name}")
+        hint = f"sms start --host {find_last(views) or target.name}"
+        raise Refused("the services container is not running on any host", hint=hint)
     if newest.engine:
         raise _engine_error(cluster, target, newest)
     if newest.holder not in leases:

@@ -8,7 +8,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
-from appliance.plan.migration.lease import View, engine_error, find_holder
+from appliance.plan.migration.lease import View, engine_error, find_holder, find_last
 
 
 def find_serving(cluster: Cluster) -> str | None:
@@ -38,7 +38,9 @@ def find_serving(cluster: Cluster) -> str | None:
         return lease.holder
     why = "; ".join(f"{name}: {problems[name]}" for name in names if name in problems)
     why = why or "no admin host holds the lease"
+    last = find_last(views)
+    then = f"; it was stopped on {last}: sms start --host {last}" if last else ""
     raise Refused(
         f"this machine ({socket.gethostname()}) is not an admin host of the site, and {why}",
-        hint=f"name one: --host {', '.join(names)}",
+        hint=f"name one: --host {', '.join(names)}{then}",
     )

@@ -59,6 +59,13 @@ def read_lease(data: bytes | None, cluster: str) -> Lease:
     return lease
 
 
+def find_last(views: Views) -> str:
+    """Return the host that released the lease last, and has the newest overlay; empty if it is not known, or none."""
+    files = [view.lease for view in views.values() if view.lease]
+    last = max(files, key=lambda lease: lease.generation).last if files else ""
+    return last if last in views else ""
+
+
 def find_holder(views: Views, *, without: Collection[str] = ()) -> Lease | None:
     """Return the lease of the current holder; None when the lease is free.
 

@@ -16,6 +16,7 @@ from appliance.plan.migration.lease import (
     View,
     Views,
     find_holder,
+    find_last,
     find_newer,
     find_released,
     has_own_overlay,
@@ -162,6 +163,20 @@ HOLDERS: list[tuple[Views, str | None]] = [
 def test_find_holder(views: Views, holder: str | None) -> None:
     found = find_holder(views)
     assert (found and f"{str(found.holder)[-1]}{found.generation}") == holder
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "last"),
+    [
+        (replace(FREE, generation=3, last="a"), replace(FREE, generation=2, last="b"), "a"),
+        (replace(FREE, generation=3, last="a"), replace(FREE, generation=4, last="engine:nomad"), ""),
+        (replace(FREE, generation=3, last="a"), None, "a"),
+        (FREE, FREE, ""),
+        (None, None, ""),
+    ],
+)
+def test_who_stopped_last(a: Lease | None, b: Lease | None, last: str) -> None:
+    assert find_last({"a": View(a), "b": View(b)}) == last
 
 
 # The files; the generation that host-b may take, or fragments of the refusal and its hint.
