@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -256,7 +257,8 @@ GROWN = 3 << 20
 
 
 def prepare_grow(root: Path) -> None:
-    (root / "content").mkdir()
+    for name in ("upper", "work"):
+        (root / "content" / name).mkdir(parents=True)
     (root / "content" / "jobs").write_bytes(b"42")
     argv = ("mke2fs", "-q", "-t", "ext3", "-b", "1024", "-J", "size=1", "-d", str(root / "content"))
     subprocess.run([*argv, str(root / "c.img"), "1800k"], check=True)
@@ -394,6 +396,8 @@ def check_built(root: Path, marks: Marks) -> None:
 # The VM's disks: appliance/operations/vm/, definitions/scripts/vm-finish-restore
 
 DISKS = ("root.qcow2", "state.qcow2", "root.image")
+QCOW2 = struct.pack(">4sI", b"QFI\xfb", 3).ljust(112, b"\0")
+"""A header that names no other file."""
 
 
 def vm_places(root: Path) -> VmPlaces:
@@ -403,7 +407,11 @@ def vm_places(root: Path) -> VmPlaces:
 def put_disks(folder: Path, words: bytes) -> None:
     folder.mkdir(parents=True)
     for name in DISKS:
-        (folder / name).write_bytes(words + name.encode() * 300)
+        (folder / name).write_bytes(disk(words, name))
+
+
+def disk(words: bytes, name: str) -> bytes:
+    return QCOW2 + words + name.encode() * 300
 
 
 def prepare_vm(root: Path) -> None:
@@ -424,7 +432,7 @@ def check_vm_snapshot(root: Path, marks: Marks) -> None:
     for one in found:
         assert one.verified and one.generation == 3 and one.cluster_uuid == "u"
         for name in DISKS[:2]:
-            assert Path(where.snapshots, one.name, name).read_bytes() == b"old " + name.encode() * 300
+            assert Path(where.snapshots, one.name, name).read_bytes() == disk(b"old ", name)
     holder = read_holder(Path(where.holder).read_bytes())
     assert holder and holder.generation == 3 and holder.sequence >= max([0, *(one.sequence for one in found)])
 
@@ -448,12 +456,12 @@ def check_vm_restore(root: Path, marks: Marks) -> None:
     where = vm_places(root)
     finish_restore(HERE, where)
     found = {name: Path(where.disks, name).read_bytes() for name in DISKS}
-    kinds = {data[:3] for data in found.values()}
-    assert len(kinds) == 1 and found == {name: kinds.copy().pop() + b" " + name.encode() * 300 for name in DISKS}
+    kinds = {data.removeprefix(QCOW2)[:3] for data in found.values()}
+    assert len(kinds) == 1 and found == {name: disk(kinds.copy().pop() + b" ", name) for name in DISKS}
     if kinds == {b"new"}:
         assert "copied" in marks
         for name in DISKS:
-            assert Path(where.snapshots, "kept", name).read_bytes() == b"old " + name.encode() * 300
+            assert Path(where.snapshots, "kept", name).read_bytes() == disk(b"old ", name)
         assert "kept" in [one.name for one in list_folder(HERE, where)]
     assert kinds == {b"new"} or "restored" not in marks
 
@@ -489,17 +497,17 @@ def check_vm_from(root: Path, marks: Marks) -> None:
     """The state disk is the old one or the restored one, whole; the old ones are kept."""
     where = vm_places(root)
     finish_restore(HERE, where)
-    state, old = Path(where.state), b"old " + b"state.qcow2" * 300
+    state, old = Path(where.state), disk(b"old ", "state.qcow2")
     if state.exists() and state.read_bytes() == old:
         assert not marks
-        assert Path(where.root).read_bytes() == b"old " + b"root.qcow2" * 300
+        assert Path(where.root).read_bytes() == disk(b"old ", "root.qcow2")
         return
     assert read_disk(state) == RAW
     kept = [one.name for one in list_folder(HERE, where)]
     assert len(kept) == 1
     assert Path(where.snapshots, kept[0], "state.qcow2").read_bytes() == old
     for folder in (Path(where.disks), Path(where.snapshots, kept[0])):
-        assert (folder / "root.qcow2").read_bytes() == b"old " + b"root.qcow2" * 300
+        assert (folder / "root.qcow2").read_bytes() == disk(b"old ", "root.qcow2")
 
 
 def check_vm_lost(root: Path, marks: Marks) -> None:
@@ -537,11 +545,11 @@ def check_vm_move(root: Path, marks: Marks) -> None:
     newest = max(holders, key=lambda name: holders[name].generation)  # type: ignore[union-attr]
     assert newest == "var" or not marks
     assert {name: (places[newest] / name).read_bytes() for name in DISKS} == {
-        name: b"new " + name.encode() * 300 for name in DISKS
+        name: disk(b"new ", name) for name in DISKS
     }
     for name in DISKS[:2]:
         there = [path.read_bytes() for path in root.rglob(name)]
-        assert b"old " + name.encode() * 300 in there
+        assert disk(b"old ", name) in there
 
 
 def run_vm_holder(root: Path, mark: Mark) -> None:

@@ -159,15 +159,17 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "", s
     def read(path: str) -> bytes:
         return ext3.read_inside(host, str(cluster.places.overlay), f"/upper{path}")
 
+    present, when, users = None, "it does not run", set[str]()
+    with suppress(RecordError):  # there is none after a crash
+        age, present = read_recorded(cluster, host)
+        when, users = f"as recorded by the last stop, {age} ago", present.users
+    if same and present is None:
+        return True
     before = _read_conf(read)
     after = before if same else _read_site(cluster)
     old, new = read_defined(before), read_defined(after)
-    judged, when = Judged(None, old, new, faults=tuple(find_unreached(old, new))), "it does not run"
-    users: Set[str] = frozenset()
-    with suppress(RecordError):  # there is none after a crash
-        age, present = read_recorded(cluster, host)
-        judged, users = replace(judged, present=present, losses=find_losses(present, old, new)), present.users
-        when = f"as recorded by the last stop, {age} ago"
+    losses = find_losses(present, old, new) if present else ()
+    judged = Judged(present, old, new, losses, faults=tuple(find_unreached(old, new)))
     if judged.costly and judged.present is None:
         unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
         judged = replace(judged, unknown=unknown)

@@ -172,6 +172,7 @@ class Vm:
     lacking: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
     away: bool = False
+    secrets: list[bytes] = field(default_factory=list)
 
     def request(self, method: str, path: str, body: Any = None, **_: Any) -> Any:
         if self.away:

@@ -253,8 +253,11 @@ def _prints(text: str) -> Callable[[ModelHost, tuple[str, ...]], Any]:
     return lambda host, argv: text
 
 
+LAYERS = "/12/040755/0/0/upper//\n/13/040755/0/0/work//\n"
+"""The folders of an overlay, as debugfs prints them."""
 ANSWERS: dict[str, Callable[[ModelHost, tuple[str, ...]], Any]] = {
-    **dict.fromkeys(("mkdir", "sync", "e2fsck", "debugfs", "env", "logger", "ln", "rm"), _prints("")),
+    **dict.fromkeys(("mkdir", "sync", "e2fsck", "env", "logger", "ln", "rm"), _prints("")),
+    "debugfs": lambda host, argv: LAYERS if "ls -p /" in argv else "",
     "query": lambda host, argv: effect("query", host.name, bool(argv[5])),
     "query-overlay": lambda host, argv: effect("query_overlay", host.name),
     "find": lambda host, argv: "/usr/bin/sms" if argv[-1] == "sms" else "" if argv[0] == "sh" else _find(host, argv),
