@@ -16,6 +16,7 @@ import paramiko
 import pytest
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
+from appliance.errors import SmsError
 from appliance.host import ssh
 from appliance.host.base import CommandError, CommandTimeout, Host, TooMuchOutput, Unreachable
 from appliance.host.local import Local
@@ -271,7 +272,7 @@ def test_a_copy_that_finds_no_room_tells_why(host: Host, tmp_path: Path, large: 
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], check=True)
     try:
-        with pytest.raises(CommandError, match="No space left"):
+        with pytest.raises(SmsError, match="MiB free"):
             give(host, large, str(small / "file"))
         assert not (small / "file").exists()
     finally:

@@ -29,6 +29,8 @@ def image(tmp_path: Path) -> Iterator[Path]:
     mount.mkdir()
     for argv in (["mkfs.ext3", "-q", str(path)], ["mount", "-o", "loop", str(path), str(mount)]):
         subprocess.run(argv, check=True)
+    for name in ("upper", "work"):
+        (mount / name).mkdir()
     yield path
     subprocess.run(["umount", str(mount)], check=True)
 
