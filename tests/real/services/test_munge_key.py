@@ -105,7 +105,8 @@ def client(running: Playground, vm: Vm, name: str) -> Iterator[None]:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     config = {"server": f"https://{VM}:8443/sms/v1/sync", "interval_s": 3600, "node": True}
-    files = {f"/opt/sms/bin/{one.name}": one.read_bytes() for one in (ROOT / "definitions/runtime").iterdir()}
+    programs = [one for one in (ROOT / "definitions/runtime").iterdir() if one.is_file()]
+    files = {f"/opt/sms/bin/{one.name}": one.read_bytes() for one in programs}
     files |= {
         "/etc/sms/filesync.json": json.dumps(config).encode(),
         "/etc/sms/tls/ca.pem": (vm.ca / "ca.pem").read_bytes(),
