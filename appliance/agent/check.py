@@ -17,8 +17,8 @@ from appliance.agent.store import CHUNK, ZERO, Damage, Reader, disk_errors
 from appliance.shared.files import create_file, remove_file, write_at
 from appliance.shared.manifest import Checks
 from appliance.shared.outputs import begin
+from appliance.shared.overlay import LAYERS
 
-LAYERS = ("/upper", "/work")
 CACHED_CHUNKS = 512
 """Chunks of metadata cached in memory."""
 STATE_BYTES = 256 << 20
@@ -195,9 +195,9 @@ def _check_layers(image: ext.Image) -> None:
     """Check that neither layer of the overlay is a link, which would lead its mount elsewhere."""
     try:
         for name in LAYERS:
-            raw = image.lookup(name)
+            raw = image.lookup("/" + name)
             if raw and not stat.S_ISDIR(ext.mode_of(raw)):
-                raise Damage("its %s is not a folder" % name)
+                raise Damage("its /%s is not a folder" % name)
     except ext.Unknown as error:
         raise Damage("its file system is damaged: %s" % error)
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from appliance.shared.files import ALWAYS, replace_file
 from appliance.shared.records import to_json
 
+LAYERS = ("upper", "work")
+"""Folders at the top of an overlay: what the container has written, and the kernel's work."""
+
 
 def mark_path(overlay: str) -> str:
     """Return the path of an overlay's generation mark."""

@@ -7,8 +7,8 @@ import re
 from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.shared.outputs import MAX_OUTPUT
+from appliance.shared.overlay import LAYERS
 
-LAYERS = ("upper", "work")
 FOLDER = "040"
 """The first digits of a folder's mode, as debugfs prints it with six."""
 UNCORRECTED = 4

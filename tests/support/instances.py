@@ -1,4 +1,4 @@
-"""What `apptainer instance list` prints on a host of a test."""
+"""What programs print on a host of a test: instances, folders of an overlay."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
+from appliance.shared.overlay import LAYERS
 from appliance.tools.apptainer import Instance
 
 LIST = ("apptainer", "instance", "list")
@@ -19,3 +20,8 @@ def lists(running: Sequence[Instance]) -> Callable[[tuple[str, ...], bytes | Non
         return 0, json.dumps({"instances": [{"instance": one.name, "pid": one.pid, "img": one.image} for one in found]})
 
     return answer
+
+
+def list_layers() -> str:
+    """Return what `debugfs -R "ls -p /"` prints of a sound overlay."""
+    return "".join(f"/12/040755/0/0/{name}//\n" for name in LAYERS)

@@ -20,8 +20,6 @@ DIGEST_S = 3600
 """Seconds that reading a file may take."""
 LOCK = "/run/sms/{}.{}.copy.lock"
 """Of a copy on the target; with the name of the file and the beginning of its digest."""
-
-
 Check = Callable[[str], object]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from appliance.errors import Refused, SmsError
@@ -85,6 +85,24 @@ def image_name(path: str) -> str:
     if not is_plain_name(name) or not name.endswith(".sif"):
         raise Refused(f"{one_line(path, 200)} is not the path of an image", hint="name it KEY.sif, as `sms build` does")
     return name
+
+
+def fetch_image(cluster: Cluster, source: HostFile, target: Host, path: str) -> Image:
+    """Copy another host's image, unless it is there; it gets its name once it is trusted. Return its description.
+
+    Raises:
+        Refused: it cannot be trusted; nothing of a copy stays.
+    """
+    found = []
+
+    def check(at: str) -> None:
+        with cluster.env.progress.step(f"verify the image on {target.name}") as step:
+            found.append(replace(trust(cluster, target, at), path=path))
+            step.detail(found[0].signer)
+
+    if not copy_file(cluster.env, source, target, path, "the image", check=check):
+        check(path)
+    return found[0]
 
 
 def trust(cluster: Cluster, host: Host, path: str, sha256: str = "") -> Image:

@@ -11,8 +11,8 @@ from appliance.host.base import Host
 from appliance.operations import history
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.guarded import stop_guard
-from appliance.operations.image.copy import HostFile, copy_file
-from appliance.operations.image.deliver import Image, image_name, trust
+from appliance.operations.image.copy import HostFile
+from appliance.operations.image.deliver import Image, fetch_image, image_name
 from appliance.operations.lease import query_lease
 from appliance.operations.migration.inspection import inspect_hosts, record_serving, unreachable_is_refused
 from appliance.operations.migration.state import Inspected, MigrationResult
@@ -134,19 +134,9 @@ def prepare(cluster: Cluster, inspected: Inspected) -> Image:
     running = HostFile(inspected.source, inspected.plan.image, inspected.plan.sha256)
     # What the source calls its image decides about no other file of the target.
     path = f"{where.images}/{image_name(running.path)}"
-    copy_file(
-        cluster.env,
-        running,
-        inspected.target,
-        path,
-        "the image",
-        check=lambda part: trust(cluster, inspected.target, part),
-    )
-    with cluster.env.progress.step(f"verify the image on {inspected.target.name}") as step:
-        image = trust(cluster, inspected.target, path)
-        if image.sha256 != inspected.plan.sha256:
-            raise Refused(f"{image.path} on {inspected.target.name} is not the image that is running")
-        step.detail(image.signer)
+    image = fetch_image(cluster, running, inspected.target, path)
+    if image.sha256 != inspected.plan.sha256:
+        raise Refused(f"{image.path} on {inspected.target.name} is not the image that is running")
     check_confinement(cluster, inspected.target, image.path)
     for isolated in (True, False):
         write_networks(cluster, inspected.target, isolated=isolated)

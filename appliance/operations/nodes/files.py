@@ -43,6 +43,7 @@ from appliance.provision.payloads import (
 from appliance.share import share
 from appliance.shared.secret import secret_parts
 from appliance.tools.provision import Api
+from appliance.tools.sha256 import is_digest
 
 FILES, BLOBS, SYNC = "/sms/v1/files", "/sms/v1/blobs", "/sms/v1/sync"
 LARGEST_B = 16 << 20
@@ -145,7 +146,7 @@ def read_content(api: Api, digest: str) -> bytes | None:
     Raises:
         SmsError: it is not a digest, or the response has another content.
     """
-    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+    if not is_digest(digest):
         raise SmsError(f"the provisioning VM: {digest[:70]!r} is not a digest", hint="sms vm status")
     answer = read_answer(StoredContent, api.request("GET", f"{BLOBS}/{digest}", secret=True))
     if not answer["there"]:

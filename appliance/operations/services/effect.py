@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from appliance.config.hostlist import fold
@@ -137,16 +137,15 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
         unknown = f"the jobs are not known: {last_line(error)}; {REMOVED}"
         return replace(judged, unknown=unknown) if judged.costly else judged
     unknown = f"{present.unread} jobs cannot be read, and {REMOVED}" if present.unread and can_cost(old, new) else ""
-    hint = "write it into the partition of the site file (`max_time`, `nodes`, `extra`), or repeat it afterwards"
+    hint = "write it into the site file (`max_time`, `nodes`, `extra`), or repeat it afterwards"
     faults = [Fault(line, hint) for line in find_by_hand(present, old, new)]
     return Judged(present, old, new, find_losses(present, old, new), unknown, (*faults, *find_unreached(old, new)))
 
 
-def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "", same: bool = False) -> bool:
+def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -> bool:
     """Judge a start by what the last stop recorded; return whether the overlay gets the site's files.
 
     Args:
-        same: it has them, as far as sms has written them: others, of a snapshot or by hand, are judged as they are.
         image: path of the one that is to start; empty: what nodes make of the files is not tried.
         keeps: nobody is there who could decide: with a loss, the overlay keeps the files that it has.
 
@@ -155,28 +154,22 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "", s
     """
     if not cluster.find_role("controller"):
         return True
-
-    def read(path: str) -> bytes:
-        return ext3.read_inside(host, str(cluster.places.overlay), f"/upper{path}")
-
-    present, when, users = None, "it does not run", set[str]()
-    with suppress(RecordError):  # there is none after a crash
-        age, present = read_recorded(cluster, host)
-        when, users = f"as recorded by the last stop, {age} ago", present.users
-    if same and present is None:
-        return True
-    before = _read_conf(read)
-    after = before if same else _read_site(cluster)
+    read = _read_overlay(cluster, host)
+    before, after = _read_conf(read), _read_site(cluster)
     old, new = read_defined(before), read_defined(after)
-    losses = find_losses(present, old, new) if present else ()
-    judged = Judged(present, old, new, losses, faults=tuple(find_unreached(old, new)))
-    if judged.costly and judged.present is None:
-        unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
-        judged = replace(judged, unknown=unknown)
+    judged, when = Judged(None, old, new, faults=tuple(find_unreached(old, new))), "it does not run"
+    users: Set[str] = frozenset()
+    try:
+        when, present = _read_stopped(cluster, host)
+        judged, users = replace(judged, present=present, losses=find_losses(present, old, new)), present.users
+    except RecordError:  # there is none after a crash
+        if judged.costly:
+            unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
+            judged = replace(judged, unknown=unknown)
     lacking = find_lacking_programs(cluster, old, new)
     refused = (*judged.faults, *judge_node_files(cluster, host, image, before, after), *lacking)
     try:
-        judged = replace(judged, faults=(*refused, *(() if same else _judge_secrets(cluster, read, users))))
+        judged = replace(judged, faults=(*refused, *_judge_secrets(cluster, read, users)))
     except ConfigError as error:
         if not keeps:
             raise
@@ -185,15 +178,50 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "", s
         return True
     if not keeps:
         judged.refuse("start", when)
-    if same:
-        lost = one_line("; ".join(judged.lines), 300)
-        cluster.env.progress.report(f"WARNING: slurm.conf in the overlay is not that of the last stop: {lost}")
-        return True
     cluster.env.progress.report(
         "WARNING: it starts with the files of before, not with the changed site file: "
         f"{one_line('; '.join(judged.lines), 300)}; `sms apply` judges it again"
     )
     return False
+
+
+def judge_kept(cluster: Cluster, host: Host, *, keeps: bool) -> None:
+    """Judge a start with the files of the overlay as they are: somebody inside, or a restore, may have changed them.
+
+    Args:
+        keeps: nobody is there who could decide: a loss is only reported.
+
+    Raises:
+        Refused: jobs or reservations of the last stop would be lost.
+    """
+    if not cluster.find_role("controller"):
+        return
+    try:
+        when, present = _read_stopped(cluster, host)
+    except RecordError:  # there is none after a crash
+        return
+    defined = read_defined(_read_conf(_read_overlay(cluster, host), ()))
+    judged = Judged(present, defined, defined, find_losses(present, defined, defined))
+    if not keeps:
+        judged.refuse("start", when)
+    elif judged.lines:
+        lost = one_line("; ".join(judged.lines), 300)
+        cluster.env.progress.report(f"WARNING: slurm.conf in the overlay is not that of the last stop: {lost}")
+
+
+def _read_stopped(cluster: Cluster, host: Host) -> tuple[str, Present]:
+    """Return when that was, as a text, and what the last stop recorded.
+
+    Raises:
+        RecordError: it recorded nothing.
+    """
+    age, present = read_recorded(cluster, host)
+    return f"as recorded by the last stop, {age} ago", present
+
+
+def _read_overlay(cluster: Cluster, host: Host) -> Callable[[str], bytes]:
+    """Return what reads a file of the overlay, which is not in use; empty if it is not there."""
+    return lambda path: ext3.read_inside(host, str(cluster.places.overlay), f"/upper{path}")
 
 
 def judge_old(cluster: Cluster, old: Host, conf: str, user: str) -> tuple[Loss, ...]:
@@ -297,34 +325,26 @@ def held(
     Raises:
         Refused: jobs have begun, or were submitted, since they were judged.
     """
-    there = judged.present.partitions.keys() if judged.present else set()  # somebody may have deleted one by hand
-    partitions = sorted((judged.old.partitions.keys() - judged.new.partitions.keys()) & there)
-    gone = judged.old.nodes.keys() - judged.new.nodes.keys()
-    nodes = fold(sorted(gone & judged.present.usable)) if judged.present else ""
     if judged.present is None or not judged.costly:
         yield
         return
-    if not (partitions or nodes):  # nothing to keep jobs from, but some may have begun
-        _judge_again(cluster, host, judged, verb, accepted)
-        yield
-        return
-    before = {name: judged.present.partitions.get(name, {}).get("State", "UP") for name in partitions}
-    note(cluster, host, verb, HELD, partitions=before, nodes=nodes)
+    there = judged.present.partitions  # somebody may have deleted one by hand
+    partitions = sorted((judged.old.partitions.keys() - judged.new.partitions.keys()) & there.keys())
+    nodes = fold(sorted((judged.old.nodes.keys() - judged.new.nodes.keys()) & judged.present.usable))
+    if partitions or nodes:
+        before = {name: there[name].get("State", "UP") for name in partitions}
+        note(cluster, host, verb, HELD, partitions=before, nodes=nodes)
     try:
         for name in partitions:
             _update(cluster, host, f"PartitionName={name}", "State=INACTIVE")
         if nodes:
             _update(cluster, host, f"NodeName={nodes}", "State=DRAIN", f"Reason={REASON}")
-        _judge_again(cluster, host, judged, verb, accepted)
+        now = judge(cluster, host, judged.old, judged.new)
+        replace(now, faults=judged.faults).refuse(verb, accepted=accepted)
         yield
     except BaseException:
         release(cluster, host)
         raise
-
-
-def _judge_again(cluster: Cluster, host: Host, judged: Judged, verb: str, accepted: frozenset[str]) -> None:
-    now = judge(cluster, host, judged.old, judged.new)
-    replace(now, faults=judged.faults).refuse(verb, accepted=accepted)
 
 
 def release(cluster: Cluster, host: Host) -> bool:

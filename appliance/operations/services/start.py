@@ -54,7 +54,7 @@ from appliance.operations.preflight import (
     try_confinement,
 )
 from appliance.operations.services.boot import install_unit
-from appliance.operations.services.effect import judge_start, release
+from appliance.operations.services.effect import judge_kept, judge_start, release
 from appliance.operations.services.generation import Known, find_known
 from appliance.operations.services.restart import tell_nodes
 from appliance.operations.services.stop import stop_gateway, take_down
@@ -271,10 +271,18 @@ def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(fitting(cluster, host) if exists else cluster), trusted)
     if exists and not (options.force or cluster.is_gateway):
-        same = seeded_with(host, str(cluster.places.overlay)) == mark
-        judge_start(cluster, host, keeps=options.boot, image=trusted.path, same=same)
+        stays = seeded_with(host, str(cluster.places.overlay)) == mark
+        _may_seed(cluster, host, trusted, stays=stays, keeps=options.boot)
     argv = start_argv(cluster.site, confinement, trusted.path)
     return [*overlay_commands(cluster, host, trusted, mark, exists), shlex.join(shown(argv))]
+
+
+def _may_seed(cluster: Cluster, host: Host, image: Image, *, stays: bool, keeps: bool) -> bool:
+    """Judge a start; return whether the overlay gets the site's files, unless those that it has are to stay."""
+    if not stays:
+        return judge_start(cluster, host, keeps=keeps, image=image.path)
+    judge_kept(cluster, host, keeps=keeps)
+    return True
 
 
 def _refuse_other_image(cluster: Cluster, host: Host, running: apptainer.Instance, wanted: Path | None) -> None:
@@ -367,7 +375,7 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
             cluster,
             host,
             image,
-            may_seed=lambda same: unjudged or judge_start(cluster, host, keeps=keeps, image=image.path, same=same),
+            may_seed=lambda stays: unjudged or _may_seed(cluster, host, image, stays=stays, keeps=keeps),
         )
         mark_overlay(cluster, host, lease.generation)
         stop_gateway(cluster, host)  # as late as possible: it has the addresses

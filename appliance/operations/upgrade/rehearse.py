@@ -15,8 +15,8 @@ from appliance.lab import Lab, Layout, put_up_cables, up_planned
 from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster, need_root
 from appliance.operations.hosts.host import list_hosts
-from appliance.operations.image.copy import HostFile, copy_file
-from appliance.operations.image.deliver import Image, image_name, trust
+from appliance.operations.image.copy import HostFile
+from appliance.operations.image.deliver import Image, fetch_image, image_name, trust
 from appliance.operations.lab import demo
 from appliance.operations.preflight import check_programs
 from appliance.operations.services.start import Started, StartOptions, start
@@ -307,9 +307,7 @@ def _fetch_image(cluster: Cluster, source: Host, path: str, dry_run: bool) -> st
         raise Refused(f"{path} is only on {source.name}", hint="without --dry-run it is fetched")
     if target.exists() or target.name == cluster.places.current.name:
         target = target.with_name(f"{target.stem}-{digest[:12]}.sif")
-    fetched = HostFile(source, there, digest)
-    copy_file(cluster.env, fetched, Local(), str(target), "the image", check=lambda part: trust(cluster, Local(), part))
-    return str(target)
+    return fetch_image(cluster, HostFile(source, there, digest), Local(), str(target)).path
 
 
 def check_room(cluster: Cluster, snapshot: Snapshot, image: Image, *, copies: int) -> int:

@@ -28,10 +28,10 @@ from appliance.plan.snapshots.offsite import BORG, archive_name
 from appliance.plan.vm.vm import STATE, VmPlaces, need_vm
 from appliance.tools.guest import open_guest
 from appliance.tools.programs import find_missing
+from appliance.tools.sha256 import is_digest
 from appliance.tools.space import SPARE_BYTES, need_space
 
 INVENTORY = "inventory.db"
-DIGEST = re.compile(r"[0-9a-f]{64}")
 SETTLED_S = 300
 """Seconds before the snapshot within which production may have changed something that it lacks: clocks differ."""
 QUERY = """\
@@ -243,7 +243,7 @@ def _check_masters(here: Host, copy: Copy, inventory: Inventory) -> str:
     contents: dict[str, str] = {}
     for place in sorted(inventory.current):
         sha256, details = inventory.versions.get(place, ("", "{}"))
-        if not DIGEST.fullmatch(sha256):
+        if not is_digest(sha256):
             raise SmsError(f"{place[0]}: version {place[1]} is missing")
         contents[sha256] = place[0]
         secret += not int(json.loads(details)["mode"], 8) & 0o007

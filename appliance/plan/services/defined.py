@@ -115,8 +115,8 @@ class Defined:
     @property
     def default(self) -> str:
         """The partition of jobs that name none; the last one counts, and none if it is empty."""
-        names = (name for name, one in self.partitions.items() if one.get("default", "").upper() in YES)
-        return max(enumerate(names), default=(0, ""))[1]
+        names = [name for name, one in self.partitions.items() if one.get("default", "").upper() in YES]
+        return names[-1] if names else ""
 
     @property
     def members(self) -> Mapping[str, frozenset[str] | None]:

@@ -75,28 +75,24 @@ def test_a_corrupt_copy_is_removed(tmp_path: Path) -> None:
 class Lies(InFolder):
     """A host whose file has another size than it says."""
 
-    size = len(DATA) - 1
+    size = len(DATA)
 
     def run(self, *argv: str, **more: Any) -> Result:
         done = super().run(*argv, **more)
         return replace(done, stdout=b"%d" % self.size) if argv[0] == "stat" else done
 
 
-def test_a_copy_ends_where_the_source_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [(len(DATA) - 1, f"a sends more than the {len(DATA) - 1} bytes"), (1 << 60, "MiB free, the image may need")],
+)
+def test_a_copy_is_as_large_as_the_source_said(tmp_path: Path, size: int, message: str) -> None:
+    """It needs that space before it begins."""
     source, target = Lies(tmp_path / "a"), InFolder(tmp_path / "b")
     source.image.parent.mkdir()
     source.image.write_bytes(DATA)
-    with pytest.raises(SmsError, match=f"a sends more than the {len(DATA) - 1} bytes"):
-        copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
-    assert list(target.image.parent.iterdir()) == []
-
-
-def test_a_copy_needs_its_space_before_it_begins(tmp_path: Path) -> None:
-    source, target = Lies(tmp_path / "a"), InFolder(tmp_path / "b")
-    source.image.parent.mkdir()
-    source.image.write_bytes(DATA)
-    source.size = 1 << 60
-    with pytest.raises(Refused, match="MiB free, the image may need"):
+    source.size = size
+    with pytest.raises(SmsError, match=message):
         copy_file(Env(), HostFile(source, IMAGE, SHA256), target, IMAGE, "the image")
     assert list(target.image.parent.iterdir()) == []
 

@@ -20,6 +20,7 @@ from appliance.tools import apptainer, bridge, ext3
 from tests.places import DEBIAN_SITE
 from tests.support.env import Serial
 from tests.support.fake import Answer, Fake
+from tests.support.instances import list_layers
 
 
 @pytest.mark.parametrize(
@@ -34,8 +35,7 @@ from tests.support.fake import Answer, Fake
     ],
 )
 def test_exit_statuses_of_e2fsck(status: int, said: str, words: str | None) -> None:
-    layers = "/11/040755/0/0/upper//\n/12/040755/0/0/work//\n"
-    host = Fake({("e2fsck",): (status, said), ("debugfs",): (0, layers)})
+    host = Fake({("e2fsck",): (status, said), ("debugfs",): (0, list_layers())})
     if words is None:
         ext3.check(host, "x.img")
     else:

@@ -8,13 +8,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.places import ROOT
+from appliance.operations.context import Cluster, open_cluster
+from appliance.progress import Silent
+from tests.places import DEBIAN_SITE, ROOT
+from tests.support.env import fake_env
 
 RUNTIME = ROOT / "definitions" / "runtime"
 
@@ -79,3 +83,9 @@ def write_services(root: Path, **services: dict[str, Any]) -> None:
 
 def probe_of(*argv: str) -> dict[str, Any]:
     return {"kind": "exec", "exec": [list(argv)], "timeout_s": 2}
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """A site of Debian, in an environment of its own."""
+    return replace(open_cluster(DEBIAN_SITE, None, Silent()), env=fake_env())

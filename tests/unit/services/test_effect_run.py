@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from appliance.errors import Refused, SmsError
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.effect import (
@@ -15,6 +15,7 @@ from appliance.operations.services.effect import (
     Judged,
     held,
     judge,
+    judge_kept,
     judge_start,
     release,
 )
@@ -23,11 +24,9 @@ from appliance.operations.services.present import describe_jobs, judge_restore
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import PRESENT
-from appliance.progress import Silent
 from appliance.shared.overlay import OverlayMark
 from appliance.shared.records import to_json
 from appliance.tools.scripts import script_argv
-from tests.places import DEBIAN_SITE
 from tests.support.env import Reports, fake_env
 from tests.support.fake import Fake
 from tests.unit.services.test_effect import node
@@ -80,11 +79,6 @@ class Controller(Fake):
     def removed(self, argv: tuple[str, ...], _: object) -> tuple[int, str]:
         self.files.pop(argv[3], None)
         return 0, ""
-
-
-@pytest.fixture
-def cluster() -> Cluster:
-    return replace(open_cluster(DEBIAN_SITE, None, Silent()), env=fake_env())
 
 
 def judged(cluster: Cluster, host: Controller) -> Judged:
@@ -206,11 +200,12 @@ def test_files_that_stay_in_the_overlay_are_judged_too(cluster: Cluster) -> None
     cluster = replace(cluster, env=fake_env(progress=shown))
     host = Controller(cluster, [OF_NIGHT])
     describe_jobs(cluster, host, record=True)
-    assert judge_start(cluster, host, keeps=False, same=True)
+    judge_kept(cluster, host, keeps=False)
     host.overlay = NEW.decode()
     with pytest.raises(Refused, match="job 7"):
-        judge_start(cluster, host, keeps=False, same=True)
-    assert judge_start(cluster, host, keeps=True, same=True) and "job 7" in shown.lines[-1]
+        judge_kept(cluster, host, keeps=False)
+    judge_kept(cluster, host, keeps=True)
+    assert "job 7" in shown.lines[-1]
 
 
 def test_a_restore_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> None:

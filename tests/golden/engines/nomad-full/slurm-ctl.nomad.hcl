@@ -563,7 +563,8 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image,
+# as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -865,7 +866,8 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image,
+# as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1197,7 +1199,8 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image,
+# as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1530,7 +1533,8 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image,
+# as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3
@@ -1855,7 +1859,8 @@ END
 #!/bin/sh
 # confined CAPABILITIES NAMES HOST COMMAND...: run a command, if this process is confined: it has other namespaces of these NAMES
 # (as /proc/self/ns has them) than the HOST, no other capabilities than CAPABILITIES (a number, a bit each), a filter of system
-# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image, as the first program of a run.
+# calls, cannot gain privileges, and cannot write to /proc/sys and the parts of /proc that control the host. It runs in the image,
+# as the first program of a run.
 fail() { echo "this run of the image is not confined: $1" >&2; exit 70; }
 allowed=$1 names=$2 host=$3
 shift 3

@@ -37,6 +37,7 @@ from appliance.tools.agent import Agents
 from tests.confined import confined_output
 from tests.places import DEBIAN_SITE
 from tests.support.env import Serial
+from tests.support.instances import list_layers
 from tests.unit.migration.model import engine
 from tests.unit.migration.model.engine import effect
 from tests.unit.migration.model.system import RUN_EVENTS, SLEEP_S, ModelSystem, pid_of
@@ -253,11 +254,9 @@ def _prints(text: str) -> Callable[[ModelHost, tuple[str, ...]], Any]:
     return lambda host, argv: text
 
 
-LAYERS = "/12/040755/0/0/upper//\n/13/040755/0/0/work//\n"
-"""The folders of an overlay, as debugfs prints them."""
 ANSWERS: dict[str, Callable[[ModelHost, tuple[str, ...]], Any]] = {
     **dict.fromkeys(("mkdir", "sync", "e2fsck", "env", "logger", "ln", "rm"), _prints("")),
-    "debugfs": lambda host, argv: LAYERS if "ls -p /" in argv else "",
+    "debugfs": lambda host, argv: list_layers() if "ls -p /" in argv else "",
     "query": lambda host, argv: effect("query", host.name, bool(argv[5])),
     "query-overlay": lambda host, argv: effect("query_overlay", host.name),
     "find": lambda host, argv: "/usr/bin/sms" if argv[-1] == "sms" else "" if argv[0] == "sh" else _find(host, argv),
