@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,7 +45,7 @@ from appliance.operations.vm.client import open_api
 from appliance.plan.image.built import DESCRIPTION, find_other_settings, read_inputs
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv
-from appliance.plan.nodes.accounts import GROUP, PASSWD, without_system
+from appliance.plan.nodes.accounts import GROUP, PASSWD, without_own
 from appliance.plan.nodes.files import MUNGE_KEY
 from appliance.plan.overlay.seed import Seed, seed_archive
 from appliance.plan.services.apply import (
@@ -308,7 +308,8 @@ class _Apply:
         self.mark = overlay_mark(archive_for(cluster), image)
         found: Compared = self.inside(Compared, "compare", input=self.archive)
         self.left = found["left"]
-        changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}))
+        own = {service.user for service in cluster.services}
+        changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}, own))
         self._check(changes)
         self.judged = self._judge(seeds, changes, bool(found["pending"]), image.path)
         self.mtus = self._find_mtus()
@@ -571,9 +572,9 @@ class _Apply:
         return seconds
 
 
-def _read_changes(found: Compared, seeds: Mapping[str, Seed]) -> Iterator[FileChange]:
+def _read_changes(found: Compared, seeds: Mapping[str, Seed], own: Collection[str]) -> Iterator[FileChange]:
     """Yield the files that differ; what the container reports is not trusted: only paths of the site's own count, and
-    those in /etc/slurm that it no longer has.
+    those in /etc/slurm that it no longer has. ``own``: users of the image.
     """
     for entry in found["changed"]:
         path = entry["path"]
@@ -585,7 +586,7 @@ def _read_changes(found: Compared, seeds: Mapping[str, Seed]) -> Iterator[FileCh
             raise SmsError(f"the container reports an unknown file {path[:70]!r}")
         before, after = entry["text"], seed.data.decode(errors="replace") if seed.mode & 0o004 else None
         if path in (PASSWD, GROUP):  # the container keeps the image's own, whatever the site has
-            before, after = (text and without_system(text) for text in (before, after))
+            before, after = (text and without_own(text, own) for text in (before, after))
         yield FileChange(seed.path, before, after, entry["edited"])
 
 

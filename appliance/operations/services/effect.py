@@ -66,13 +66,17 @@ WAYS = (
     "and run this again"
 )
 STOPPED_WAYS = "start with the site file of before, drain what is to go, then `sms apply` the changed one"
+KEPT_WAYS = (
+    "its slurm.conf was restored, or changed inside: `sms overlay restore N --path /etc/slurm` takes it from a "
+    "snapshot of before"
+)
 
 
 @dataclass(frozen=True)
 class Judged:
     """What a change costs. ``present``: None if the controller does not answer; ``unknown``: why that matters.
 
-    ``faults``: what else goes wrong with it, and what to do about it.
+    ``faults``: what else goes wrong with it, and what to do about it. ``ways``: what to do about losses.
     """
 
     present: Present | None
@@ -81,6 +85,7 @@ class Judged:
     losses: tuple[Loss, ...] = ()
     unknown: str = ""
     faults: tuple[Fault, ...] = ()
+    ways: str = WAYS
 
     @property
     def lines(self) -> list[str]:
@@ -113,7 +118,7 @@ class Judged:
             Refused: it does, or that is not known.
         """
         if (lines := self.lines) and not self.costs <= accepted:
-            hints = [STOPPED_WAYS if when else WAYS] if self.losses or self.unknown else []
+            hints = [self.ways] if self.losses or self.unknown else []
             hints += dict.fromkeys(one.hint for one in self.faults)
             hints.append(f"--force: {verb} nevertheless")
             first = f"{verb} is refused" + (f" ({when})" if when else "")
@@ -157,7 +162,8 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -
     read = _read_overlay(cluster, host)
     before, after = _read_conf(read), _read_site(cluster)
     old, new = read_defined(before), read_defined(after)
-    judged, when = Judged(None, old, new, faults=tuple(find_unreached(old, new))), "it does not run"
+    judged = Judged(None, old, new, faults=tuple(find_unreached(old, new)), ways=STOPPED_WAYS)
+    when = "it does not run"
     users: Set[str] = frozenset()
     try:
         when, present = _read_stopped(cluster, host)
@@ -201,7 +207,7 @@ def judge_kept(cluster: Cluster, host: Host, *, keeps: bool) -> None:
     except RecordError:  # there is none after a crash
         return
     defined = read_defined(_read_conf(_read_overlay(cluster, host), ()))
-    judged = Judged(present, defined, defined, find_losses(present, defined, defined))
+    judged = Judged(present, defined, defined, find_losses(present, defined, defined), ways=KEPT_WAYS)
     if not keeps:
         judged.refuse("start", when)
     elif judged.lines:

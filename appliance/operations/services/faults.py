@@ -22,6 +22,7 @@ from appliance.plan.nodes.accounts import (
     compare_accounts,
     read_ids,
     too_many_removed,
+    without_own,
 )
 from appliance.plan.services.defined import (
     AT_START,
@@ -173,7 +174,7 @@ def _find_silent(cluster: Cluster, host: Host, present: Present, defined: tuple[
     if silent := [name for number, name in enumerate(moved, 1) if number not in accepted]:
         where = ", ".join(f"{name} ({':'.join(new[name])})" for name in silent[:SHOWN])
         yield Fault(
-            f"{len(silent)} nodes get an address or port at which no slurmd answers: {one_line(where, 300)}",
+            f"nodes get an address or port at which no slurmd answers ({len(silent)}): {one_line(where, 300)}",
             "correct `address` or `port`; if nodes move: drain them first, or change them before this",
         )
 
@@ -198,10 +199,10 @@ def _find_unassociated(
     shown = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None, timeout=QUERY_S)
     lacking = present.users - {*shown.text.split()}
     if lacking:
-        why = "have jobs and no association" if shown.status == 0 else "have jobs; slurmdbd names no associations"
+        why = "have no association" if shown.status == 0 else "may have no association: slurmdbd does not answer"
         yield Fault(
-            f"AccountingStorageEnforce: {len(lacking)} users {why}: {one_line(', '.join(sorted(lacking)), 200)}; their "
-            "waiting jobs fail",
+            f"AccountingStorageEnforce: users with jobs {why} ({len(lacking)}): "
+            f"{one_line(', '.join(sorted(lacking)), 200)}; their waiting jobs fail",
             "`sacctmgr add user NAME account=ACCOUNT` for each, then apply",
         )
 
@@ -221,9 +222,8 @@ def find_lost_accounts(
         return
     new = {path: after[path].decode(errors="surrogateescape") for path in (PASSWD, GROUP) if path in after}
     old = {path: new[path] if before.get(path) is None else str(before[path]) for path in new}
-    # Those of the image's packages have any id, such as Debian's slurm.
-    own = tuple(f"{service.user}:" for service in cluster.services)
-    old = {path: "".join(line for line in old[path].splitlines(True) if not line.startswith(own)) for path in old}
+    own = {service.user for service in cluster.services}
+    old = {path: without_own(text, own) for path, text in old.items()}
     changes, problems = compare_accounts(old, new)
     if problems:
         raise ConfigError(problems=problems)
@@ -233,7 +233,7 @@ def find_lost_accounts(
     ids = [read_ids(side.get(PASSWD, "")) for side in (old, new)]
     if lost := sorted(name for name in users & ids[0].keys() if ids[0][name] != ids[1].get(name)):
         yield Fault(
-            f"{len(lost)} users with jobs are removed, or get another id: {one_line(', '.join(lost), 200)}; their "
+            f"users with jobs are removed, or get another id ({len(lost)}): {one_line(', '.join(lost), 200)}; their "
             "waiting jobs never start",
             "remove a user when the jobs have ended: `squeue --user NAME`",
         )

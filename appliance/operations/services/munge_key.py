@@ -77,7 +77,7 @@ def judge_key(read: Read, after: bytes) -> Iterator[Fault]:
 def _unreached(nodes: Set[str]) -> Fault:
     names = one_line(fold(sorted(nodes)), 120)
     return Fault(
-        f"{CHANGES}, and the VM does not reach {len(nodes)} nodes: {names}",
+        f"{CHANGES}, and the VM does not reach nodes in use ({len(nodes)}): {names}",
         f"repair or drain {names}, which take the new key when they boot; --force drains them",
     )
 

@@ -141,10 +141,18 @@ def too_many_removed(changes: Mapping[str, Changes], most_removed: float) -> str
     )
 
 
-def without_system(text: str) -> str:
-    """Return the lines of a passwd or group file without those whose id is a system account's."""
-    ids = ((line, line.split(":")[2:3]) for line in text.splitlines(keepends=True))
-    return "".join(line for line, found in ids if not (found and found[0].isdigit() and int(found[0]) < UID_MIN))
+def without_own(text: str, own: Collection[str]) -> str:
+    """Return the lines of a container's passwd or group without those of its image, which no site's replace.
+
+    Args:
+        own: users of its services, which may have any id; others have a system account's.
+    """
+
+    def is_own(parts: Sequence[str]) -> bool:
+        number = int(parts[2]) if parts[2:3] and _NUMBER.match(parts[2]) else UID_MIN
+        return parts[0] in own or number < UID_MIN or number in RESERVED
+
+    return "".join(line for line in text.splitlines(keepends=True) if not is_own(line.split(":")))
 
 
 def compare_accounts(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[dict[str, Changes], list[Problem]]:

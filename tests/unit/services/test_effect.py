@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from appliance.plan.nodes.accounts import compare_accounts, without_system
+from appliance.plan.nodes.accounts import compare_accounts, without_own
 from appliance.plan.services.defined import Defined, count_cores, find_described, find_new, find_plugins, read_defined
 from appliance.plan.services.effect import (
     PRESENT,
@@ -332,7 +332,7 @@ def test_programs_that_only_the_new_configuration_names() -> None:
     assert find_new(old.programs, new.programs) == {"Epilog": "/etc/slurm/c.sh", "TaskProlog": "/x"}
 
 
-SYSTEM = "root:x:0:0::/root:/bin/sh\nslurm:x:64:64::/var:/bin/false\n"
+SYSTEM = "root:x:0:0::/root:/bin/sh\nslurm:x:64030:64::/var:/bin/false\nnobody:x:65534:65534::/:/bin/false\n"
 
 
 def user(name: str, number: int) -> str:
@@ -340,12 +340,12 @@ def user(name: str, number: int) -> str:
 
 
 def test_accounts_that_a_change_removes() -> None:
-    """System accounts of the container are none of the site's."""
-    before = {"/etc/passwd": SYSTEM + user("a", 1001) + user("b", 1002)}
-    changes, problems = compare_accounts(before, {"/etc/passwd": user("b", 1002) + user("c", 1003)})
+    """Those of the container's image are none of the site's, whatever their ids are."""
+    before = without_own(SYSTEM + user("a", 1001) + user("b", 1002), {"slurm"})
+    assert before == user("a", 1001) + user("b", 1002)
+    changes, problems = compare_accounts({"/etc/passwd": before}, {"/etc/passwd": user("b", 1002) + user("c", 1003)})
     assert changes["/etc/passwd"].removed == ("a",) and changes["/etc/passwd"].before == 2 and not problems
-    assert without_system(before["/etc/passwd"]) == user("a", 1001) + user("b", 1002)
-    changes, _ = compare_accounts(before, {"/etc/passwd": ""})
+    changes, _ = compare_accounts({"/etc/passwd": before}, {"/etc/passwd": ""})
     assert changes["/etc/passwd"].removed_percent == 100
 
 

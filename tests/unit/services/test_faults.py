@@ -52,8 +52,8 @@ MANY = "".join(user(f"u{number}", 2000 + number) for number in range(30))
     [
         (MANY + user("bob", 1001) + user("eve", 1003), ""),
         (MANY + user("bob", 1001), ""),
-        (MANY + user("eve", 1002), "1 users with jobs are removed, or get another id: bob"),
-        (MANY + user("bob", 1009) + user("eve", 1002), "1 users with jobs are removed, or get another id: bob"),
+        (MANY + user("eve", 1002), "users with jobs are removed, or get another id (1): bob"),
+        (MANY + user("bob", 1009) + user("eve", 1002), "users with jobs are removed, or get another id (1): bob"),
     ],
 )
 def test_users_with_jobs(cluster: Cluster, new: str, why: str) -> None:

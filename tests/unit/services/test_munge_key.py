@@ -74,7 +74,7 @@ def key_host(cluster: Cluster) -> Fake:
     [
         (Vm(), False, ""),
         (Vm(silent=frozenset({"n3"})), False, ""),
-        (Vm(silent=frozenset({"n2"})), False, "the VM does not reach 1 nodes: n2"),
+        (Vm(silent=frozenset({"n2"})), False, "the VM does not reach nodes in use (1): n2"),
         (Vm(away=True), False, "is not known"),
         (None, False, "there is no provisioning VM"),
         (Vm(), True, "a second instance cannot swap it"),
