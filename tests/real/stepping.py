@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.cli import main
+from appliance.operations.image import deliver
 from appliance.operations.migration import migrate, start
 from appliance.tools import agent, move
 
@@ -50,6 +51,7 @@ class Endpoint(move.Endpoint):
 
 start.WAIT_S = float(sys.argv[3])
 agent.Endpoint = Endpoint  # type: ignore[attr-defined]
-for name in ("inspect_hosts", "copy_file", "trust"):
-    setattr(migrate, name, step(getattr(migrate, name), name))
+migrate.inspect_hosts = step(migrate.inspect_hosts, "inspect_hosts")  # type: ignore[attr-defined]
+for name in ("copy_file", "trust"):
+    setattr(deliver, name, step(getattr(deliver, name), name))
 raise SystemExit(main(sys.argv[4:]))

@@ -457,7 +457,8 @@ def test_a_server_that_sends_more_than_the_window_permits() -> None:
         client.auth_none("root")
         with bounded_memory():
             channel = client.open_session(timeout=30)
-            channel.exec_command("true")
+            with suppress(paramiko.SSHException):  # the flood may be faster than the reply
+                channel.exec_command("true")
             soon(lambda: not client.is_active())
         assert "window" in str(client.get_exception())
     finally:
