@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
+from appliance.text import whole_number
 from appliance.units import read_duration
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def absolute(text: str) -> str:
 
 def selector(text: str) -> str:
     """Return a snapshot's number, or ``latest``; for argparse."""
-    if text != "latest" and not text.isdecimal():
+    if text != "latest" and whole_number(text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is neither the number of a snapshot nor latest")
     return text
 

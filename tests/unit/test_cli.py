@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from appliance.cli import VERBS, find_verb, main, make_parser
-from appliance.cli.common import duration
+from appliance.cli.common import duration, selector
 from tests.places import ROOT
 
 NEAR = {
@@ -28,6 +28,12 @@ NEAR = {
     "node boot node1 --mode Legcy": "Legacy",
 }
 """Words that are nearly right, and what is meant. What else is wrong is in tests/mistakes.py."""
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "²", "٣", "-1", "1.0", "", "newest"])
+def test_snapshots_have_short_decimal_numbers(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="neither the number of a snapshot nor latest"):
+        selector(text)
 
 
 @pytest.mark.parametrize("words", NEAR)

@@ -14,6 +14,7 @@ from appliance.plan.snapshots.retention import RESTORE
 from appliance.shared.identity import Identity, uuid_of
 from appliance.shared.manifest import Manifest
 from appliance.shared.records import RecordError, check_value, from_value
+from appliance.text import whole_number
 from appliance.tools.agent import Bounds
 from appliance.tools.reply import ENDED_HINT
 
@@ -137,7 +138,8 @@ def find_snapshot(listing: Listing, selector: str) -> Snapshot:
         Refused: there is no such snapshot.
         SmsError: its manifest cannot be read.
     """
-    if selector != LATEST and not selector.isdecimal():
+    number = whole_number(selector)
+    if selector != LATEST and number is None:
         raise ConfigError(
             f"invalid snapshot {selector!r}", hint=f"give its number, or {LATEST}; `sms overlay list` shows all"
         )
@@ -157,7 +159,6 @@ def find_snapshot(listing: Listing, selector: str) -> Snapshot:
         # A snapshot that a restore took holds the state that the user wanted to leave.
         chosen = [one for one in good if not one["reason"].startswith(RESTORE)]
         return (chosen or good)[-1]
-    number = int(selector)
     if number in listing.broken:
         raise SmsError(
             f"snapshot {number} is damaged: {listing.broken[number]}",
@@ -243,8 +244,9 @@ def _select(listing: Listing, selectors: Sequence[str], everything: bool) -> tup
     else:
         numbers = []
         for selector in selectors:
-            if selector.isdecimal() and int(selector) in listing.broken:
-                broken[int(selector)] = listing.broken[int(selector)]
+            number = whole_number(selector)
+            if number is not None and number in listing.broken:
+                broken[number] = listing.broken[number]
             else:
                 numbers.append(find_snapshot(listing, selector)["number"])
     return list(dict.fromkeys(numbers)), broken

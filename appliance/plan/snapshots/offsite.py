@@ -14,6 +14,7 @@ from appliance.config.model import Retention
 from appliance.plan.snapshots.retention import LAST_DAY, RESTORE, Candidate, decide
 from appliance.shared.identity import UUID, uuid_of
 from appliance.shared.order import order
+from appliance.text import whole_number
 
 Manifest = dict[str, Any]
 """The manifest of a snapshot."""
@@ -144,7 +145,10 @@ def not_kept(there: Sequence[Manifest], retention: Retention, *, now: float) -> 
 
 
 def find(selector: str, there: Sequence[Manifest]) -> list[Manifest]:
-    """Return the manifests that an archive name, a number, a uuid prefix or ``latest`` selects."""
+    """Return the manifests that an archive name, a number, a uuid prefix or ``latest`` selects.
+
+    A uuid can begin with digits only: from eight of them on they are a prefix, where no snapshot has that number.
+    """
     if selector == LATEST:
         # As on a host: a snapshot that a restore took holds the state that the user wanted to leave.
         chosen = [one for one in there if not one.get("reason", "").startswith(RESTORE)]
@@ -152,8 +156,9 @@ def find(selector: str, there: Sequence[Manifest]) -> list[Manifest]:
     named = [one for one in there if selector in (archive_name(one), one["uuid"])]
     if named:
         return named
-    if selector.isdecimal():
-        return [one for one in there if one["number"] == int(selector)]
+    numbered = [one for one in there if one["number"] == whole_number(selector)]
+    if numbered or (selector.isdecimal() and len(selector) < 8):
+        return numbered
     if re.fullmatch(r"[0-9a-f-]{4,36}", selector):
         return [one for one in there if one["uuid"].startswith(selector)]
     return []

@@ -204,13 +204,17 @@ FOUND: list[tuple[dict[str, Any], str, int | type[SmsError], str]] = [
     (LISTED, "7", Refused, "there is no snapshot 7 on host-a"),
     (LISTED, "newest", ConfigError, "invalid snapshot 'newest'"),
     (LISTED, "-1", ConfigError, "invalid snapshot '-1'"),
+    (LISTED, "²", ConfigError, "invalid snapshot"),
+    (LISTED, "9" * 5000, ConfigError, "invalid snapshot"),
     (NONE, "latest", Refused, "there are no snapshots on host-a"),
     (NONE, "1", Refused, "there are no snapshots on host-a"),
     ({**NONE, "broken": {"1": "x"}}, "latest", Refused, "no snapshot on host-a is verified"),
 ]
 
 
-@pytest.mark.parametrize(("listed", "wanted", "found", "words"), FOUND, ids=[f"{case[1]}: {case[3]}" for case in FOUND])
+@pytest.mark.parametrize(
+    ("listed", "wanted", "found", "words"), FOUND, ids=[f"{case[1][:9]}: {case[3]}" for case in FOUND]
+)
 def test_selectors_of_snapshots(listed: dict[str, Any], wanted: str, found: int | type[SmsError], words: str) -> None:
     listing = list_snapshots(cluster(), host({"list": listed}))
     if isinstance(found, int):

@@ -116,12 +116,17 @@ def test_missing_snapshots() -> None:
         ("9", []),
         ("00000001-0000-4000-8000-000000000002", [2]),
         ("00000001-0000-4", [1, 2]),
+        ("00000001", [1]),
+        ("99999999", [7]),
+        ("9999999", []),
+        ("0" * 400, []),
         ("sms-lab-000001-00000001-0000-4000-8000-000000000001", [1]),
         ("nonsense", []),
     ],
 )
 def test_selectors(wanted: str, found: list[int]) -> None:
-    there = [one(3, generation=2), one(1), one(2)]
+    digits = one(7) | {"uuid": "99999999-0000-4000-8000-000000000002"}
+    there = [one(3, generation=2), one(1), one(2), digits]
     assert [manifest["number"] for manifest in offsite.find(wanted, there)] == found
 
 
