@@ -15,7 +15,7 @@ from appliance.plan.vm.vm import FIRST_DESCRIPTOR, Card, Machine, choose_accel
 from appliance.tools import files
 from appliance.tools.bridge import query_mtus
 
-# Keeps the end of its input in its output, a file of root: 1 to 2 MiB, whatever the machine's console prints.
+# Keeps the end of its input in its output, a file of root: 1 to 2 MiB, whatever the machine or its console prints.
 KEEP_LOG = """\
 import os
 LIMIT = 2 << 20
@@ -60,7 +60,9 @@ def open_one(kind, path):
     if kind in ("log", "append"):  # the machine gets a pipe to a process that ends with it
         kept, (reader, found) = found, os.pipe()
         keep = [sys.executable, "-I", "-c", spec["keep"]]
-        subprocess.Popen(keep, stdin=reader, stdout=kept, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
+        keepers.append(
+            subprocess.Popen(keep, stdin=reader, stdout=kept, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
+        )
         os.close(kept)
         os.close(reader)
     # Out of the way of the numbers that the machine expects.
@@ -75,8 +77,9 @@ kvm = os.stat("/dev/kvm").st_gid if spec["kvm"] else 0
 become = ["setpriv", "--reuid", str(account.pw_uid), "--regid", str(account.pw_gid)]
 become += ["--groups", str(kvm)] if kvm else ["--clear-groups"]
 become += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
+keepers = []
 opened = [open_one(kind, path) for kind, path in spec["opened"]]
-log = os.open(spec["log"], os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+log = open_one("log", spec["log"])
 pid = os.fork()
 if not pid:
     try:
@@ -114,7 +117,10 @@ except OSError as error:
     except OSError:
         pass
     os.waitpid(pid, 0)
-    output = os.pread(log, 1 << 16, 0).decode("utf-8", "replace").strip()
+    os.close(log)
+    keepers[-1].wait(10)  # it has written all
+    with open(spec["log"], "rb") as file:
+        output = file.read(1 << 16).decode("utf-8", "replace").strip()
     sys.exit(output or "QEMU does not answer: %s" % error)
 """
 
