@@ -523,6 +523,8 @@ def notes(deployment: Deployment, options: Options, nodes: Iterable[Block] = ())
     if limit := longest_stop(nodes):
         found.append(f'in the configuration of clients on compute nodes: max_kill_timeout = "{limit}s"')
     if any(one.state for one in deployment.workloads):
+        # Root in a task can write files with the setuid bit: no user of the client may reach them.
+        found.append(f"on {options.host}: install -d -m 0700 {options.state}")
         # Each job that writes there needs it.
         found.append(f'{client}: host_volume "{volume_name(deployment.cluster)}" {{ path = "{options.state}" }}')
     for one in deployment.workloads:
