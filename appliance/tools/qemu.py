@@ -60,9 +60,9 @@ def open_one(kind, path):
     if kind in ("log", "append"):  # the machine gets a pipe to a process that ends with it
         kept, (reader, found) = found, os.pipe()
         keep = [sys.executable, "-I", "-c", spec["keep"]]
-        keepers.append(
-            subprocess.Popen(keep, stdin=reader, stdout=kept, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
-        )
+        quiet = subprocess.DEVNULL
+        one = subprocess.Popen(keep, stdin=reader, stdout=kept, stderr=quiet, cwd="/", start_new_session=True)
+        keepers.append(one)
         os.close(kept)
         os.close(reader)
     # Out of the way of the numbers that the machine expects.

@@ -28,6 +28,7 @@ from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.effect import (
     Judged,
     compare,
+    define,
     held,
     judge,
     need_no_cost,
@@ -57,7 +58,7 @@ from appliance.plan.services.apply import (
     plan_actions,
     predict_restart,
 )
-from appliance.plan.services.defined import read_defined
+from appliance.plan.services.defined import read_allowed
 from appliance.plan.services.effect import Fault, Loss
 from appliance.plan.services.links import NetworkState, judge_networks
 from appliance.plan.services.network import INTERFACES, read_network, running_network
@@ -358,13 +359,17 @@ class _Apply:
         new = {path: data for path, data in after.items() if path.startswith(f"{FOLDER}/")}
         before = {one.path: one.before for one in changes}
         changed = {path: text for path, text in before.items() if path in new or REMOVED.fullmatch(path)}
-        defined, refused = read_defined(new), tuple[Fault, ...]()
-        if not changed and not pending:
+        defined, refused = define(new, after), tuple[Fault, ...]()
+        leaves = GROUP in before and any(map(read_allowed, defined.partitions.values()))
+        if not changed and not pending and not leaves:
             judged = Judged(None, defined, defined)
         else:
+            accounts = {
+                path: (before.get(path) or "").encode() or after[path] for path in {PASSWD, GROUP} & after.keys()
+            }
             old = {path: text for path, text in new.items() if path not in changed}
             old |= {path: text.encode() for path, text in changed.items() if text}
-            judged = judge(self.cluster, self.host, read_defined(old), defined)
+            judged = judge(self.cluster, self.host, define(old, accounts), defined)
             refused = judge_node_files(self.cluster, self.host, image, old, new)
         same_image, both = image == self.running.image, (judged.old, judged.new)
         found = [*find_faults_for_users(self.cluster, self.host, judged.present, before, after)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -23,6 +23,7 @@ from appliance.plan.machine import inside_argv
 from appliance.plan.migration.here import SWITCHED
 from appliance.plan.nodes.accounts import GROUP, PASSWD
 from appliance.plan.nodes.files import MUNGE_KEY
+from appliance.plan.services.admission import read_groups
 from appliance.plan.services.by_hand import find_by_hand
 from appliance.plan.services.defined import (
     Defined,
@@ -49,6 +50,8 @@ from appliance.shared.records import RecordError
 from appliance.text import one_line
 from appliance.tools import ext3
 
+Accounts = Mapping[str, bytes]
+"""Files of accounts by path."""
 COMPARE_S = 20
 """Seconds that the controller may take to answer after a change."""
 SETTLE_S = 5
@@ -160,8 +163,8 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -
     if not cluster.find_role("controller"):
         return True
     read = _read_overlay(cluster, host)
-    before, after = _read_conf(read), _read_site(cluster)
-    old, new = read_defined(before), read_defined(after)
+    before, after, accounts = _read_conf(read), _read_site(cluster), _read_accounts(cluster, read)
+    old, new = (define(files, of) for files, of in zip((before, after), accounts, strict=True))
     judged = Judged(None, old, new, faults=tuple(find_unreached(old, new)), ways=STOPPED_WAYS)
     when = "it does not run"
     users: Set[str] = frozenset()
@@ -175,7 +178,7 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -
     lacking = find_lacking_programs(cluster, old, new)
     refused = (*judged.faults, *judge_node_files(cluster, host, image, before, after), *lacking)
     try:
-        judged = replace(judged, faults=(*refused, *_judge_secrets(cluster, read, users)))
+        judged = replace(judged, faults=(*refused, *_judge_secrets(cluster, read, accounts, users)))
     except ConfigError as error:
         if not keeps:
             raise
@@ -259,12 +262,12 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
     """
     release(cluster, host)  # else its own doing would count as somebody's
     read = _read_inside(cluster, host)
-    before, after = _read_conf(read), _read_site(cluster)
-    judged = judge(cluster, host, read_defined(before), read_defined(after))
+    before, after, accounts = _read_conf(read), _read_site(cluster), _read_accounts(cluster, read)
+    judged = judge(cluster, host, define(before, accounts[0]), define(after, accounts[1]))
     running = find_instance(cluster, host)
     refused = judge_node_files(cluster, host, running.image if running else "", before, after)
     users = judged.present.users if judged.present else frozenset[str]()
-    besides = (*find_lacking_programs(cluster, judged.old, judged.new), *_judge_secrets(cluster, read, users))
+    besides = (*find_lacking_programs(cluster, judged.old, judged.new), *_judge_secrets(cluster, read, accounts, users))
     return replace(judged, faults=(*judged.faults, *refused, *besides))
 
 
@@ -287,16 +290,29 @@ def find_dropped(
     return tuple(find_by_hand(present, now, now))
 
 
-def _judge_secrets(cluster: Cluster, read: Callable[[str], bytes], users: Set[str]) -> tuple[Fault, ...]:
-    """Judge the site's munge key and accounts by those that ``read`` returns; ``users``: who has jobs.
+def _read_accounts(cluster: Cluster, read: Callable[[str], bytes]) -> tuple[Accounts, Accounts]:
+    """Return those that ``read`` returns, and those of the site; none where the site has none."""
+    after = {seed.path: seed.data for seed in seeds_for(cluster) if seed.path in (PASSWD, GROUP)}
+    return {path: read(path) for path in after}, after
+
+
+def define(files: Mapping[str, bytes], accounts: Accounts) -> Defined:
+    """Return what files of Slurm define, with the groups of the container where both files of accounts are known."""
+    texts = [accounts.get(path, b"").decode(errors="surrogateescape") for path in (PASSWD, GROUP)]
+    return replace(read_defined(files), groups=read_groups(*texts) if all(texts) else None)
+
+
+def _judge_secrets(
+    cluster: Cluster, read: Callable[[str], bytes], accounts: tuple[Accounts, Accounts], users: Set[str]
+) -> tuple[Fault, ...]:
+    """Judge the site's munge key by that which ``read`` returns, and its accounts; ``users``: who has jobs.
 
     Raises:
         ConfigError: lines of the accounts are invalid.
     """
-    seeds = {seed.path: seed.data for seed in seeds_for(cluster)}
-    after = {path: seeds[path] for path in (PASSWD, GROUP) if path in seeds}
-    before = {path: read(path).decode(errors="surrogateescape") or None for path in after}
-    return (*judge_key(read, seeds.get(MUNGE_KEY, b"")), *find_lost_accounts(cluster, before, after, users))
+    key = next((seed.data for seed in seeds_for(cluster) if seed.path == MUNGE_KEY), b"")
+    before = {path: data.decode(errors="surrogateescape") or None for path, data in accounts[0].items()}
+    return (*judge_key(read, key), *find_lost_accounts(cluster, before, accounts[1], users))
 
 
 def _read_site(cluster: Cluster) -> dict[str, bytes]:

@@ -25,7 +25,7 @@ from appliance.units import format_age
 
 QUERY_S = 60
 STOP_QUERY_S = 15
-FORM = 4
+FORM = 5
 """Of the output of ``PRESENT``."""
 
 

@@ -6,33 +6,13 @@ slurmctld keeps states of nodes and reservations, and reads the rest again (``re
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Set
 from typing import NamedTuple
 
+from appliance.plan.services.admission import minutes
 from appliance.plan.services.defined import YES, Defined, Settings, read_features, read_names
 from appliance.plan.services.effect import Present
 from appliance.text import one_line
-
-UNLIMITED = ("UNLIMITED", "INFINITE", "-1")
-
-
-def _minutes(text: str) -> str:
-    """Return a time limit of Slurm in minutes, rounded up as slurmctld does; the text itself if it has no limit."""
-    if text.upper() in UNLIMITED:
-        return UNLIMITED[0]
-    days, dash, rest = text.rpartition("-")
-    parts = rest.split(":")
-    if not (dash or parts != [""]) or not all(
-        re.fullmatch(r"\d{1,9}", one) for one in ([days] if dash else []) + parts
-    ):
-        return text.upper()
-    numbers = [int(one) for one in parts]
-    if dash or len(numbers) == 3:
-        hours, minutes, seconds = (*numbers, 0, 0)[:3]
-    else:
-        hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
-    return str((int(days or 0) * 24 + hours) * 60 + minutes + (seconds > 0))
 
 
 def _yes(text: str) -> str:
@@ -65,8 +45,8 @@ class _Field(NamedTuple):
 
 FIELDS = {
     "State": _Field(("state",), "UP"),
-    "MaxTime": _Field(("maxtime",), "UNLIMITED", _minutes),
-    "MaxNodes": _Field(("maxnodes",), "UNLIMITED", _minutes),
+    "MaxTime": _Field(("maxtime",), "UNLIMITED", minutes),
+    "MaxNodes": _Field(("maxnodes",), "UNLIMITED", minutes),
     "Nodes": _Field(("nodes",), "(null)", _nodes),
     "AllowAccounts": _Field(("allowaccounts",), "ALL", _names),
     "AllowGroups": _Field(("allowgroups",), "ALL", _names),
@@ -78,7 +58,7 @@ FIELDS = {
     "Hidden": _Field(("hidden",), "NO", _yes),
     "RootOnly": _Field(("rootonly",), "NO", _yes),
     "QoS": _Field(("qos",), "N/A"),
-    "DefaultTime": _Field(("defaulttime",), "NONE", _minutes),
+    "DefaultTime": _Field(("defaulttime",), "NONE", minutes),
     "MinNodes": _Field(("minnodes",), "0", _least),
     "OverSubscribe": _Field(("oversubscribe", "shared"), "NO", _sharing),
 }

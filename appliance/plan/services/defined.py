@@ -84,7 +84,8 @@ class Defined:
     ``by_cores``: jobs are allocated cores, and not whole nodes. ``keeps``: ``ReconfigFlags``, in lower case.
     ``sets``: settings of each NodeSet. ``gres_types``: names in ``GresTypes``. ``by_file``: generic resources that a
     gres.conf numbers by their files. ``enforced``: words of ``AccountingStorageEnforce``, in lower case. ``gang``:
-    whether jobs share nodes in turns.
+    whether jobs share nodes in turns. ``memory``: ``MaxMemPerNode`` of partitions without one. ``groups``: members of
+    groups of the container; None if its accounts are not the site's.
     """
 
     nodes: Mapping[str, Settings] = field(default_factory=dict)
@@ -101,6 +102,8 @@ class Defined:
     by_file: frozenset[str] = frozenset()
     enforced: frozenset[str] = frozenset()
     gang: bool = False
+    memory: str = ""
+    groups: Mapping[str, frozenset[str]] | None = None
 
     @property
     def features(self) -> frozenset[str]:
@@ -237,6 +240,7 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
         by_file=_read_by_file(files.get(GRES_CONF, b"").decode(errors="replace")),
         enforced=_split(single_setting(frames, file, "accountingstorageenforce").lower()),
         gang="gang" in single_setting(frames, file, "preemptmode").lower(),
+        memory=single_setting(frames, file, "maxmempernode"),
     )
 
 

@@ -4,7 +4,8 @@ slurmctld ends a job at its next reload or start (state NODE_FAIL) if a partitio
 on, requires or excludes, is no longer defined, or if the number of cores or of its generic resources on one of its
 nodes changes (``_sync_jobs_to_conf``, ``valid_job_resources``, ``gres_job_revalidate2`` of Slurm's sources). A job that
 waits for a feature, licence or resource that is gone is held, or starts without it (``select_nodes``,
-``license_validate``, seen with Slurm 22.05). Where nodes
+``license_validate``, seen with Slurm 22.05). One whose partitions no longer admit it never starts (`admission`), nor
+one that depends on a job that is lost. Where nodes
 of a reservation are gone, it is deleted (``load_all_resv_state``, ``_validate_resv_rec``).
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from appliance.config.hostlist import fold
+from appliance.plan.services.admission import NOTHING, Asks, Limits, find_limits, read_limit
 from appliance.plan.services.defined import (
     NOT_DEFINED,
     Defined,
@@ -29,27 +31,31 @@ from appliance.plan.services.jobs import LOST, WAITS, is_active, lost_jobs, read
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
 from appliance.text import one_line
 
-JOB_FIELDS = "\t".join(("%i", "%T", "%u", "%P", "%N", "%n", "%W", "%f", "%V", "%m", "%c", "%d"))
+JOB_FIELDS = "%i %T %u %P %N %n %W %f %V %m %c %d %l %D %a %q %v %E".replace(" ", "\t")
 """Of squeue(1): id, state, user, partitions, allocated and required nodes, licences, features, submission; memory,
-processors and disk on each node.
+processors and disk on each node; time limit, nodes, account, QOS, reservation, dependencies.
 
 No field contains a tab; features may contain `|`.
 """
-TRES_FIELDS = "JobArrayID:80,tres-alloc:1000,tres-per-job:200,tres-per-node:200,tres-per-socket:200,tres-per-task:200"
-"""What a job has and asks for of generic resources."""
+MORE_FIELDS = (
+    "JobArrayID:80,MaxNodes:12,MinTime:20,AllocNodes:80,"
+    "tres-alloc:1000,tres-per-job:200,tres-per-node:200,tres-per-socket:200,tres-per-task:200"
+)
+"""The most nodes, the least time, and where it was submitted, each a word; what it has and asks for of generic
+resources."""
 PRESENT = (
     "sh",
     "-ec",
     # No pipes from them: their failure has to end it, or a controller that does not answer would have no jobs.
     f"jobs=$(SLURM_TIME_FORMAT=%s squeue --all --noheader --states=all --format='job {JOB_FIELDS}')\n"
-    f"resources=$({{ squeue --all --noheader --Format='{TRES_FIELDS}'; echo \"status $?\"; }} | "
-    "sed -n 's/  */ /g; /gres/p; /^status [^0]/q 1')\n"
+    f"more=$({{ squeue --all --noheader --Format='{MORE_FIELDS}'; echo \"status $?\"; }} | "
+    "sed -n 's/  */ /g; /^status 0$/d; /^status /q 1; p')\n"
     "reservations=$(scontrol --oneliner show reservation)\n"
     "partitions=$(scontrol --oneliner show partition)\n"
     "described=$(scontrol --oneliner show node)\n"
     'nodes=$("$@")\n'
     'printf "%s\\n" "$jobs"\n'
-    'printf "%s\\n" "$resources" | sed "s/^/resources /"\n'
+    'printf "%s\\n" "$more" | sed "s/^/more /"\n'
     'printf "%s\\n" "$partitions" | sed -n "s/^PartitionName=/partition &/p"\n'
     'printf "%s\\n" "$reservations" | sed -n "s/^ReservationName=/reservation &/p"\n'
     'printf "%s\\n" "$described" | '
@@ -71,6 +77,8 @@ SHOWN = 10
 """Losses that are listed; the others are counted."""
 SAVED_S = 10
 """Seconds within which slurmctld writes a new job to its state: 5 (SAVE_MAX_WAIT), and what a slow disk takes."""
+SUCCEEDS = {"afterok", "aftercorr"}
+"""Dependencies that a job which fails never satisfies."""
 CHOSEN_AGAIN = {"ALL_NODES", "PART_NODES"}
 """Flags of a reservation whose nodes follow those of the cluster, or of its partition (``_validate_resv_rec``)."""
 AWAY = {"FUTURE", "DOWN", "FAIL"}
@@ -83,7 +91,7 @@ UNUSABLE = TAKEN_OUT | {"down", "not_responding"}
 class Job:
     """A job that runs or waits; an array's waiting tasks are one. One that completes has ended: it cannot be lost.
 
-    ``submitted``: Unix time, 0 if it is not known.
+    ``submitted``: Unix time, 0 if it is not known. ``depends``: on which jobs, as squeue(1) prints it.
     """
 
     id: str
@@ -99,6 +107,8 @@ class Job:
     memory_mb: int = 0
     cpus: int = 0
     disk_mb: int = 0
+    asks: Asks = NOTHING
+    depends: str = ""
 
     @property
     def waits(self) -> bool:
@@ -183,7 +193,7 @@ def read_present(output: str, user: str) -> Present:
     reservations: list[Reservation] = []
     nodes: list[str] = []
     partitions: dict[str, Mapping[str, str]] = {}
-    gres: dict[str, frozenset[str]] = {}
+    more: dict[str, str] = {}
     described: dict[str, Mapping[str, str]] = {}
     states: dict[str, str] = {}
     unread = 0
@@ -202,14 +212,23 @@ def read_present(output: str, user: str) -> Present:
             partitions[name] = fields
         elif kind == "described" and (name := (fields := read_fields(rest)).get("NodeName")):
             described[name] = fields
-        elif kind == "resources":
-            gres[rest.partition(" ")[0]] = frozenset(_read_gres(rest))
+        elif kind == "more":
+            more[rest.partition(" ")[0]] = rest
         elif kind == "node":
             nodes.append(rest)
-    with_gres = (replace(one, gres=gres[one.id]) if one.id in gres else one for one in jobs)
-    return Present(
-        tuple(with_gres), tuple(reservations), read_nodes(nodes, user), partitions, states, unread, described
+    both = (_add_more(one, more[one.id]) if one.id in more else one for one in jobs)
+    return Present(tuple(both), tuple(reservations), read_nodes(nodes, user), partitions, states, unread, described)
+
+
+def _add_more(job: Job, line: str) -> Job:
+    """Return a job with what a line of ``MORE_FIELDS`` says."""
+    most, least_time, host = ([*line.split(" ")[1:4], "", "", ""])[:3]
+    asks = replace(
+        job.asks, nodes=int(most) if re.fullmatch(r"\d{1,9}", most) else 0, host=host, minutes=read_limit(least_time, 0)
     )
+    if not asks.minutes:  # it accepts no less than its limit
+        asks = replace(asks, minutes=job.asks.minutes)
+    return replace(job, gres=frozenset(_read_gres(line)), asks=asks)
 
 
 def _read_gres(text: str) -> Iterator[str]:
@@ -221,7 +240,8 @@ def _read_gres(text: str) -> Iterator[str]:
 
 
 def _read_job(fields: Sequence[str]) -> Iterator[Job]:
-    number, state, user, partitions, nodes, required, licenses, features, submitted, memory, cpus, disk = fields
+    number, state, user, partitions, nodes, required, licenses, features, submitted, memory, cpus, disk = fields[:12]
+    limit, least, account, qos, reservation, depends = fields[12:]
     if not is_active(state) or state == "COMPLETING":
         return
     names = tuple(one for one in partitions.split(",") if one)
@@ -232,8 +252,17 @@ def _read_job(fields: Sequence[str]) -> Iterator[Job]:
     at = int(submitted) if re.fullmatch(r"[0-9]{1,12}", submitted) else 0
     known = (frozenset(count_licenses(licenses)), wanted)
     processors = int(cpus) if re.fullmatch(r"[0-9]{1,9}", cpus) else 0
-    one = Job(one_line(number, 60), state, one_line(user, 64), names, *sets, *known, submitted=at)
-    yield replace(one, memory_mb=read_mb(memory), cpus=processors, disk_mb=read_mb(disk))
+    asks = Asks(
+        one_line(user, 64),
+        "" if account in NOT_DEFINED else account,
+        "" if qos in NOT_DEFINED else qos,
+        read_limit(limit, 0),
+        int(least) if re.fullmatch(r"\d{1,9}", least) else 0,
+        memory_mb=read_mb(memory),
+        reserved=reservation not in NOT_DEFINED,
+    )
+    one = Job(one_line(number, 60), state, asks.user, names, *sets, *known, submitted=at, asks=asks, depends=depends)
+    yield replace(one, memory_mb=asks.memory_mb, cpus=processors, disk_mb=read_mb(disk))
 
 
 def _read_reservation(line: str) -> Iterator[Reservation]:
@@ -250,7 +279,9 @@ def can_cost(old: Defined, new: Defined) -> bool:
     fewer = any(count > new.licenses.get(name, 0) for name, count in old.licenses.items())
     lacking = (old.features - new.features, old.gres - new.gres, old.gres_types - new.gres_types)
     other = any(_other_resources(old, new, name) for name in new.nodes)
-    ends = fewer or (old.gang and not new.gang) or _any_shrinks(old, new)
+    limits = (find_limits(old), find_limits(new))
+    narrower = any(now.narrower(limits[0][name]) for name, now in limits[1].items() if name in limits[0])
+    ends = fewer or (old.gang and not new.gang) or narrower or _any_shrinks(old, new)
     return any((*gone, *lacking)) or other or ends or bool(find_away(old, new)) or _any_leaves(old, new)
 
 
@@ -291,7 +322,7 @@ def find_moved(old: Defined, new: Defined) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Change:
-    """What a change takes away, computed once for all jobs. ``members``, ``kinds``: before and after."""
+    """What a change takes away, computed once for all jobs. ``members``, ``kinds``, ``limits``: before and after."""
 
     old: Defined
     new: Defined
@@ -299,6 +330,7 @@ class _Change:
     away: Mapping[str, str]
     members: tuple[Mapping[str, Set[str] | None], Mapping[str, Set[str] | None]]
     kinds: tuple[Mapping[str, Set[Needs] | None], Mapping[str, Set[Needs] | None]]
+    limits: tuple[Mapping[str, Limits], Mapping[str, Limits]]
 
 
 def _find_change(old: Defined, new: Defined) -> _Change:
@@ -309,7 +341,8 @@ def _find_change(old: Defined, new: Defined) -> _Change:
         "resource": (old.gres - new.gres) | {one for one in old.gres if one.partition(":")[0] in dropped},
     }
     kinds = (find_kinds(old), find_kinds(new))
-    return _Change(old, new, lacking, find_away(old, new), (old.members, new.members), kinds)
+    limits = (find_limits(old), find_limits(new))
+    return _Change(old, new, lacking, find_away(old, new), (old.members, new.members), kinds, limits)
 
 
 def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...]:
@@ -320,6 +353,7 @@ def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...
         for job in sorted(present.jobs, key=lambda one: one.state == "PENDING")
         if (why := _why_lost(job, nodes, new.partitions.keys()) or _why_changed(job, change))
     ]
+    losses += _find_tied(present.jobs, {one.name for one in losses})
     for one in present.reservations:
         gone = one.nodes - nodes
         if gone or (one.partition and one.partition not in new.partitions):
@@ -328,6 +362,42 @@ def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...
                        if old.licenses.get(name, 0) >= count > new.licenses.get(name, 0)]:  # fmt: skip
             losses.append(Loss("reservation", one.name, f"fewer licences {one_line(fewer[0], 60)} than it has"))
     return tuple(losses)
+
+
+def _find_tied(jobs: Sequence[Job], lost: set[str]) -> Iterator[Loss]:
+    """Yield the jobs that a lost one takes with it: components of one job, and those that depend on its success."""
+    running = {job.id for job in jobs if not job.waits}
+    left, found = [job for job in jobs if job.id not in lost], True
+    while found:
+        found = False
+        for job in [*left]:
+            if why := _why_tied(job, lost, running):
+                yield Loss("job", job.id, why, f"{job.user}, {job.state}")
+                left.remove(job)
+                lost.add(job.id)
+                found = True
+
+
+def _why_tied(job: Job, lost: Set[str], running: Set[str]) -> str:
+    whole, plus, _ = job.id.partition("+")
+    if plus and (other := [one for one in lost if one.startswith(f"{whole}+")]):
+        return f"it is a component of job {whole}, as {min(other)} is"
+    if not job.waits or "?" in job.depends:  # one of several is enough
+        return ""
+    for rule in job.depends.split(","):
+        kind, *ids = rule.split(":")
+        for one in (re.sub(r"[+(].*", "", each) for each in ids):
+            # A job that ends satisfies those which only wait for that; one that never starts does not.
+            if gone := [each for each in lost if _is_of(each, one) and (kind in SUCCEEDS or each not in running)]:
+                return f"it depends on job {min(gone)} ({one_line(kind, 30)})"
+    return ""
+
+
+def _is_of(job: str, named: str) -> bool:
+    """Return whether a job is one that a dependency names: an array by its number, or as ``12_*``."""
+    array, _, task = named.partition("_")
+    base, _, rest = job.partition("+")[0].partition("_")
+    return base == array and (task in ("", "*") or rest == task or "[" in rest)
 
 
 def find_forgotten(present: Present, taken: float) -> tuple[Loss, ...]:
@@ -367,7 +437,7 @@ def _why_changed(job: Job, change: _Change) -> str:
     lacking = {kind: sorted(names & change.lacking[kind]) for kind, names in wants.items()}
     found = (f"{kind} {one_line(names[0], 60)}" for kind, names in lacking.items() if names)
     removed = (f"it waits for {one}, which is removed: it would be held, or start without it" for one in found)
-    return next(removed, "") or _why_unfit(job, *change.kinds)
+    return next(removed, "") or _why_unfit(job, *change.kinds) or _why_barred(job, *change.limits)
 
 
 def _why_unfit(job: Job, before: Mapping[str, Set[Needs] | None], after: Mapping[str, Set[Needs] | None]) -> str:
@@ -381,6 +451,16 @@ def _why_unfit(job: Job, before: Mapping[str, Set[Needs] | None], after: Mapping
     if fits(before) and fits(after) is False:
         return f"no node of its partitions would have {one_line(str(needs), 120)}: it would be held"
     return ""
+
+
+def _why_barred(job: Job, before: Mapping[str, Limits], after: Mapping[str, Limits]) -> str:
+    """Return why none of a waiting job's partitions admits it any more; empty if one does, or none did before."""
+    whys = [(name, after[name].why_barred(job.asks)) for name in job.partitions if name in after]
+    if not whys or not all(why for _, why in whys):
+        return ""
+    if all(before[name].why_barred(job.asks) for name in job.partitions if name in before):
+        return ""
+    return f"it {whys[0][1]} of partition {one_line(whys[0][0], 60)}: it would never start"
 
 
 def _left(job: Job, before: Mapping[str, Set[str] | None], after: Mapping[str, Set[str] | None]) -> Set[str]:

@@ -161,18 +161,10 @@ def test_a_change_that_would_end_jobs_is_refused(running: Playground) -> None:
     both = use(running, partitions=[DEFAULT, {"name": "night"}])
     applied(running, both)
     runs = submit(running, "-p", "night", "-w", "node2")
-    waits = submit(running, "-p", "night", "--begin=now+1hour", state="PENDING")
-    running.sms(
-        "exec",
-        "--",
-        "scontrol",
-        "create",
-        "reservation=soon",
-        "start=now+1days",
-        "duration=60",
-        "users=root",
-        "nodes=node3",
-    )
+    waits = submit(running, "-p", "night", "--begin=now+1hour", "--time=2:00:00", state="PENDING")
+    tied = submit(running, "-p", "night,normal", "-d", f"afterok:{runs}", state="PENDING")
+    reservation = ("reservation=soon", "start=now+1days", "duration=60", "users=root", "nodes=node3")
+    running.sms("exec", "--", "scontrol", "create", *reservation)
     (entry,) = slurm_of(running)["nodes"]
     each = zip(expand(entry["name"]), expand(entry["address"]), strict=True)
     kept = [{**entry, "name": name, "address": address} for name, address in each if name in ("node1", "node4")]
@@ -180,7 +172,7 @@ def test_a_change_that_would_end_jobs_is_refused(running: Playground) -> None:
     fewer = use(running, partitions=[{"name": "normal", "default": True, "nodes": "node[1,4]"}], nodes=kept)
     planned = applied(running, fewer, "-n", ok=(3,))
     lost = {(one["kind"], one["name"]) for one in planned["losses"]}
-    assert lost == {("job", runs), ("job", waits), ("reservation", "soon")}
+    assert lost == {("job", runs), ("job", waits), ("job", tied), ("reservation", "soon")}
     refused = running.sms("--site", fewer, "-q", "apply", ok=(3,)).stderr.decode()
     assert runs in refused and waits in refused and "soon" in refused and "alice" in refused
     refused = running.sms("--site", fewer, "-q", "upgrade", "--no-rehearsal", "-n", ok=(3,)).stderr.decode()
@@ -192,14 +184,18 @@ def test_a_change_that_would_end_jobs_is_refused(running: Playground) -> None:
 
     refused = running.sms("--site", running.variant("switch.yaml", more), "-q", "apply", ok=(3,)).stderr.decode()
     assert runs in refused, "by a second instance"
-    assert "1 running, 1 waiting" in running.sms("-q", "stop", "-n").text
+    assert "1 running, 2 waiting" in running.sms("-q", "stop", "-n").text
 
     def both_and(**slurm: Any) -> str:
         parts = {"partitions": [DEFAULT, {"name": "night"}], **slurm}
         return running.variant("other.yaml", lambda document: document["slurm"].update(parts))
 
     wider = both_and(nodes=[{**entry, "cpus": 2 * entry["cpus"]}])
-    assert [one["name"] for one in applied(running, wider, "-n", ok=(3,))["losses"]] == [runs], "Slurm would abort it"
+    assert [one["name"] for one in applied(running, wider, "-n", ok=(3,))["losses"]] == [runs, tied], "it is aborted"
+    shorter = both_and(partitions=[DEFAULT, {"name": "night", "max_time": "1:00:00"}])
+    assert [one["name"] for one in applied(running, shorter, "-n", ok=(3,))["losses"]] == [waits], "it never starts"
+    here = both_and(partitions=[DEFAULT, {"name": "night", "extra": "AllocNodes=node2 MaxNodes=1"}])
+    assert [one["name"] for one in applied(running, here, "-n", ok=(3,))["losses"]] == [waits], "nor from node1"
     running.sms("exec", "--", "scontrol", "update", "PartitionName=normal", "State=DOWN")
     slower = both_and(extra=["SlurmctldTimeout=121"])
     (why,) = applied(running, slower, "-n", ok=(3,))["refused"]
@@ -213,7 +209,7 @@ def test_a_change_that_would_end_jobs_is_refused(running: Playground) -> None:
     assert applied(running, slower, "-n")["refused"] == []
     assert running.sms("exec", "--", "sha256sum", "/etc/slurm/slurm.conf").text == before
     assert node.run("squeue", "-h", "-j", runs, "-o", "%T").text == "RUNNING"
-    node.run("scancel", runs, waits)
+    node.run("scancel", runs, waits, tied)
     running.sms("exec", "--", "scontrol", "delete", "reservation=soon")
     wait_until(lambda: not node.run("squeue", "-h").text, "no job is left")
     done = applied(running, fewer)

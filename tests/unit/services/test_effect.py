@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from appliance.plan.nodes.accounts import compare_accounts, without_own
+from appliance.plan.services.admission import Asks
 from appliance.plan.services.defined import Defined, count_cores, find_described, find_new, find_plugins, read_defined
 from appliance.plan.services.effect import (
     PRESENT,
@@ -45,7 +46,9 @@ def node(name: str, state: str, reason: str = "none", user: str = "Unknown") -> 
 
 
 def present(*lines: str) -> Present:
-    return read_present("\n".join(lines), "slurm")
+    """What is read of lines; those of jobs may end before the limits of partitions."""
+    whole = (line + "\t" * 6 if line.startswith("job ") and line.count("\t") == 11 else line for line in lines)
+    return read_present("\n".join(whole), "slurm")
 
 
 def test_what_a_configuration_defines() -> None:
@@ -59,13 +62,14 @@ def test_what_a_configuration_defines() -> None:
 def test_what_the_controller_has() -> None:
     found = present(
         "job 7\tRUNNING\talice\tlong\tn[1-2]\t\t(null)\t(null)\tN/A\t0\t1\t0",
-        "job 8_[1-500%4]\tPENDING\tbob\tlong,normal\t\tn4\tmatlab:2,ansys\t[rack1*2&gpu]\tN/A\t1.5G\t4\t500M",
+        "job 8_[1-500%4]\tPENDING\tbob\tlong,normal\t\tn4\tmatlab:2,ansys\t[rack1*2&gpu]\tN/A\t1.5G\t4\t500M\t"
+        "1:00:00\t2\tphysics\tnormal\tmaint\tafterok:7(unfulfilled)",
         "job 9+1\tSUSPENDED\teve\tnormal\tn3\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 10\tCOMPLETING\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 11\tCOMPLETED\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job x\tRUNNING\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 12\tRUNNING\teve\tgone\tn9",
-        "resources 8_[1-500%4]   gres/gpu:a100:2  N/A",
+        "more 8_[1-500%4] 8 30:00 login1 gres/gpu:a100:2 N/A",
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
         "reservation ReservationName=maint StartTime=2030-01-01T00:00:00 Nodes=n[1-2] NodeCnt=2 PartitionName=(null)",
         "reservation ReservationName=lic StartTime=2030-01-01T00:00:00 Nodes=(null) PartitionName=long Users=root",
@@ -74,7 +78,7 @@ def test_what_the_controller_has() -> None:
         node("n1", "idle"),
     )
     assert found.jobs == (
-        Job("7", "RUNNING", "alice", ("long",), frozenset({"n1", "n2"}), cpus=1),
+        Job("7", "RUNNING", "alice", ("long",), frozenset({"n1", "n2"}), cpus=1, asks=Asks("alice")),
         Job(
             "8_[1-500%4]",
             "PENDING",
@@ -88,8 +92,10 @@ def test_what_the_controller_has() -> None:
             memory_mb=1536,
             cpus=4,
             disk_mb=500,
+            asks=Asks("bob", "physics", "normal", 30, 2, 8, 1536, True, "login1"),
+            depends="afterok:7(unfulfilled)",
         ),
-        Job("9+1", "SUSPENDED", "eve", ("normal",), frozenset({"n3"}), cpus=1),
+        Job("9+1", "SUSPENDED", "eve", ("normal",), frozenset({"n3"}), cpus=1, asks=Asks("eve")),
     )
     assert found.reservations == (
         Reservation("maint", frozenset({"n1", "n2"})),
@@ -104,7 +110,7 @@ def test_what_the_controller_has() -> None:
 def test_a_controller_that_does_not_answer_has_not_no_jobs(tmp_path: Path, failing: str) -> None:
     """The shell is a real one: a pipe would hide the failure."""
     prints = {
-        "squeue": "job 7\tRUNNING\talice\tlong\tn1\t\t(null)\t(null)\tN/A\t0\t1\t0",
+        "squeue": "job 7\tRUNNING\talice\tlong\tn1\t\t(null)\t(null)\tN/A\t0\t1\t0\t1:00\t1\t\t\t(null)\t",
         "scontrol": "ReservationName=r Nodes=n1\nNodeName=n1 Arch=x AvailableFeatures=ib Gres=(null) Weight=2 Owner=N",
         "sinfo": node("n1", "idle")[5:],
     }
@@ -442,7 +448,7 @@ def test_a_type_of_a_resource_that_is_removed() -> None:
         read_defined({"/etc/slurm/slurm.conf": text}) for text in (TWO, TWO.replace(b"gpu:a100:2", b"gpu:h100:2"))
     )
     jobs = [f"job {name}\tPENDING\tbob\tb\t\t\t\t\t0\t\t\t" for name in "12"]
-    found = present(*jobs, "resources 1   gres/gpu:a100:1  N/A", "resources 2   gres/gpu:1  N/A")
+    found = present(*jobs, "more 1 1 0:00 a gres/gpu:a100:1  N/A", "more 2 1 0:00 a gres/gpu:1  N/A")
     assert [(one.name, "gpu:a100" in one.why) for one in find_losses(found, old, new)] == [("1", True)]
 
 

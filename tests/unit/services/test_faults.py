@@ -18,7 +18,7 @@ from appliance.tools.scripts import python_argv
 from tests.support.fake import Fake
 from tests.unit.services.test_effect import node
 
-JOB = "job 8|RUNNING|bob|normal|n1|||||||".replace("|", "\t")
+JOB = "job 8|RUNNING|bob|normal|n1|||||||||||||".replace("|", "\t")
 PRESENT = read_present("\n".join([JOB, node("n1", "mixed"), node("n2", "idle"), node("n3", "down")]), "slurm")
 NODES = "NodeName=n[1-3] NodeAddr=10.0.0.[1-3]\n"
 PASSWD, GROUP = "/etc/passwd", "/etc/group"
