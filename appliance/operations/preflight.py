@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from pathlib import PurePosixPath
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
-from appliance.plan.machine import inside_argv, instance_name, trial_argv
+from appliance.plan.machine import GATEWAY, inside_argv, instance_name, trial_argv
 from appliance.plan.migration.lease import handover_hint, read_lease
 from appliance.plan.services.confinement import (
     HIDDEN_FILES,
@@ -25,6 +26,7 @@ from appliance.plan.services.confinement import (
 from appliance.plan.services.runs import NOT_CONFINED
 from appliance.share import share
 from appliance.shared.locks import ports_lock
+from appliance.text import one_line
 from appliance.tools import apptainer, bridge
 from appliance.tools.programs import find_missing
 from appliance.tools.scripts import script_argv
@@ -209,6 +211,33 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
     if taken:
         users = "; ".join(f"{address} is already used by {mac}" for address, mac in taken.items())
         raise Refused(users, hint="does the old management node still use it?")
+
+
+def refuse_renamed(cluster: Cluster, host: Host) -> None:
+    """Check, before a cluster starts for the first time, that no other one was stopped there.
+
+    With a mistyped ``cluster`` or ``state``, slurmctld would begin without jobs, and nodes end those that they run.
+
+    Raises:
+        Refused: one was.
+    """
+    name, folder = cluster.site.cluster, str(cluster.places.lease.parent)
+    paths = host.run("find", folder, "-maxdepth", "1", "-name", "*.lease", ok=None).text.splitlines()
+    for path in sorted(paths):
+        other = PurePosixPath(path).stem
+        if other in (name, cluster.of_gateway().site.cluster) or other.endswith(GATEWAY):
+            continue
+        try:
+            found = read_lease(host.read(path), other)
+        except SmsError:  # that is reported to its own cluster
+            continue
+        if found.generation and not found.holder:
+            other = one_line(other, 60)
+            raise Refused(
+                f"cluster {name} never ran, and {host.name} has the state of {other}, which is stopped",
+                hint=f"is `cluster` of the site file mistyped? A new one has no jobs, and nodes end those of {other}\n"
+                f"  --force: start {name} as a new cluster beside it",
+            )
 
 
 def find_taken(cluster: Cluster, host: Host) -> dict[str, str]:

@@ -37,7 +37,9 @@ def add(verbs: Verbs) -> None:
         help="start although every lease was lost and a host or repository that may know it does not answer",
     )
     parser.add_argument(
-        "--force", action="store_true", help="start although the changed site file ends jobs or reservations"
+        "--force",
+        action="store_true",
+        help="start although the changed site file ends jobs or reservations, or begins a new cluster",
     )
     parser.add_argument("--boot", action="store_true", help="start only if it ran here at shutdown")
     parser.add_argument("-n", "--dry-run", action="store_true", help="run all checks and change nothing")

@@ -50,6 +50,7 @@ from appliance.operations.preflight import (
     is_confined,
     lock_host,
     query_age,
+    refuse_renamed,
     refuse_taken,
     try_confinement,
 )
@@ -146,7 +147,8 @@ class StartOptions:
         generation_bump: added to the generation of the lease.
         chosen: in a failover, the generation as which the overlay counts until the lease is taken.
         without_remote: start although every lease was lost and a remote copy of the state does not answer.
-        force: start although jobs or reservations are lost by changes of the site file; or the caller has judged them.
+        force: start although jobs or reservations are lost by changes of the site file, or as a new cluster where
+            another one is stopped; or the caller has judged that.
     """
 
     image: Path | None = None
@@ -269,6 +271,8 @@ def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[
     for line in known.notes:
         cluster.env.progress.report(line)
     exists = check_overlay(cluster, host)
+    if not (exists or leases.top or options.force or cluster.is_gateway):
+        refuse_renamed(cluster, host)
     mark = overlay_mark(archive_for(fitting(cluster, host) if exists else cluster), trusted)
     if exists and not (options.force or cluster.is_gateway):
         stays = seeded_with(host, str(cluster.places.overlay)) == mark
@@ -352,7 +356,7 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         with cluster.env.progress.step("check the host"):
             refuse_deployed(cluster, host)
             check_networks(cluster, host)
-            check_overlay(cluster, host)
+            exists = check_overlay(cluster, host)
         stopwatch.lap("preflight")
         image = _verify_image(cluster, host, options.image, stopwatch)
         confinement = check_confinement(cluster, host, image.path)
@@ -362,6 +366,8 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         cluster.env.progress.report(line)
     leases.floor = known.generation
     own, top = leases.views[host.name].lease, leases.top
+    if not (exists or top or options.force or cluster.is_gateway):
+        refuse_renamed(cluster, host)
     with ExitStack() as undo:
         lease = _take_lease(host, leases, cluster.env.progress, undo, options)
         open_mirror(cluster, host, patience_s=DISK_WAIT_S if options.boot else 0)

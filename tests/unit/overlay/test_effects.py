@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ from appliance.host.base import CommandError
 from appliance.operations.context import open_cluster
 from appliance.operations.image.list import prune_images
 from appliance.operations.lease import query_lease
-from appliance.operations.preflight import check_networks, check_programs, refuse_taken
+from appliance.operations.preflight import check_networks, check_programs, refuse_renamed, refuse_taken
 from appliance.progress import Silent
+from appliance.shared.lease import Lease
 from appliance.tools import apptainer, bridge, ext3
 from tests.places import DEBIAN_SITE
 from tests.support.env import Serial
@@ -118,6 +121,30 @@ def test_bridges_without_an_uplink(flags: list[str], kind: str, words: str) -> N
     host = Fake({("ip", "-json", "-details"): (0, shown), ("ip", "-json", "link"): (0, "[]")})
     with pytest.raises(Refused, match=words):
         check_networks(cluster, host)
+
+
+@pytest.mark.parametrize(
+    ("other", "refused"),
+    [
+        ("lab: 4", True),
+        ("lab: 4 runs", False),  # its addresses are taken
+        ("lab: 0", False),
+        ("lab_gateway: 4", False),
+        ("labb: 4", False),  # this one
+        ("lab: ", False),
+    ],
+)
+def test_a_cluster_of_another_name_does_not_begin_without_jobs(other: str, refused: bool) -> None:
+    """`cluster: labb` in the site file, after a stop of lab."""
+    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    cluster = replace(cluster, site=cluster.site.model_copy(update={"cluster": "labb"}))
+    (name, facts), folder = other.split(": "), cluster.places.lease.parent
+    generation, *last = facts.split(" ")
+    host = Fake({("find", str(folder)): (0, f"{folder}/{name}.lease\n")})
+    lease = Lease(name, int(generation or 0), "host-b" if "runs" in last else None, 1.0, "host-a", "host-a")
+    host.files[f"{folder}/{name}.lease"] = lease.text() if generation else b"{"
+    with pytest.raises(Refused, match="cluster labb never ran") if refused else nullcontext():
+        refuse_renamed(cluster, host)
 
 
 def test_an_unreadable_lease_is_reported_with_its_path() -> None:
