@@ -7,7 +7,7 @@ import importlib
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
@@ -26,6 +26,8 @@ Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 INSET = " " * 6
+MOST_LINES = 20
+"""Of nodes, and of jobs, that are shown."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -174,6 +176,12 @@ def selector(text: str) -> str:
     if text != "latest" and whole_number(text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is neither the number of a snapshot nor latest")
     return text
+
+
+def cost_lines(unusable: Sequence[str], failed: Sequence[str]) -> list[str]:
+    """Return lines for nodes that take no job since a change, and for jobs that failed; the first ones of each."""
+    found = (f"takes no job since: {one}" for one in unusable[:MOST_LINES])
+    return [f"WARNING: {one}" for one in (*found, *failed[:MOST_LINES])]
 
 
 def print_result(arguments: argparse.Namespace, result: Any, lines: Iterable[str], *, markup: bool = False) -> None:

@@ -213,14 +213,19 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
         raise Refused(users, hint="does the old management node still use it?")
 
 
-def refuse_renamed(cluster: Cluster, host: Host) -> None:
+def refuse_renamed(cluster: Cluster, host: Host, *, unless: bool = False) -> None:
     """Check, before a cluster starts for the first time, that no other one was stopped there.
 
-    With a mistyped ``cluster`` or ``state``, slurmctld would begin without jobs, and nodes end those that they run.
+    With a mistyped ``cluster``, slurmctld would begin without jobs, and nodes end those that they run.
+
+    Args:
+        unless: it has run, or the start is forced, or was judged before.
 
     Raises:
         Refused: one was.
     """
+    if unless or cluster.is_gateway:
+        return
     name, folder = cluster.site.cluster, str(cluster.places.lease.parent)
     paths = host.run("find", folder, "-maxdepth", "1", "-name", "*.lease", ok=None).text.splitlines()
     for path in sorted(paths):

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, seconds, verb
+from appliance.cli.common import Verbs, add_host, add_json, cost_lines, open_target, print_result, seconds, verb
 
 if TYPE_CHECKING:
     from appliance.operations.services.apply import Applied, ApplyPlan, Step
@@ -116,9 +116,7 @@ def _applied_lines(done: Applied) -> list[str]:
 
 
 def _cost_lines(done: Applied) -> list[str]:
-    lines = _refused("done, although", done.refused)
-    lines += [f"WARNING: takes no job since: {one}" for one in done.unusable[:LINES]]
-    return lines + [f"WARNING: {one}" for one in done.failed[:LINES]]
+    return [*_refused("done, although", done.refused), *cost_lines(done.unusable, done.failed)]
 
 
 def _rebuild_note(settings: Sequence[str]) -> str:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from appliance.cli.common import Verbs, add_host, add_json, loss_lines, open_target, print_result, seconds, verb
+from appliance.cli.common import (
+    Verbs,
+    add_host,
+    add_json,
+    cost_lines,
+    loss_lines,
+    open_target,
+    print_result,
+    seconds,
+    verb,
+)
 
 EXAMPLES = """\
   sms start                     on this admin host
@@ -89,5 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
         lines.append(f"{engine} has the other services: `sms deploy status`")
     if started.failover:
         lines += ["it serves what an interrupted failover has restored", *loss_lines(started.failover)]
-    print_result(arguments, started, lines)
-    return 0 if len(started.services) == len(cluster.services) else 4
+    cost = (started.unusable, started.failed)
+    print_result(arguments, started, [*lines, *cost_lines(*cost)])
+    return 0 if len(started.services) == len(cluster.services) and not any(cost) else 4

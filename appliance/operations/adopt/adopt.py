@@ -232,7 +232,7 @@ def _resume(cluster: Cluster, old: Host, target: Host) -> AdoptResult | None:
     if query_lease(target, cluster).holder != target.name:
         return None
     if state == "given" and not find_instance(cluster, target):  # its power has failed since, before it had a unit
-        start(cluster, target, StartOptions(force=True))
+        start(cluster, target, StartOptions(judged=True))
     lease, running = query_lease(target, cluster), find_instance(cluster, target)
     if not running:
         return None

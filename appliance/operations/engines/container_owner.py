@@ -133,7 +133,7 @@ class ContainerOwner(Owner):
                 self.cluster.env.progress.report(
                     f"note: what stayed on {admin.name} was stopped: {self.where} has the addresses"
                 )
-        started = start(self.cluster, self.host, StartOptions(force=True))
+        started = start(self.cluster, self.host, StartOptions(judged=True))
         if started and (missing := started.missing(self.cluster.services)):
             raise SmsError(
                 f"{self.where}: no answer from {', '.join(missing)}", hint="`sms status` probes every service"

@@ -97,7 +97,7 @@ def rehearse_move(cluster: Cluster, host: Host, target: str, *, force: bool = Fa
     Raises:
         Refused: as ``move``.
     """
-    with inspected(cluster, host, target, force=force) as (plan, _):
+    with inspected(cluster, host, target, force=force, rehearsed=True) as (plan, _):
         return plan
 
 

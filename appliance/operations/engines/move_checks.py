@@ -20,7 +20,7 @@ from appliance.operations.engines.owners import Owner
 from appliance.operations.history import read_history
 from appliance.operations.lease import Leases
 from appliance.operations.overlay.generation import refuse_older
-from appliance.operations.services.effect import judge_running, judge_start
+from appliance.operations.services.effect import accept, judge_running, judge_start
 from appliance.plan.migration.state import (
     COMMITTING,
     DONE,
@@ -49,11 +49,14 @@ DATABASES = (
 
 
 @contextmanager
-def inspected(cluster: Cluster, host: Host, target: str, *, force: bool) -> Iterator[tuple[MovePlan, Move]]:
+def inspected(
+    cluster: Cluster, host: Host, target: str, *, force: bool, rehearsed: bool = False
+) -> Iterator[tuple[MovePlan, Move]]:
     """Check source and target; yield the plan, and the move that may begin. No other one may within the context.
 
     Args:
         force: from an engine that does not answer, too.
+        rehearsed: nothing of it is recorded.
 
     Raises:
         Refused: a check failed.
@@ -62,7 +65,7 @@ def inspected(cluster: Cluster, host: Host, target: str, *, force: bool) -> Iter
     with lock_moves(cluster, host):
         current = _begin(cluster, host, target)
         try:
-            yield _inspect(current, force=force), current
+            yield _inspect(current, force=force, rehearsed=rehearsed), current
         finally:
             for one in (current.source, current.target):
                 with suppress(SmsError):
@@ -115,7 +118,7 @@ def _refuse_elsewhere(lease: Lease, name: str, before: StateMove | None) -> str:
     return before.source
 
 
-def _inspect(current: Move, *, force: bool) -> MovePlan:
+def _inspect(current: Move, *, force: bool, rehearsed: bool) -> MovePlan:
     """Run the checks; of a move that is resumed, the start runs them."""
     cluster, source, to = current.cluster, current.source, current.target
     if current.resumes:
@@ -127,7 +130,7 @@ def _inspect(current: Move, *, force: bool) -> MovePlan:
     with cluster.env.progress.step(f"check {to.where}"):
         to.check()
     if source.name == CONTAINER:
-        _check_container(current, force=force)
+        _check_container(current, force=force, rehearsed=rehearsed)
     current.ran = source.runs()
     if to.runs():
         raise Refused(f"{to.where} runs services already", hint=_stop_hint(to.name))
@@ -198,7 +201,7 @@ def _query(leases: Leases) -> Lease:
     return top
 
 
-def _check_container(current: Move, *, force: bool) -> None:
+def _check_container(current: Move, *, force: bool, rehearsed: bool) -> None:
     """Check that the state of the services container is that of ``host``, and what the site file costs that goes along.
 
     Raises:
@@ -208,12 +211,14 @@ def _check_container(current: Move, *, force: bool) -> None:
     leases.check()
     if not runs:
         refuse_older(current.cluster, host, leases, set_aside=False)
-    if force:
+    if not runs:
+        judge_start(current.cluster, host, keeps=False, force=force, rehearsed=rehearsed)
         return
-    if runs:
-        judge_running(current.cluster, host).refuse("migrate")
+    judged = judge_running(current.cluster, host)
+    if force:
+        accept(current.cluster, host, judged, "migrate", rehearsed=rehearsed)
     else:
-        judge_start(current.cluster, host, keeps=False)
+        judged.refuse("migrate")
 
 
 def _databases(current: Move) -> list[str] | None:

@@ -150,12 +150,24 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
     return Judged(present, old, new, find_losses(present, old, new), unknown, (*faults, *find_unreached(old, new)))
 
 
-def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -> bool:
+def accept(cluster: Cluster, host: Host, judged: Judged, verb: str, *, when: str = "", rehearsed: bool = False) -> None:
+    """Report what a forced change costs, and record it in the history, unless it is only ``rehearsed``."""
+    if lines := judged.lines:
+        moment = f" ({when})" if when else ""
+        cluster.env.progress.report("\n  ".join([f"WARNING: {verb} is forced{moment}", *lines]))
+        if not rehearsed:
+            note(cluster, host, verb, "forced", costs=[one.strip() for one in lines])
+
+
+def judge_start(
+    cluster: Cluster, host: Host, *, keeps: bool, image: str = "", force: bool = False, rehearsed: bool = False
+) -> bool:
     """Judge a start by what the last stop recorded; return whether the overlay gets the site's files.
 
     Args:
         image: path of the one that is to start; empty: what nodes make of the files is not tried.
         keeps: nobody is there who could decide: with a loss, the overlay keeps the files that it has.
+        force, rehearsed: a loss is reported, as by ``accept``.
 
     Raises:
         Refused: jobs or reservations would be lost, or it is not known whether there are any.
@@ -180,10 +192,12 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -
     try:
         judged = replace(judged, faults=(*refused, *_judge_secrets(cluster, read, accounts, users)))
     except ConfigError as error:
-        if not keeps:
+        if not (keeps or force):
             raise
         judged = replace(judged, faults=(*refused, Fault(error.message, error.hint)))
-    if not judged.lines:
+    if force:
+        accept(cluster, host, judged, "start", when=when, rehearsed=rehearsed)
+    if force or not judged.lines:
         return True
     if not keeps:
         judged.refuse("start", when)
@@ -194,11 +208,12 @@ def judge_start(cluster: Cluster, host: Host, *, keeps: bool, image: str = "") -
     return False
 
 
-def judge_kept(cluster: Cluster, host: Host, *, keeps: bool) -> None:
+def judge_kept(cluster: Cluster, host: Host, *, keeps: bool, force: bool = False, rehearsed: bool = False) -> None:
     """Judge a start with the files of the overlay as they are: somebody inside, or a restore, may have changed them.
 
     Args:
         keeps: nobody is there who could decide: a loss is only reported.
+        force, rehearsed: as for ``judge_start``.
 
     Raises:
         Refused: jobs or reservations of the last stop would be lost.
@@ -211,7 +226,9 @@ def judge_kept(cluster: Cluster, host: Host, *, keeps: bool) -> None:
         return
     defined = read_defined(_read_conf(_read_overlay(cluster, host), ()))
     judged = Judged(present, defined, defined, find_losses(present, defined, defined), ways=KEPT_WAYS)
-    if not keeps:
+    if force:
+        accept(cluster, host, judged, "start", when=when, rehearsed=rehearsed)
+    elif not keeps:
         judged.refuse("start", when)
     elif judged.lines:
         lost = one_line("; ".join(judged.lines), 300)
@@ -430,6 +447,22 @@ def compare(cluster: Cluster, host: Host, judged: Judged, *, registers: bool = T
         )
     nodes = (f"{one.name} is {one.state.lower()} ({one.reason or 'no reason is recorded'})" for one in lost)
     return Cost(tuple(nodes), tuple(failed))
+
+
+def find_stopped(cluster: Cluster, host: Host) -> Present | None:
+    """Return what the last stop recorded; None if it recorded nothing, as after a crash."""
+    try:
+        return _read_stopped(cluster, host)[1] if cluster.find_role("controller") else None
+    except RecordError:
+        return None
+
+
+def compare_stopped(cluster: Cluster, host: Host, present: Present) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the nodes and jobs that a start with other files of Slurm has cost of what the last stop recorded."""
+    defined = read_defined(_read_site(cluster))
+    losses = find_losses(present, defined, defined)  # a forced start has reported them
+    cost = compare(cluster, host, Judged(present, defined, defined, losses))
+    return cost.nodes, cost.jobs
 
 
 def need_no_cost(cluster: Cluster, host: Host, judged: Judged, *, registers: bool) -> None:

@@ -55,7 +55,7 @@ from appliance.operations.preflight import (
     try_confinement,
 )
 from appliance.operations.services.boot import install_unit
-from appliance.operations.services.effect import judge_kept, judge_start, release
+from appliance.operations.services.effect import compare_stopped, find_stopped, judge_kept, judge_start, release
 from appliance.operations.services.generation import Known, find_known
 from appliance.operations.services.restart import tell_nodes
 from appliance.operations.services.stop import stop_gateway, take_down
@@ -78,6 +78,7 @@ from appliance.plan.migration.lease import (
     refuse_unknown_taker,
 )
 from appliance.plan.services.confinement import Confinement
+from appliance.plan.services.effect import Present
 from appliance.plan.services.probes import read_probe
 from appliance.plan.services.runs import shown
 from appliance.progress import Progress
@@ -99,7 +100,7 @@ class Started:
     """What a start did, and the seconds that each part took.
 
     ``stale``: it was running already, and the site file or the image has changed since. ``failover``: it serves the
-    snapshot that an interrupted failover has restored.
+    snapshot that an interrupted failover has restored. ``unusable``, ``failed``: nodes and jobs that new files cost.
     """
 
     host: str
@@ -112,6 +113,8 @@ class Started:
     parts: dict[str, float] = field(default_factory=dict)
     services: dict[str, float] = field(default_factory=dict)
     failover: FailoverLoss | None = None
+    unusable: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
     def missing(self, services: Sequence[Service]) -> list[str]:
         """Return the names of those services that did not answer."""
@@ -147,8 +150,8 @@ class StartOptions:
         generation_bump: added to the generation of the lease.
         chosen: in a failover, the generation as which the overlay counts until the lease is taken.
         without_remote: start although every lease was lost and a remote copy of the state does not answer.
-        force: start although jobs or reservations are lost by changes of the site file, or as a new cluster where
-            another one is stopped; or the caller has judged that.
+        force: start although it loses jobs or reservations, which is reported; or a new cluster where another stopped.
+        judged: the caller has judged that.
     """
 
     image: Path | None = None
@@ -161,6 +164,7 @@ class StartOptions:
     chosen: int = 0
     without_remote: bool = False
     force: bool = False
+    judged: bool = False
 
 
 def start(cluster: Cluster, host: Host, options: StartOptions) -> Started | None:
@@ -187,9 +191,9 @@ def start(cluster: Cluster, host: Host, options: StartOptions) -> Started | None
         running = find_instance(cluster, host)
         if running:
             _refuse_other_image(cluster, host, running, options.image)
-            started, changed = _check_running(cluster, host, running, options.wait_s), False
+            started, changed, stopped = _check_running(cluster, host, running, options.wait_s), False, None
         else:
-            started, changed = _start(cluster, host, options)
+            started, changed, stopped = _start(cluster, host, options)
         if options.unit:
             start_guard(cluster, host)  # before a stop can begin, which ends it
     # After releasing the lock: starting the unit runs `sms start --boot`, which takes it.
@@ -197,6 +201,8 @@ def start(cluster: Cluster, host: Host, options: StartOptions) -> Started | None
         install_unit(cluster, host)
     if changed:
         tell_nodes(cluster, host)
+    if stopped:
+        started.unusable, started.failed = compare_stopped(cluster, host, stopped)
     if cluster.find_role("controller"):
         release(cluster, host)
     return started
@@ -271,21 +277,23 @@ def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[
     for line in known.notes:
         cluster.env.progress.report(line)
     exists = check_overlay(cluster, host)
-    if not (exists or leases.top or options.force or cluster.is_gateway):
-        refuse_renamed(cluster, host)
+    refuse_renamed(cluster, host, unless=bool(exists or leases.top or options.force or options.judged))
     mark = overlay_mark(archive_for(fitting(cluster, host) if exists else cluster), trusted)
-    if exists and not (options.force or cluster.is_gateway):
+    if exists and not (options.judged or cluster.is_gateway):
         stays = seeded_with(host, str(cluster.places.overlay)) == mark
-        _may_seed(cluster, host, trusted, stays=stays, keeps=options.boot)
+        _may_seed(cluster, host, trusted, options, stays=stays, rehearsed=True)
     argv = start_argv(cluster.site, confinement, trusted.path)
     return [*overlay_commands(cluster, host, trusted, mark, exists), shlex.join(shown(argv))]
 
 
-def _may_seed(cluster: Cluster, host: Host, image: Image, *, stays: bool, keeps: bool) -> bool:
+def _may_seed(
+    cluster: Cluster, host: Host, image: Image, options: StartOptions, *, stays: bool, rehearsed: bool = False
+) -> bool:
     """Judge a start; return whether the overlay gets the site's files, unless those that it has are to stay."""
+    keeps, force = options.boot or bool(options.fenced), options.force
     if not stays:
-        return judge_start(cluster, host, keeps=keeps, image=image.path)
-    judge_kept(cluster, host, keeps=keeps)
+        return judge_start(cluster, host, keeps=keeps, image=image.path, force=force, rehearsed=rehearsed)
+    judge_kept(cluster, host, keeps=keeps, force=force, rehearsed=rehearsed)
     return True
 
 
@@ -346,13 +354,18 @@ def _check_running(cluster: Cluster, host: Host, running: apptainer.Instance, wa
     return started
 
 
-def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started, bool]:
-    """Start it; return what was done, and whether the controller has other files than nodes may have."""
+def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started, bool, Present | None]:
+    """Start it; return what was done, whether the controller has other files than nodes may have, and what it had."""
     parts: dict[str, float] = {}
     stopwatch = Stopwatch(parts, cluster.env.clock)
     leases = Leases(host, cluster, without=options.fenced, tolerant=True)
+
+    def query_known() -> Known:
+        leases.prepare()
+        return find_known(cluster, leases, without_remote=options.without_remote)
+
     with cluster.env.pool(1) as pool:
-        query = pool.submit(_query_known, cluster, leases, options)  # while the image is verified
+        query = pool.submit(query_known)  # while the image is verified
         with cluster.env.progress.step("check the host"):
             refuse_deployed(cluster, host)
             check_networks(cluster, host)
@@ -366,8 +379,7 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         cluster.env.progress.report(line)
     leases.floor = known.generation
     own, top = leases.views[host.name].lease, leases.top
-    if not (exists or top or options.force or cluster.is_gateway):
-        refuse_renamed(cluster, host)
+    refuse_renamed(cluster, host, unless=bool(exists or top or options.force or options.judged))
     with ExitStack() as undo:
         lease = _take_lease(host, leases, cluster.env.progress, undo, options)
         open_mirror(cluster, host, patience_s=DISK_WAIT_S if options.boot else 0)
@@ -375,13 +387,12 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         if not options.fenced:
             mine = own is not None and own.taker == host.name  # it, or a start that was rolled back, took it
             restored = find_restored(cluster, host, top=top, holds_lease=mine)
-        keeps = options.boot or bool(options.fenced)
-        unjudged = options.force or cluster.is_gateway
+        unjudged = options.judged or cluster.is_gateway
         changed = ready_overlay(
             cluster,
             host,
             image,
-            may_seed=lambda stays: unjudged or _may_seed(cluster, host, image, stays=stays, keeps=keeps),
+            may_seed=lambda stays: unjudged or _may_seed(cluster, host, image, options, stays=stays),
         )
         mark_overlay(cluster, host, lease.generation)
         stop_gateway(cluster, host)  # as late as possible: it has the addresses
@@ -395,18 +406,14 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         record_start(cluster, host, image, lease)
         # Before the line after which no failover is open: if this is killed, the next start reports it.
         lost = end_failover(cluster, host, restored) if restored else None
+        differs = any(path.startswith(f"{FOLDER}/") for path in changed)
+        stopped = find_stopped(cluster, host) if differs and not options.boot else None
         host.remove(str(cluster.places.jobs))  # a crash from now on leaves no list, not an old one
         note(cluster, host, "start", "started", generation=lease.generation, image=image.key)
         stopwatch.lap("record")
         undo.pop_all()
-    differs = any(path.startswith(f"{FOLDER}/") for path in changed)
     facts = (host.name, image.path, image.key, image.signer, lease.generation)
-    return Started(*facts, parts=parts, services=services, failover=lost), differs
-
-
-def _query_known(cluster: Cluster, leases: Leases, options: StartOptions) -> Known:
-    leases.prepare()
-    return find_known(cluster, leases, without_remote=options.without_remote)
+    return Started(*facts, parts=parts, services=services, failover=lost), differs, stopped
 
 
 def _verify_image(cluster: Cluster, host: Host, chosen: Path | None, stopwatch: Stopwatch) -> Image:

@@ -357,7 +357,7 @@ def _try_start(
     started: list[Started] = []
 
     def begin() -> str:
-        start_options = StartOptions(image, options.wait_s, keep=options.keep, unit=False, force=True)
+        start_options = StartOptions(image, options.wait_s, keep=options.keep, unit=False, judged=True)
         found = start(mine, lab.host(CARRIER), start_options)
         assert found
         started.append(found)

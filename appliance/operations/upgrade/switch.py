@@ -88,13 +88,13 @@ def resume_switch(cluster: Cluster, host: Host, options: UpgradeOptions, last: U
     if not has_switched(cluster, host, last):
         running = find_instance(cluster, host)
         if not running:
-            start(cluster, host, StartOptions(Path(last.before.path), options.wait_s, force=True))
+            start(cluster, host, StartOptions(Path(last.before.path), options.wait_s, judged=True))
         why = f"{running.image if running else last.before.path} serves"
         write_phase(cluster, host, last.at(RETURNED, why=why), why=why)
         return None
     done = UpgradeResult(host.name, last.before, last.after, resumed=True, snapshot=last.snapshot, kept=last.kept)
     try:
-        started = start(cluster, host, StartOptions(Path(last.after.path), options.wait_s, keep=True, force=True))
+        started = start(cluster, host, StartOptions(Path(last.after.path), options.wait_s, keep=True, judged=True))
     except SmsError as error:
         back = f"`sms upgrade --undo --with-snapshot --force` returns to snapshot {last.kept}: newer jobs are lost"
         raise (Refused if isinstance(error, Refused) else SmsError)(

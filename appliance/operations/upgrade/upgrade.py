@@ -20,7 +20,7 @@ from appliance.operations.image.deliver import LacksService, trust
 from appliance.operations.lease import query_lease
 from appliance.operations.migration.here import record_interrupted, shown_outages
 from appliance.operations.preflight import check_networks, check_programs, find_instance
-from appliance.operations.services.effect import judge_running
+from appliance.operations.services.effect import accept, judge_running
 from appliance.operations.services.inside import need_running
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.stop import stop
@@ -92,7 +92,10 @@ def plan_upgrade(cluster: Cluster, host: Host, options: UpgradeOptions) -> list[
     Raises:
         Refused: the upgrade cannot be started.
     """
-    before, target = _preflight(cluster, host, options, read_last_upgrade(cluster, host, done=True))
+    last = read_last_upgrade(cluster, host, done=True)
+    before, target = _preflight(cluster, host, options, last, rehearsed=True)
+    if options.image and not target:
+        _judge_image(cluster, host, options)
     switch, why = plan_way(cluster, host, target or before, options)
     image = f"the previous image {target.key[:12]}" if target else str(options.image or "an image built now")
     jobs = count_jobs(list_before(cluster.showing(Silent()), host, options))
@@ -123,7 +126,24 @@ def plan_upgrade(cluster: Cluster, host: Host, options: UpgradeOptions) -> list[
     ]
 
 
-def _preflight(cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgrade | None) -> tuple[Side, Side | None]:
+def _judge_image(cluster: Cluster, host: Host, options: UpgradeOptions) -> None:
+    """Check the image that is to be sent, where it is.
+
+    Raises:
+        Refused: there is none, it cannot be trusted, or it lacks a service of the site file.
+    """
+    path = str(options.image)
+    if not Path(path).is_file() and "/" in path and host.works("test", "-f", path):
+        trust(cluster, host, path)
+        return
+    path = find_image(cluster, host, path, dry_run=True)
+    if options.rehearsal:  # which needs Apptainer here, too
+        trust(cluster, Local(), path)
+
+
+def _preflight(
+    cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgrade | None, *, rehearsed: bool = False
+) -> tuple[Side, Side | None]:
     """Return the running image, and for an undo the image to return to.
 
     Raises:
@@ -153,10 +173,18 @@ def _preflight(cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgr
         )
     before = Side(running.image, written.key, written.sha256)
     check_rollback_image(host, before)
-    if not options.force:
+    try:
         judged = judge_running(cluster, host)
-        # The way back from a fault is not refused because partitions were closed meanwhile.
-        (replace(judged, faults=()) if options.undo else judged).refuse("upgrade")
+        if options.undo:  # an undo is not refused because partitions were closed meanwhile
+            judged = replace(judged, faults=())
+        if options.force:
+            accept(cluster, host, judged, "upgrade", rehearsed=rehearsed)
+        else:
+            judged.refuse("upgrade")
+    except SmsError as error:
+        if not options.force:
+            raise
+        cluster.env.progress.report(f"WARNING: what the upgrade costs is not known: {error.message}")
     if not options.undo:
         return before, None
     if last is None or last.after.sha256 != before.sha256:
@@ -321,7 +349,7 @@ def _switch(
             restore_own(cluster, host, str(now.lay))
         now = write_phase(cluster, host, now.at(STARTING))
         done.kept = now.kept
-        started = start(cluster, host, StartOptions(Path(now.after.path), options.wait_s, force=True))
+        started = start(cluster, host, StartOptions(Path(now.after.path), options.wait_s, judged=True))
         assert started
         now = replace(now, outage_s=round(cluster.env.clock.time() - now.stopped_at, 2) if now.stopped_at else 0.0)
         _check_services(cluster, started)
@@ -392,7 +420,7 @@ def _roll_back(cluster: Cluster, host: Host, now: Upgrade, options: UpgradeOptio
     running = find_instance(cluster, host)
     if running and running.image != now.before.path:
         stop(cluster, host, keep_lease=True)
-    started = start(cluster, host, StartOptions(Path(now.before.path), options.wait_s, force=True))
+    started = start(cluster, host, StartOptions(Path(now.before.path), options.wait_s, judged=True))
     assert started
     _check_services(cluster, started)
     write_phase(cluster, host, now.at(RETURNED))

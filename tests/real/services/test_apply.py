@@ -244,6 +244,12 @@ def test_a_start_that_would_end_jobs_is_refused(running: Playground) -> None:
     assert job in running.sms("--site", fewer, "-q", "start", ok=(3,)).stderr.decode(), (
         "a refused start changes nothing"
     )
+    forced = running.sms("--site", fewer, "start", "--force", "-n").stderr.decode()
+    assert job in forced and "forced" in forced
+    other = running.variant("other.yaml", lambda document: document.update(cluster="labb"))
+    for words in (("-n",), ()):
+        refused = running.sms("--site", other, "-q", "start", *words, ok=(3,)).stderr.decode()
+        assert "labb never ran" in refused and "lab, which is stopped" in refused
     assert "files of before" in running.sms("--site", fewer, "start", "--boot").stderr.decode()
     wait_until(lambda: partitions(running) == {"normal", "night"}, "both partitions")
     assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
@@ -259,6 +265,20 @@ def test_a_start_that_would_end_jobs_is_refused(running: Playground) -> None:
     node.run("scancel", "--user", "alice")
     demo.wait_idle(node, NODES)
     applied(running, "/etc/sms/sms.yaml")
+
+
+@pytest.mark.full
+def test_a_start_with_new_files_is_compared_with_the_stop(running: Playground) -> None:
+    """R12, by stop, edit and start: nodes register with less memory than slurm.conf has, and are drained."""
+    node = running.host("node1")
+    demo.wait_idle(node, NODES)
+    typo = use(running, nodes=[{**one, "memory_mb": 900_000_000} for one in slurm_of(running)["nodes"]])
+    running.sms("-q", "stop", "--keep-lease")
+    started = json.loads(running.sms("--site", typo, "-q", "start", "--json", ok=(4,)).stdout)
+    assert len(started["unusable"]) == NODES and not started["failed"]
+    applied(running, "/etc/sms/sms.yaml")
+    running.sms("exec", "--", "scontrol", "update", f"nodename=node[1-{NODES}]", "state=resume")
+    demo.wait_idle(node, NODES)
 
 
 def test_settings_with_which_nodes_take_no_job_are_taken_back(running: Playground) -> None:
