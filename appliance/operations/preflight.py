@@ -214,12 +214,12 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
 
 
 def refuse_renamed(cluster: Cluster, host: Host, *, unless: bool = False) -> None:
-    """Check, before a cluster starts for the first time, that no other one was stopped there.
+    """Check, before a cluster starts for the first time on a host, that no other one was stopped there.
 
     With a mistyped ``cluster``, slurmctld would begin without jobs, and nodes end those that they run.
 
     Args:
-        unless: it has run, or the start is forced, or was judged before.
+        unless: the start is forced, or was judged before.
 
     Raises:
         Refused: one was.
@@ -228,6 +228,8 @@ def refuse_renamed(cluster: Cluster, host: Host, *, unless: bool = False) -> Non
         return
     name, folder = cluster.site.cluster, str(cluster.places.lease.parent)
     paths = host.run("find", folder, "-maxdepth", "1", "-name", "*.lease", ok=None).text.splitlines()
+    if str(cluster.places.lease) in paths:
+        return
     for path in sorted(paths):
         other = PurePosixPath(path).stem
         if other in (name, cluster.of_gateway().site.cluster) or other.endswith(GATEWAY):
@@ -236,10 +238,11 @@ def refuse_renamed(cluster: Cluster, host: Host, *, unless: bool = False) -> Non
             found = read_lease(host.read(path), other)
         except SmsError:  # that is reported to its own cluster
             continue
-        if found.generation and not found.holder:
+        here = found.holder in (None, host.name) and found.generation
+        if here and not apptainer.find_instance(host, instance_name(cluster.site, other)):
             other = one_line(other, 60)
             raise Refused(
-                f"cluster {name} never ran, and {host.name} has the state of {other}, which is stopped",
+                f"cluster {name} never ran on {host.name}, which has the state of {other}, which is stopped",
                 hint=f"is `cluster` of the site file mistyped? A new one has no jobs, and nodes end those of {other}\n"
                 f"  --force: start {name} as a new cluster beside it",
             )

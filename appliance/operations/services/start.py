@@ -262,6 +262,7 @@ def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[
         refuse_deployed(cluster, host)
         check_networks(cluster, host)
         _refuse_taken(cluster, host)
+        refuse_renamed(cluster, host, unless=options.force or options.judged)
     trusted = trust(cluster, host, *deliver(cluster, host, options.image))
     confinement = try_confinement(cluster, host, trusted.path)
     leases = Leases(host, cluster, tolerant=True)
@@ -277,7 +278,6 @@ def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[
     for line in known.notes:
         cluster.env.progress.report(line)
     exists = check_overlay(cluster, host)
-    refuse_renamed(cluster, host, unless=bool(exists or leases.top or options.force or options.judged))
     mark = overlay_mark(archive_for(fitting(cluster, host) if exists else cluster), trusted)
     if exists and not (options.judged or cluster.is_gateway):
         stays = seeded_with(host, str(cluster.places.overlay)) == mark
@@ -369,7 +369,8 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         with cluster.env.progress.step("check the host"):
             refuse_deployed(cluster, host)
             check_networks(cluster, host)
-            exists = check_overlay(cluster, host)
+            if not check_overlay(cluster, host):
+                refuse_renamed(cluster, host, unless=options.force or options.judged)
         stopwatch.lap("preflight")
         image = _verify_image(cluster, host, options.image, stopwatch)
         confinement = check_confinement(cluster, host, image.path)
@@ -379,7 +380,6 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         cluster.env.progress.report(line)
     leases.floor = known.generation
     own, top = leases.views[host.name].lease, leases.top
-    refuse_renamed(cluster, host, unless=bool(exists or top or options.force or options.judged))
     with ExitStack() as undo:
         lease = _take_lease(host, leases, cluster.env.progress, undo, options)
         open_mirror(cluster, host, patience_s=DISK_WAIT_S if options.boot else 0)
@@ -394,6 +394,8 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
             image,
             may_seed=lambda stays: unjudged or _may_seed(cluster, host, image, options, stays=stays),
         )
+        differs = any(path.startswith(f"{FOLDER}/") for path in changed)
+        stopped = find_stopped(cluster, host) if differs and not options.boot else None
         mark_overlay(cluster, host, lease.generation)
         stop_gateway(cluster, host)  # as late as possible: it has the addresses
         stopwatch.lap("overlay")
@@ -406,8 +408,6 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         record_start(cluster, host, image, lease)
         # Before the line after which no failover is open: if this is killed, the next start reports it.
         lost = end_failover(cluster, host, restored) if restored else None
-        differs = any(path.startswith(f"{FOLDER}/") for path in changed)
-        stopped = find_stopped(cluster, host) if differs and not options.boot else None
         host.remove(str(cluster.places.jobs))  # a crash from now on leaves no list, not an old one
         note(cluster, host, "start", "started", generation=lease.generation, image=image.key)
         stopwatch.lap("record")

@@ -249,7 +249,7 @@ def test_a_start_that_would_end_jobs_is_refused(running: Playground) -> None:
     other = running.variant("other.yaml", lambda document: document.update(cluster="labb"))
     for words in (("-n",), ()):
         refused = running.sms("--site", other, "-q", "start", *words, ok=(3,)).stderr.decode()
-        assert "labb never ran" in refused and "lab, which is stopped" in refused
+        assert "labb never ran" in refused and "of lab, which is stopped" in refused
     assert "files of before" in running.sms("--site", fewer, "start", "--boot").stderr.decode()
     wait_until(lambda: partitions(running) == {"normal", "night"}, "both partitions")
     assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"

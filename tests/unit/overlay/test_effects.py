@@ -20,10 +20,11 @@ from appliance.operations.preflight import check_networks, check_programs, refus
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer, bridge, ext3
+from appliance.tools.apptainer import Instance
 from tests.places import DEBIAN_SITE
 from tests.support.env import Serial
 from tests.support.fake import Answer, Fake
-from tests.support.instances import list_layers
+from tests.support.instances import LIST, list_layers, lists
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,12 @@ def test_bridges_without_an_uplink(flags: list[str], kind: str, words: str) -> N
     ("other", "refused"),
     [
         ("lab: 4", True),
-        ("lab: 4 runs", False),  # its addresses are taken
+        ("lab: 4 host-a", True),  # a stop that kept the lease
+        ("lab: 4 host-a runs", False),  # beside this one
+        ("lab: 4 host-b", False),
         ("lab: 0", False),
         ("lab_gateway: 4", False),
-        ("labb: 4", False),  # this one
+        ("labb: 4", False),
         ("lab: ", False),
     ],
 )
@@ -140,8 +143,9 @@ def test_a_cluster_of_another_name_does_not_begin_without_jobs(other: str, refus
     cluster = replace(cluster, site=cluster.site.model_copy(update={"cluster": "labb"}))
     (name, facts), folder = other.split(": "), cluster.places.lease.parent
     generation, *last = facts.split(" ")
-    host = Fake({("find", str(folder)): (0, f"{folder}/{name}.lease\n")})
-    lease = Lease(name, int(generation or 0), "host-b" if "runs" in last else None, 1.0, "host-a", "host-a")
+    host = Fake({("find", str(folder)): (0, f"{folder}/{name}.lease\n")}, name="host-a")
+    lease = Lease(name, int(generation or 0), last[0] if last else None, 1.0, "host-a", "host-a")
+    host.answers[LIST] = lists([Instance("sms-lab", 7, "/i.sif")] if "runs" in last else [])
     host.files[f"{folder}/{name}.lease"] = lease.text() if generation else b"{"
     with pytest.raises(Refused, match="cluster labb never ran") if refused else nullcontext():
         refuse_renamed(cluster, host)
