@@ -12,7 +12,7 @@ from appliance.operations import history
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.guarded import stop_guard
 from appliance.operations.image.copy import HostFile
-from appliance.operations.image.deliver import Image, fetch_image, image_name
+from appliance.operations.image.deliver import Image, fetch_image, image_name, verify
 from appliance.operations.lease import query_lease
 from appliance.operations.migration.inspection import inspect_hosts, record_serving, unreachable_is_refused
 from appliance.operations.migration.state import Inspected, MigrationResult
@@ -101,13 +101,15 @@ def migrate_back(cluster: Cluster, result: MigrationResult, failures: str) -> No
 
 
 def rehearse_migrate(cluster: Cluster, name: str) -> Plan:
-    """Run the checks of a migration and return its plan; changes nothing. Only a migration verifies the image.
+    """Run the checks of a migration and return its plan; changes nothing. The image is verified where it runs.
 
     Raises:
         Refused: as for a migration.
     """
     inspected = inspect_hosts(cluster, name, recover=False, force=True)
     assert isinstance(inspected, Inspected)  # a result is for ``recover``
+    with cluster.env.progress.step("verify the image") as step:
+        step.detail(verify(cluster, inspected.source, inspected.plan.image))
     return inspected.plan
 
 

@@ -18,7 +18,16 @@ from appliance.operations.overlay.names import resolve_nodes
 from appliance.operations.preflight import find_instance, lock_host, prepare_confinement, query_confinement
 from appliance.plan.machine import inside_argv, seed_argv
 from appliance.plan.overlay.names import HOSTS
-from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_archive, seed_digest, seed_files, slurm_sources
+from appliance.plan.overlay.seed import (
+    SECRET_PLACES,
+    SHORTEST_KEY,
+    Seed,
+    seed_archive,
+    seed_digest,
+    seed_files,
+    short_key,
+    slurm_sources,
+)
 from appliance.plan.services.runs import shown
 from appliance.share import share
 from appliance.shared.lease import Lease
@@ -35,10 +44,17 @@ def archive_for(cluster: Cluster) -> bytes:
 
 
 def seeds_for(cluster: Cluster) -> tuple[Seed, ...]:
-    """Return the files of this site's overlay; some are secret."""
+    """Return the files of this site's overlay; some are secret.
+
+    Raises:
+        Refused: a file that the site names cannot be read, or munged would not start with the key.
+    """
     site = cluster.site
     sources = {**dict(site.secrets), **dict(site.accounts)}
     given = read_given([*((name, sources[name]) for name in SECRET_PLACES), *slurm_sources(site)])
+    if 0 < len(given.get("munge_key", b"")) < SHORTEST_KEY:
+        message, hint = short_key(site.secrets.munge_key, len(given["munge_key"]))
+        raise Refused(message, hint=hint)
     overlays = share("overlays")
     extra = read_extra_files(overlays / "base" / "overlay.yaml").files
     return seed_files(site, cluster.services, overlays=overlays, extra=extra, given=given, names=cluster.names)

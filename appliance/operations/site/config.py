@@ -26,14 +26,11 @@ from appliance.plan.image.definition import has_credentials, packages_for, repos
 from appliance.plan.image.openpgp import KeyProblem, read_keys
 from appliance.plan.image.repositories import check_repositories, credentials_for, read_credentials
 from appliance.plan.overlay.names import find_named, read_resolved
-from appliance.plan.overlay.seed import template_values
+from appliance.plan.overlay.seed import SHORTEST_KEY, short_key, template_values
 from appliance.plan.render import Templates
 from appliance.share import share
 from appliance.text import one_line
 from appliance.tools import resolver
-
-SHORTEST_KEY = 32
-"""Bytes of a munge key, at least (MUNGE_MINIMUM_SECRET_KEY_LEN of munged)."""
 
 
 def check_config(path: Path, state: Path | None = None) -> Loaded:
@@ -89,8 +86,7 @@ def check_files(site: Site, document: Document) -> list[Problem]:
         if place in document.lines and (words := _wrong(path, private, needed=place[0] != "signing")):
             problems.append(document.problem(place, *words))
         elif place == ("secrets", "munge_key") and path.is_file() and path.stat().st_size < SHORTEST_KEY:
-            short = f"{path} has {path.stat().st_size} bytes: munged refuses keys of fewer than {SHORTEST_KEY}"
-            problems.append(document.problem(place, short, "copy /etc/munge/munge.key of a node as it is"))
+            problems.append(document.problem(place, *short_key(path, path.stat().st_size)))
     for name in sorted({name for _, name in called_programs(site)} & site.slurm.files.keys()):
         path = site.slurm.files[name]
         if not _wrong(path, False, needed=True) and not path.read_bytes().startswith((b"#!", b"\x7fELF")):

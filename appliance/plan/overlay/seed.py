@@ -39,6 +39,10 @@ OF_SERVICES = ("jwt_key", "ssh_host_key", "sssd_conf")
 """Those that only services have: their owners are in an image with such a service."""
 
 
+SHORTEST_KEY = 32
+"""Bytes of a munge key, at least (MUNGE_MINIMUM_SECRET_KEY_LEN of munged)."""
+
+
 @dataclass(frozen=True)
 class Seed:
     """One file of a new overlay, or a folder if its path ends with /; ``data`` may be secret and is not in its repr."""
@@ -99,6 +103,12 @@ def seed_files(
     found = {seed.path: seed for seed in seeds}
     # passwd before shadow: the seed program reads the image's own accounts from there.
     return tuple(found[path] for path in sorted(found))
+
+
+def short_key(path: object, size: int) -> tuple[str, str]:
+    """Return message and hint for a munge key with fewer bytes than ``SHORTEST_KEY``."""
+    short = f"{path} has {size} bytes: munged refuses keys of fewer than {SHORTEST_KEY}"
+    return short, "copy /etc/munge/munge.key of a node as it is"
 
 
 def secrets_of(service: Service) -> tuple[SecretName, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.errors import Refused, SmsError
 from appliance.operations.context import Cluster
-from appliance.operations.history import note
+from appliance.operations.history import note, read_history
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.effect import (
     REASON,
@@ -166,6 +166,10 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     with pytest.raises(Refused, match="job 7"):
         judge_start(cluster, host, keeps=False)
     assert not judge_start(cluster, host, keeps=True) and "files of before" in shown.lines[-1]
+    for rehearsed, recorded in ((True, False), (False, True)):
+        assert judge_start(cluster, host, keeps=False, force=True, rehearsed=rehearsed)
+        noted = any(one.get("event") == "forced" for one in read_history(cluster, host))
+        assert "job 7" in shown.lines[-1] and noted is recorded
     host.generation += 1  # another host has had the services since, or a start was killed
     with pytest.raises(Refused, match="not known"):
         judge_start(cluster, host, keeps=False)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
 from appliance.errors import Refused
-from appliance.operations.context import Cluster
+from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.nodes.files import hold_key
+from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.munge_key import NEXT, KeySwap, find_key_faults, judge_key
 from appliance.plan.machine import inside_argv
 from appliance.plan.nodes.files import MUNGE_KEY, Difference, Master
 from appliance.plan.services.effect import PRESENT
+from appliance.progress import Silent
 from appliance.tools.provision import VmUnreachable
+from tests.places import DEBIAN_SITE
 from tests.support.fake import Fake
 from tests.unit.services.test_effect import node
 
@@ -136,3 +141,15 @@ def test_a_push_alone_does_not_change_the_key(here: str, held: bool) -> None:
     assert (hold_key(one, lambda _: here).what == "held") is held
     other = replace(one, path="/etc/motd")
     assert hold_key(other, lambda _: here) == other
+
+
+@pytest.mark.parametrize(("size", "refused"), [(6, True), (31, True), (32, False), (1024, False)])
+def test_a_key_with_which_munged_does_not_start(tmp_path: Path, size: int, refused: bool) -> None:
+    """Whatever verb reads it: only `sms config check` named it."""
+    key = tmp_path / "munge.key"
+    key.write_bytes(b"k" * size)
+    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    secrets = cluster.site.secrets.model_copy(update={"munge_key": key})
+    cluster = replace(cluster, site=cluster.site.model_copy(update={"secrets": secrets}))
+    with pytest.raises(Refused, match=f"has {size} bytes") if refused else nullcontext():
+        assert key.read_bytes() in [one.data for one in seeds_for(cluster)]
