@@ -413,8 +413,9 @@ class Ssh(Host):
         except CONNECTION_ERRORS as error:
             unknown = "not found in known_hosts" in str(error)
             if not isinstance(error, OSError) and not unknown:
-                ours = f"is {self.key} whole? It is `key` in the site file"
-                hint = ours if "private key" in str(error) else "is it overloaded, or has sshd reached MaxStartups?"
+                hint = "is it overloaded, or has sshd reached MaxStartups?"
+                if re.search("private key|authentication methods", str(error)):
+                    hint = f"is {self.key or 'an SSH key'} there, and whole? `key` in the site file names it"
                 raise Stuck(f"{self.name}: {where}: {error}", hint=hint) from error
             hint = f"is the host up, and sshd running?{self.failed and f' {self.failed}'}"
             if unknown:
@@ -422,8 +423,7 @@ class Ssh(Host):
                 hint = f"compare its fingerprint on the host, then: ssh-keyscan -p {self.port} {self.address} >>{known}"
             elif isinstance(error, socket.gaierror):
                 hint = "correct its name, add it to DNS or /etc/hosts, or use its address"
-            # Of Paramiko when several addresses failed, of getaddrinfo, and of the system.
-            reason = re.sub(r"^\[Errno (None|-?\d+)\] ", "", str(error))
+            reason = re.sub(r"^\[Errno (None|-?\d+)\] ", "", str(error))  # of Paramiko, getaddrinfo, or the system
             raise Unreachable(f"{self.name}: {where}: {reason}", hint=hint) from error
 
     @contextmanager

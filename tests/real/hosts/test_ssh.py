@@ -112,6 +112,16 @@ def test_only_the_right_keys_are_taken(
     soon(lambda: threading.active_count() <= threads, "the connection's thread ends as well")
 
 
+def test_a_machine_without_a_key_is_told_so(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not that sshd may be overloaded."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    far = Ssh("far", server.address, port=server.port, known_hosts=server.folder / "known_hosts")
+    with pytest.raises(Unreachable) as caught:
+        far.run("true")
+    assert "an SSH key" in caught.value.hint and "`key`" in caught.value.hint
+
+
 def test_no_server_listens(server: Server) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
