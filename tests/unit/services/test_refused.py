@@ -100,6 +100,18 @@ def test_each_is_released_and_resumed_twice_at_most(tmp_path: Path, status: int)
     assert asked > 1 if status else asked == 1
 
 
+@pytest.mark.parametrize(("age_s", "since"), [(20, 20), (0, 0), (7200, 3600), (-50, 0), (None, 0)])
+def test_a_stop_within_the_minute_forgets_nothing(
+    program: dict[str, Any], tmp_path: Path, age_s: float | None, since: float
+) -> None:
+    """A migration right after: the node that was drained before it stayed so, and its job was held."""
+    mark, now = tmp_path / "mark", 1_800_000_000.0
+    if age_s is not None:
+        mark.touch()
+        os.utime(mark, (now - age_s, now - age_s))
+    assert program["begun"](str(mark), now) == now - since
+
+
 @pytest.mark.parametrize(
     ("config", "seconds"),
     [
@@ -123,7 +135,9 @@ def test_it_ends_with_slurmctld(tmp_path: Path, squeue: str) -> None:
     """A stop of the container waits for all its processes. The leader of its process group is slurmctld."""
     (tmp_path / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
     (tmp_path / "squeue").chmod(0o755)
-    words = [sys.executable, "-c", FAST, str(PROGRAM), "600", "/nowhere"]
+    mark = tmp_path / "mark"
+    mark.touch()
+    words = [sys.executable, "-c", FAST, str(PROGRAM), "600", str(mark)]
     begin = f"{shlex.join(words)} & echo $!; exec sleep 600"
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     with subprocess.Popen(
@@ -137,3 +151,4 @@ def test_it_ends_with_slurmctld(tmp_path: Path, squeue: str) -> None:
         slurmctld.kill()
         slurmctld.wait()
         wait_until(lambda: not alive(pid), "its end")
+    assert mark.exists(), "the next start goes on"

@@ -262,8 +262,8 @@ END
     "maildrop"
    ],
    "capabilities": [],
-   "setup": "if [ -n \"$${SMS_UNCLEAN:-}\" ]; then\n/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\n# It goes on beside slurmctld, in its process group. On an engine the preparation has one of its own, and it ends.\n: >/var/spool/slurmctld/.sms-unasked || :\n/opt/sms/bin/sms-slurm-refused /var/spool/slurmctld/.sms-unasked &\n\nfi\n",
-   "unclean": "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\n# It goes on beside slurmctld, in its process group. On an engine the preparation has one of its own, and it ends.\n: >/var/spool/slurmctld/.sms-unasked || :\n/opt/sms/bin/sms-slurm-refused /var/spool/slurmctld/.sms-unasked &\n",
+   "setup": "if [ -n \"$${SMS_UNCLEAN:-}\" ]; then\n/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\n# It goes on beside slurmctld, in its process group. On an engine the preparation has one of its own, and it ends.\n[ -e /var/spool/slurmctld/.sms-unasked ] || : >/var/spool/slurmctld/.sms-unasked || :\n/opt/sms/bin/sms-slurm-refused /var/spool/slurmctld/.sms-unasked &\n\nfi\n",
+   "unclean": "/opt/sms/bin/sms-slurm-ids /var/spool/slurmctld/job_state\n# It goes on beside slurmctld, in its process group. On an engine the preparation has one of its own, and it ends.\n[ -e /var/spool/slurmctld/.sms-unasked ] || : >/var/spool/slurmctld/.sms-unasked || :\n/opt/sms/bin/sms-slurm-refused /var/spool/slurmctld/.sms-unasked &\n",
    "running": "/var/spool/slurmctld/.sms-running",
    "saves": "/var/spool/slurmctld/job_state",
    "needs": [
