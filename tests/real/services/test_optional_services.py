@@ -91,9 +91,7 @@ def test_all_optional_services_are_real_when_turned_on(full: Full) -> None:
             lambda: "yes" if f"{job}|alice|COMPLETED" in node.run(*account, ok=None).text else "",
         )
     except SmsError as error:
-        look = (
-            "env | grep -i slurm; ls -laL /etc/slurm /run/slurm/conf; scontrol show config | grep -i storage"
-        )
+        look = "env | grep -i slurm; ls -laL /etc/slurm /run/slurm/conf; scontrol show config | grep -i storage"
         look += "; grep -i -e cluster -e storage /run/slurm/conf/slurm.conf"
         shown = node.run("sh", "-c", f"{shlex.join(account)}; {look}", ok=None)
         raise AssertionError(f"{shown.text}\n{shown.stderr.decode()}") from error
