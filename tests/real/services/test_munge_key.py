@@ -29,6 +29,8 @@ pytestmark = pytest.mark.real
 VM = "10.77.0.2"
 KEY = "/etc/munge/munge.key"
 NEXT = "/var/lib/munge/munge.key.next"
+LEFT = "/etc/slurm/*.conf /etc/sms/filesync.json /etc/sms/tls /run/sms/tls /opt/sms/bin /usr/local/bin/systemctl"
+"""What a client and its server leave on a node."""
 SYSTEMCTL = "#!/bin/sh\nexec supervisorctl -c /lab/supervisord.conf restart munged\n"
 """Nodes of the lab have no systemd. The client asks it to restart munged, and nothing else in these tests."""
 
@@ -122,6 +124,8 @@ def client(running: Playground, vm: Vm, name: str) -> Iterator[None]:
             yield
         finally:
             node.run("pkill", "-f", "sms-filesync", ok=None)
+            # Slurm's commands of later tests would read the slurm.conf that was pushed, not that of the controller.
+            node.run("sh", "-c", f"rm -rf {LEFT}")
 
 
 def new_key(found: Provisioned) -> str:
