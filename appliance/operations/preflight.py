@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
-from appliance.plan.machine import GATEWAY, inside_argv, instance_name, trial_argv
+from appliance.plan.machine import GATEWAY, inside_argv, instance_name, instance_of, trial_argv
 from appliance.plan.migration.lease import handover_hint, read_lease
 from appliance.plan.services.confinement import (
     HIDDEN_FILES,
@@ -213,18 +213,15 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
         raise Refused(users, hint="does the old management node still use it?")
 
 
-def refuse_renamed(cluster: Cluster, host: Host, *, unless: bool = False) -> None:
+def refuse_renamed(cluster: Cluster, host: Host) -> None:
     """Check, before a cluster starts for the first time on a host, that no other one was stopped there.
 
     With a mistyped ``cluster``, slurmctld would begin without jobs, and nodes end those that they run.
 
-    Args:
-        unless: the start is forced, or was judged before.
-
     Raises:
         Refused: one was.
     """
-    if unless or cluster.is_gateway:
+    if cluster.is_gateway:
         return
     name, folder = cluster.site.cluster, str(cluster.places.lease.parent)
     paths = host.run("find", folder, "-maxdepth", "1", "-name", "*.lease", ok=None).text.splitlines()
@@ -232,14 +229,14 @@ def refuse_renamed(cluster: Cluster, host: Host, *, unless: bool = False) -> Non
         return
     for path in sorted(paths):
         other = PurePosixPath(path).stem
-        if other in (name, cluster.of_gateway().site.cluster) or other.endswith(GATEWAY):
+        if other.endswith(GATEWAY):
             continue
         try:
             found = read_lease(host.read(path), other)
         except SmsError:  # that is reported to its own cluster
             continue
         here = found.holder in (None, host.name) and found.generation
-        if here and not apptainer.find_instance(host, instance_name(cluster.site, other)):
+        if here and not apptainer.find_instance(host, instance_of(other)):
             other = one_line(other, 60)
             raise Refused(
                 f"cluster {name} never ran on {host.name}, which has the state of {other}, which is stopped",

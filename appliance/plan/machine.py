@@ -66,9 +66,14 @@ class Places:
         self.borg_key_note = self.journal / f"{site.cluster}.borg-key.json"
 
 
-def instance_name(site: Site, other: str = "") -> str:
-    """Return the name of the Apptainer instance, or of that of another cluster."""
-    return f"sms-{other or site.cluster}"
+def instance_of(cluster: str) -> str:
+    """Return the name of the Apptainer instance of a cluster."""
+    return f"sms-{cluster}"
+
+
+def instance_name(site: Site) -> str:
+    """Return the name of the Apptainer instance."""
+    return instance_of(site.cluster)
 
 
 def start_argv(

@@ -21,7 +21,7 @@ EXAMPLES = """\
   sms apply --force      also if jobs are lost: of a partition that is removed, on nodes that are"""
 MOST_BYTES = 64 << 20
 LINES = 20
-"""Changed lines of a file, and nodes, that are shown at most."""
+"""Changed lines of a file that are shown at most."""
 
 
 def add(verbs: Verbs) -> None:

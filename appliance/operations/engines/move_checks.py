@@ -20,7 +20,7 @@ from appliance.operations.engines.owners import Owner
 from appliance.operations.history import read_history
 from appliance.operations.lease import Leases
 from appliance.operations.overlay.generation import refuse_older
-from appliance.operations.services.effect import accept, judge_running, judge_start
+from appliance.operations.services.effect import find_answer, judge_running, judge_start, may_fail, settle
 from appliance.plan.migration.state import (
     COMMITTING,
     DONE,
@@ -211,14 +211,12 @@ def _check_container(current: Move, *, force: bool, rehearsed: bool) -> None:
     leases.check()
     if not runs:
         refuse_older(current.cluster, host, leases, set_aside=False)
-    if not runs:
-        judge_start(current.cluster, host, keeps=False, force=force, rehearsed=rehearsed)
-        return
-    judged = judge_running(current.cluster, host)
-    if force:
-        accept(current.cluster, host, judged, "migrate", rehearsed=rehearsed)
-    else:
-        judged.refuse("migrate")
+    answer = find_answer(force=force, rehearsed=rehearsed)
+    with may_fail(current.cluster, "migrate", answer):
+        if runs:
+            settle(current.cluster, host, judge_running(current.cluster, host), "migrate", answer)
+        else:
+            judge_start(current.cluster, host, answer)
 
 
 def _databases(current: Move) -> list[str] | None:

@@ -20,12 +20,11 @@ from appliance.plan.machine import inside_argv, seed_argv
 from appliance.plan.overlay.names import HOSTS
 from appliance.plan.overlay.seed import (
     SECRET_PLACES,
-    SHORTEST_KEY,
     Seed,
+    find_short,
     seed_archive,
     seed_digest,
     seed_files,
-    short_key,
     slurm_sources,
 )
 from appliance.plan.services.runs import shown
@@ -52,9 +51,8 @@ def seeds_for(cluster: Cluster) -> tuple[Seed, ...]:
     site = cluster.site
     sources = {**dict(site.secrets), **dict(site.accounts)}
     given = read_given([*((name, sources[name]) for name in SECRET_PLACES), *slurm_sources(site)])
-    if 0 < len(given.get("munge_key", b"")) < SHORTEST_KEY:
-        message, hint = short_key(site.secrets.munge_key, len(given["munge_key"]))
-        raise Refused(message, hint=hint)
+    if "munge_key" in given and (short := find_short(site.secrets.munge_key, len(given["munge_key"]))):
+        raise Refused(short[0], hint=short[1])
     overlays = share("overlays")
     extra = read_extra_files(overlays / "base" / "overlay.yaml").files
     return seed_files(site, cluster.services, overlays=overlays, extra=extra, given=given, names=cluster.names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from appliance.config.hostlist import fold
 from appliance.config.slurm_files import FOLDER
@@ -73,6 +74,28 @@ KEPT_WAYS = (
     "its slurm.conf was restored, or changed inside: `sms overlay restore N --path /etc/slurm` takes it from a "
     "snapshot of before"
 )
+
+
+class Answer(Enum):
+    """What a verb does where a change costs something."""
+
+    REFUSE = "refuse"
+    KEEP = "keep"
+    """Nobody is there who could decide: the files of before stay."""
+    FORCE = "force"
+    """It is reported, and recorded in the history."""
+    REPORT = "report"
+    """It is reported: the change is forced, and only rehearsed."""
+
+    @property
+    def forced(self) -> bool:
+        """Whether somebody wants it whatever it costs."""
+        return self in (Answer.FORCE, Answer.REPORT)
+
+
+def find_answer(*, force: bool, rehearsed: bool = False) -> Answer:
+    """Return the answer to what a change costs for these options of a verb."""
+    return Answer.REFUSE if not force else Answer.REPORT if rehearsed else Answer.FORCE
 
 
 @dataclass(frozen=True)
@@ -150,24 +173,37 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
     return Judged(present, old, new, find_losses(present, old, new), unknown, (*faults, *find_unreached(old, new)))
 
 
-def accept(cluster: Cluster, host: Host, judged: Judged, verb: str, *, when: str = "", rehearsed: bool = False) -> None:
-    """Report what a forced change costs, and record it in the history, unless it is only ``rehearsed``."""
-    if lines := judged.lines:
+def settle(cluster: Cluster, host: Host, judged: Judged, verb: str, answer: Answer, *, when: str = "") -> None:
+    """Refuse a change that costs anything, or report that, and record it in the history, as ``answer`` says.
+
+    Raises:
+        Refused: it is refused.
+    """
+    if answer is Answer.REFUSE:
+        judged.refuse(verb, when)
+    elif lines := judged.lines:
         moment = f" ({when})" if when else ""
         cluster.env.progress.report("\n  ".join([f"WARNING: {verb} is forced{moment}", *lines]))
-        if not rehearsed:
+        if answer is Answer.FORCE:
             note(cluster, host, verb, "forced", costs=[one.strip() for one in lines])
 
 
-def judge_start(
-    cluster: Cluster, host: Host, *, keeps: bool, image: str = "", force: bool = False, rehearsed: bool = False
-) -> bool:
+@contextmanager
+def may_fail(cluster: Cluster, verb: str, answer: Answer) -> Iterator[None]:
+    """Report that a forced change could not be judged: it goes on."""
+    try:
+        yield
+    except SmsError as error:
+        if not answer.forced:
+            raise
+        cluster.env.progress.report(f"WARNING: what it costs to {verb} is not known: {error.message}")
+
+
+def judge_start(cluster: Cluster, host: Host, answer: Answer, *, image: str = "") -> bool:
     """Judge a start by what the last stop recorded; return whether the overlay gets the site's files.
 
     Args:
         image: path of the one that is to start; empty: what nodes make of the files is not tried.
-        keeps: nobody is there who could decide: with a loss, the overlay keeps the files that it has.
-        force, rehearsed: a loss is reported, as by ``accept``.
 
     Raises:
         Refused: jobs or reservations would be lost, or it is not known whether there are any.
@@ -192,15 +228,14 @@ def judge_start(
     try:
         judged = replace(judged, faults=(*refused, *_judge_secrets(cluster, read, accounts, users)))
     except ConfigError as error:
-        if not (keeps or force):
+        if answer is Answer.REFUSE:
             raise
         judged = replace(judged, faults=(*refused, Fault(error.message, error.hint)))
-    if force:
-        accept(cluster, host, judged, "start", when=when, rehearsed=rehearsed)
-    if force or not judged.lines:
+    if answer is not Answer.KEEP:
+        settle(cluster, host, judged, "start", answer, when=when)
         return True
-    if not keeps:
-        judged.refuse("start", when)
+    if not judged.lines:
+        return True
     cluster.env.progress.report(
         "WARNING: it starts with the files of before, not with the changed site file: "
         f"{one_line('; '.join(judged.lines), 300)}; `sms apply` judges it again"
@@ -208,12 +243,8 @@ def judge_start(
     return False
 
 
-def judge_kept(cluster: Cluster, host: Host, *, keeps: bool, force: bool = False, rehearsed: bool = False) -> None:
+def judge_kept(cluster: Cluster, host: Host, answer: Answer) -> None:
     """Judge a start with the files of the overlay as they are: somebody inside, or a restore, may have changed them.
-
-    Args:
-        keeps: nobody is there who could decide: a loss is only reported.
-        force, rehearsed: as for ``judge_start``.
 
     Raises:
         Refused: jobs or reservations of the last stop would be lost.
@@ -226,13 +257,20 @@ def judge_kept(cluster: Cluster, host: Host, *, keeps: bool, force: bool = False
         return
     defined = read_defined(_read_conf(_read_overlay(cluster, host), ()))
     judged = Judged(present, defined, defined, find_losses(present, defined, defined), ways=KEPT_WAYS)
-    if force:
-        accept(cluster, host, judged, "start", when=when, rehearsed=rehearsed)
-    elif not keeps:
-        judged.refuse("start", when)
+    if answer is not Answer.KEEP:
+        settle(cluster, host, judged, "start", answer, when=when)
     elif judged.lines:
         lost = one_line("; ".join(judged.lines), 300)
         cluster.env.progress.report(f"WARNING: slurm.conf in the overlay is not that of the last stop: {lost}")
+
+
+def may_seed(cluster: Cluster, host: Host, answer: Answer, *, image: str, stays: bool) -> bool:
+    """Judge a start; return whether the overlay gets the site's files, unless those that it has are to stay."""
+    with may_fail(cluster, "start", answer):
+        if not stays:
+            return judge_start(cluster, host, answer, image=image)
+        judge_kept(cluster, host, answer)
+    return True
 
 
 def _read_stopped(cluster: Cluster, host: Host) -> tuple[str, Present]:
@@ -457,12 +495,11 @@ def find_stopped(cluster: Cluster, host: Host) -> Present | None:
         return None
 
 
-def compare_stopped(cluster: Cluster, host: Host, present: Present) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the nodes and jobs that a start with other files of Slurm has cost of what the last stop recorded."""
+def compare_stopped(cluster: Cluster, host: Host, present: Present) -> Cost:
+    """Return what a start with other files of Slurm has cost of what the last stop recorded."""
     defined = read_defined(_read_site(cluster))
     losses = find_losses(present, defined, defined)  # a forced start has reported them
-    cost = compare(cluster, host, Judged(present, defined, defined, losses))
-    return cost.nodes, cost.jobs
+    return compare(cluster, host, Judged(present, defined, defined, losses))
 
 
 def need_no_cost(cluster: Cluster, host: Host, judged: Judged, *, registers: bool) -> None:

@@ -15,7 +15,6 @@ from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.deployed import refuse_deployed
-from appliance.operations.env import Clock
 from appliance.operations.history import note
 from appliance.operations.hosts.guarded import start_guard
 from appliance.operations.identity import ensure_identity
@@ -55,10 +54,18 @@ from appliance.operations.preflight import (
     try_confinement,
 )
 from appliance.operations.services.boot import install_unit
-from appliance.operations.services.effect import compare_stopped, find_stopped, judge_kept, judge_start, release
+from appliance.operations.services.effect import (
+    Answer,
+    compare_stopped,
+    find_answer,
+    find_stopped,
+    may_seed,
+    release,
+)
 from appliance.operations.services.generation import Known, find_known
 from appliance.operations.services.restart import tell_nodes
 from appliance.operations.services.stop import stop_gateway, take_down
+from appliance.operations.services.stopwatch import Stopwatch
 from appliance.operations.services.unfinished import (
     FailoverLoss,
     end_failover,
@@ -121,21 +128,6 @@ class Started:
         return [service.name for service in services if service.name not in self.services]
 
 
-class Stopwatch:
-    """Measures the parts of a start."""
-
-    def __init__(self, parts: dict[str, float], clock: Clock) -> None:
-        self.parts = parts
-        self.clock = clock
-        self.last = clock.monotonic()
-
-    def lap(self, name: str) -> None:
-        """Record the time of the part that ends now."""
-        now = self.clock.monotonic()
-        self.parts[name] = round(now - self.last, 3)
-        self.last = now
-
-
 @dataclass(frozen=True)
 class StartOptions:
     """Options of a start.
@@ -165,6 +157,10 @@ class StartOptions:
     without_remote: bool = False
     force: bool = False
     judged: bool = False
+
+    def find_answer(self, *, rehearsed: bool = False) -> Answer:
+        """Return the answer to what it costs."""
+        return Answer.KEEP if self.boot or self.fenced else find_answer(force=self.force, rehearsed=rehearsed)
 
 
 def start(cluster: Cluster, host: Host, options: StartOptions) -> Started | None:
@@ -202,7 +198,8 @@ def start(cluster: Cluster, host: Host, options: StartOptions) -> Started | None
     if changed:
         tell_nodes(cluster, host)
     if stopped:
-        started.unusable, started.failed = compare_stopped(cluster, host, stopped)
+        cost = compare_stopped(cluster, host, stopped)
+        started.unusable, started.failed = cost.nodes, cost.jobs
     if cluster.find_role("controller"):
         release(cluster, host)
     return started
@@ -262,7 +259,8 @@ def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[
         refuse_deployed(cluster, host)
         check_networks(cluster, host)
         _refuse_taken(cluster, host)
-        refuse_renamed(cluster, host, unless=options.force or options.judged)
+        if not (options.force or options.judged):
+            refuse_renamed(cluster, host)
     trusted = trust(cluster, host, *deliver(cluster, host, options.image))
     confinement = try_confinement(cluster, host, trusted.path)
     leases = Leases(host, cluster, tolerant=True)
@@ -281,20 +279,9 @@ def rehearse_start(cluster: Cluster, host: Host, options: StartOptions) -> list[
     mark = overlay_mark(archive_for(fitting(cluster, host) if exists else cluster), trusted)
     if exists and not (options.judged or cluster.is_gateway):
         stays = seeded_with(host, str(cluster.places.overlay)) == mark
-        _may_seed(cluster, host, trusted, options, stays=stays, rehearsed=True)
+        may_seed(cluster, host, options.find_answer(rehearsed=True), image=trusted.path, stays=stays)
     argv = start_argv(cluster.site, confinement, trusted.path)
     return [*overlay_commands(cluster, host, trusted, mark, exists), shlex.join(shown(argv))]
-
-
-def _may_seed(
-    cluster: Cluster, host: Host, image: Image, options: StartOptions, *, stays: bool, rehearsed: bool = False
-) -> bool:
-    """Judge a start; return whether the overlay gets the site's files, unless those that it has are to stay."""
-    keeps, force = options.boot or bool(options.fenced), options.force
-    if not stays:
-        return judge_start(cluster, host, keeps=keeps, image=image.path, force=force, rehearsed=rehearsed)
-    judge_kept(cluster, host, keeps=keeps, force=force, rehearsed=rehearsed)
-    return True
 
 
 def _refuse_other_image(cluster: Cluster, host: Host, running: apptainer.Instance, wanted: Path | None) -> None:
@@ -369,8 +356,8 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         with cluster.env.progress.step("check the host"):
             refuse_deployed(cluster, host)
             check_networks(cluster, host)
-            if not check_overlay(cluster, host):
-                refuse_renamed(cluster, host, unless=options.force or options.judged)
+            if not (check_overlay(cluster, host) or options.force or options.judged):
+                refuse_renamed(cluster, host)
         stopwatch.lap("preflight")
         image = _verify_image(cluster, host, options.image, stopwatch)
         confinement = check_confinement(cluster, host, image.path)
@@ -387,12 +374,12 @@ def _start(cluster: Cluster, host: Host, options: StartOptions) -> tuple[Started
         if not options.fenced:
             mine = own is not None and own.taker == host.name  # it, or a start that was rolled back, took it
             restored = find_restored(cluster, host, top=top, holds_lease=mine)
-        unjudged = options.judged or cluster.is_gateway
+        unjudged, answer = options.judged or cluster.is_gateway, options.find_answer()
         changed = ready_overlay(
             cluster,
             host,
             image,
-            may_seed=lambda stays: unjudged or _may_seed(cluster, host, image, options, stays=stays),
+            may_seed=lambda stays: unjudged or may_seed(cluster, host, answer, image=image.path, stays=stays),
         )
         differs = any(path.startswith(f"{FOLDER}/") for path in changed)
         stopped = find_stopped(cluster, host) if differs and not options.boot else None

@@ -26,7 +26,7 @@ from appliance.plan.image.definition import has_credentials, packages_for, repos
 from appliance.plan.image.openpgp import KeyProblem, read_keys
 from appliance.plan.image.repositories import check_repositories, credentials_for, read_credentials
 from appliance.plan.overlay.names import find_named, read_resolved
-from appliance.plan.overlay.seed import SHORTEST_KEY, short_key, template_values
+from appliance.plan.overlay.seed import find_short, template_values
 from appliance.plan.render import Templates
 from appliance.share import share
 from appliance.text import one_line
@@ -85,8 +85,8 @@ def check_files(site: Site, document: Document) -> list[Problem]:
         # A path that the file does not set is a default and need not exist yet.
         if place in document.lines and (words := _wrong(path, private, needed=place[0] != "signing")):
             problems.append(document.problem(place, *words))
-        elif place == ("secrets", "munge_key") and path.is_file() and path.stat().st_size < SHORTEST_KEY:
-            problems.append(document.problem(place, *short_key(path, path.stat().st_size)))
+        elif place == ("secrets", "munge_key") and path.is_file() and (short := find_short(path, path.stat().st_size)):
+            problems.append(document.problem(place, *short))
     for name in sorted({name for _, name in called_programs(site)} & site.slurm.files.keys()):
         path = site.slurm.files[name]
         if not _wrong(path, False, needed=True) and not path.read_bytes().startswith((b"#!", b"\x7fELF")):

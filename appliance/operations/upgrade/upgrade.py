@@ -20,7 +20,7 @@ from appliance.operations.image.deliver import LacksService, trust
 from appliance.operations.lease import query_lease
 from appliance.operations.migration.here import record_interrupted, shown_outages
 from appliance.operations.preflight import check_networks, check_programs, find_instance
-from appliance.operations.services.effect import accept, judge_running
+from appliance.operations.services.effect import find_answer, judge_running, may_fail, settle
 from appliance.operations.services.inside import need_running
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.stop import stop
@@ -173,18 +173,11 @@ def _preflight(
         )
     before = Side(running.image, written.key, written.sha256)
     check_rollback_image(host, before)
-    try:
+    answer = find_answer(force=options.force, rehearsed=rehearsed)
+    with may_fail(cluster, "upgrade", answer):
         judged = judge_running(cluster, host)
-        if options.undo:  # an undo is not refused because partitions were closed meanwhile
-            judged = replace(judged, faults=())
-        if options.force:
-            accept(cluster, host, judged, "upgrade", rehearsed=rehearsed)
-        else:
-            judged.refuse("upgrade")
-    except SmsError as error:
-        if not options.force:
-            raise
-        cluster.env.progress.report(f"WARNING: what the upgrade costs is not known: {error.message}")
+        # An undo is not refused because partitions were closed meanwhile.
+        settle(cluster, host, replace(judged, faults=()) if options.undo else judged, "upgrade", answer)
     if not options.undo:
         return before, None
     if last is None or last.after.sha256 != before.sha256:

@@ -105,8 +105,10 @@ def seed_files(
     return tuple(found[path] for path in sorted(found))
 
 
-def short_key(path: object, size: int) -> tuple[str, str]:
-    """Return message and hint for a munge key with fewer bytes than ``SHORTEST_KEY``."""
+def find_short(path: object, size: int) -> tuple[str, str] | None:
+    """Return message and hint for a munge key of this many bytes that munged refuses; None if it takes it."""
+    if size >= SHORTEST_KEY:
+        return None
     short = f"{path} has {size} bytes: munged refuses keys of fewer than {SHORTEST_KEY}"
     return short, "copy /etc/munge/munge.key of a node as it is"
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from appliance.plan.services.defined import NOT_DEFINED, YES, Defined, Settings, read_allowed, read_names
+from appliance.plan.services.jobs import Job
 from appliance.text import one_line
 
 UNLIMITED = ("UNLIMITED", "INFINITE", "-1")
@@ -44,28 +45,6 @@ def read_limit(text: str, default: float = math.inf) -> float:
 
 
 @dataclass(frozen=True)
-class Asks:
-    """What limits of partitions are compared with.
-
-    ``minutes``: its time limit, or the least that it accepts; 0 if it has none of its own. ``nodes``: the most that it
-    asks for. ``reserved``: whether it runs in a reservation. ``host``: where it was submitted.
-    """
-
-    user: str = ""
-    account: str = ""
-    qos: str = ""
-    minutes: float = 0
-    least_nodes: int = 0
-    nodes: int = 0
-    memory_mb: int = 0
-    reserved: bool = False
-    host: str = ""
-
-
-NOTHING = Asks()
-
-
-@dataclass(frozen=True)
 class Limits:
     """What a partition admits. Sets of names: None if all are admitted, or it is not known who is."""
 
@@ -82,12 +61,12 @@ class Limits:
     hosts: frozenset[str] | None = None
     flags: frozenset[str] = frozenset()
 
-    def why_barred(self, job: Asks) -> str:
+    def why_barred(self, job: Job) -> str:
         """Return why a job may not start there, in words that follow ``it``; empty if it may."""
         account, qos = job.account.lower(), job.qos.lower()
         rules = (
             (job.minutes > self.minutes, f"asks for more time than MaxTime ({self.minutes:.0f} minutes)"),
-            (job.nodes > self.nodes, f"asks for more nodes than MaxNodes ({self.nodes:.0f})"),
+            (job.most_nodes > self.nodes, f"asks for more nodes than MaxNodes ({self.nodes:.0f})"),
             (0 < job.least_nodes < self.least_nodes, f"asks for fewer nodes than MinNodes ({self.least_nodes})"),
             (job.least_nodes > self.there, f"asks for {job.least_nodes} nodes, of {self.there:.0f} that are left"),
             (job.memory_mb > self.memory_mb, f"asks for more memory than MaxMemPerNode ({self.memory_mb:.0f} MB)"),
@@ -106,17 +85,9 @@ class Limits:
         allowed = ((self.accounts, old.accounts), (self.qos, old.qos), (self.users, old.users), (self.hosts, old.hosts))
         fewer = any(now is not None and (was is None or was - now) for now, was in allowed)
         more = self.no_accounts - old.no_accounts or self.no_qos - old.no_qos or self.flags - old.flags
-        least = self.least_nodes > old.least_nodes
-        most = any(
-            now < was
-            for now, was in (
-                (self.minutes, old.minutes),
-                (self.nodes, old.nodes),
-                (self.there, old.there),
-                (self.memory_mb, old.memory_mb),
-            )
-        )
-        return bool(fewer or more or least or most)
+        most = (self.minutes, self.nodes, self.there, self.memory_mb)
+        less = any(now < was for now, was in zip(most, (old.minutes, old.nodes, old.there, old.memory_mb), strict=True))
+        return bool(fewer or more or less or self.least_nodes > old.least_nodes)
 
 
 def _bars(allowed: Set[str] | None, denied: Set[str], name: str) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from appliance.config.hostlist import fold
-from appliance.plan.services.admission import NOTHING, Asks, Limits, find_limits, read_limit
+from appliance.plan.services.admission import Limits, find_limits, read_limit
 from appliance.plan.services.defined import (
     NOT_DEFINED,
     Defined,
@@ -26,8 +26,9 @@ from appliance.plan.services.defined import (
     count_licenses,
     read_names,
 )
+from appliance.plan.services.dependents import find_dependents
 from appliance.plan.services.fitting import Needs, find_kinds, read_mb
-from appliance.plan.services.jobs import LOST, WAITS, is_active, lost_jobs, read_fields
+from appliance.plan.services.jobs import LOST, Job, is_active, lost_jobs, read_fields
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
 from appliance.text import one_line
 
@@ -77,43 +78,12 @@ SHOWN = 10
 """Losses that are listed; the others are counted."""
 SAVED_S = 10
 """Seconds within which slurmctld writes a new job to its state: 5 (SAVE_MAX_WAIT), and what a slow disk takes."""
-SUCCEEDS = {"afterok", "aftercorr"}
-"""Dependencies that a job which fails never satisfies."""
 CHOSEN_AGAIN = {"ALL_NODES", "PART_NODES"}
 """Flags of a reservation whose nodes follow those of the cluster, or of its partition (``_validate_resv_rec``)."""
 AWAY = {"FUTURE", "DOWN", "FAIL"}
 """States in slurm.conf by which a node takes no job, and loses those that it has."""
 UNUSABLE = TAKEN_OUT | {"down", "not_responding"}
 """Parts of a node's state in which no job starts there."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job that runs or waits; an array's waiting tasks are one. One that completes has ended: it cannot be lost.
-
-    ``submitted``: Unix time, 0 if it is not known. ``depends``: on which jobs, as squeue(1) prints it.
-    """
-
-    id: str
-    state: str
-    user: str
-    partitions: tuple[str, ...]
-    nodes: frozenset[str] = frozenset()
-    required: frozenset[str] = frozenset()
-    licenses: frozenset[str] = frozenset()
-    features: frozenset[str] = frozenset()
-    gres: frozenset[str] = frozenset()
-    submitted: int = 0
-    memory_mb: int = 0
-    cpus: int = 0
-    disk_mb: int = 0
-    asks: Asks = NOTHING
-    depends: str = ""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it has not begun."""
-        return self.state in WAITS
 
 
 @dataclass(frozen=True)
@@ -223,12 +193,12 @@ def read_present(output: str, user: str) -> Present:
 def _add_more(job: Job, line: str) -> Job:
     """Return a job with what a line of ``MORE_FIELDS`` says."""
     most, least_time, host = ([*line.split(" ")[1:4], "", "", ""])[:3]
-    asks = replace(
-        job.asks, nodes=int(most) if re.fullmatch(r"\d{1,9}", most) else 0, host=host, minutes=read_limit(least_time, 0)
-    )
-    if not asks.minutes:  # it accepts no less than its limit
-        asks = replace(asks, minutes=job.asks.minutes)
-    return replace(job, gres=frozenset(_read_gres(line)), asks=asks)
+    minutes = read_limit(least_time, 0) or job.minutes  # with a least time it accepts less than its limit
+    return replace(job, gres=frozenset(_read_gres(line)), host=host, most_nodes=_read_number(most), minutes=minutes)
+
+
+def _read_number(text: str) -> int:
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
 
 
 def _read_gres(text: str) -> Iterator[str]:
@@ -250,19 +220,25 @@ def _read_job(fields: Sequence[str]) -> Iterator[Job]:
     named = "" if features in NOT_DEFINED or "|" in features else features
     wanted = frozenset(re.findall(FEATURE, named))
     at = int(submitted) if re.fullmatch(r"[0-9]{1,12}", submitted) else 0
-    known = (frozenset(count_licenses(licenses)), wanted)
-    processors = int(cpus) if re.fullmatch(r"[0-9]{1,9}", cpus) else 0
-    asks = Asks(
+    yield Job(
+        one_line(number, 60),
+        state,
         one_line(user, 64),
-        "" if account in NOT_DEFINED else account,
-        "" if qos in NOT_DEFINED else qos,
-        read_limit(limit, 0),
-        int(least) if re.fullmatch(r"\d{1,9}", least) else 0,
+        names,
+        *sets,
+        licenses=frozenset(count_licenses(licenses)),
+        features=wanted,
+        submitted=at,
         memory_mb=read_mb(memory),
+        cpus=_read_number(cpus),
+        disk_mb=read_mb(disk),
+        minutes=read_limit(limit, 0),
+        least_nodes=_read_number(least),
+        account="" if account in NOT_DEFINED else account,
+        qos="" if qos in NOT_DEFINED else qos,
         reserved=reservation not in NOT_DEFINED,
+        depends=depends,
     )
-    one = Job(one_line(number, 60), state, asks.user, names, *sets, *known, submitted=at, asks=asks, depends=depends)
-    yield replace(one, memory_mb=asks.memory_mb, cpus=processors, disk_mb=read_mb(disk))
 
 
 def _read_reservation(line: str) -> Iterator[Reservation]:
@@ -348,12 +324,13 @@ def _find_change(old: Defined, new: Defined) -> _Change:
 def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...]:
     """Return what the controller would end when it reads ``new``: running jobs first."""
     nodes, change = new.nodes.keys() | present.dynamic, _find_change(old, new)
+    whys = {job.id: why for job in present.jobs if (why := _why_lost(job, nodes, new.partitions.keys(), change))}
+    whys |= find_dependents(present.jobs, whys.keys())
     losses = [
-        Loss("job", job.id, why, f"{job.user}, {job.state}")
+        Loss("job", job.id, whys[job.id], f"{job.user}, {job.state}")
         for job in sorted(present.jobs, key=lambda one: one.state == "PENDING")
-        if (why := _why_lost(job, nodes, new.partitions.keys()) or _why_changed(job, change))
+        if job.id in whys
     ]
-    losses += _find_tied(present.jobs, {one.name for one in losses})
     for one in present.reservations:
         gone = one.nodes - nodes
         if gone or (one.partition and one.partition not in new.partitions):
@@ -362,42 +339,6 @@ def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...
                        if old.licenses.get(name, 0) >= count > new.licenses.get(name, 0)]:  # fmt: skip
             losses.append(Loss("reservation", one.name, f"fewer licences {one_line(fewer[0], 60)} than it has"))
     return tuple(losses)
-
-
-def _find_tied(jobs: Sequence[Job], lost: set[str]) -> Iterator[Loss]:
-    """Yield the jobs that a lost one takes with it: components of one job, and those that depend on its success."""
-    running = {job.id for job in jobs if not job.waits}
-    left, found = [job for job in jobs if job.id not in lost], True
-    while found:
-        found = False
-        for job in [*left]:
-            if why := _why_tied(job, lost, running):
-                yield Loss("job", job.id, why, f"{job.user}, {job.state}")
-                left.remove(job)
-                lost.add(job.id)
-                found = True
-
-
-def _why_tied(job: Job, lost: Set[str], running: Set[str]) -> str:
-    whole, plus, _ = job.id.partition("+")
-    if plus and (other := [one for one in lost if one.startswith(f"{whole}+")]):
-        return f"it is a component of job {whole}, as {min(other)} is"
-    if not job.waits or "?" in job.depends:  # one of several is enough
-        return ""
-    for rule in job.depends.split(","):
-        kind, *ids = rule.split(":")
-        for one in (re.sub(r"[+(].*", "", each) for each in ids):
-            # A job that ends satisfies those which only wait for that; one that never starts does not.
-            if gone := [each for each in lost if _is_of(each, one) and (kind in SUCCEEDS or each not in running)]:
-                return f"it depends on job {min(gone)} ({one_line(kind, 30)})"
-    return ""
-
-
-def _is_of(job: str, named: str) -> bool:
-    """Return whether a job is one that a dependency names: an array by its number, or as ``12_*``."""
-    array, _, task = named.partition("_")
-    base, _, rest = job.partition("+")[0].partition("_")
-    return base == array and (task in ("", "*") or rest == task or "[" in rest)
 
 
 def find_forgotten(present: Present, taken: float) -> tuple[Loss, ...]:
@@ -409,12 +350,13 @@ def find_forgotten(present: Present, taken: float) -> tuple[Loss, ...]:
     )
 
 
-def _why_lost(job: Job, nodes: Set[str], partitions: Set[str]) -> str:
+def _why_lost(job: Job, nodes: Set[str], partitions: Set[str], change: _Change) -> str:
     if gone := [one_line(one, 60) for one in job.partitions if one not in partitions]:
         return f"partition {', '.join(gone)} is removed"
     # A node that it excludes may go (``list_nodename2bitmap`` with best effort).
     uses = {"runs on": job.nodes, "requires": job.required}
-    return next((f"it {how} {_removed(names - nodes)}" for how, names in uses.items() if names - nodes), "")
+    lost = next((f"it {how} {_removed(names - nodes)}" for how, names in uses.items() if names - nodes), "")
+    return lost or _why_changed(job, change)
 
 
 def _why_changed(job: Job, change: _Change) -> str:
@@ -455,10 +397,10 @@ def _why_unfit(job: Job, before: Mapping[str, Set[Needs] | None], after: Mapping
 
 def _why_barred(job: Job, before: Mapping[str, Limits], after: Mapping[str, Limits]) -> str:
     """Return why none of a waiting job's partitions admits it any more; empty if one does, or none did before."""
-    whys = [(name, after[name].why_barred(job.asks)) for name in job.partitions if name in after]
+    whys = [(name, after[name].why_barred(job)) for name in job.partitions if name in after]
     if not whys or not all(why for _, why in whys):
         return ""
-    if all(before[name].why_barred(job.asks) for name in job.partitions if name in before):
+    if all(before[name].why_barred(job) for name in job.partitions if name in before):
         return ""
     return f"it {whys[0][1]} of partition {one_line(whys[0][0], 60)}: it would never start"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 JOBS = ("squeue", "--all", "--array", "--states=all", "--noheader", "--format=%i %T")
 """Lists every job: also in hidden partitions, finished ones, and each task of an array."""
@@ -20,6 +21,43 @@ A controller that started without reaching its nodes queries them again only aft
 RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT")
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 LOST = ("NODE_FAIL", "BOOT_FAIL")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that runs or waits; an array's waiting tasks are one. One that completes has ended: it cannot be lost.
+
+    ``nodes``: allocated; ``least_nodes``, ``most_nodes``: how many it asks for. ``minutes``: its time limit, or the
+    least that it accepts; 0 if it has none of its own. ``reserved``: whether it runs in a reservation. ``submitted``:
+    Unix time, 0 if it is not known; ``host``: where that was. ``depends``: on which jobs, as squeue(1) prints it.
+    """
+
+    id: str
+    state: str
+    user: str
+    partitions: tuple[str, ...]
+    nodes: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
+    licenses: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()
+    gres: frozenset[str] = frozenset()
+    submitted: int = 0
+    memory_mb: int = 0
+    cpus: int = 0
+    disk_mb: int = 0
+    minutes: float = 0
+    least_nodes: int = 0
+    most_nodes: int = 0
+    account: str = ""
+    qos: str = ""
+    reserved: bool = False
+    host: str = ""
+    depends: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has not begun."""
+        return self.state in WAITS
 
 
 def read_jobs(output: str) -> dict[str, str]:

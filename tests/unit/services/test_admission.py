@@ -1,18 +1,29 @@
-"""Waiting jobs that no partition admits any more, and those that other jobs take with them."""
+"""Waiting jobs that no partition admits any more."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from appliance.plan.services.admission import Asks, find_limits, read_groups
+from appliance.plan.services.admission import find_limits, read_groups
 from appliance.plan.services.defined import Defined, read_defined
-from appliance.plan.services.effect import Job, Present, can_cost, find_losses
+from appliance.plan.services.effect import Present, can_cost, find_losses
+from appliance.plan.services.jobs import Job
 
 PASSWD = "root:x:0:0:::\nalice:x:1001:100:::\nbob:x:1002:200:::\ncarol:x:1003:100:::\n"
 GROUP = "users:x:100:\nbio:x:200:\nchem:x:300:alice,\n"
-BOB = Asks("bob", "Bio", "normal", 600, 2, 4, 4000, host="login1")
+BOB = Job(
+    *("1", "PENDING", "bob", ("normal",)),
+    account="Bio",
+    qos="normal",
+    minutes=600,
+    least_nodes=2,
+    most_nodes=4,
+    memory_mb=4000,
+    host="login1",
+)
 
 
 def defined(partition: str, *, more: str = "", group: str = GROUP) -> Defined:
@@ -21,8 +32,8 @@ def defined(partition: str, *, more: str = "", group: str = GROUP) -> Defined:
     return replace(read_defined({"/etc/slurm/slurm.conf": text.encode()}), groups=read_groups(PASSWD, group))
 
 
-def waiting(number: int = 1, asks: Asks = BOB, partitions: str = "normal", depends: str = "") -> Job:
-    return Job(f"{number}", "PENDING", asks.user, tuple(partitions.split(",")), asks=asks, depends=depends)
+def waiting(user: str, **asks: Any) -> Job:
+    return Job("1", "PENDING", user, ("normal",), **asks)
 
 
 @pytest.mark.parametrize(
@@ -58,100 +69,56 @@ def waiting(number: int = 1, asks: Asks = BOB, partitions: str = "normal", depen
 def test_partitions_that_admit_a_job_no_more(old: str, new: str, why: str) -> None:
     """Rules of _part_access_check and part_policy_valid_acct of slurmctld; each was a change without a word."""
     before, after = defined(old), defined(new)
-    losses = find_losses(Present((waiting(),)), before, after)
+    losses = find_losses(Present((BOB,)), before, after)
     assert [one.why for one in losses] == ([f"it {why} of partition normal: it would never start"] if why else [])
     assert can_cost(before, after) or not why
-    assert not find_losses(Present((replace(waiting(), state="RUNNING"),)), before, after), "what runs goes on"
+    assert not find_losses(Present((replace(BOB, state="RUNNING"),)), before, after), "what runs goes on"
     assert not can_cost(after, after)
 
 
 @pytest.mark.parametrize(
-    ("asks", "new", "barred"),
+    ("job", "new", "barred"),
     [
-        (Asks("root", minutes=5), "AllowGroups=bio", False),
-        (Asks("root", minutes=5), "DisableRootJobs=YES", True),
-        (Asks("root", minutes=5), "RootOnly=YES", False),
-        (Asks("eve"), "AllowAccounts=bio", True),  # without accounting nobody has an account
-        (Asks("eve"), "DenyAccounts=bio AllowQos=high", False),
-        (Asks("eve"), "MaxTime=1 MinNodes=3", False),  # it gets the partition's
-        (Asks("eve", minutes=float("inf")), "MaxTime=100-0", True),
-        (Asks("eve", reserved=True), "ReqResv=YES", False),
-        (Asks("alice"), "AllowGroups=chem", False),
-        (Asks("alice"), "AllowGroups=users", False),
-        (Asks("carol"), "AllowGroups=chem", True),
+        (waiting("root", minutes=5), "AllowGroups=bio", False),
+        (waiting("root", minutes=5), "DisableRootJobs=YES", True),
+        (waiting("root", minutes=5), "RootOnly=YES", False),
+        (waiting("eve"), "AllowAccounts=bio", True),  # without accounting nobody has an account
+        (waiting("eve"), "DenyAccounts=bio AllowQos=high", False),
+        (waiting("eve"), "MaxTime=1 MinNodes=3", False),  # it gets the partition's
+        (waiting("eve", minutes=float("inf")), "MaxTime=100-0", True),
+        (waiting("eve", reserved=True), "ReqResv=YES", False),
+        (waiting("alice"), "AllowGroups=chem", False),
+        (waiting("alice"), "AllowGroups=users", False),
+        (waiting("carol"), "AllowGroups=chem", True),
     ],
 )
-def test_who_is_barred(asks: Asks, new: str, barred: bool) -> None:
-    assert bool(find_limits(defined(new))["normal"].why_barred(asks)) is barred
+def test_who_is_barred(job: Job, new: str, barred: bool) -> None:
+    assert bool(find_limits(defined(new))["normal"].why_barred(job)) is barred
 
 
 def test_a_limit_of_all_partitions() -> None:
     before, after = defined(""), defined("", more="MaxMemPerNode=3000")
-    assert [one.name for one in find_losses(Present((waiting(),)), before, after)] == ["1"]
-    assert not find_losses(Present((waiting(),)), before, defined("MaxMemPerNode=5000", more="MaxMemPerNode=3000"))
+    assert [one.name for one in find_losses(Present((BOB,)), before, after)] == ["1"]
+    assert not find_losses(Present((BOB,)), before, defined("MaxMemPerNode=5000", more="MaxMemPerNode=3000"))
 
 
 def test_a_job_of_two_partitions_needs_one() -> None:
-    jobs = (waiting(1, partitions="normal,other"), waiting(2, partitions="other"), waiting(3))
+    names = (("normal", "other"), ("other",), ("normal",))
+    jobs = tuple(replace(BOB, id=f"{at}", partitions=each) for at, each in enumerate(names, 1))
     before, after = defined("", more=""), defined("MaxTime=60")
     assert [one.name for one in find_losses(Present(jobs), before, after)] == ["1", "3"]
 
 
 def test_a_member_who_leaves_a_group() -> None:
     before, after = defined("AllowGroups=chem"), defined("AllowGroups=chem", group=GROUP.replace("alice,", ""))
-    jobs = tuple(waiting(at, Asks(name)) for at, name in enumerate(("alice", "bob", "root")))
+    jobs = tuple(replace(waiting(name), id=f"{at}") for at, name in enumerate(("alice", "bob", "root")))
     assert [one.who for one in find_losses(Present(jobs), before, after)] == ["alice, PENDING"]
     assert can_cost(before, after) and not can_cost(after, before)
 
 
 def test_fewer_nodes_than_a_job_asks_for() -> None:
-    before, jobs = defined(""), (waiting(1), waiting(2, replace(BOB, least_nodes=3)))
+    before, jobs = defined(""), (BOB, replace(BOB, id="2", least_nodes=3))
     after = defined("", more="")
     after = replace(after, partitions={**after.partitions, "normal": {"nodes": "n[1-2]"}})
     (lost,) = find_losses(Present(jobs), before, after)
     assert (lost.name, lost.why.partition(" of partition")[0]) == ("2", "it asks for 3 nodes, of 2 that are left")
-
-
-@pytest.mark.parametrize(
-    ("depends", "lost"),
-    [
-        ("", False),
-        ("(null)", False),
-        ("afterok:1(unfulfilled)", True),
-        ("afterok:1+30(unfulfilled)", True),
-        ("afterany:1(unfulfilled)", False),
-        ("afternotok:1(unfulfilled)", False),
-        ("afterok:9(unfulfilled)", False),
-        ("afterany:9(unfulfilled),afterok:9:1(unfulfilled)", True),
-        ("afterok:9(unfulfilled)?afterok:1(unfulfilled)", False),
-        ("singleton(unfulfilled)", False),
-        ("afterany:2(unfulfilled)", True),  # that is held
-        ("afterok:3_*(unfulfilled)", True),
-        ("afterok:3_4(unfulfilled)", True),
-        ("afterok:4_5(unfulfilled)", True),
-        ("afterok:4_6(unfulfilled)", False),
-    ],
-)
-def test_jobs_that_depend_on_one_that_is_lost(depends: str, lost: bool) -> None:
-    gone = ("gone",)
-    jobs = (
-        Job("1", "RUNNING", "bob", gone),
-        Job("2", "PENDING", "bob", gone),
-        Job("3_[1-9]", "PENDING", "bob", gone),
-        Job("4_5", "RUNNING", "bob", gone),
-        waiting(7, depends="afterok:6(unfulfilled)"),
-        waiting(6, depends=depends),
-    )
-    losses = find_losses(Present(jobs), defined(""), defined(""))
-    assert [one.name for one in losses][4:] == (["6", "7"] if lost else [])
-
-
-def test_components_of_one_job_are_lost_together() -> None:
-    jobs = (
-        Job("1+0", "PENDING", "bob", ("normal",)),
-        Job("1+1", "PENDING", "bob", ("gone",)),
-        Job("11+0", "PENDING", "bob", ("normal",)),
-        Job("2", "PENDING", "bob", ("normal",), depends="afterok:1+0(unfulfilled)"),
-    )
-    losses = find_losses(Present(jobs), defined(""), defined(""))
-    assert sorted(one.name for one in losses) == ["1+0", "1+1", "2"]

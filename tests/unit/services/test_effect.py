@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from appliance.plan.nodes.accounts import compare_accounts, without_own
-from appliance.plan.services.admission import Asks
 from appliance.plan.services.defined import Defined, count_cores, find_described, find_new, find_plugins, read_defined
 from appliance.plan.services.effect import (
     PRESENT,
-    Job,
     Present,
     Reservation,
     can_cost,
@@ -26,6 +24,7 @@ from appliance.plan.services.effect import (
     read_present,
     shown_losses,
 )
+from appliance.plan.services.jobs import Job
 from appliance.plan.services.nodes import ADDRESS, NAME, PORT, STATE, USER
 
 CONF = b"""ClusterName=lab
@@ -78,7 +77,7 @@ def test_what_the_controller_has() -> None:
         node("n1", "idle"),
     )
     assert found.jobs == (
-        Job("7", "RUNNING", "alice", ("long",), frozenset({"n1", "n2"}), cpus=1, asks=Asks("alice")),
+        Job("7", "RUNNING", "alice", ("long",), frozenset({"n1", "n2"}), cpus=1),
         Job(
             "8_[1-500%4]",
             "PENDING",
@@ -92,10 +91,16 @@ def test_what_the_controller_has() -> None:
             memory_mb=1536,
             cpus=4,
             disk_mb=500,
-            asks=Asks("bob", "physics", "normal", 30, 2, 8, 1536, True, "login1"),
+            minutes=30,
+            least_nodes=2,
+            most_nodes=8,
+            account="physics",
+            qos="normal",
+            reserved=True,
+            host="login1",
             depends="afterok:7(unfulfilled)",
         ),
-        Job("9+1", "SUSPENDED", "eve", ("normal",), frozenset({"n3"}), cpus=1, asks=Asks("eve")),
+        Job("9+1", "SUSPENDED", "eve", ("normal",), frozenset({"n3"}), cpus=1),
     )
     assert found.reservations == (
         Reservation("maint", frozenset({"n1", "n2"})),

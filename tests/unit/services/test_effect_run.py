@@ -12,7 +12,9 @@ from appliance.operations.history import note, read_history
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.effect import (
     REASON,
+    Answer,
     Judged,
+    find_answer,
     held,
     judge,
     judge_kept,
@@ -161,28 +163,28 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     cluster, host = cluster.showing(shown), Controller(cluster, [OF_NIGHT])
     host.overlay = f"{rendered}PartitionName=night Nodes=ALL\n"
     with pytest.raises(Refused, match="not known"):
-        judge_start(cluster, host, keeps=False)
+        judge_start(cluster, host, Answer.REFUSE)
     assert describe_jobs(cluster, host, record=True)[0] == "1 running, 0 waiting"
     with pytest.raises(Refused, match="job 7"):
-        judge_start(cluster, host, keeps=False)
-    assert not judge_start(cluster, host, keeps=True) and "files of before" in shown.lines[-1]
+        judge_start(cluster, host, Answer.REFUSE)
+    assert not judge_start(cluster, host, Answer.KEEP) and "files of before" in shown.lines[-1]
     for rehearsed, recorded in ((True, False), (False, True)):
-        assert judge_start(cluster, host, keeps=False, force=True, rehearsed=rehearsed)
+        assert judge_start(cluster, host, find_answer(force=True, rehearsed=rehearsed))
         noted = any(one.get("event") == "forced" for one in read_history(cluster, host))
         assert "job 7" in shown.lines[-1] and noted is recorded
     host.generation += 1  # another host has had the services since, or a start was killed
     with pytest.raises(Refused, match="not known"):
-        judge_start(cluster, host, keeps=False)
+        judge_start(cluster, host, Answer.REFUSE)
     host.lines = [[]]
     assert "not known" in describe_jobs(cluster, host, record=True)[0]
     with pytest.raises(Refused, match="not known"):
-        judge_start(cluster, host, keeps=False)
+        judge_start(cluster, host, Answer.REFUSE)
     host.lines = [["job 8|PENDING|bob|||||||||||||||".replace("|", "\t")]]
     describe_jobs(cluster, host, record=True)
-    assert judge_start(cluster, host, keeps=False)
+    assert judge_start(cluster, host, Answer.REFUSE)
     host.overlay = rendered
     host.files.clear()
-    assert judge_start(cluster, host, keeps=False), "nothing is removed"
+    assert judge_start(cluster, host, Answer.REFUSE), "nothing is removed"
 
 
 def test_a_start_that_would_remove_users_is_refused(cluster: Cluster) -> None:
@@ -195,8 +197,8 @@ def test_a_start_that_would_remove_users_is_refused(cluster: Cluster) -> None:
     host.answers[("debugfs",)] = lambda argv, _: (0, next((files[one] for one in files if one in argv[2]), ""))
     assert any(seed.path == "/etc/passwd" for seed in seeds_for(cluster)), "the sample site has accounts"
     with pytest.raises(Refused, match="u2000"):
-        judge_start(cluster, host, keeps=False)
-    assert not judge_start(cluster, host, keeps=True) and "u2000" in shown.lines[-1]
+        judge_start(cluster, host, Answer.REFUSE)
+    assert not judge_start(cluster, host, Answer.KEEP) and "u2000" in shown.lines[-1]
 
 
 def test_files_that_stay_in_the_overlay_are_judged_too(cluster: Cluster) -> None:
@@ -205,11 +207,11 @@ def test_files_that_stay_in_the_overlay_are_judged_too(cluster: Cluster) -> None
     cluster = replace(cluster, env=fake_env(progress=shown))
     host = Controller(cluster, [OF_NIGHT])
     describe_jobs(cluster, host, record=True)
-    judge_kept(cluster, host, keeps=False)
+    judge_kept(cluster, host, Answer.REFUSE)
     host.overlay = NEW.decode()
     with pytest.raises(Refused, match="job 7"):
-        judge_kept(cluster, host, keeps=False)
-    judge_kept(cluster, host, keeps=True)
+        judge_kept(cluster, host, Answer.REFUSE)
+    judge_kept(cluster, host, Answer.KEEP)
     assert "job 7" in shown.lines[-1]
 
 
