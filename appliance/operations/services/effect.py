@@ -61,7 +61,7 @@ MOST_FILES = 32
 """Of slurm.conf and what it includes in an overlay."""
 REASON = "sms: is removed from the site"
 """Of nodes that are drained before they are removed."""
-REMOVED = "partitions, nodes or resources of nodes are removed or changed"
+REMOVED = "partitions, nodes, their resources or limits are removed or changed"
 HELD, RELEASED = "held", "released"
 ENDS = ("applied", SWITCHED)
 """Events of the history after which what was held is removed."""
