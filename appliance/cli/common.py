@@ -26,6 +26,7 @@ Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 INSET = " " * 6
+RESUMES = "  correct what its reason says, then: sms exec -- scontrol update NodeName=NAME State=RESUME"
 MOST_LINES = 20
 """Of nodes, and of jobs, that are shown."""
 
@@ -181,7 +182,8 @@ def selector(text: str) -> str:
 def cost_lines(unusable: Sequence[str], failed: Sequence[str]) -> list[str]:
     """Return lines for nodes that take no job since a change, and for jobs that failed; the first ones of each."""
     found = (f"takes no job since: {one}" for one in unusable[:MOST_LINES])
-    return [f"WARNING: {one}" for one in (*found, *failed[:MOST_LINES])]
+    lines = [f"WARNING: {one}" for one in (*found, *failed[:MOST_LINES])]
+    return [*lines, *([RESUMES] if unusable else [])]
 
 
 def print_result(arguments: argparse.Namespace, result: Any, lines: Iterable[str], *, markup: bool = False) -> None:

@@ -67,7 +67,7 @@ ENDS = ("applied", SWITCHED)
 """Events of the history after which what was held is removed."""
 WAYS = (
     "drain the partition or the nodes with `scontrol update`, wait until the jobs have ended (`squeue`), "
-    "and run this again"
+    "or change those that wait (`scontrol update JobId=N`), and run this again"
 )
 STOPPED_WAYS = "start with the site file of before, drain what is to go, then `sms apply` the changed one"
 KEPT_WAYS = (
