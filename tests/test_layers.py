@@ -355,6 +355,7 @@ SHELL = {
     "appliance/tools/apptainer.py": 1,
     "appliance/tools/ext3.py": 1,
     "appliance/tools/guest.py": 1,
+    "appliance/tools/held.py": 1,
     "appliance/tools/mdadm.py": 1,
     "appliance/tools/mmdebstrap.py": 1,
     "appliance/tools/nomad.py": 1,

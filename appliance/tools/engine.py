@@ -20,6 +20,7 @@ from appliance.host.base import (
     Unreachable,
 )
 from appliance.shared.secret import UNKNOWN, WITHHELD, secrets_of
+from appliance.tools.held import Mark, run_held
 
 MAX_REPLY = 128 << 20
 """Maximum size of an output: objects of 5,000 nodes in JSON."""
@@ -75,7 +76,7 @@ def run_program(
     host: Host,
     argv: tuple[str, ...],
     *,
-    input: bytes | None = None,
+    input: bytes | Mark | None = None,
     ok: Container[int] | None = (0,),
     timeout: float = 60,
     hint: str = "",
@@ -83,7 +84,7 @@ def run_program(
     """Run a program of an engine.
 
     Args:
-        input: with ``READS_SECRET`` no error shows what it prints.
+        input: with ``READS_SECRET`` no error shows what it prints; a mark: that of a held command in a container.
         hint: where its address and its credentials come from.
 
     Raises:
@@ -93,12 +94,15 @@ def run_program(
         Forbidden: it does not permit that.
         CommandError: another status than those of ``ok``.
     """
-    program, secret = program_of(argv), UNKNOWN in secrets_of(input)
+    program, secret = program_of(argv), not isinstance(input, Mark) and UNKNOWN in secrets_of(input)
     try:
         # An empty input: `nomad` reads one that is not a terminal.
-        result = host.run(
-            *BOUNDED, *argv, input=b"" if secret else input or b"", ok=None, timeout=timeout, limit=MAX_REPLY
-        )
+        if isinstance(input, Mark):
+            result = run_held(host, (*BOUNDED, *argv), input, ok=None, timeout=timeout, limit=MAX_REPLY)
+        else:
+            result = host.run(
+                *BOUNDED, *argv, input=b"" if secret else input or b"", ok=None, timeout=timeout, limit=MAX_REPLY
+            )
     except NoProgram:
         raise missing(host, program) from None
     except CommandTimeout as error:

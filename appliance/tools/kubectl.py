@@ -17,6 +17,7 @@ from appliance.host.base import CommandError, Host, NoProgram, Result
 from appliance.shared.secret import READS_SECRET, SecretInput
 from appliance.text import printable
 from appliance.tools.engine import Server, at, list_at, number_at, read_json, run_program, text_at, word_at
+from appliance.tools.held import Mark, hold_argv, new_mark
 
 MANAGER = "sms"
 """Field manager of server-side apply."""
@@ -248,26 +249,22 @@ class Kubectl:
         result = self.run(*words, ok=(0, 1))
         return "" if result.status else result.stdout.decode(errors="replace")
 
-    def exec_argv(self, pod: str, container: str, *argv: str, input: bool = False) -> tuple[str, ...]:
-        """Return the words of a command in a container; ``input``: with its standard input.
+    def exec_argv(self, pod: str, container: str, *argv: str, mark: Mark | None = None) -> tuple[str, ...]:
+        """Return the words of a command in a container, with its standard input; held if it has a mark.
 
         With an input that the command does not read, kubectl may send the end of it after the API server has closed
         the connection, which is reset then: status and output are lost.
         """
-        return self.argv("exec", *(["--stdin"] if input else []), pod, f"--container={container}", "--", *argv)
+        inside = hold_argv(mark, *argv) if mark else argv
+        return self.argv("exec", "--stdin", pod, f"--container={container}", "--", *inside)
 
     def exec(
-        self,
-        pod: str,
-        container: str,
-        *argv: str,
-        input: bytes | None = None,
-        ok: Container[int] | None = (0,),
-        timeout: float = 60,
+        self, pod: str, container: str, *argv: str, ok: Container[int] | None = (0,), timeout: float = 60
     ) -> Result:
         """Run a command in a container to its end; its status is the command's, or 1 of kubectl."""
-        words = self.exec_argv(pod, container, *argv, input=input is not None)
-        return run_program(self.host, words, input=input, ok=ok, timeout=timeout, hint=HINT)
+        mark = new_mark()
+        words = self.exec_argv(pod, container, *argv, mark=mark)
+        return run_program(self.host, words, input=mark, ok=ok, timeout=timeout, hint=HINT)
 
     # Nodes
 

@@ -31,6 +31,7 @@ from appliance.tools.engine import (
     text_at,
     word_at,
 )
+from appliance.tools.held import hold_argv, new_mark
 
 COMMAND_S = 60
 """Time limit of a command, in seconds."""
@@ -278,25 +279,17 @@ class Nomad:
         result = self.run("alloc", "logs", kind, "-tail", "-n", str(lines), allocation, task, ok=None)
         return "" if result.status else result.stdout.decode(errors="replace")
 
-    def exec_argv(self, allocation: str, task: str, *argv: str) -> tuple[str, ...]:
-        """Return the words of a command in a task, with its standard input.
+    def exec(
+        self, allocation: str, task: str, *argv: str, ok: Container[int] | None = (0,), timeout: float = 60
+    ) -> Result:
+        """Run a command in a task to its end.
 
         For raw_exec that is a command of the client itself, with the environment of the task.
         """
-        return self.argv("alloc", "exec", "-i=true", "-t=false", "-task", task, allocation, *argv)
-
-    def exec(
-        self,
-        allocation: str,
-        task: str,
-        *argv: str,
-        input: bytes | None = None,
-        ok: Container[int] | None = (0,),
-        timeout: float = 60,
-    ) -> Result:
-        """Run a command in a task to its end."""
-        words = self.exec_argv(allocation, task, *argv)
-        return run_program(self.host, words, input=input, ok=ok, timeout=timeout, hint=HINT)
+        mark = new_mark()
+        inside = hold_argv(mark, *argv)
+        words = self.argv("alloc", "exec", "-i=true", "-t=false", "-task", task, allocation, *inside)
+        return run_program(self.host, words, input=mark, ok=ok, timeout=timeout, hint=HINT)
 
     def stop_allocation(self, allocation: str) -> None:
         """Stop an allocation, whose job gets another one; wait until the servers have planned that."""

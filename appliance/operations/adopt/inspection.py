@@ -185,7 +185,7 @@ def _slurm_uid(cluster: Cluster, owner: ContainerOwner) -> int | None:
     if controller is None:
         return None
     command = owner.inside(("id", "-u", controller.user), state=False)
-    shown = command.host.run(*command.argv, ok=None, timeout=60).text.split()
+    shown = command.run(ok=None, timeout=60).text.split()
     return whole_number(shown[-1]) if shown else None
 
 

@@ -29,7 +29,7 @@ def start_held(cluster: Cluster, owner: ContainerOwner, migration: Migration) ->
     began, controller, target = cluster.env.clock.monotonic(), find_controller(cluster), migration.target
     with migration.cluster.env.progress.step(f"start isolated on {target.name}, without {controller.name}") as step:
         command = owner.inside(hold_argv(controller, owner.place(HOLD)), copy=True)
-        command.host.run(*command.argv, timeout=60)
+        command.run(timeout=60)
         target.send("place")
         target.receive("placed", patience_s=LONG_S)
         launch(migration)

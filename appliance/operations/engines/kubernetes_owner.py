@@ -18,6 +18,7 @@ from appliance.operations.engines.owners import Command, EngineOwner
 from appliance.operations.engines.secret_files import new_secrets
 from appliance.plan.services.controllers import KUBERNETES
 from appliance.tools.engine import text_at
+from appliance.tools.held import new_mark
 
 POD, CONTAINER = "sms-move", "state"
 """Start of the name of the pod, and its container."""
@@ -103,7 +104,8 @@ class KubernetesOwner(EngineOwner):
         if self._mounted is None or (state and not self._mounted):
             self._delete()
             self._open(state)
-        return Command(self.host, self.kubectl.exec_argv(self.pod, CONTAINER, *argv, input=input))
+        mark = None if input else new_mark()
+        return Command(self.host, self.kubectl.exec_argv(self.pod, CONTAINER, *argv, mark=mark), mark)
 
     def _open(self, state: bool) -> None:
         """Start the pod; with ``state``, it has the volumes.

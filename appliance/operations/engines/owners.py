@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from appliance.errors import Refused, SmsError, Unverified
 from appliance.host.base import Host, Result
+from appliance.host.stream import Stream
 from appliance.operations.context import Cluster
 from appliance.operations.deployed import STOPPED
 from appliance.operations.engines.bundles import find_engine, render_bundle
@@ -20,7 +22,9 @@ from appliance.operations.engines.deployed import find_deployed, set_phase
 from appliance.operations.engines.secret_files import compare_secrets
 from appliance.plan.migration.state import Tree, Versions, read_tree, read_versions
 from appliance.plan.services.controllers import CONTAINER
+from appliance.shared.outputs import MAX_OUTPUT
 from appliance.shared.state_lease import StateLease, parse_state_lease
+from appliance.tools.held import Mark, held_stream, run_held
 from appliance.tools.scripts import python_argv
 
 LEASE = "/opt/sms/bin/sms-lease"
@@ -36,10 +40,27 @@ def script_argv(*words: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Command:
-    """A command, and the host that runs it."""
+    """A command, and the host that runs it. ``mark``: of the held command that it runs in a container of an engine."""
 
     host: Host
     argv: tuple[str, ...]
+    mark: Mark | None = None
+
+    def stream(self) -> AbstractContextManager[Stream]:
+        """Run it and let the caller stream its output, and its input unless it is held."""
+        if self.mark:
+            return held_stream(self.host, self.argv, self.mark)
+        return self.host.stream(*self.argv)
+
+    def run(self, *, ok: Container[int] | None = (0,), timeout: float = 120, limit: int = MAX_OUTPUT) -> Result:
+        """Run it to its end; it has no input. ``timeout`` in seconds, ``limit`` of its output in bytes.
+
+        Raises:
+            SmsError: as ``Host.run``, or its output ended too early.
+        """
+        if self.mark:
+            return run_held(self.host, self.argv, self.mark, ok=ok, timeout=timeout, limit=limit)
+        return self.host.run(*self.argv, ok=ok, timeout=timeout, limit=limit)
 
 
 class Owner(ABC):
@@ -98,7 +119,7 @@ class Owner(ABC):
     def versions(self) -> Versions:
         """Return the versions of the programs in the image here."""
         command = self.inside(script_argv("versions"), state=False)
-        result = command.host.run(*command.argv, timeout=120)
+        result = command.run()
         return read_versions((result.stdout + result.stderr).decode(errors="replace"))
 
     def survey(self) -> Tree:
@@ -134,7 +155,7 @@ class Owner(ABC):
         return self._query("list", self.inside(self.tree_argv("list", copy=copy), copy=copy))
 
     def _query(self, what: str, command: Command) -> Tree:
-        result = command.host.run(*command.argv, timeout=LIST_S, limit=LIST_BYTES)
+        result = command.run(timeout=LIST_S, limit=LIST_BYTES)
         try:
             return read_tree(json.loads(result.stdout.splitlines()[-1]))
         except (ValueError, IndexError, RecursionError):
@@ -261,7 +282,7 @@ class EngineOwner(Owner):
             Refused: it does not.
         """
         has = self.inside(("test", "-x", LEASE), state=False)
-        if has.host.run(*has.argv, ok=None, timeout=120).status:
+        if has.run(ok=None).status:
             raise Refused(
                 f"an earlier version of sms built the image of {self.where}", hint="`sms build` builds another one"
             )
@@ -325,7 +346,7 @@ class EngineOwner(Owner):
 
     def _lease(self, folder: str, *change: str, copy: bool = False) -> StateLease:
         command = self.inside((LEASE, *change, self.place(folder, copy=copy)), copy=copy)
-        result = command.host.run(*command.argv, ok=(0, 3), timeout=120)
+        result = command.run(ok=(0, 3))
         if result.status:
             why = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise Refused(f"{self.where}: {why[0] if why else folder}", hint="do its services still run there?")
@@ -339,7 +360,7 @@ class EngineOwner(Owner):
     def prepare(self) -> None:
         self._run("prepare", *sorted({self.root(path) for path in self.paths}))
         command = self.inside(("mkdir", "-p", *(self.place(folder, copy=True) for folder in self.leased)), copy=True)
-        command.host.run(*command.argv, timeout=120)
+        command.run()
         self.lock("a copy", copy=True)
 
     def accept(self, generation: int, tree: Tree) -> None:
@@ -353,4 +374,4 @@ class EngineOwner(Owner):
 
     def _run(self, *words: str) -> None:
         command = self.inside(script_argv(*words), copy=True)
-        command.host.run(*command.argv, timeout=LIST_S)
+        command.run(timeout=LIST_S)

@@ -73,7 +73,7 @@ def transfer(reader: Command, writer: Command, moved: Callable[[int], None], thr
     Raises:
         SmsError: one of them failed, the filter did, or nothing has moved for ``SILENT_S``.
     """
-    with reader.host.stream(*reader.argv) as output, writer.host.stream(*writer.argv) as copy:
+    with reader.stream() as output, writer.stream() as copy:
         pump = Pump(output, copy, through)
         pump.thread.start()
         seen, since = (0, False), time.monotonic()

@@ -191,7 +191,7 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *claims: str, namespace: bool = True) -> None:
         self.kubectl, self.kubernetes, self.engine = MagicMock(), MagicMock(), MagicMock()
-        self.kubectl.exec_argv.side_effect = lambda *_, **__: ("true",)
+        self.kubectl.exec_argv.side_effect = lambda *_, mark: ("printf", mark.decode()) if mark else ("true",)
         self.kubectl.get.return_value = {} if namespace else None
         self.kubernetes.prepare_namespace.side_effect = lambda _: setattr(self.kubectl.get, "return_value", {})
         self.claims = list(claims)
