@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import PurePath
 
 from appliance.errors import SmsError
@@ -13,7 +14,7 @@ from appliance.plan.services.unit import guard_unit_name, guard_unit_text
 from appliance.tools import files
 from appliance.tools.scripts import script_argv
 
-GUARD_VERSION = "6"
+GUARD_VERSION = "7"
 """What a guard does. Raise it with every change that one which runs already must not miss: the next start or scheduled
 run replaces it.
 
@@ -28,28 +29,37 @@ def is_guarded(cluster: Cluster, host: Host) -> bool:
     return files.is_locked(host, str(cluster.places.guard_lock))
 
 
+def guard_version(cluster: Cluster) -> str:
+    """Return the version of a guard: what it does, and the admin hosts that it knows."""
+    hosts = [(one.name, one.address, one.user, one.port) for one in cluster.site.admin_hosts]
+    return f"{GUARD_VERSION}-{hashlib.sha256(repr(hosts).encode()).hexdigest()[:12]}"
+
+
 def version_path(cluster: Cluster) -> str:
     """Return the path of the file with id and version of the guard. Its lock has only the id: others read it."""
     return f"{cluster.places.guard_lock}.version"
 
 
 def is_outdated(cluster: Cluster, host: Host) -> bool:
-    """Return whether the guard that runs on the host is of another version of sms."""
+    """Return whether the guard that runs on the host is of another version of sms, or knows other admin hosts."""
     owner = host.read(str(cluster.places.guard_lock)) or b""
     if owner.endswith(b"\n"):
         return False  # start-daemon wrote it: the guard's own code does not run yet
-    return host.read(version_path(cluster)) != owner + b" " + GUARD_VERSION.encode()
+    return host.read(version_path(cluster)) != owner + b" " + guard_version(cluster).encode()
 
 
-def start_guard(cluster: Cluster, host: Host) -> bool:
+def start_guard(cluster: Cluster, host: Host, *, renew: bool = False) -> bool:
     """Start the host's guard if there is another admin host, and replace one of another version.
+
+    Args:
+        renew: replace any, as it has read the site file of before.
 
     Return whether it has one now; reports why if it cannot have one.
     """
     if len(cluster.site.admin_hosts) < 2:
         return False
     runs = is_guarded(cluster, host)
-    if runs and not is_outdated(cluster, host):
+    if runs and not renew and not is_outdated(cluster, host):
         return True
     try:
         why = _start(cluster, host, replaces=runs)
@@ -58,7 +68,7 @@ def start_guard(cluster: Cluster, host: Host) -> bool:
     if why:
         runs = runs and is_guarded(cluster, host)
         cluster.env.progress.report(
-            f"note: the guard on {host.name} is of another version of sms and cannot be replaced: {why}"
+            f"note: the guard on {host.name} cannot be replaced: {why}"
             if runs
             else f"note: no guard on {host.name} stops the services container when another host takes over: {why}"
         )

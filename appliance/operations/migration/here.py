@@ -16,7 +16,7 @@ from appliance.errors import Refused, RolledBack, SmsError, Unverified
 from appliance.host.base import Host
 from appliance.operations import history
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.guarded import start_guard, stop_guard
+from appliance.operations.hosts.guarded import is_guarded, start_guard
 from appliance.operations.image.deliver import Image
 from appliance.operations.lease import Leases, query_all_leases, query_lease
 from appliance.operations.migration.agents import open_agents
@@ -190,6 +190,8 @@ def apply(
     record_interrupted(cluster, host)
     done, image = apply_files(cluster, host, wait_s=wait_s, force=force, accepted=accepted)
     if not done.switch:
+        if is_guarded(cluster, host):
+            start_guard(cluster, host, renew=bool(done.changed))
         return done, None
     judged = judge_running(cluster, host)
     with nullcontext() if force else held(cluster, host, judged, "apply", accepted):
@@ -460,8 +462,7 @@ def _record(cluster: Cluster, host: Host, image: Image, done: Switched) -> None:
         remove_isolated(cluster, host)
         write_networks(cluster, host)
         install_unit(cluster, host)
-        stop_guard(cluster, host)  # it has the old site file, and with it the old bridges
-        start_guard(cluster, host)
+        start_guard(cluster, host, renew=True)
     except SmsError as error:
         done.notes.append(f"the switch could not be recorded: {error.message}")
 

@@ -14,11 +14,12 @@ from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
-from appliance.operations.hosts.guarded import GUARD_VERSION, version_path
+from appliance.operations.hosts.guarded import guard_version, version_path
 from appliance.operations.lease import Leases
 from appliance.operations.overlay.frozen import may_be_frozen, thaw_lost
 from appliance.operations.overlay.generation import retire_overlay, set_aside_older
 from appliance.operations.preflight import find_instance, lock_host, lock_ports
+from appliance.operations.services.names import NameWatch
 from appliance.operations.services.stop import stop_gateway, take_down
 from appliance.operations.services.unfinished import is_interrupted, read_move
 from appliance.operations.services.uplink import UplinkWatch
@@ -31,6 +32,8 @@ OWN_INTERVAL_S = 1
 """Seconds between two reads of this host's lease file, which may be shared with other hosts."""
 OTHERS_INTERVAL_S = 5
 """Seconds between two queries of another host's lease file."""
+NAMES_INTERVAL_S = 60
+"""Seconds between two looks whether names of nodes have other addresses."""
 FREEZE_INTERVAL_S = 2
 """Seconds between two looks whether the overlay was left frozen."""
 RECHECK_S = 60
@@ -72,7 +75,7 @@ def only_guard(cluster: Cluster) -> Iterator[None]:
         except Locked:
             raise Busy("a guard runs here already", hint="`sms stop` stops it with the services container") from None
         owner = str(os.getpid())
-        Path(version_path(cluster)).write_text(f"{owner} {GUARD_VERSION}")
+        Path(version_path(cluster)).write_text(f"{owner} {guard_version(cluster)}")
         Path(path).write_text(owner)
         yield
 
@@ -340,6 +343,9 @@ def guard_once(cluster: Cluster, host: Host, report: Report) -> SteppedDown | No
     for name in guard.leases.hosts:
         guard.publish(name)
     stepped_down = guard.check()
+    if guard.holds():
+        with guard.reporting_errors():
+            NameWatch(cluster, host, report).check()
     part = GatewayGuard(guard)
     with part.reporting_errors():
         if _has_lease(part):
@@ -386,6 +392,7 @@ def _watch(watcher: Guard) -> Guard:
             threading.Thread(target=_query_forever, args=(watcher, name), daemon=True).start()
     threading.Thread(target=_watch_uplinks, args=(watcher,), daemon=True).start()
     threading.Thread(target=_watch_freezes, args=(watcher,), daemon=True).start()
+    threading.Thread(target=_watch_names, args=(watcher,), daemon=True).start()
     return watcher
 
 
@@ -395,6 +402,15 @@ def _watch_freezes(watcher: Guard) -> None:
         with watcher.reporting_errors():
             watcher.end_freeze()
         watcher.cluster.env.clock.sleep(FREEZE_INTERVAL_S)
+
+
+def _watch_names(watcher: Guard) -> None:
+    watch = NameWatch(watcher.cluster, watcher.host, watcher.report)
+    while True:
+        with watcher.reporting_errors():
+            if watcher.holds():
+                watch.check()
+        watcher.cluster.env.clock.sleep(NAMES_INTERVAL_S)
 
 
 def _query_forever(watcher: Guard, name: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
-from itertools import chain
 
 from appliance.config.document import Place
 from appliance.config.hostlist import expand
@@ -23,8 +22,17 @@ ABSENT = re.compile(r"(?i)\bstate=(cloud|future)\b")
 
 def find_names(site: Site) -> list[str]:
     """Return what slurmctld has to resolve: nodes' addresses that are names, and names of nodes without an address."""
-    found = (expand(node.address or node.name) for node in site.slurm.nodes if not ABSENT.search(node.extra or ""))
-    return [name for name in dict.fromkeys(chain.from_iterable(found)) if not is_ipv4(name)]
+    return list(dict.fromkeys(name for _, name in find_named_nodes(site)))
+
+
+def find_named_nodes(site: Site) -> list[tuple[str, str]]:
+    """Return (node, name of its address) of every node with such a name, in the order of the site file."""
+    found: list[tuple[str, str]] = []
+    for node in site.slurm.nodes:
+        if not ABSENT.search(node.extra or ""):
+            names = expand(node.name)
+            found += zip(names, expand(node.address) if node.address else names, strict=False)
+    return [(node, name) for node, name in found if not is_ipv4(name)]
 
 
 def find_named(site: Site) -> dict[Place, list[str]]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from appliance.config.hostlist import expand
+from appliance.config.hostlist import expand, fold
+from appliance.lab.layout import PROVISIONING
 from appliance.operations.lab import demo
 from tests.real.conftest import NODES, Playground
 from tests.real.processes import begin, kill_sms, wait_for_step
@@ -279,6 +280,50 @@ def test_a_start_with_new_files_is_compared_with_the_stop(running: Playground) -
     applied(running, "/etc/sms/sms.yaml")
     running.sms("exec", "--", "scontrol", "update", f"nodename=node[1-{NODES}]", "state=resume")
     demo.wait_idle(node, NODES)
+
+
+def test_a_name_that_gets_another_address_is_followed(running: Playground) -> None:
+    """A name of a node is in the resolver of the host only; the node is given another address while it runs.
+
+    Adds to the tables of tests/unit/services/test_moved_names.py: the controller reaches the node at the new one.
+    """
+    host, node, name = running.host("host-a"), running.host("node4"), "rack4.example"
+    old = next(one.addresses[PROVISIONING] for one in running.lab.layout.hosts if one.name == "node4")
+    other = "10.77.0.244"
+    blocked = "table ip moved { chain in { type filter hook input priority 0; ip daddr %s tcp dport 6818 drop; }; }"
+    (entry,) = slurm_of(running)["nodes"]
+    rest = {**entry, "name": "node[1-3]", "address": fold(expand(entry["address"])[:3])}
+    hosts = host.run("cat", "/etc/hosts").stdout
+    device = json.loads(node.run("ip", "-j", "-4", "address", "show", "to", old).stdout)[0]["ifname"]
+
+    def resolve(address: str) -> None:
+        host.write("/etc/hosts", hosts + f"{address} {name}\n".encode(), mode=0o644)
+
+    def inside() -> str:
+        return running.sms("exec", "--", "getent", "hosts", name, ok=None).text.partition(" ")[0]
+
+    node.run("ip", "address", "add", f"{other}/16", "dev", device)
+    resolve(old)
+    site = use(running, nodes=[rest, {**entry, "name": "node4", "address": name}])
+    try:
+        applied(running, site)
+        assert inside() == old
+        demo.wait_idle(running.host("node1"), NODES)
+        resolve(other)
+        node.run("nft", "-f", "-", input=(blocked % old).encode())
+        running.sms("--site", site, "-q", "guard", "--once")
+        assert inside() == other
+        out = ("--parsable", "-w", "node4", "-o", "/dev/null", "--wrap", "true")
+        job = demo.as_alice(running.host("node1"), "sbatch", *out)
+        shown = ("scontrol", "show", "job", job)
+        wait_until(lambda: "JobState=COMPLETED" in running.host("node1").run(*shown).text, "the job, there")
+        assert applied(running, site)["current"] is True, "what the guard has written is what the site file wants"
+    finally:
+        node.run("nft", "delete", "table", "ip", "moved", ok=None)
+        host.write("/etc/hosts", hosts, mode=0o644)
+        applied(running, "/etc/sms/sms.yaml")
+        node.run("ip", "address", "del", f"{other}/16", "dev", device)
+    demo.wait_idle(running.host("node1"), NODES)
 
 
 def test_settings_with_which_nodes_take_no_job_are_taken_back(running: Playground) -> None:

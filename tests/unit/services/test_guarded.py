@@ -18,7 +18,7 @@ from appliance.host.base import CommandError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.hosts import guarded
-from appliance.operations.hosts.guarded import GUARD_VERSION, STOP_TIMEOUT_S, is_outdated, replace_guard, start_guard
+from appliance.operations.hosts.guarded import STOP_TIMEOUT_S, guard_version, is_outdated, replace_guard, start_guard
 from appliance.operations.hosts.installed import SITE_FILE, lies_there
 from appliance.operations.services import guard
 from appliance.plan.machine import Places
@@ -111,10 +111,13 @@ LOCK = "/run/sms/sample.guard.lock"
 @pytest.mark.parametrize(
     ("files", "kept"),
     [
-        ({LOCK: b"7", f"{LOCK}.version": f"7 {GUARD_VERSION}".encode()}, True),
+        ({LOCK: b"7", f"{LOCK}.version": f"7 {guard_version(cluster())}".encode()}, True),
         ({LOCK: b"7\n", f"{LOCK}.version": b"6 1"}, True),  # its code does not run yet
         ({LOCK: b"7"}, False),  # of version 519381b
-        ({LOCK: b"7", f"{LOCK}.version": f"6 {GUARD_VERSION}".encode()}, False),  # the same, after a newer one
+        (
+            {LOCK: b"7", f"{LOCK}.version": f"6 {guard_version(cluster())}".encode()},
+            False,
+        ),  # the same, after a newer one
         ({LOCK: b"7", f"{LOCK}.version": b"7 x"}, False),
     ],
 )
@@ -133,11 +136,11 @@ def test_an_older_guard_is_kept_where_none_can_be_started() -> None:
     host.files[LOCK] = b"7"
     assert start_guard(cluster().showing(recorder), host)
     assert not [argv for argv in host.asked if argv[:3] == STOPS]
-    assert len(recorder.lines) == 1 and "another version of sms and cannot be replaced" in recorder.lines[0]
+    assert len(recorder.lines) == 1 and "cannot be replaced" in recorder.lines[0]
 
 
 def test_a_scheduled_run_replaces_only_a_running_guard_of_another_version() -> None:
-    for running, version in ((False, b""), (True, f"7 {GUARD_VERSION}".encode()), (True, b"7 1")):
+    for running, version in ((False, b""), (True, f"7 {guard_version(cluster())}".encode()), (True, b"7 1")):
         host = remote(guarded=running)
         host.answers[STOPS] = (0, "")
         host.files |= {LOCK: b"7", f"{LOCK}.version": version}

@@ -15,7 +15,7 @@ from rich.console import Console
 from appliance.cli.services.status import view
 from appliance.operations import preflight
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.hosts.guarded import GUARD_VERSION, version_path
+from appliance.operations.hosts.guarded import guard_version, version_path
 from appliance.operations.overlay.mirrored import MirrorState
 from appliance.operations.services import status
 from appliance.operations.services.reach import Reach
@@ -42,7 +42,10 @@ from tests.support.fake import Answer, Fake
 from tests.support.instances import LIST, lists
 
 FULL = "the overlay is {}% full; `sms overlay grow +1G` makes it larger"
-OUTDATED = "the guard on host-a is of another version of sms; `sms start` replaces it"
+OUTDATED = (
+    "the guard on host-a is of another version of sms, or does not know the admin hosts of the site file; "
+    "`sms start` replaces it"
+)
 UNGUARDED = "no guard runs on host-a: nothing stops it here if another host takes over; sms guard"
 
 
@@ -146,7 +149,7 @@ def test_what_is_unhealthy_although_services_answer(
     host = running_host(cluster, [], [], test=(1, ""), flock=(HELD if guarded else 0, ""))
     lock = str(cluster.places.guard_lock)
     host.answers["test", "-e", lock] = (0, "")
-    host.files |= {lock: b"7", version_path(cluster): b"7 1" if outdated else f"7 {GUARD_VERSION}".encode()}
+    host.files |= {lock: b"7", version_path(cluster): b"7 1" if outdated else f"7 {guard_version(cluster)}".encode()}
     found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")
     assert (found.healthy, found.warnings) == (not warning, [warning] if warning else [])
     assert found.guarded is guarded

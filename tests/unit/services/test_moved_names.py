@@ -1,0 +1,180 @@
+"""The guard follows names of nodes that get other addresses: what it writes, and what the controller gets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.errors import SmsError
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.services.names import NameWatch
+from appliance.progress import Silent
+from appliance.share import share
+from tests.places import DEBIAN_SITE
+from tests.support.env import FakeAgents, Unlocked, fake_env
+from tests.support.fake import Fake
+
+NODES = [
+    {"name": "n[1-2]", "cpus": 1, "memory_mb": 512},
+    {"name": "m1", "address": "m1.example.org", "cpus": 1, "memory_mb": 512},
+    {"name": "k1", "address": "10.20.0.9", "cpus": 1, "memory_mb": 512},
+]
+
+
+class World:
+    """A host whose resolver has ``dns``, and a container with ``hosts``; ``updates``: commands for the controller."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.dns = {"n1": "10.0.0.1", "n2": "10.0.0.2", "m1.example.org": "10.0.0.3"}
+        self.hosts = "127.0.0.1 localhost\n10.0.0.1 n1\n10.0.0.2 n2\n10.0.0.3 m1.example.org m1\n10.20.0.9 k1\n"
+        self.updates: list[list[str]] = []
+        self.written: list[dict[str, Any]] = []
+        self.edited, self.down, self.runs = False, False, True
+        self.lines: list[str] = []
+        listed = {"instances": [{"instance": "sms-sample", "pid": 7, "img": "/x", "logErrPath": "", "logOutPath": ""}]}
+        none: dict[str, list[str]] = {"instances": []}
+        self.host = Fake(
+            {
+                ("python3", "-I", "-c"): lambda *_: (
+                    0,
+                    "".join(f"{name} {one}\n" for name, one in self.dns.items()),
+                ),
+                ("apptainer", "instance", "list"): lambda *_: (
+                    0,
+                    json.dumps(listed if self.runs else none),
+                ),
+                ("unshare",): self.inside,
+            }
+        )
+        opened = open_cluster(DEBIAN_SITE, tmp_path, Silent())
+        nodes = [type(opened.site.slurm.nodes[0]).model_validate(one) for one in NODES]
+        site = opened.site.model_copy(update={"slurm": opened.site.slurm.model_copy(update={"nodes": tuple(nodes)})})
+        env = fake_env({"fake": self.host}, here="fake", agents=FakeAgents(), locks=Unlocked())
+        self.cluster: Cluster = replace(opened, site=site, env=env)
+        self.watch = NameWatch(self.cluster, self.host, self.lines.append)
+
+    def inside(self, argv: tuple[str, ...], given: bytes | None) -> tuple[int, str]:
+        if "cat" in argv:
+            return 0, self.hosts
+        if "scontrol" in argv:
+            if self.down:
+                return 1, "slurm_update error: Unable to contact slurm controller"
+            self.updates.append(list(argv[argv.index("update") + 1 :]))
+            return 0, ""
+        change = json.loads(given or b"{}")
+        self.written.append(change)
+        if not self.edited:
+            lines = []
+            for line in self.hosts.splitlines():
+                found = [change["names"][name] for name in line.split()[1:] if name in change["names"]]
+                lines.append(" ".join([found[0], *line.split()[1:]]) if found else line)
+            self.hosts = "\n".join([*lines, *change["lines"], ""])
+        return 0, json.dumps({"edited": self.edited})
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_nothing_is_written_where_nothing_has_changed(world: World) -> None:
+    world.watch.check()
+    asked = len(world.host.asked)
+    world.watch.check()
+    assert not world.written and not world.updates and not world.lines
+    assert len(world.host.asked) == asked + 1, "only the resolver"
+
+
+def test_other_addresses_reach_the_controller(world: World) -> None:
+    world.watch.check()
+    world.dns |= {"n2": "10.0.0.22", "m1.example.org": "10.0.0.33"}
+    world.watch.check()
+    assert world.written == [{"names": {"n2": "10.0.0.22", "m1.example.org": "10.0.0.33"}, "lines": []}]
+    assert world.updates == [["NodeName=n2,m1", "NodeAddr=n2,m1.example.org"]]
+    assert "10.0.0.33 m1.example.org m1" in world.hosts and "10.20.0.9 k1" in world.hosts
+    world.watch.check()
+    assert len(world.updates) == 1 and len(world.lines) == 1
+
+
+def test_what_is_not_resolved_keeps_its_address(world: World) -> None:
+    world.watch.check()
+    world.dns = {}
+    world.watch.check()
+    world.dns = {"n1": "127.0.1.1", "n2": "10.0.0.2"}
+    world.watch.check()
+    assert not world.written and not world.updates
+
+
+def test_a_name_that_had_no_address(world: World) -> None:
+    world.hosts = world.hosts.replace("10.0.0.3 m1.example.org m1\n", "").replace("10.0.0.2 n2\n", "")
+    world.watch.check()
+    assert world.written == [{"names": {}, "lines": ["10.0.0.2 n2", "10.0.0.3 m1.example.org m1"]}]
+    assert world.updates == [["NodeName=n2,m1", "NodeAddr=n2,m1.example.org"]]
+
+
+def test_a_controller_that_does_not_answer_is_notified_later(world: World) -> None:
+    world.dns["n1"] = "10.0.0.11"
+    world.down = True
+    with pytest.raises(SmsError):
+        world.watch.check()
+    world.down = False
+    world.watch.check()
+    assert world.updates == [["NodeName=n1", "NodeAddr=n1"]] and len(world.written) == 1
+    world.watch.check()
+    assert len(world.updates) == 1
+
+
+def test_a_file_that_somebody_has_edited_stays(world: World) -> None:
+    """It is said once, not every minute."""
+    world.dns["n1"], world.edited = "10.0.0.11", True
+    world.watch.check()
+    world.dns["n2"] = "10.0.0.12"
+    world.watch.check()
+    assert not world.updates and len(world.lines) == 1
+
+
+def test_without_an_instance(world: World) -> None:
+    world.runs, world.dns["n1"] = False, "10.0.0.11"
+    world.watch.check()
+    assert not world.written
+    world.runs = True
+    world.watch.check()
+    assert world.updates == [["NodeName=n1", "NodeAddr=n1"]]
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_the_program_in_the_container(tmp_path: Path, *, edited: bool) -> None:
+    """With the modules of the image, below another root."""
+    text = "127.0.0.1 localhost\n10.0.0.1  n1 # rack 1\n10.0.0.3 m1.example.org m1\n"
+    for folder in ("etc/sms", "opt/sms/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "etc/hosts").write_text(text)
+    digest = hashlib.sha256((text + edited * "x").encode()).hexdigest()
+    record = tmp_path / "etc/sms/seeded.json"
+    record.write_text(json.dumps({"/etc/hosts": digest, "/etc/other": "1"}))
+    script = share("definitions", "scripts", "follow-names").read_text()
+    program = script.replace("/opt/sms/bin", str(share("definitions", "runtime")))
+    given = {"names": {"n1": "10.0.0.11", "m1.example.org": "10.0.0.33"}, "lines": ["10.0.0.2 n2"]}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(given),
+        env={"SMS_ROOT": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == {"edited": edited}
+    after = (tmp_path / "etc/hosts").read_text()
+    if edited:
+        assert after == text
+        return
+    assert after == ("127.0.0.1 localhost\n10.0.0.11  n1 # rack 1\n10.0.0.33 m1.example.org m1\n10.0.0.2 n2\n")
+    kept = json.loads(record.read_text())
+    assert kept == {"/etc/hosts": hashlib.sha256(after.encode()).hexdigest(), "/etc/other": "1"}
