@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_json, duration_or_none, filled, open_site, print_result, verb
+from appliance.cli.common import Verbs, add_json, cost_lines, duration_or_none, filled, open_site, print_result, verb
 from appliance.units import format_size
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def add(verbs: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Adopt, undo, finish, or show the plan."""
-    from appliance.errors import ConfigError
+    from appliance.errors import ConfigError, Unverified
     from appliance.operations.adopt.survey import open_host
     from appliance.operations.context import need_root
 
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     capture_s = CAPTURE_S if arguments.capture is None else arguments.capture
     result = adopt(cluster, old, arguments.old, arguments.to, capture_s=capture_s)
     print_result(arguments, result, _result_lines(cluster.site.cluster, result))
-    return 0
+    return Unverified.status if result.silent or result.unusable or result.failed else 0
 
 
 def _plan_lines(plan: AdoptPlan) -> Iterator[str]:
@@ -143,6 +143,7 @@ def _result_lines(cluster: str, result: AdoptResult) -> Iterator[str]:
     if result.silent:
         names = one_line(fold(result.silent), 120)
         yield f"warning: {len(result.silent)} nodes do not respond: {names}; `sms status` shows why"
+    yield from cost_lines(result.unusable, result.failed)
     if result.traffic:
         yield from _traffic_lines(result.old, result.target, result.traffic)
     yield from (f"note: {note}" for note in result.notes)

@@ -43,6 +43,7 @@ from appliance.operations.migration.state import Migration, MigrationResult
 from appliance.operations.migration.switch import commit, flush, switch_addresses
 from appliance.operations.networks import remove_isolated, write_networks
 from appliance.operations.preflight import check_confinement, find_instance
+from appliance.operations.services.effect import compare_stopped, query_old
 from appliance.operations.services.start import StartOptions, start
 from appliance.operations.services.unfinished import recover_migration
 from appliance.plan.adopt.adoption import (
@@ -79,7 +80,8 @@ class AdoptResult:
     """What an adoption did. Times in seconds, sizes in bytes.
 
     ``outage`` by service, measured by this process. ``traffic``: what nodes used before and after; None without a
-    capture. ``silent``: nodes that responded before, and do not now. ``resumed``: an earlier run had done all but
+    capture. ``silent``: nodes that responded before, and do not now. ``unusable``: lines for nodes that took jobs before,
+    and do not now. ``failed``: lines for jobs that failed with it. ``resumed``: an earlier run had done all but
     record it.
     """
 
@@ -97,6 +99,8 @@ class AdoptResult:
     notes: list[str] = field(default_factory=list)
     traffic: Traffic | None = None
     silent: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
     resumed: bool = False
 
 
@@ -147,6 +151,7 @@ def adopt(cluster: Cluster, old: Host, named: str, name: str, *, capture_s: floa
         captures.wait(cluster.env.progress)
         save_record(cluster, target, record)
         history.note(cluster, target, VERB, "begun", old=old.name, image=image.key)
+        present = query_old(old, find_controller(cluster).user)
         try:
             result, failures = _run_steps(cluster, inspected, image, record.request)
         except BaseException as error:
@@ -168,6 +173,9 @@ def adopt(cluster: Cluster, old: Host, named: str, name: str, *, capture_s: floa
                 "it starts the services there first",
             )
         result.silent = _wait_for_nodes(cluster, target, plan)
+        if present:
+            cost = compare_stopped(cluster, target, present)
+            result.unusable, result.failed = cost.nodes, cost.jobs
         result.traffic = captures.finish(target, cluster.env.progress)
     return result
 

@@ -288,6 +288,12 @@ def _read_overlay(cluster: Cluster, host: Host) -> Callable[[str], bytes]:
     return lambda path: ext3.read_inside(host, str(cluster.places.overlay), f"/upper{path}")
 
 
+def query_old(old: Host, user: str) -> Present | None:
+    """Return what the controller of an old node has; None if it does not answer. ``user``: SlurmUser."""
+    shown = old.run(*PRESENT, ok=None, timeout=QUERY_S, limit=PRESENT_BYTES)
+    return None if shown.status else read_present(shown.text, user)
+
+
 def judge_old(cluster: Cluster, old: Host, conf: str, user: str) -> tuple[Loss, ...]:
     """Return what the controller of an old node would lose with the files of the site.
 
@@ -297,16 +303,15 @@ def judge_old(cluster: Cluster, old: Host, conf: str, user: str) -> tuple[Loss, 
         conf: path of its slurm.conf. Files elsewhere that this includes are left out.
         user: SlurmUser.
     """
-    folder = conf.rpartition("/")[0]
-    shown = old.run(*PRESENT, ok=None, timeout=QUERY_S, limit=PRESENT_BYTES)
-    if shown.status:
+    folder, present = conf.rpartition("/")[0], query_old(old, user)
+    if present is None:
         return ()
 
     def read(path: str) -> bytes:
         return old.run("cat", "--", folder + path.removeprefix(FOLDER), ok=None, timeout=QUERY_S).stdout
 
     before, after = read_defined(_read_conf(read)), read_defined(_read_site(cluster))
-    return find_losses(read_present(shown.text, user), before, after)
+    return find_losses(present, before, after)
 
 
 def judge_running(cluster: Cluster, host: Host) -> Judged:
@@ -496,7 +501,7 @@ def find_stopped(cluster: Cluster, host: Host) -> Present | None:
 
 
 def compare_stopped(cluster: Cluster, host: Host, present: Present) -> Cost:
-    """Return what a start with other files of Slurm has cost of what the last stop recorded."""
+    """Return what a start with other files of Slurm has cost of what the controller had before it stopped."""
     defined = read_defined(_read_site(cluster))
     losses = find_losses(present, defined, defined)  # a forced start has reported them
     return compare(cluster, host, Judged(present, defined, defined, losses))

@@ -264,6 +264,7 @@ def read_logs(play: Playground) -> dict[str, list[str]]:
 
 def test_no_job_is_lost(story: Story) -> None:
     assert story.bad_jobs == {} and story.short_jobs.given_twice == []
+    assert (story.adopted["unusable"], story.adopted["failed"]) == ([], [])
     assert story.interactive == 0
     assert story.accounting[story.long_job] == "COMPLETED"
 
