@@ -80,8 +80,8 @@ class AdoptResult:
     """What an adoption did. Times in seconds, sizes in bytes.
 
     ``outage`` by service, measured by this process. ``traffic``: what nodes used before and after; None without a
-    capture. ``silent``: nodes that responded before, and do not now. ``unusable``: lines for nodes that took jobs before,
-    and do not now. ``failed``: lines for jobs that failed with it. ``resumed``: an earlier run had done all but
+    capture. ``silent``: nodes that responded before, and do not now. ``unusable``: lines for nodes that took jobs
+    before, and do not now. ``failed``: lines for jobs that failed with it. ``resumed``: an earlier run had done all but
     record it.
     """
 

@@ -205,8 +205,8 @@ def _faults(cluster: Cluster, host: Host, lease: Lease, space: dict[str, int], g
         faults.append(f"no guard runs on {host.name}: nothing stops it here if another host takes over; sms guard")
     elif guarded and is_outdated(cluster, host):  # it may not be able to read the leases that this version writes
         faults.append(
-            f"the guard on {host.name} is of another version of sms, or does not know the admin hosts of the site "
-            "file; `sms start` replaces it"
+            f"the guard on {host.name}"
+            " is of another version of sms, or does not know the admin hosts of the site file; `sms start` replaces it"
         )
     return faults
 
