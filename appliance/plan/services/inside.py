@@ -42,6 +42,7 @@ class Inside:
     ``strangers``: IDs of users who have jobs, and no account in the container.
     ``discarded``: log lines that its rsyslogd has discarded. ``unfit``: jobs that the controller holds as no node has
     what they ask for. ``backlog``: how many of its messages wait for slurmdbd. ``refused``: mails that postfix refused.
+    ``unaccounted``: records that it has discarded meanwhile, by its log.
     """
 
     space: dict[str, int] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class Inside:
     unfit: tuple[str, ...] = ()
     backlog: int = 0
     refused: int = 0
+    unaccounted: int = 0
 
     def notices(self) -> list[str]:
         """Return what is not a fault of the services, and what users wait for or miss."""
@@ -69,6 +71,11 @@ class Inside:
             found.append(
                 f"{self.backlog} messages of slurmctld wait for slurmdbd: is it up, and its database? At MaxDBDMsgs "
                 "(slurm.conf) Slurm discards records of steps, then of jobs"
+            )
+        if self.unaccounted:
+            found.append(
+                f"slurmctld has discarded {self.unaccounted} records lately, as too many waited for slurmdbd: sacct lacks "
+                "them, and jobs that it shows as running are ended by `sacctmgr show runawayjobs`"
             )
         if self.refused:
             found.append(
@@ -128,7 +135,7 @@ def read_inside(output: str, user: str) -> Inside:
         tuple(int(line) for line in parts.get("stranger", ()) if re.fullmatch(r"\d{1,10}", line)),
         read_discarded(parts.get("discarded", ())),
         tuple(one[1] for line in parts.get("unfit", ()) if (one := HELD.match(line))),
-        *(_read_number(parts.get(name, ())) for name in ("backlog", "refused")),
+        *(_read_number(parts.get(name, ())) for name in ("backlog", "refused", "unaccounted")),
     )
 
 

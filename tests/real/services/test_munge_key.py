@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -41,6 +43,7 @@ class Provisioned:
 
     lab: Playground
     site: str
+    vm: Vm
     clients: dict[str, ExitStack] = field(default_factory=dict)
 
     def sms(self, *words: str, ok: tuple[int, ...] = (0,)) -> Any:
@@ -73,7 +76,7 @@ def provisioned(running: Playground, need: Callable[[str], str]) -> Iterator[Pro
         host.run("ip", "address", "add", address, "dev", "br-prov")
     network = ("nsenter", "-t", str(server.pid), "-n", "--")
     vm = Vm(folder, nginx=need("nginx"), address=VM, prefix=network, cluster="lab")
-    found = Provisioned(running, running.variant("provisioned.yaml", change))
+    found = Provisioned(running, running.variant("provisioned.yaml", change), vm)
     shutil.copytree(vm.ca, tls)
     try:
         nodes = [host for host in running.lab.layout.hosts if host.name in running.lab.nodes]
@@ -155,6 +158,27 @@ def test_nodes_and_container_swap_their_key(provisioned: Provisioned) -> None:
     assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
     wait_until(lambda: provisioned.digest("node2", NEXT) == "", "the copy beside it is removed")
     node.run("scancel", job)
+
+
+@pytest.mark.full
+def test_a_vm_that_hangs_holds_up_nothing(provisioned: Provisioned) -> None:
+    """It accepts connections, and answers none: what needs it ends with a message, and all else goes on."""
+    node, own = provisioned.lab.host("node1"), [process.pid for process in provisioned.vm.processes]
+    children = subprocess.run(["pgrep", "-P", ",".join(map(str, own))], capture_output=True, text=True, check=True)
+    stopped = [*own, *map(int, children.stdout.split())]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: provisioned.lab.status()["healthy"], "health, at all times", 1)
+        assert {service["name"]: service["ok"] for service in provisioned.lab.status()["services"]}["filesync"]
+        pushed = provisioned.lab.sms("--site", provisioned.site, "files", "push", ok=(1, 3)).stderr
+        assert b"does not answer" in pushed, pushed
+        demo.run_job(node)
+        assert "node2" in demo.syslog_arrives(provisioned.lab.lab, provisioned.lab.host("node2"))
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    assert provisioned.sms("files", "push", ok=(0, 4))["differences"] is not None
 
 
 @pytest.mark.full

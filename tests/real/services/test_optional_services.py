@@ -99,6 +99,44 @@ def test_all_optional_services_are_real_when_turned_on(full: Full) -> None:
     assert "200 OK" in answer and '"node4"' in answer
 
 
+FILL = """
+import subprocess
+lines = ["update nodename=node4 state=drain reason=filled", "update nodename=node4 state=resume"] * 5300
+subprocess.run(["scontrol"], input="\\n".join(lines) + "\\nquit\\n", text=True, check=True, stdout=subprocess.DEVNULL)
+"""
+"""More messages for slurmdbd than slurmctld keeps (MaxDBDMsgs: 10,000 at least): each change of a node is one."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["STOP", "drop"])
+def test_an_accounting_that_hangs_holds_up_no_job(full: Full, how: str) -> None:
+    """R7: slurmdbd takes connections and does not answer, or nobody is there. What is discarded is counted."""
+    node = full.playground.host("node1")
+    rules = "table ip away { chain out { type filter hook output priority 0; tcp dport 6819 drop; }; }"
+
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(full.sms("status", "--json", ok=(0, 4)).stdout)
+        return found
+
+    if how == "STOP":
+        full.within("pkill -STOP -x slurmdbd")
+    else:
+        full.sms("exec", "--", "nft", rules)
+    try:
+        full.sms("exec", "--", "python3", "-c", FILL, timeout=600)
+        demo.wait_idle(node, NODES)
+        job = demo.run_job(node).split()[1]
+        warnings = " ".join(status()["warnings"])
+        assert "wait for slurmdbd" in warnings and "slurmctld has discarded " in warnings
+    finally:
+        full.within("pkill -CONT -x slurmdbd; nft delete table ip away 2>/dev/null; true")
+    waits = "sdiag | sed -n 's/^DBD Agent queue size: *//p'"
+    demo.wait_for("an empty queue", lambda: "yes" if full.within(waits) == "0" else "", 300)
+    shown = ("sacct", "-X", "-n", "-P", "-j", job, "-o", "state")
+    demo.wait_for("its record", lambda: "yes" if "COMPLETED" in full.sms("exec", "--", *shown).text else "")
+    full.within("sed -i -e '/ purge .* records$/d' -e '/agent queue is full/d' /var/log/sms/slurmctld.log")
+
+
 DAMAGE = (
     "pkill -STOP mariadbd; dd if=/dev/zero of=/var/lib/mysql/ibdata1 bs=1M count=8 conv=notrunc; pkill -KILL mariadbd"
 )

@@ -382,6 +382,59 @@ def test_a_collector_that_is_away(served: Playground, verdict: str) -> None:
         subprocess.run([*outside, "delete", "table", "ip", "away"], check=True)
 
 
+MAILS = """
+import smtplib
+for number in range(200):
+    try:
+        with smtplib.SMTP("10.77.0.1", timeout=30) as one:
+            text = b"Subject: filled %d\\n\\n" % number + (b"x" * 70 + b"\\n") * 110_000
+            one.sendmail("alice@node1", ["root@example.org"], text)
+    except smtplib.SMTPResponseException as error:
+        print(number, error.smtp_code)
+        break
+"""
+"""Mails of 8 MB until one is refused; prints how many were accepted, and the code."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("verdict", ["reject with tcp reset", "drop", "a name that is not resolved"])
+def test_a_mail_relay_that_is_away(served: Playground, verdict: str) -> None:
+    """Mail is accepted, and kept, until it would take the room of the controller; what is refused is counted."""
+    node = served.host("node1")
+    outside = ("ip", "netns", "exec", served.lab.layout.namespace("outside"), "nft")
+    named = "name" in verdict
+
+    def other(document: dict[str, Any]) -> None:
+        document["mail"]["relay"] = "relay.example.org:25"
+
+    with fault(served):
+        if named:
+            served.sms("--site", served.variant("relay.yaml", other), "-q", "apply")
+        else:
+            rules = (
+                f"table ip away {{\nchain in {{\ntype filter hook input priority 0\ntcp dport 25 {verdict}\n}}\n}}\n"
+            )
+            subprocess.run([*outside, "-f", "-"], input=rules, text=True, check=True)
+        try:
+            accepted, code = node.run("python3", "-c", MAILS, timeout=600).text.split()
+            assert int(accepted) > 5 and code == "452"
+            found = looked(served)
+            assert any("postfix has refused 1 mails" in one for one in found["warnings"]) and found["healthy"]
+            space = found["overlay"]
+            assert space["size"] - space["used"] > 100 << 20, "room for the controller"
+            job = demo.run_job(node).split()[1]
+            assert job and "node2" in demo.syslog_arrives(served.lab, served.host("node2"))
+        finally:
+            if named:
+                served.sms("-q", "apply")
+            else:
+                subprocess.run([*outside, "delete", "table", "ip", "away"], check=True)
+            served.sms("exec", "--", "postqueue", "-f")
+        queue = ("exec", "--", "sh", "-c", "postqueue -j | wc -l")
+        wait_until(lambda: served.sms(*queue).text == "0", "the mails have been sent", 300)
+        served.sms("exec", "--", "sh", "-c", "sed -i '/: 452 4.3.1 /d' /var/log/messages")
+
+
 PROBE = "/opt/sms/bin/sms-probe"
 
 

@@ -305,6 +305,7 @@ def test_jobs_that_wait_for_an_administrator() -> None:
         ("unfit 1000 12;x 0 BadConstraints\n", ""),
         ("backlog 499\nrefused x\n", ""),
         ("backlog 500\n", "500 messages"),
+        ("unaccounted 7\n", "discarded 7 records"),
         ("refused 3\n", "refused 3 mails"),
     ],
 )
