@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from appliance.config.hostlist import fold
 from appliance.config.slurm_files import FOLDER
+from appliance.config.types import is_ipv4
 from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
@@ -24,6 +25,7 @@ from appliance.plan.nodes.accounts import (
     too_many_removed,
     without_own,
 )
+from appliance.plan.overlay.names import read_resolved
 from appliance.plan.services.defined import (
     AT_START,
     ENFORCING,
@@ -35,6 +37,7 @@ from appliance.plan.services.defined import (
 )
 from appliance.plan.services.effect import SHOWN, Fault, Present, find_moved
 from appliance.text import one_line
+from appliance.tools.resolver import resolve
 from appliance.tools.scripts import python_argv, script_argv
 
 JOB_SUBMIT = f"{FOLDER}/job_submit.lua"
@@ -167,7 +170,10 @@ def _find_silent(cluster: Cluster, host: Host, present: Present, defined: tuple[
     moved = sorted(name for name in present.usable & old.keys() & new.keys() if old[name] != new[name])[:MOST_PROBED]
     if not moved:
         return
-    words = [word for name in moved for word in new[name]]
+    # What is new the container's hosts file does not have yet.
+    names = [new[name][0] for name in moved if not is_ipv4(new[name][0])]
+    known = read_resolved(resolve(host, names), names, {}, cluster.site.node_networks) if names else {}
+    words = [word for name in moved for word in (known.get(new[name][0], new[name][0]), new[name][1])]
     argv = inside_argv(cluster.site, cluster.services, *python_argv("connect-each", *words))
     lines = host.run(*argv, ok=None, timeout=QUERY_S).text.splitlines()
     accepted = {int(one.split()[0]) for one in lines if re.fullmatch(r"\d{1,4} 0\s*", one)}

@@ -115,14 +115,17 @@ def test_users_without_an_association(cluster: Cluster, old: str, new: str, show
             "n2",
         ),
         (NODES, (), "", ""),
+        (NODES.replace("10.0.0.[1-3]\n", "10.0.0.1,rack2,10.0.0.3\n"), ("10.0.0.2", "6818"), "1 0 \n", ""),
+        (NODES.replace("10.0.0.[1-3]\n", "10.0.0.1,rack9,10.0.0.3\n"), ("rack9", "6818"), "1 1 x\n", "n2 (rack9:6818)"),
     ],
 )
 def test_nodes_that_do_not_answer_where_they_are_looked_for(
     cluster: Cluster, new: str, asked: tuple[str, ...], answer: str, silent: str
 ) -> None:
-    """Only those in use are tried: n3 is down."""
+    """Only those in use are tried: n3 is down. Names are resolved by the host, as those in the container will be."""
     argv = inside_argv(cluster.site, cluster.services, *python_argv("connect-each", *asked))
-    found = texts(cluster, Fake({argv: (0, answer)}), NODES, new)
+    names = python_argv("resolve-names")
+    found = texts(cluster, Fake({argv: (0, answer), names: (0, "rack2 10.0.0.2\n")}), NODES, new)
     assert [silent in one for one in found] == ([True] if silent else [])
 
 
