@@ -74,8 +74,8 @@ class Inside:
             )
         if self.unaccounted:
             found.append(
-                f"slurmctld has discarded {self.unaccounted} records lately, as too many waited for slurmdbd: sacct lacks "
-                "them, and jobs that it shows as running are ended by `sacctmgr show runawayjobs`"
+                f"slurmctld has discarded {self.unaccounted} records lately, as too many waited for slurmdbd: sacct "
+                "lacks them; `sacctmgr show runawayjobs` ends jobs that it shows as running"
             )
         if self.refused:
             found.append(
