@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import Any
 
 import pytest
@@ -291,6 +292,7 @@ def test_a_name_that_gets_another_address_is_followed(running: Playground) -> No
     old = next(one.addresses[PROVISIONING] for one in running.lab.layout.hosts if one.name == "node4")
     other = "10.77.0.244"
     blocked = "table ip moved { chain in { type filter hook input priority 0; ip daddr %s tcp dport 6818 drop; }; }"
+    nft = ("ip", "netns", "exec", running.lab.layout.namespace("node4"), "nft")
     (entry,) = slurm_of(running)["nodes"]
     rest = {**entry, "name": "node[1-3]", "address": fold(expand(entry["address"])[:3])}
     hosts = host.run("cat", "/etc/hosts").stdout
@@ -310,7 +312,7 @@ def test_a_name_that_gets_another_address_is_followed(running: Playground) -> No
         assert inside() == old
         demo.wait_idle(running.host("node1"), NODES)
         resolve(other)
-        node.run("nft", "-f", "-", input=(blocked % old).encode())
+        subprocess.run([*nft, blocked % old], check=True)
         running.sms("--site", site, "-q", "guard", "--once")
         assert inside() == other
         out = ("--parsable", "-w", "node4", "-o", "/dev/null", "--wrap", "true")
@@ -319,7 +321,7 @@ def test_a_name_that_gets_another_address_is_followed(running: Playground) -> No
         wait_until(lambda: "JobState=COMPLETED" in running.host("node1").run(*shown).text, "the job, there")
         assert applied(running, site)["current"] is True, "what the guard has written is what the site file wants"
     finally:
-        node.run("nft", "delete", "table", "ip", "moved", ok=None)
+        subprocess.run([*nft, "delete table ip moved"], check=False)
         host.write("/etc/hosts", hosts, mode=0o644)
         applied(running, "/etc/sms/sms.yaml")
         node.run("ip", "address", "del", f"{other}/16", "dev", device)
