@@ -172,7 +172,7 @@ def test_a_vm_that_hangs_holds_up_nothing(provisioned: Provisioned) -> None:
         wait_until(lambda: provisioned.lab.status()["healthy"], "health, at all times", 1)
         assert {service["name"]: service["ok"] for service in provisioned.lab.status()["services"]}["filesync"]
         pushed = provisioned.lab.sms("--site", provisioned.site, "files", "push", ok=(1, 3)).stderr
-        assert b"does not answer" in pushed, pushed
+        assert b"does not respond" in pushed, pushed
         demo.run_job(node)
         assert "node2" in demo.syslog_arrives(provisioned.lab.lab, provisioned.lab.host("node2"))
     finally:

@@ -111,7 +111,13 @@ subprocess.run(["scontrol"], input="\\n".join(lines) + "\\nquit\\n", text=True, 
 @pytest.mark.parametrize("how", ["STOP", "drop"])
 def test_an_accounting_that_hangs_holds_up_no_job(full: Full, how: str) -> None:
     """R7: slurmdbd takes connections and does not answer, or nobody is there. What is discarded is counted."""
+
+    def fewest(document: dict[str, Any]) -> None:
+        with_accounting(document)
+        document["slurm"]["extra"] = ["MaxDBDMsgs=10000", "MaxJobCount=100"]
+
     node = full.playground.host("node1")
+    full.playground.sms("--site", full.playground.variant("fewest.yaml", fewest), "-q", "apply")
     rules = "table ip away { chain out { type filter hook output priority 0; tcp dport 6819 drop; }; }"
 
     def status() -> dict[str, Any]:
@@ -134,6 +140,7 @@ def test_an_accounting_that_hangs_holds_up_no_job(full: Full, how: str) -> None:
     demo.wait_for("an empty queue", lambda: "yes" if full.within(waits) == "0" else "", 300)
     shown = ("sacct", "-X", "-n", "-P", "-j", job, "-o", "state")
     demo.wait_for("its record", lambda: "yes" if "COMPLETED" in full.sms("exec", "--", *shown).text else "")
+    full.sms("-q", "apply")
     full.within("sed -i -e '/ purge .* records$/d' -e '/agent queue is full/d' /var/log/sms/slurmctld.log")
 
 
