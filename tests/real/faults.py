@@ -241,18 +241,48 @@ def disk_full(scene: Scene) -> None:
     scene.stack.callback(scene.hosts.host(scene.target).run, "sh", "-c", "rm -f /var/lib/sms/overlays/fill*", ok=None)
 
 
+FILL_INODES = """\
+cd /var/lib/sms/overlays
+number=0
+while : >fill.$number; do number=$((number + 1)); done 2>/dev/null
+:
+"""
+
+
+def inodes_full(scene: Scene) -> None:
+    """Not a file more fits into the target's folder of overlays."""
+    scene.hosts.host(scene.target).run("sh", "-c", FILL_INODES)
+    scene.stack.callback(scene.hosts.host(scene.target).run, "sh", "-c", "rm -f /var/lib/sms/overlays/fill*", ok=None)
+
+
+def read_only(scene: Scene) -> None:
+    """The kernel meets an error on the target's file system of overlays, and takes no more writes."""
+    host = scene.hosts.host(scene.target)
+    device = host.run("findmnt", "-no", "SOURCE", SMALL).text
+    Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("a test")
+    assert "ro" in host.run("findmnt", "-no", "FS-OPTIONS", SMALL).text.split(",")
+    scene.stack.callback(host.run, "mount", "-o", "remount,rw", SMALL, ok=None)
+
+
+SMALL = "/run/small"
+
+
 def small_disk(world: World, target: str, stack: ExitStack) -> None:
     """The target's folder of overlays is a small file system of its own for now."""
     script = """
     set -e
-    mkdir /run/small; mount -t tmpfs -o size=256m,mode=700 tmpfs /run/small
+    mkdir -m 0700 /run/small; truncate -s 256M /run/small.img
+    mke2fs -q -t ext4 -O ^has_journal -m 0 -N 128 /run/small.img
+    mount -o loop,errors=remount-ro /run/small.img /run/small
+    rmdir /run/small/lost+found
     rm -f /var/lib/sms/overlays/lab.img*
     cp -a /var/lib/sms/overlays/. /run/small/
     mount --bind /run/small /var/lib/sms/overlays
     """
     world.hosts.host(target).run("sh", "-c", script)
     back = """
-    umount /var/lib/sms/overlays && cp -a /run/small/. /var/lib/sms/overlays/ && umount /run/small; rmdir /run/small
+    umount /var/lib/sms/overlays && cp -a /run/small/. /var/lib/sms/overlays/ && umount /run/small
+    rm -rf /run/small.img; rmdir /run/small
     """
 
     def away() -> None:
