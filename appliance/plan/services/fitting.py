@@ -62,5 +62,18 @@ def _read_kind(settings: Settings) -> Needs:
         text = settings.get(key, "")
         return int(text) if re.fullmatch(r"\d{1,12}", text) else default
 
-    cpus = max(number("cpus", 1), number("procs", 1), count_cores(settings) * number("threadspercore", 1))
-    return Needs(number("realmemory", 1), cpus, number("tmpdisk", 0), read_features(settings), read_gres(settings))
+    threads = number("threadspercore", 1)
+    cpus = max(number("cpus", 1), number("procs", 1), count_cores(settings) * threads)
+    # What is set aside for the system no job gets (src/plugins/select/cons_common/job_test.c).
+    reserved = _count_cpus(settings.get("cpuspeclist", "")) or number("corespeccount", 0) * threads
+    memory_mb = max(number("realmemory", 1) - number("memspeclimit", 0), 0)
+    features, gres = read_features(settings), read_gres(settings)
+    return Needs(memory_mb, max(cpus - reserved, 0), number("tmpdisk", 0), features, gres)
+
+
+def _count_cpus(text: str) -> int:
+    """Return how many processors a list such as ``0-3,8`` names; 0 if it is none."""
+    if not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", text):
+        return 0
+    ranges = (one.partition("-") for one in text.split(","))
+    return sum(max(int(last or first) - int(first) + 1, 0) for first, _, last in ranges)
