@@ -73,7 +73,6 @@ def cells() -> Iterator[Cell]:
         yield Cell("disk full", faults.disk_full, step, either, small=True, wait_s=15)
     for step in ("<build", "send", "<stop", "<start", "<arm", "<up", "<commit"):
         yield Cell("inodes full", faults.inodes_full, step, either, small=True, wait_s=15)
-        yield Cell("read-only", faults.read_only, step, either, small=True, wait_s=15)
     yield Cell("tampered image", faults.tampered_image, "<inspect_hosts", target)  # it is sent again
     yield Cell("tampered image", faults.tampered_image, "<trust", source)
     for step in ("<round", "<verify"):
