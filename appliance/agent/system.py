@@ -335,7 +335,8 @@ class System:
         """
         argv = ("arping", "-D", "-c", "2", "-w", "1", "-I", bridge, address)
         output = self.run(*argv, ok=range(256)).decode(errors="replace")
-        found = re.search(r"^Unicast reply from .*\[(.*)\]", output, re.MULTILINE)
+        # A request is a machine that has just announced the address, or asked for another one.
+        found = re.search(r"^(?:Unicast|Broadcast) (?:reply|request) from \S+ \[(\S+)\]", output, re.MULTILINE)
         return found.group(1).lower() if found else ""
 
     def find_macs(self, interface: str, addresses: Strings) -> Dict[str, str]:

@@ -131,8 +131,8 @@ def is_guest(name: str, kind: str) -> bool:
 
 
 def find_user(output: str) -> str:
-    """Return the MAC address in arping's output that uses the address."""
-    found = re.search(r"Unicast reply from \S+ \[([0-9A-Fa-f:]{17})\]", output)
+    """Return the MAC address in arping's output that uses the address: it replied, or just announced or asked."""
+    found = re.search(r"(?:Unicast|Broadcast) (?:reply|request) from \S+ \[([0-9A-Fa-f:]{17})\]", output)
     return found.group(1).lower() if found else "unknown"
 
 

@@ -67,6 +67,10 @@ REPLY = "Unicast reply from 10.0.0.1 [{}]  0.651ms\n"
         ({"br-prov": (0, PROBED + "Sent 2 probes (2 broadcast(s))\nReceived 0 response(s)")}, {}),
         ({"br-prov": (1, PROBED + REPLY.format("02:00:00:00:00:01"))}, {"10.0.0.1": "02:00:00:00:00:01"}),
         (
+            {"br-prov": (1, PROBED + REPLY.format("02:00:00:00:00:01").replace("Unicast reply", "Broadcast request"))},
+            {"10.0.0.1": "02:00:00:00:00:01"},  # it has just announced it
+        ),
+        (
             {
                 "br-prov": (1, PROBED),
                 "br-pub": (1, REPLY.format("AA:BB:CC:DD:EE:FF") + REPLY.format("02:00:00:00:00:02")),
