@@ -69,10 +69,11 @@ class HeldStream(Stream):
                     hint="did the connection to the engine break, or its pod or task end? Try again",
                 )
             self._kept += block
-            if self._kept.endswith(self.mark):
+            at = self._kept.rfind(self.mark)
+            if at >= 0:  # what a child of the command prints after it is dropped
                 self.whole = True
                 self.stream.end()
-            at = len(self._kept) - len(self.mark)
+            at = at if at >= 0 else len(self._kept) - len(self.mark)
             found, self._kept = self._kept[: max(at, 0)], self._kept[max(at, 0) :]
             if found:
                 return found
@@ -86,6 +87,12 @@ class HeldStream(Stream):
 
     def abort(self) -> None:
         self.stream.abort()
+
+
+def _without_hold(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of a command for a message."""
+    at = argv.index(HOLD) if HOLD in argv else 0
+    return (*argv[: at - 2], *argv[at + 3 :]) if at >= 2 else argv
 
 
 @contextmanager
@@ -118,7 +125,7 @@ def run_held(
             raise
         except CommandError as error:
             result = error.result
-    result = replace(result, argv=argv, stdout=b"".join(found))
+    result = replace(result, argv=_without_hold(argv), stdout=b"".join(found))
     if result.status and time.monotonic() - began >= timeout:
         raise CommandTimeout(result, hint=f"the command did not end within {timeout:g} s and was terminated")
     return result.expect(ok)

@@ -43,7 +43,7 @@ from appliance.operations.migration.state import Migration, MigrationResult
 from appliance.operations.migration.switch import commit, flush, switch_addresses
 from appliance.operations.networks import remove_isolated, write_networks
 from appliance.operations.preflight import check_confinement, find_instance
-from appliance.operations.services.effect import compare_stopped, query_old
+from appliance.operations.services.effect import compare_stopped, query_old_jobs
 from appliance.operations.services.start import StartOptions, start
 from appliance.operations.services.unfinished import recover_migration
 from appliance.plan.adopt.adoption import (
@@ -149,9 +149,9 @@ def adopt(cluster: Cluster, old: Host, named: str, name: str, *, capture_s: floa
         inspected = replace(inspected, plan=plan)
         _name_cluster(cluster, inspected)
         captures.wait(cluster.env.progress)
+        present = query_old_jobs(old, find_controller(cluster).user)
         save_record(cluster, target, record)
         history.note(cluster, target, VERB, "begun", old=old.name, image=image.key)
-        present = query_old(old, find_controller(cluster).user)
         try:
             result, failures = _run_steps(cluster, inspected, image, record.request)
         except BaseException as error:
@@ -174,8 +174,11 @@ def adopt(cluster: Cluster, old: Host, named: str, name: str, *, capture_s: floa
             )
         result.silent = _wait_for_nodes(cluster, target, plan)
         if present:
-            cost = compare_stopped(cluster, target, present)
-            result.unusable, result.failed = cost.nodes, cost.jobs
+            try:
+                cost = compare_stopped(cluster, target, present)
+                result.unusable, result.failed = cost.nodes, cost.jobs
+            except SmsError as error:
+                result.notes.append(f"what it has cost is not known: {error.message}")
         result.traffic = captures.finish(target, cluster.env.progress)
     return result
 

@@ -56,9 +56,11 @@ def start_guard(cluster: Cluster, host: Host, *, renew: bool = False) -> bool:
 
     Return whether it has one now; reports why if it cannot have one.
     """
-    if len(cluster.site.admin_hosts) < 2:
-        return False
     runs = is_guarded(cluster, host)
+    if len(cluster.site.admin_hosts) < 2:
+        if runs:  # that of a site which had more: it would obey the lease of a host that is not there any more
+            stop_guard(cluster, host)
+        return False
     if runs and not renew and not is_outdated(cluster, host):
         return True
     try:

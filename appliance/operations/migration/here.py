@@ -190,8 +190,11 @@ def apply(
     record_interrupted(cluster, host)
     done, image = apply_files(cluster, host, wait_s=wait_s, force=force, accepted=accepted)
     if not done.switch:
-        if is_guarded(cluster, host):
-            start_guard(cluster, host, renew=bool(done.changed))
+        try:
+            if is_guarded(cluster, host):
+                start_guard(cluster, host, renew=bool(done.changed))
+        except SmsError as error:  # it is applied
+            cluster.env.progress.report(f"note: the guard on {host.name} has the site file of before: {error.message}")
         return done, None
     judged = judge_running(cluster, host)
     with nullcontext() if force else held(cluster, host, judged, "apply", accepted):

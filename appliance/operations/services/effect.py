@@ -288,10 +288,12 @@ def _read_overlay(cluster: Cluster, host: Host) -> Callable[[str], bytes]:
     return lambda path: ext3.read_inside(host, str(cluster.places.overlay), f"/upper{path}")
 
 
-def query_old(old: Host, user: str) -> Present | None:
+def query_old_jobs(old: Host, user: str) -> Present | None:
     """Return what the controller of an old node has; None if it does not answer. ``user``: SlurmUser."""
-    shown = old.run(*PRESENT, ok=None, timeout=QUERY_S, limit=PRESENT_BYTES)
-    return None if shown.status else read_present(shown.text, user)
+    try:
+        return read_present(old.run(*PRESENT, timeout=QUERY_S, limit=PRESENT_BYTES).text, user)
+    except SmsError:
+        return None
 
 
 def judge_old(cluster: Cluster, old: Host, conf: str, user: str) -> tuple[Loss, ...]:
@@ -303,7 +305,7 @@ def judge_old(cluster: Cluster, old: Host, conf: str, user: str) -> tuple[Loss, 
         conf: path of its slurm.conf. Files elsewhere that this includes are left out.
         user: SlurmUser.
     """
-    folder, present = conf.rpartition("/")[0], query_old(old, user)
+    folder, present = conf.rpartition("/")[0], query_old_jobs(old, user)
     if present is None:
         return ()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 
@@ -36,6 +35,7 @@ from appliance.plan.services.defined import (
     read_allowed,
 )
 from appliance.plan.services.effect import SHOWN, Fault, Present, find_moved
+from appliance.plan.services.nodes import find_accepting
 from appliance.text import one_line
 from appliance.tools.resolver import resolve
 from appliance.tools.scripts import python_argv, script_argv
@@ -175,8 +175,7 @@ def _find_silent(cluster: Cluster, host: Host, present: Present, defined: tuple[
     known = read_resolved(resolve(host, names), names, {}, cluster.site.node_networks) if names else {}
     words = [word for name in moved for word in (known.get(new[name][0], new[name][0]), new[name][1])]
     argv = inside_argv(cluster.site, cluster.services, *python_argv("connect-each", *words))
-    lines = host.run(*argv, ok=None, timeout=QUERY_S).text.splitlines()
-    accepted = {int(one.split()[0]) for one in lines if re.fullmatch(r"\d{1,4} 0\s*", one)}
+    accepted = find_accepting(host.run(*argv, ok=None, timeout=QUERY_S).text)
     if silent := [name for number, name in enumerate(moved, 1) if number not in accepted]:
         where = ", ".join(f"{name} ({':'.join(new[name])})" for name in silent[:SHOWN])
         yield Fault(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 from appliance.config.hostlist import fold
 from appliance.errors import Busy, SmsError
@@ -14,98 +17,141 @@ from appliance.operations.preflight import find_instance, lock_host
 from appliance.plan.machine import inside_argv
 from appliance.plan.overlay.names import HOSTS, find_named_nodes, find_names, read_hosts, read_resolved
 from appliance.plan.overlay.seed import node_addresses
+from appliance.plan.services.nodes import find_accepting
 from appliance.text import one_line
 from appliance.tools.resolver import resolve
 from appliance.tools.scripts import python_argv
 
-BATCH = 500
-"""Nodes in one command of Slurm."""
-COMMAND_S = 60
-UNEDITED = b'{"edited": false}'
+SPLIT = "# of the controller"
+"""Between both files that ``follow-names read`` prints."""
+PORT = re.compile(r"^SlurmdPort\s*=\s*(\d{1,5})", re.MULTILINE)
+BATCH = 200
+"""Nodes in one command."""
+COMMAND_S = 20
+Item = TypeVar("Item")
 
 
 class NameWatch:
-    """The addresses of nodes' names, by the resolver of this host, and the running container's hosts file."""
+    """The addresses of nodes' names, by the resolver of this host, and those that the running container has."""
 
     def __init__(self, cluster: Cluster, host: Host, report: Callable[[str], None]) -> None:
         self.cluster = cluster
         self.host = host
-        self.report = report
-        self._seen: Mapping[str, str] = {}
-        self._pending: set[str] = set()
-        """Nodes of which the controller does not know yet that they have another address."""
-        self._edited = False
+        self._report = report
+        self._reported: set[str] = set()
+        self.nodes = find_named_nodes(cluster.site) if cluster.find_role("controller") else []
 
     def check(self) -> None:
-        """Write addresses that have changed into the container, and let the controller use them.
+        """Write addresses that have changed into the container, and let the controller use all that it does not use.
 
         It does not read its configuration again, which would drop what somebody has set by `scontrol update`.
 
         Raises:
             SmsError: a command failed; the next check goes on.
         """
-        names = find_names(self.cluster.site) if self.cluster.find_role("controller") else []
-        if not names:
+        if not self.nodes or not find_instance(self.cluster, self.host):
             return
+        names = find_names(self.cluster.site)
         output = resolve(self.host, names)
-        found = read_resolved(output, names, self._seen, self.cluster.site.node_networks)
-        if found == self._seen and not self._pending:
-            return
-        if not find_instance(self.cluster, self.host):
-            return
-        if self._pending or any(self._compare(output, names)):
+        text, hosts, used = self._read(names)
+        if used is None:  # the controller has read it when the instance started
+            self._script("use", text)
+            used = hosts
+        found = read_resolved(output, names, hosts, self.cluster.site.node_networks)
+        moved = {name: address for name, address in found.items() if hosts.get(name) != address}
+        if not moved:
+            self._reported.clear()
+        elif self._write(moved, hosts):
+            text, hosts, _ = self._read(names)
+        if late := {name for name, address in hosts.items() if used.get(name) != address}:
+            self._notify(late)
+            self._script("use", text)
+
+    def _read(self, names: Sequence[str]) -> tuple[str, dict[str, str], dict[str, str] | None]:
+        """Return the container's hosts file, its addresses of these names, and those that the controller uses."""
+        text, _, used = self._script("read").decode(errors="replace").partition(f"\n{SPLIT}\n")
+        both = [{name: known[name] for name in names if name in known} for known in map(read_hosts, (text, used))]
+        return text, both[0], both[1] if used.strip() else None
+
+    def _write(self, moved: dict[str, str], hosts: Mapping[str, str]) -> bool:
+        """Write those that can be followed into the container's hosts file; return whether it was changed."""
+        present = set(self._inside("sinfo", "--noheader", "--Node", "--format=%N").decode(errors="replace").split())
+        placed = {name for node, name in self.nodes if node in present}
+        moved = {name: address for name, address in moved.items() if name in placed}
+        known = {name: address for name, address in moved.items() if name in hosts}
+        for name in self._find_wrong(known, hosts):
+            del moved[name], known[name]
+        if not moved:
+            return False
+        pairs = node_addresses(self.cluster.site, {name: moved[name] for name in moved.keys() - known.keys()})
+        lines = [f"{address} {words}" for address, words in pairs if not moved.keys().isdisjoint(words.split())]
+        given = json.dumps({"names": known, "lines": lines})
+        try:
+            with lock_host(self.cluster, self.host):
+                done = self._script("write", given)
+        except Busy:  # another sms is at work here: the next check does it
+            return False
+        if edited := b"true" in done:
+            self._report_once(
+                f"{HOSTS} of the container stays as somebody has changed it, until the next `sms apply`", moved
+            )
+        return not edited
+
+    def _find_wrong(self, moved: Mapping[str, str], hosts: Mapping[str, str]) -> set[str]:
+        """Return the names whose nodes accept connections where they were, and not at the new address.
+
+        A wrong zone, or a name server that answers every name, must not take nodes away.
+        """
+        if not moved:
+            return set()
+        shown = PORT.search(self._inside("scontrol", "show", "config").decode(errors="replace"))
+        port = shown[1] if shown else "6818"
+        wrong = set()
+        for some in _batches(sorted(moved)):
+            words = [word for name in some for address in (moved[name], hosts[name]) for word in (address, port)]
+            accept = find_accepting(self._inside(*python_argv("connect-each", *words)).decode(errors="replace"))
+            wrong |= {name for at, name in enumerate(some) if {2 * at + 1, 2 * at + 2} & accept == {2 * at + 2}}
+        if wrong:
+            self._report_once(
+                "the resolver has addresses at which no slurmd answers, and their nodes do not move", wrong
+            )
+        return wrong
+
+    def _notify(self, late: set[str]) -> None:
+        """Let the controller resolve the names of these nodes again: it is given the addresses that it has.
+
+        Raises:
+            SmsError: it did not take one of the commands.
+        """
+        present = set(self._inside("sinfo", "--noheader", "--Node", "--format=%N").decode(errors="replace").split())
+        nodes = [(node, name) for node, name in self.nodes if name in late and node in present]
+        failed: SmsError | None = None
+        for some in _batches(nodes):
+            words = (f"NodeName={','.join(node for node, _ in some)}", f"NodeAddr={','.join(name for _, name in some)}")
             try:
-                with lock_host(self.cluster, self.host):
-                    if not find_instance(self.cluster, self.host):
-                        return
-                    self._follow(*self._compare(output, names))
-            except Busy:
-                return  # another sms is at work here: the next check does it
-        self._seen = found
+                self._inside("scontrol", "update", *words)
+            except SmsError as error:
+                failed = error
+        if failed:
+            raise failed
+        folded = one_line(fold([node for node, _ in nodes]), 500)
+        self._report(f"{len(nodes)} nodes have other addresses: {folded}")
+        with suppress(SmsError):
+            note(self.cluster, self.host, "guard", "names", nodes=folded, count=len(nodes))
 
-    def _compare(self, output: str, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the addresses of names that have another one in the container, and of those that have none there."""
-        hosts = read_hosts(self._inside("cat", HOSTS).decode(errors="replace"))
-        known = {name: hosts[name] for name in names if name in hosts}
-        found = read_resolved(output, names, known, self.cluster.site.node_networks)
-        other = {name: address for name, address in found.items() if known.get(name, address) != address}
-        return other, {name: address for name, address in found.items() if name not in known}
-
-    def _follow(self, other: Mapping[str, str], new: Mapping[str, str]) -> None:
-        """Write these addresses into the container unless somebody has edited its hosts file; notify the controller."""
-        if other or new:
-            pairs = node_addresses(self.cluster.site, new)
-            lines = [f"{address} {names}" for address, names in pairs if not new.keys().isdisjoint(names.split())]
-            given = json.dumps({"names": other, "lines": lines}).encode()
-            edited = self._inside(*python_argv("follow-names"), input=given).strip() != UNEDITED
-            if edited and not self._edited:
-                names = one_line(fold(sorted({**other, **new})), 120)
-                self.report(
-                    f"names of nodes have other addresses: {names}; {HOSTS} of the container stays as somebody has "
-                    "changed it there, until the next `sms apply`"
-                )
-            self._edited = edited
-            if edited:
-                return
-        self._pending.update(node for node, name in find_named_nodes(self.cluster.site) if name in {**other, **new})
-        if self._pending:
-            self._notify()
+    def _script(self, mode: str, text: str = "") -> bytes:
+        return self._inside(*python_argv("follow-names", mode), input=text.encode())
 
     def _inside(self, *argv: str, input: bytes = b"") -> bytes:
         site, services = self.cluster.site, self.cluster.services
         return self.host.run(*inside_argv(site, services, *argv), input=input, timeout=COMMAND_S).stdout
 
-    def _notify(self) -> None:
-        """Let the controller resolve the names of these nodes again: it is given the addresses that it has."""
-        nodes = [(node, name) for node, name in find_named_nodes(self.cluster.site) if node in self._pending]
-        for at in range(0, len(nodes), BATCH):
-            some = nodes[at : at + BATCH]
-            words = ",".join(node for node, _ in some), ",".join(name for _, name in some)
-            self._inside("scontrol", "update", f"NodeName={words[0]}", f"NodeAddr={words[1]}")
-        folded = one_line(fold([node for node, _ in nodes]), 500)
-        self._pending.clear()
-        self.report(f"{len(nodes)} nodes have other addresses: {folded}")
-        try:
-            note(self.cluster, self.host, "guard", "names", nodes=folded, count=len(nodes))
-        except SmsError as error:
-            self.report(error.message)
+    def _report_once(self, what: str, names: Iterable[str]) -> None:
+        text = f"names of nodes have other addresses: {one_line(fold(sorted(names)), 120)}; {what}"
+        if text not in self._reported:
+            self._reported.add(text)
+            self._report(text)
+
+
+def _batches(all_of: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    return (all_of[at : at + BATCH] for at in range(0, len(all_of), BATCH))

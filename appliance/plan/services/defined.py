@@ -85,7 +85,8 @@ class Defined:
     ``sets``: settings of each NodeSet. ``gres_types``: names in ``GresTypes``. ``by_file``: generic resources that a
     gres.conf numbers by their files. ``enforced``: words of ``AccountingStorageEnforce``, in lower case. ``gang``:
     whether jobs share nodes in turns. ``memory``: ``MaxMemPerNode`` of partitions without one. ``groups``: members of
-    groups of the container; None if its accounts are not the site's.
+    groups of the container; None if its accounts are not the site's. ``reserves_memory``, ``reserves_cores``: whether
+    no job gets what ``MemSpecLimit`` and ``CoreSpecCount`` set aside.
     """
 
     nodes: Mapping[str, Settings] = field(default_factory=dict)
@@ -104,6 +105,8 @@ class Defined:
     gang: bool = False
     memory: str = ""
     groups: Mapping[str, frozenset[str]] | None = None
+    reserves_memory: bool = False
+    reserves_cores: bool = True
 
     @property
     def features(self) -> frozenset[str]:
@@ -241,6 +244,9 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
         enforced=_split(single_setting(frames, file, "accountingstorageenforce").lower()),
         gang="gang" in single_setting(frames, file, "preemptmode").lower(),
         memory=single_setting(frames, file, "maxmempernode"),
+        reserves_memory="memory" in single_setting(frames, file, "selecttypeparameters").lower(),
+        reserves_cores=single_setting(frames, file, "allowspecresourcesusage").lower()
+        not in ("1", "yes", "true", "up"),
     )
 
 

@@ -50,30 +50,34 @@ def read_mb(text: str) -> int:
 
 def find_kinds(defined: Defined) -> Mapping[str, Set[Needs] | None]:
     """Return what the nodes of each partition have, once for all that have the same; None if that is not known."""
-    kinds = {name: _read_kind(settings) for name, settings in defined.nodes.items()}
+    kinds = {name: _read_kind(settings, defined) for name, settings in defined.nodes.items()}
     return {
         name: None if names is None else frozenset(kinds[one] for one in names)
         for name, names in defined.members.items()
     }
 
 
-def _read_kind(settings: Settings) -> Needs:
+def _read_kind(settings: Settings, defined: Defined) -> Needs:
     def number(key: str, default: int) -> int:
         text = settings.get(key, "")
         return int(text) if re.fullmatch(r"\d{1,12}", text) else default
 
-    threads = number("threadspercore", 1)
-    cpus = max(number("cpus", 1), number("procs", 1), count_cores(settings) * threads)
-    # What is set aside for the system no job gets (src/plugins/select/cons_common/job_test.c).
-    reserved = _count_cpus(settings.get("cpuspeclist", "")) or number("corespeccount", 0) * threads
-    memory_mb = max(number("realmemory", 1) - number("memspeclimit", 0), 0)
-    features, gres = read_features(settings), read_gres(settings)
-    return Needs(memory_mb, max(cpus - reserved, 0), number("tmpdisk", 0), features, gres)
+    cores = count_cores(settings)
+    cpus = max(number("cpus", 1), number("procs", 1), cores * number("threadspercore", 1))
+    memory_mb = number("realmemory", 1)
+    if defined.reserves_memory:  # src/plugins/select/cons_common/job_test.c
+        memory_mb = max(memory_mb - number("memspeclimit", 0), 0)
+    if defined.reserves_cores:
+        threads = number("threadspercore", 1) if cpus > cores else 1
+        # Whole cores (_convert_cpu_spec_list of src/common/node_conf.c).
+        listed = {cpu // threads for cpu in _read_cpus(settings.get("cpuspeclist", ""))}
+        cpus = max(cpus - (len(listed) or number("corespeccount", 0)) * threads, 0)
+    return Needs(memory_mb, cpus, number("tmpdisk", 0), read_features(settings), read_gres(settings))
 
 
-def _count_cpus(text: str) -> int:
-    """Return how many processors a list such as ``0-3,8`` names; 0 if it is none."""
-    if not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", text):
-        return 0
+def _read_cpus(text: str) -> set[int]:
+    """Return the processors of a list such as ``0-3,8``; none if it is not one."""
+    if not re.fullmatch(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", text):
+        return set()
     ranges = (one.partition("-") for one in text.split(","))
-    return sum(max(int(last or first) - int(first) + 1, 0) for first, _, last in ranges)
+    return {cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)}

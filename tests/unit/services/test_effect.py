@@ -258,12 +258,18 @@ PartitionName=set Nodes=big
         (job(state="PENDING", cpus=16), (b"ThreadsPerCore=2", b"ThreadsPerCore=1"), "no node of its partitions"),
         (
             job(state="PENDING", memory_mb=8000),
-            (b"RealMemory=8000", b"RealMemory=8000 MemSpecLimit=500"),
+            (b"RealMemory=8000", b"RealMemory=8000 MemSpecLimit=500\nSelectTypeParameters=CR_Core_Memory"),
             "no node of its partitions",
         ),
+        (job(state="PENDING", memory_mb=8000), (b"RealMemory=8000", b"RealMemory=8000 MemSpecLimit=500"), ""),
         (job(state="PENDING", cpus=16), (b"Cores", b"CoreSpecCount=1 Cores"), "no node of its partitions"),
         (job(state="PENDING", cpus=16), (b"Cores", b"CpuSpecList=0-1,8 Cores"), "no node of its partitions"),
-        (job(state="PENDING", cpus=13), (b"Cores", b"CpuSpecList=0-1,8 Cores"), ""),
+        (
+            job(state="PENDING", cpus=13),
+            (b"Cores", b"CpuSpecList=0,8 Cores"),
+            "no node of its partitions",
+        ),  # whole cores
+        (job(state="PENDING", cpus=12), (b"Cores", b"CpuSpecList=0-1,8,8 Cores"), ""),
         (job(cpus=16), (b"Cores", b"CoreSpecCount=1 Cores"), ""),
         (job(state="PENDING", disk_mb=7), (b"TmpDisk=9", b"TmpDisk=6"), "no node of its partitions"),
         (job(state="PENDING", features={"ib"}, gres={"gpu"}), (b"n1 Gres", b"n1 Features=no Gres"), "no node of its"),

@@ -177,7 +177,15 @@ def test_missing_guard_is_reported(host: Fake) -> None:
 
 def test_single_host_needs_no_guard() -> None:
     recorder = Recorder()
-    assert not start_guard(cluster(hosts=1).showing(recorder), Fake({})) and recorder.lines == []
+    assert not start_guard(cluster(hosts=1).showing(recorder), Fake({("test",): (1, "")})) and recorder.lines == []
+
+
+def test_a_guard_of_a_site_that_had_more_hosts_is_stopped() -> None:
+    """Else it would obey the lease of a host that is not there any more."""
+    host, recorder = remote(guarded=True), Recorder()
+    host.answers[STOPS] = (0, "")
+    assert not start_guard(cluster(hosts=1).showing(recorder), host) and recorder.lines == []
+    assert [argv[4:] for argv in host.asked if argv[:3] == STOPS] == [(LOCK, str(STOP_TIMEOUT_S))]
 
 
 def test_guard_is_stopped_through_its_lock(tmp_path: Path) -> None:
