@@ -304,9 +304,17 @@ class Engine:
         chosen = "" if nomad else "Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n"
         head = f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accepted}\r\n{chosen}"
         link.sendall(f"HTTP/1.1 101 Switching Protocols\r\n{head}\r\n".encode())
-        out, errors, status = self.exec_reply(words)
-        for frame in _nomad_frames(out, errors, status) if nomad else _pod_frames(out, errors, status):
-            link.sendall(frame)
+        held = words[4].encode() if words[:2] == ["sh", "-c"] and words[3:4] == ["hold"] else b""
+        out, errors, status = self.exec_reply(words[5:] if held else words)
+        *printed, ended = (
+            _nomad_frames(out + held, errors, status) if nomad else _pod_frames(out + held, errors, status)
+        )
+        link.sendall(b"".join(printed))
+        if held:  # its shell reads to the end of its input
+            end = b'"close":true' if nomad else b"\xff\0"
+            while end not in (said := _read_frame(link)) and said:
+                pass
+        link.sendall(ended)
         link.sendall(websocket(struct.pack(">H", 1000), 8))
         link.settimeout(5)
         with suppress(OSError):
@@ -363,6 +371,25 @@ def websocket(data: bytes, kind: int = 2) -> bytes:
     size = len(data)
     long = struct.pack(">BQ", 127, size) if size > 65535 else struct.pack(">BH", 126, size)
     return bytes([0x80 | kind]) + (bytes([size]) if size < 126 else long) + data
+
+
+def _read_frame(link: ssl.SSLSocket) -> bytes:
+    """Return what a client's frame has; empty at the end of the connection."""
+
+    def read(size: int) -> bytes:
+        data = b""
+        while len(data) < size and (block := link.recv(size - len(data))):
+            data += block
+        return data
+
+    head = read(2)
+    if len(head) < 2:
+        return b""
+    size = head[1] & 0x7F
+    if size > 125:
+        size = int.from_bytes(read(2 if size == 126 else 8), "big")
+    key = read(4)
+    return bytes(one ^ key[at % 4] for at, one in enumerate(read(size))) or b" "
 
 
 def _pod_frames(out: bytes, errors: bytes, status: int) -> Iterator[bytes]:
