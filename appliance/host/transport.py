@@ -57,8 +57,9 @@ class Transport(paramiko.Transport):
     """Paramiko's transport without two races that end a whole connection, and with limits of what it keeps.
 
     It drops input, and the end of input, for channels already closed. Paramiko's reader thread answers a channel close
-    while another thread may still send input; sshd then closes the connection with `ieof packet referred to
-    nonexistent channel`.
+    while another thread may still send input, above all one that waits for the end of a key exchange; sshd then closes
+    the connection with `ieof packet referred to nonexistent channel`. The message has only the number that sshd has
+    given the channel, which the next one gets again: it would be the end of that one's input. So it keeps its channel.
 
     It defers what the reader thread sends during a key exchange, which follows each 512 MiB. If a command ended then,
     the reader thread, which performs the exchange, waited for it to answer the close: `Key-exchange timed out`
@@ -76,6 +77,9 @@ class Transport(paramiko.Transport):
         super().__init__(*arguments, **{**options, "packetizer_class": Packets})
 
     def _send_user_message(self, data: paramiko.Message) -> None:
+        raw = data.asbytes()
+        if raw[0] in INPUT_MESSAGES:
+            data.channel = self._find_open(int.from_bytes(raw[1:5], "big"))  # type: ignore[attr-defined]
         if threading.current_thread() is not self:
             super()._send_user_message(data)  # type: ignore[misc]
             return
@@ -93,13 +97,17 @@ class Transport(paramiko.Transport):
 
     def _send_message(self, data: paramiko.Message) -> None:
         # Calls are serialized, and a channel is marked closed before its close message is sent.
-        raw = data.asbytes()
-        if raw[0] in INPUT_MESSAGES:
-            number = int.from_bytes(raw[1:5], "big")
-            channels = self._channels.values()  # type: ignore[attr-defined]
-            if not any(one.remote_chanid == number and not one.closed for one in channels):
+        if data.asbytes()[0] in INPUT_MESSAGES:
+            channel = data.channel  # type: ignore[attr-defined]
+            if channel is None or channel.closed:
                 return
         super()._send_message(data)  # type: ignore[misc]
+
+    def _find_open(self, number: int) -> paramiko.Channel | None:
+        """Return the open channel to which the server has given this number; one that is being opened has 0."""
+        channels = self._channels.values()  # type: ignore[attr-defined]
+        found = (one for one in channels if one.remote_chanid == number and one.active and not one.closed)
+        return next(found, None)
 
 
 def make_transport(sock: Any, /, **options: Any) -> paramiko.Transport:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import paramiko
 import pytest
@@ -466,6 +467,45 @@ def test_a_server_that_sends_more_than_the_window_permits() -> None:
     finally:
         client.close()
         server.close()
+
+
+@pytest.mark.parametrize(
+    ("next_one", "closes"), [("", True), ("pending", True), ("open", True), ("", False), ("pending", False)]
+)
+def test_the_end_of_input_of_a_closed_channel_is_not_sent(next_one: str, *, closes: bool) -> None:
+    """It waits for the end of a key exchange; the number of its channel, 0, is given again meanwhile."""
+    near, far = socket.socketpair()
+    client: Any = make_transport(near)
+    sent: list[int] = []
+    client.packetizer.send_message = lambda message: sent.append(message.asbytes()[0])
+    client.active = True
+
+    def add(number: int, *, active: bool) -> Any:
+        channel = paramiko.Channel(number)
+        channel._set_transport(client)  # type: ignore[attr-defined]
+        client._channels.put(number, channel)
+        if active:
+            channel._set_remote_channel(0, 1 << 16, 1 << 15)  # type: ignore[attr-defined]
+        return channel
+
+    try:
+        first = add(1, active=True)
+        thread = threading.Thread(target=first.shutdown_write)
+        thread.start()
+        soon(lambda: first.eof_sent)
+        time.sleep(0.05)
+        if closes:
+            first.closed = True
+            client._channels.delete(1)
+        second = add(2, active=next_one == "open") if next_one else None
+        client.clear_to_send.set()
+        thread.join(10)
+        assert second is None or not second.eof_sent
+        assert sent == ([] if closes else [paramiko.common.MSG_CHANNEL_EOF])
+    finally:
+        client.close()
+        near.close()
+        far.close()
 
 
 def test_a_machine_that_accepts_connections_and_does_not_respond_is_on() -> None:
