@@ -13,6 +13,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.files import read_reports
 from appliance.operations.services.present import QUERY_S, query_present
+from appliance.operations.services.reach import see_accepting
 from appliance.operations.vm.client import open_api
 from appliance.plan.machine import inside_argv
 from appliance.plan.nodes.accounts import (
@@ -35,10 +36,9 @@ from appliance.plan.services.defined import (
     read_allowed,
 )
 from appliance.plan.services.effect import SHOWN, Fault, Present, find_moved
-from appliance.plan.services.nodes import find_accepting
 from appliance.text import one_line
 from appliance.tools.resolver import resolve
-from appliance.tools.scripts import python_argv, script_argv
+from appliance.tools.scripts import script_argv
 
 JOB_SUBMIT = f"{FOLDER}/job_submit.lua"
 MOST_PROBED = 64
@@ -173,10 +173,8 @@ def _find_silent(cluster: Cluster, host: Host, present: Present, defined: tuple[
     # What is new the container's hosts file does not have yet.
     names = [new[name][0] for name in moved if not is_ipv4(new[name][0])]
     known = read_resolved(resolve(host, names), names, {}, cluster.site.node_networks) if names else {}
-    words = [word for name in moved for word in (known.get(new[name][0], new[name][0]), new[name][1])]
-    argv = inside_argv(cluster.site, cluster.services, *python_argv("connect-each", *words))
-    accepted = find_accepting(host.run(*argv, ok=None, timeout=QUERY_S).text)
-    if silent := [name for number, name in enumerate(moved, 1) if number not in accepted]:
+    accept = see_accepting(cluster, host, [(known.get(new[name][0], new[name][0]), new[name][1]) for name in moved])
+    if silent := [name for name, accepts in zip(moved, accept, strict=True) if not accepts]:
         where = ", ".join(f"{name} ({':'.join(new[name])})" for name in silent[:SHOWN])
         yield Fault(
             f"nodes get an address or port at which no slurmd answers ({len(silent)}): {one_line(where, 300)}",

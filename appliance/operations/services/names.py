@@ -14,10 +14,10 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.preflight import find_instance, lock_host
+from appliance.operations.services.reach import see_accepting
 from appliance.plan.machine import inside_argv
 from appliance.plan.overlay.names import HOSTS, find_named_nodes, find_names, read_hosts, read_resolved
 from appliance.plan.overlay.seed import node_addresses
-from appliance.plan.services.nodes import find_accepting
 from appliance.text import one_line
 from appliance.tools.resolver import resolve
 from appliance.tools.scripts import python_argv
@@ -73,18 +73,17 @@ class NameWatch:
         both = [{name: known[name] for name in names if name in known} for known in map(read_hosts, (text, used))]
         return text, both[0], both[1] if used.strip() else None
 
-    def _write(self, moved: dict[str, str], hosts: Mapping[str, str]) -> bool:
+    def _write(self, moved: Mapping[str, str], hosts: Mapping[str, str]) -> bool:
         """Write those that can be followed into the container's hosts file; return whether it was changed."""
-        present = set(self._inside("sinfo", "--noheader", "--Node", "--format=%N").decode(errors="replace").split())
-        placed = {name for node, name in self.nodes if node in present}
-        moved = {name: address for name, address in moved.items() if name in placed}
-        known = {name: address for name, address in moved.items() if name in hosts}
-        for name in self._find_wrong(known, hosts):
-            del moved[name], known[name]
-        if not moved:
+        placed = {name for _, name in self._find_present()}
+        known = {name: address for name, address in moved.items() if name in placed & hosts.keys()}
+        new = {name: address for name, address in moved.items() if name in placed - hosts.keys()}
+        wrong = self._find_wrong(known, hosts)
+        known = {name: address for name, address in known.items() if name not in wrong}
+        if not (known or new):
             return False
-        pairs = node_addresses(self.cluster.site, {name: moved[name] for name in moved.keys() - known.keys()})
-        lines = [f"{address} {words}" for address, words in pairs if not moved.keys().isdisjoint(words.split())]
+        pairs = node_addresses(self.cluster.site, new)
+        lines = [f"{address} {words}" for address, words in pairs if not new.keys().isdisjoint(words.split())]
         given = json.dumps({"names": known, "lines": lines})
         try:
             with lock_host(self.cluster, self.host):
@@ -92,9 +91,8 @@ class NameWatch:
         except Busy:  # another sms is at work here: the next check does it
             return False
         if edited := b"true" in done:
-            self._report_once(
-                f"{HOSTS} of the container stays as somebody has changed it, until the next `sms apply`", moved
-            )
+            names = {*known, *new}
+            self._report_once(f"{HOSTS} of the container stays as somebody has changed it, until `sms apply`", names)
         return not edited
 
     def _find_wrong(self, moved: Mapping[str, str], hosts: Mapping[str, str]) -> set[str]:
@@ -108,13 +106,12 @@ class NameWatch:
         port = shown[1] if shown else "6818"
         wrong = set()
         for some in _batches(sorted(moved)):
-            words = [word for name in some for address in (moved[name], hosts[name]) for word in (address, port)]
-            accept = find_accepting(self._inside(*python_argv("connect-each", *words)).decode(errors="replace"))
-            wrong |= {name for at, name in enumerate(some) if {2 * at + 1, 2 * at + 2} & accept == {2 * at + 2}}
+            places = [(addresses[name], port) for addresses in (moved, hosts) for name in some]
+            accept = see_accepting(self.cluster, self.host, places)
+            there, before = accept[: len(some)], accept[len(some) :]
+            wrong |= {name for name, now, then in zip(some, there, before, strict=True) if then and not now}
         if wrong:
-            self._report_once(
-                "the resolver has addresses at which no slurmd answers, and their nodes do not move", wrong
-            )
+            self._report_once("no slurmd answers there, and one does where they were: not followed", wrong)
         return wrong
 
     def _notify(self, late: set[str]) -> None:
@@ -123,8 +120,9 @@ class NameWatch:
         Raises:
             SmsError: it did not take one of the commands.
         """
-        present = set(self._inside("sinfo", "--noheader", "--Node", "--format=%N").decode(errors="replace").split())
-        nodes = [(node, name) for node, name in self.nodes if name in late and node in present]
+        nodes = [(node, name) for node, name in self._find_present() if name in late]
+        if not nodes:
+            return
         failed: SmsError | None = None
         for some in _batches(nodes):
             words = (f"NodeName={','.join(node for node, _ in some)}", f"NodeAddr={','.join(name for _, name in some)}")
@@ -138,6 +136,12 @@ class NameWatch:
         self._report(f"{len(nodes)} nodes have other addresses: {folded}")
         with suppress(SmsError):
             note(self.cluster, self.host, "guard", "names", nodes=folded, count=len(nodes))
+
+    def _find_present(self) -> list[tuple[str, str]]:
+        """Return (node, name of its address) of those that the controller has: one that it lacks ends an update."""
+        shown = self._inside("sinfo", "--noheader", "--Node", "--format=%N").decode(errors="replace").split()
+        present = set(shown)
+        return [(node, name) for node, name in self.nodes if node in present]
 
     def _script(self, mode: str, text: str = "") -> bytes:
         return self._inside(*python_argv("follow-names", mode), input=text.encode())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import PurePosixPath
@@ -128,6 +129,23 @@ def _inspect_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside:
     return Reach(nodes=view, probes=probes, problems=faulty + problems, notices=notices), unreachable
 
 
+def see_accepting(cluster: Cluster, host: Host, places: Sequence[tuple[str, str]]) -> list[bool]:
+    """Return whether each address and port accepts connections from the running container.
+
+    Raises:
+        CommandError: that could not be seen.
+    """
+    argv = inside_argv(cluster.site, cluster.services, *connect_argv(places))
+    lines = host.run(*argv).text.splitlines()
+    accept = {int(one.split()[0]) for one in lines if re.fullmatch(r"\d{1,4} 0\s*", one)}
+    return [number in accept for number in range(1, len(places) + 1)]
+
+
+def connect_argv(places: Iterable[tuple[str, object]]) -> tuple[str, ...]:
+    """Return the command that connects to each address and port."""
+    return python_argv("connect-each", *(str(word) for place in places for word in place))
+
+
 Probes = tuple[NetworkProbe, ...]
 
 
@@ -142,7 +160,7 @@ def probe_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside: In
     chosen = [(known.get(node.address, node.address), node.port) for nodes in targets.values() for node in nodes]
     if not chosen:
         return (), ()
-    argv = python_argv("connect-each", *(word for address, port in chosen for word in (address, str(port))))
+    argv = connect_argv(chosen)
     if all(is_ipv4(address) for address, _ in chosen):
         argv = ("nsenter", f"--net=/proc/{pid}/ns/net", *argv)  # faster than a start of apptainer
     else:

@@ -245,8 +245,7 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
         gang="gang" in single_setting(frames, file, "preemptmode").lower(),
         memory=single_setting(frames, file, "maxmempernode"),
         reserves_memory="memory" in single_setting(frames, file, "selecttypeparameters").lower(),
-        reserves_cores=single_setting(frames, file, "allowspecresourcesusage").lower()
-        not in ("1", "yes", "true", "up"),
+        reserves_cores=single_setting(frames, file, "allowspecresourcesusage").upper() not in YES,
     )
 
 

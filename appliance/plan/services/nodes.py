@@ -292,11 +292,6 @@ def _find_network(address: str, routes: Sequence[IPv4Network]) -> str:
     return str(max(leading, key=lambda route: route.prefixlen)) if leading else "no route"
 
 
-def find_accepting(output: str) -> set[int]:
-    """Return the numbers of the ports that accept connections, from the output of ``connect-each``."""
-    return {int(one.split()[0]) for one in output.splitlines() if re.fullmatch(r"\d{1,4} 0\s*", one)}
-
-
 def read_probes(targets: Mapping[str, Sequence[NodeState]], output: str) -> tuple[NetworkProbe, ...]:
     """Return the result for each network from the output of ``definitions/scripts/connect-each``."""
     results: dict[int, tuple[int, str]] = {}
