@@ -159,19 +159,17 @@ def run_core(more: list[str], *, engines: Literal["", "later", "among the others
 
 
 def find_tasks() -> list[list[str]]:
-    """Parts of the full run that may run side by side, those that take longest first; a group of `TOGETHER` is one."""
+    """Parts of the full run that may run side by side; a group of `TOGETHER` is one."""
     groups: dict[str, list[str]] = {name: [] for name in FIRST}
     for path in sorted((ROOT / "tests/real").rglob("test_*.py")):
         part = str(path.relative_to(ROOT))
-        if part.startswith(f"{ENGINES}/"):
-            continue
         groups.setdefault(find_group(part), []).append(part)
     return [*groups.values(), *([part] for part in UNITS)]
 
 
 def find_parts() -> list[str]:
     """Names of all parts of the full run."""
-    return ["alone", *(part for task in find_tasks() for part in task), ENGINES]
+    return ["alone", *(part for task in find_tasks() for part in task)]
 
 
 def run_full(more: list[str]) -> list[Stage]:
@@ -211,12 +209,17 @@ def run_full(more: list[str]) -> list[Stage]:
 
     if stages[0].run(quiet=True) == 0:
         run_part("alone", "-m", "alone", "tests")
-        with engines_built_beside():
-            with ThreadPoolExecutor(WORKERS) as pool:
-                list(pool.map(run_task, find_tasks()))
-            stages.append(built := Stage("engines built", BUILD))
-            if built.run() == 0:
-                run_task([ENGINES])
+        # What took longest last time begins first; those of the engines come last where these are not built.
+        took = {name: part.seconds for name, part in record.items()}
+        tasks = sorted(find_tasks(), key=lambda task: -sum(took.get(part, 0) for part in task))
+        later = [task for task in tasks if find_missing(PROGRAMS) and task[0].startswith(f"{ENGINES}/")]
+        with ThreadPoolExecutor(WORKERS) as pool:
+            with engines_built_beside():
+                list(pool.map(run_task, [task for task in tasks if task not in later]))
+            if later:
+                stages.append(built := Stage("engines built", BUILD))
+                if built.run() == 0:
+                    list(pool.map(run_task, later))
     if content:
         print(f"{RECORD} is to be committed, in a commit of its own", flush=True)
     return stages
