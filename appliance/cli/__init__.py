@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     argv = sys.argv[1:] if argv is None else argv
     parser = make_parser(find_verb(argv), summaries=_names_no_verb(argv))
-    verb = ""
+    arguments = argparse.Namespace(verb="", json=False)
     debug = "--debug" in (argv[: argv.index("--")] if "--" in argv else argv)
     try:
         try:
@@ -200,7 +200,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             with standard_output():
                 parser.print_help()
             return 2
-        verb = arguments.verb
         signal.signal(signal.SIGTERM, _interrupt)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # unless started by nohup
             signal.signal(signal.SIGHUP, _interrupt)
@@ -209,12 +208,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SmsError as error:
         if debug:
             _print_traceback()
-        _show(error)
-        return error.status
+        return show_error(arguments, error, error.status)
     except KeyboardInterrupt as error:
-        note = "; what it had begun is completed, rolled back, or resumed by the next run" if verb in CHANGING else ""
-        sys.stderr.write(f"\nsms: interrupted{f'; {error}' if str(error) else note}\n")
-        return 130
+        changing = arguments.verb in CHANGING
+        note = "; what it had begun is completed, rolled back, or resumed by the next run" if changing else ""
+        sys.stderr.write("\n")
+        return show_error(arguments, SmsError(f"interrupted{f'; {error}' if str(error) else note}"), 130)
     except BrokenPipeError:
         # The output pipe was closed, as in `sms logs | head`.
         _discard_output()
@@ -223,8 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             _print_traceback()
         _discard_output()
-        _show(SmsError(_os_error_text(error), hint=getattr(error, "hint", "") or disk_hint(error.strerror or "")))
-        return 1
+        hint = getattr(error, "hint", "") or disk_hint(error.strerror or "")
+        return show_error(arguments, SmsError(_os_error_text(error), hint=hint), SmsError.status)
     return status
 
 
@@ -273,7 +272,15 @@ def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _show(error: SmsError) -> None:
+def show_error(arguments: argparse.Namespace, error: SmsError, status: int) -> int:
+    """Print an error on standard error, with ``--json`` also as the document of the result; return ``status``."""
     sys.stderr.write(f"sms: {error.message}\n")
     if error.hint:
         sys.stderr.write(f"  hint: {error.hint}\n")
+    if getattr(arguments, "json", False) and not getattr(sys.stdout, "used", False):
+        from appliance.cli.screen import print_json
+
+        with suppress(OSError):  # standard output may be what failed
+            print_json({"error": {"status": status, "message": error.message, "hint": error.hint}})
+        _discard_output()
+    return status

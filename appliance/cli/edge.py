@@ -26,9 +26,12 @@ class PrintableStream:
 
     def __init__(self, below: TextIO) -> None:
         self.below = below
+        self.used = False
+        """Whether text was written since this program began to run a verb."""
 
     def write(self, text: str) -> int:
         """Write text, escaped; return the number of characters of ``text``."""
+        self.used = True
         self.below.write(printable_text(text))
         return len(text)
 
@@ -45,7 +48,9 @@ def guard_standard_streams() -> None:
     """Put ``PrintableStream`` over standard output and standard error; tracebacks and warnings use them, too."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if not isinstance(stream, PrintableStream):
+        if isinstance(stream, PrintableStream):
+            stream.used = False
+        else:
             setattr(sys, name, PrintableStream(stream))
 
 

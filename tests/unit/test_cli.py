@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli import VERBS, find_verb, main, make_parser
+from appliance.cli import VERBS, find_verb, main, make_parser, show_error
 from appliance.cli.common import duration, selector
+from appliance.cli.edge import guard_standard_streams
+from appliance.errors import SmsError
 from tests.places import ROOT
 
 NEAR = {
@@ -268,6 +271,8 @@ STREAMS: dict[str, tuple[str, int, str]] = {
     "no standard output": ("--help >&-", 0, ""),
     "no standard streams": ("--version <&- >&- 2>&-", 0, ""),
     "no standard error": ("frobnicate 2>&-", 2, ""),
+    "a full disk below an error": ("--site /nowhere status --json >/dev/full", 2, "/nowhere: cannot be read"),
+    "an error without a reader": ("--site /nowhere status --json > >(true)", 2, "/nowhere: cannot be read"),
     "no standard input": ("classify - <&-", 1, "standard input is empty"),
 }
 
@@ -346,3 +351,22 @@ def test_debug_adds_the_traceback_and_keeps_the_exit_status(words: str, capsys: 
     assert main(["--debug", *words.split()]) == status > 0
     shown = capsys.readouterr().err
     assert shown.startswith("Traceback") and shown.endswith(plain)
+
+
+def test_with_json_an_error_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a script reads is JSON whatever the outcome; twice, for one program may run several verbs."""
+    for _ in range(2):
+        status = main(["--site", "/nowhere/sms.yaml", "status", "--json"])
+        captured = capsys.readouterr()
+        error = json.loads(captured.out)["error"]
+        assert error["status"] == status == 2
+        assert captured.err == f"sms: {error['message']}\n  hint: {error['hint']}\n"
+    main(["--site", "/nowhere/sms.yaml", "status"])
+    assert not capsys.readouterr().out
+
+
+def test_what_was_printed_before_an_error_stays_the_only_document(capsys: pytest.CaptureFixture[str]) -> None:
+    guard_standard_streams()
+    print("{}")
+    assert show_error(argparse.Namespace(json=True), SmsError("interrupted"), 130) == 130
+    assert capsys.readouterr() == ("{}\n", "sms: interrupted\n")
