@@ -30,9 +30,12 @@ class Progress(Protocol):
     def report(self, text: str) -> None:
         """Print a permanent line."""
 
+    def warn(self, text: str) -> None:
+        """Print a permanent line that a person must not miss, such as what is lost, marked as a warning."""
+
 
 class Silent:
-    """Discards all reports."""
+    """Discards all reports; a subclass that keeps them keeps the warnings, too."""
 
     def detail(self, text: str) -> None:
         pass
@@ -46,3 +49,6 @@ class Silent:
 
     def report(self, text: str) -> None:
         pass
+
+    def warn(self, text: str) -> None:
+        self.report(f"WARNING: {text}")

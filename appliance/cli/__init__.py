@@ -71,7 +71,7 @@ GLOBAL_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {"type": Path, "metavar": "FILE", "help": "the site file (default: $SMS_SITE, ./sms.yaml, /etc/sms/sms.yaml)"},
     ),
     (("--state",), {"type": Path, "metavar": "DIR", "help": "folder of images, overlays and leases"}),
-    (("-q", "--quiet"), {"action": "store_true", "help": "print only errors and results, no progress"}),
+    (("-q", "--quiet"), {"action": "store_true", "help": "print only errors, warnings and results, no progress"}),
     (("--debug",), {"action": "store_true", "help": "show the traceback of an error"}),
 )
 """Options of every verb: their names, and how argparse reads them."""

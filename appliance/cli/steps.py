@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 def progress(quiet: bool) -> Progress:
     """Return the progress display that the user chose."""
-    return Silent() if quiet else Shown()
+    return Quiet() if quiet else Shown()
+
+
+class Quiet(Silent):
+    """Only warnings: what a forced verb costs is said whether somebody watches or not."""
+
+    def warn(self, text: str) -> None:
+        _print(f"WARNING: {text}")
 
 
 class _ShownStep:
@@ -72,6 +79,9 @@ class Shown:
 
     def report(self, text: str) -> None:
         _print(text)
+
+    def warn(self, text: str) -> None:
+        _print(f"WARNING: {text}")
 
 
 @contextmanager

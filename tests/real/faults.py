@@ -200,6 +200,11 @@ def kill(scene: Scene) -> None:
     scene.run.kill()
 
 
+def interrupt(scene: Scene) -> None:
+    """Ctrl-C of the person who called it."""
+    scene.run.interrupt()
+
+
 def cut(scene: Scene) -> None:
     """Both lines are dropped, not closed, until both ends have settled."""
     scene.stack.enter_context(ssh_cut(scene.world.lab, *CARRIERS))
@@ -439,7 +444,10 @@ def run_cell(world: World, cell: Cell) -> None:
         for host in scene.gone:
             power_on(world.lab, host)
         restarted = cell.small and found != "none" and restart_unwritable(world, found)
-        row.again = run_again(world, found, source, target, ended=ended.status == 0)
+        # Who interrupts it politely leaves nothing to a later run: the host that serves is guarded.
+        interrupted = cell.do is interrupt and ended.status != 0
+        assert not interrupted or world.hosts.status(found)["guarded"], said
+        row.again = run_again(world, found, source, target, recorded=interrupted or ended.status == 0)
     if out := os.environ.get("SMS_MATRIX_OUT"):
         with Path(out).open("a") as stream:
             stream.write(f"{row.line}\n")
@@ -484,7 +492,7 @@ def restart_unwritable(world: World, host: str) -> bool:
     return True
 
 
-def run_again(world: World, found: str, source: str, target: str, *, ended: bool) -> str:
+def run_again(world: World, found: str, source: str, target: str, *, recorded: bool) -> str:
     """The command once more, after all is repaired: it ends with the services container on the target."""
     if found == "none":
         # A host that was switched off starts what it has held, as its unit does.
@@ -493,7 +501,7 @@ def run_again(world: World, found: str, source: str, target: str, *, ended: bool
         found = world.settle(set(CARRIERS))
     done = world.hosts.sms("-q", "migrate", "--force", target, on="admin", ok=(0, 3))
     words = (done.stdout + done.stderr).decode()
-    if found == target and not ended and RECORDED in words:
+    if found == target and not recorded and RECORDED in words:
         assert done.status == 0, words  # it had not got so far as to write down that it runs there
     else:
         assert (done.status == 3) == (found == target), words

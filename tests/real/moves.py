@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from appliance.host.base import Result
 from appliance.lab import Lab
 from appliance.operations.lab.demo import as_alice
 from tests.real.conftest import Playground
-from tests.real.processes import kill_sms
+from tests.real.processes import kill_sms, sms_pids
 
 CARRIERS = ("host-a", "host-b")
 BRIDGES = {"br-prov": "prov0", "br-pub": "pub0"}
@@ -195,6 +196,11 @@ class Stepping:
         """SIGKILL; nothing where it has ended."""
         if self.process.poll() is None:
             kill_sms(self.process.pid)
+
+    def interrupt(self) -> None:
+        """SIGINT, as Ctrl-C sends it."""
+        for pid in sms_pids(self.process.pid):
+            os.kill(pid, signal.SIGINT)
 
     def end(self, timeout: float) -> Result:
         """How it ended."""

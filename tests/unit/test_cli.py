@@ -16,6 +16,7 @@ import pytest
 from appliance.cli import VERBS, find_verb, main, make_parser, show_error
 from appliance.cli.common import duration, selector
 from appliance.cli.edge import guard_standard_streams
+from appliance.cli.steps import progress
 from appliance.errors import SmsError
 from tests.places import ROOT
 
@@ -351,6 +352,14 @@ def test_debug_adds_the_traceback_and_keeps_the_exit_status(words: str, capsys: 
     assert main(["--debug", *words.split()]) == status > 0
     shown = capsys.readouterr().err
     assert shown.startswith("Traceback") and shown.endswith(plain)
+
+
+def test_quiet_keeps_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = progress(quiet=True)
+    with shown.step("check"):
+        shown.report("note: a line")
+        shown.warn("it is forced")
+    assert capsys.readouterr() == ("", "WARNING: it is forced\n")
 
 
 def test_with_json_an_error_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def _judge(arguments: argparse.Namespace, cluster: Cluster, host: Host) -> Judge
     def judge(taken: float) -> list[str]:
         costs = judge_restore(cluster, host, taken, force=arguments.force)
         if costs and (arguments.path or not arguments.dry_run):
-            cluster.env.progress.report("\n  ".join([f"WARNING: {costs[0]}", *costs[1:]]))
+            cluster.env.progress.warn("\n  ".join(costs))
         return costs
 
     return judge

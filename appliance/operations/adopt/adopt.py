@@ -140,7 +140,7 @@ def adopt(cluster: Cluster, old: Host, named: str, name: str, *, capture_s: floa
         inspected = inspect(cluster, old, named, name)
         refuse_doubtful(inspected.plan)
         for doubt in inspected.plan.doubts:
-            cluster.env.progress.report(f"WARNING: {doubt.what}; {doubt.todo}")
+            cluster.env.progress.warn(f"{doubt.what}; {doubt.todo}")
         record = _record(cluster, inspected, named)
         captures = Captures(cluster, old, inspected.plan, inspected.survey, capture_s)
         captures.begin()

@@ -36,6 +36,9 @@ class NotesOnly(Silent):
     def report(self, text: str) -> None:
         self.progress.report(text)
 
+    def warn(self, text: str) -> None:
+        self.progress.warn(text)
+
 
 def open_agents(cluster: Cluster, inspected: Inspected, image: Image, stack: ExitStack) -> Migration:
     """Start the agents on both hosts, which end with ``stack``; return the migration that has not begun yet.

@@ -70,7 +70,7 @@ def inspect_hosts(
         facts = gather_facts(cluster, source, target, note, generation=lease.generation, addresses=not back)
         plan = plan_migration(facts, cluster.services, force=force)
     for warning in plan.warnings:
-        cluster.env.progress.report(f"WARNING: {warning}")
+        cluster.env.progress.warn(warning)
     confinements = query_confinement(cluster, source), query_confinement(cluster, target)
     return Inspected(source, target, running.pid, lease, plan, *confinements)
 

@@ -18,7 +18,7 @@ from appliance.operations.migration.inspection import inspect_hosts, record_serv
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.migration.steps import run_steps
 from appliance.operations.networks import remove_isolated, write_networks
-from appliance.operations.preflight import check_confinement
+from appliance.operations.preflight import check_confinement, find_instance, lock_host
 from appliance.operations.services.unfinished import close_idle_mirror
 from appliance.plan.migration.plan import Plan
 from appliance.tools import files
@@ -70,8 +70,13 @@ def execute(cluster: Cluster, inspected: Inspected) -> tuple[MigrationResult, st
             for host in hosts:
                 with suppress(SmsError):  # a host that cannot be reached; the next verb there closes it
                     close_idle_mirror(cluster, host)
+            _record_target(cluster, inspected, image)
             raise
-    result.notes += finish(cluster, inspected, image, result)
+    try:
+        result.notes += finish(cluster, inspected, image, result)
+    except KeyboardInterrupt:
+        _record_target(cluster, inspected, image)
+        raise KeyboardInterrupt(f"the migration to {result.target} is complete") from None
     return result, failures
 
 
@@ -171,6 +176,17 @@ def finish(cluster: Cluster, inspected: Inspected, image: Image, result: Migrati
     counts = {"generation": result.generation, "last_bytes": result.last_bytes, "lost_datagrams": result.lost_datagrams}
     _note_all(cluster, (inspected.source, inspected.target), "moved", **facts, **counts)
     return notes
+
+
+def _record_target(cluster: Cluster, inspected: Inspected, image: Image) -> None:
+    """Record that the target serves, if it does after all: its agent has committed, or nobody would guard it.
+
+    What is not recorded here, such as while the agent is still at work, `sms migrate` again records.
+    """
+    with suppress(SmsError), lock_host(cluster, inspected.target):
+        lease = query_lease(inspected.target, cluster)
+        if lease.holder == inspected.target.name and find_instance(cluster, inspected.target):
+            record_serving(cluster, inspected.target, image, lease)
 
 
 def _note_all(cluster: Cluster, hosts: Sequence[Host], event: str, **facts: Any) -> None:

@@ -42,4 +42,4 @@ def end_lost_freeze(cluster: Cluster, host: Host) -> None:
         message = f"whether the overlay of {host.name} is frozen is not known: {error.message}"
     else:
         message = f"the overlay of {host.name} was frozen by a run that was killed; its services write again"
-    cluster.env.progress.report(f"WARNING: {message}")
+    cluster.env.progress.warn(message)

@@ -135,7 +135,7 @@ def open_members(cluster: Cluster, host: Host, mirror: Mirror, *, patience_s: fl
         mount_members(cluster, host, mirror)
         step.detail(", ".join(member.folder for member in mirror.active))
     for warning in warnings(mirror, {}):
-        cluster.env.progress.report(f"WARNING: {warning}")
+        cluster.env.progress.warn(warning)
     return mirror
 
 

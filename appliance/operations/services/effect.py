@@ -183,7 +183,7 @@ def settle(cluster: Cluster, host: Host, judged: Judged, verb: str, answer: Answ
         judged.refuse(verb, when)
     elif lines := judged.lines:
         moment = f" ({when})" if when else ""
-        cluster.env.progress.report("\n  ".join([f"WARNING: {verb} is forced{moment}", *lines]))
+        cluster.env.progress.warn("\n  ".join([f"{verb} is forced{moment}", *lines]))
         if answer is Answer.FORCE:
             note(cluster, host, verb, "forced", costs=[one.strip() for one in lines])
 
@@ -196,7 +196,7 @@ def may_fail(cluster: Cluster, verb: str, answer: Answer) -> Iterator[None]:
     except SmsError as error:
         if not answer.forced:
             raise
-        cluster.env.progress.report(f"WARNING: what it costs to {verb} is not known: {error.message}")
+        cluster.env.progress.warn(f"what it costs to {verb} is not known: {error.message}")
 
 
 def judge_start(cluster: Cluster, host: Host, answer: Answer, *, image: str = "") -> bool:
@@ -236,8 +236,8 @@ def judge_start(cluster: Cluster, host: Host, answer: Answer, *, image: str = ""
         return True
     if not judged.lines:
         return True
-    cluster.env.progress.report(
-        "WARNING: it starts with the files of before, not with the changed site file: "
+    cluster.env.progress.warn(
+        "it starts with the files of before, not with the changed site file: "
         f"{one_line('; '.join(judged.lines), 300)}; `sms apply` judges it again"
     )
     return False
@@ -261,7 +261,7 @@ def judge_kept(cluster: Cluster, host: Host, answer: Answer) -> None:
         settle(cluster, host, judged, "start", answer, when=when)
     elif judged.lines:
         lost = one_line("; ".join(judged.lines), 300)
-        cluster.env.progress.report(f"WARNING: slurm.conf in the overlay is not that of the last stop: {lost}")
+        cluster.env.progress.warn(f"slurm.conf in the overlay is not that of the last stop: {lost}")
 
 
 def may_seed(cluster: Cluster, host: Host, answer: Answer, *, image: str, stays: bool) -> bool:
@@ -452,7 +452,7 @@ def release(cluster: Cluster, host: Host) -> bool:
         note(cluster, host, str(events[-1]["verb"]), RELEASED)
     except SmsError as error:
         what = ", ".join(filter(None, [*map(str, states), str(nodes or "")]))
-        cluster.env.progress.report(f"WARNING: no job starts in {one_line(what, 200)} yet: {last_line(error)}")
+        cluster.env.progress.warn(f"no job starts in {one_line(what, 200)} yet: {last_line(error)}")
         return False
     return True
 
@@ -480,7 +480,7 @@ def compare(cluster: Cluster, host: Host, judged: Judged, *, registers: bool = T
                     cluster.env.clock.sleep(1)
                     continue
                 step.detail("not known")
-                cluster.env.progress.report(f"WARNING: what it has cost is not known: {last_line(error)}")
+                cluster.env.progress.warn(f"what it has cost is not known: {last_line(error)}")
                 return Cost()
             lost = find_unusable(judged.present, now, judged.new)
             failed = find_failed(judged.present, now, foreseen, changed)

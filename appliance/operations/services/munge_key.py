@@ -165,8 +165,8 @@ class KeySwap:
             remove_master(self.api, NEXT)
             announce(self.api)
         except SmsError as error:
-            self.cluster.env.progress.report(
-                f"WARNING: nodes may have the new munge key, and the container that of before: {error.message}; "
+            self.cluster.env.progress.warn(
+                f"nodes may have the new munge key, and the container that of before: {error.message}; "
                 "the next `sms apply` swaps it"
             )
 

@@ -94,8 +94,8 @@ def _try(cluster: Cluster, host: Host, image: str, files: Mapping[str, bytes]) -
     archive = seed_archive([Seed(path, data) for path, data in files.items() if path != SLURMDBD_CONF])
     output = run_container(host, *argv, input=archive, timeout=TRY_S).text
     if output.strip() == LACKS:
-        cluster.env.progress.report(
-            "WARNING: the image has no slurmd: what nodes make of these files is not known; `sms build` adds it"
+        cluster.env.progress.warn(
+            "the image has no slurmd: what nodes make of these files is not known; `sms build` adds it"
         )
         return []
     return list(judge_tried(read_tried(output), kinds, defined, gres))

@@ -151,8 +151,8 @@ def tell_nodes(cluster: Cluster, host: Host) -> None:
     try:
         reload_service(cluster, host, controller, RELOAD_S)
     except SmsError as error:
-        cluster.env.progress.report(
-            f"WARNING: nodes may have the old files of {controller.name}: {error.message}; "
+        cluster.env.progress.warn(
+            f"nodes may have the old files of {controller.name}: {error.message}; "
             f"`sms exec -- {shlex.join(controller.reload[0])}` repeats it"
         )
 

@@ -36,7 +36,7 @@ def list_before(cluster: Cluster, host: Host, options: UpgradeOptions) -> dict[s
     except CommandError as error:
         if not options.undo:
             raise
-        cluster.env.progress.report(f"WARNING: jobs are not compared: {error.message.splitlines()[-1].strip()}")
+        cluster.env.progress.warn(f"jobs are not compared: {error.message.splitlines()[-1].strip()}")
         return {}
 
 

@@ -228,7 +228,7 @@ def _upgrade(cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgrad
         parts = _rehearse(cluster, host, options, source, done.snapshot)
         done.rehearsed = True
     else:
-        cluster.env.progress.report("WARNING: the image is not rehearsed; any problem will show in production")
+        cluster.env.progress.warn("the image is not rehearsed; any problem will show in production")
     if switch:
         done.away, done.predicted_s = switch.away, max((one.predicted_s for one in switch.away), default=0.0)
         for line in shown_outages(switch.away):

@@ -44,6 +44,7 @@ def cells() -> Iterator[Cell]:
         mine = source if number < up else target if number > up else either
         # With the network interrupted, a target that was ordered to go up does; the command may not learn of it.
         yield Cell("SIGKILL", faults.kill, step, mine, sample=step == "arm")
+        yield Cell("Ctrl-C", faults.interrupt, step, mine, sample=step == "finish")
         for name, work in (
             ("SSH cut", faults.cut),
             ("SSH to the source cut", faults.cut_source),

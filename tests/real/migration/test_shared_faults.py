@@ -35,6 +35,7 @@ def cells() -> Iterator[Cell]:
         mine = source if number < up else target if number > up else either
         for name, work in (
             ("SIGKILL", faults.kill),
+            ("Ctrl-C", faults.interrupt),
             ("SSH cut", faults.cut),
             ("SSH to the target cut", faults.cut_target),
         ):
