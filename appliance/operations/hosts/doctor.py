@@ -61,6 +61,7 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
     except Unreachable as error:
         return [Finding("SSH", "missing", "; ".join(filter(None, [error.message, error.hint])))]
     findings = [] if isinstance(host, Local) else [Finding("SSH", "ok", f"reaches {host.name}")]
+    findings += () if admin else [_other_machine(cluster.site, here)]
     findings += examine(facts, bridges=bridges, parents=parents, overlay_bytes=cluster.site.overlay.size_mb << 20)
     accounts = fixed_accounts(cluster.base, cluster.services, cluster.site.system_users)
     findings += examine_users(facts, {name: (uid, gid) for gid, name, uid in accounts if uid is not None})
@@ -75,6 +76,15 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
         findings += _known_hosts(cluster.site, host, facts)
         findings.append(_bootstrap(cluster, host, facts))
     return findings
+
+
+def _other_machine(site: Site, here: str) -> Finding:
+    """Return the finding for this machine, which is not an admin host, or has another name than in the site file."""
+    names = [host.name for host in site.admin_hosts]
+    if here == site.build.host:
+        return Finding("admin host", "ok", f"{here} builds and signs images for {', '.join(names)}")
+    detail = f"{here} is none of {', '.join(names)}: networks and image are not checked; building and SSH matter"
+    return Finding("admin host", "warning", detail, f"sms doctor --host {names[0]}")
 
 
 def collect_facts(cluster: Cluster, host: Host, interfaces: Sequence[str]) -> Facts:

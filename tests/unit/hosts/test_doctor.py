@@ -15,7 +15,7 @@ import pytest
 from appliance.config.model import Secrets
 from appliance.host.base import Unreachable
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.hosts.doctor import _files, collect_facts, diagnose
+from appliance.operations.hosts.doctor import _files, _other_machine, collect_facts, diagnose
 from appliance.plan.hosts.apptainer import PINS as PINS_FILE
 from appliance.plan.hosts.apptainer import pinned_versions, version_key
 from appliance.plan.hosts.distro import family, install_command
@@ -459,6 +459,15 @@ def test_an_unreachable_host_is_one_finding(cluster: Cluster) -> None:
     assert diagnose(with_env(cluster, hosts=hosts), name) == [
         Finding("SSH", "missing", "host-a: no route to host; is the host up?")
     ]
+
+
+@pytest.mark.parametrize(("builds", "state"), [(None, "warning"), ("host-b", "warning"), ("builder", "ok")])
+def test_a_machine_that_is_no_admin_host_is_told_so(cluster: Cluster, builds: str | None, state: str) -> None:
+    """Also one whose host name is not that of the site file: its networks are not checked."""
+    build = cluster.site.build.model_copy(update={"host": builds})
+    found = _other_machine(cluster.site.model_copy(update={"build": build}), "builder")
+    mend = "" if state == "ok" else "sms doctor --host host-a"
+    assert (found.what, found.state, found.mend) == ("admin host", state, mend)
 
 
 def test_files_are_checked_as_by_config_check(cluster: Cluster, tmp_path: Path) -> None:
