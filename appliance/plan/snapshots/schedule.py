@@ -22,8 +22,8 @@ EVERY = re.compile(r"^# Every (\d+) minutes", re.MULTILINE)
 DRILL = "# Every week: a restore drill"
 """The beginning of the line about it in the files of both kinds."""
 DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
-MIN_TIMEOUT_S = 1800
-"""Lower limit of the unit's start timeout, in seconds."""
+OVERLAPPING = ("/usr/bin/systemd-run", "--quiet", "--collect", "--property=KillMode=process", "--")
+"""Runs a command in a unit of its own, which is not kept, and ends at once."""
 
 CRON = """\
 # Written by `sms overlay schedule install`.
@@ -83,10 +83,9 @@ RequiresMountsFor={folders}
 
 [Service]
 Type=oneshot
+# Each run has a unit of its own, as by cron: the next one must not wait for a push that takes long or hangs. There the
+# watchdog of a freeze outlives the process that it watches.
 ExecStart={command}
-# The watchdog of a freeze must outlive the process that it watches.
-KillMode=process
-TimeoutStartSec={timeout}
 """
 
 TIMER = """\
@@ -250,8 +249,9 @@ def plan_schedule(
         text = CRON.format(**values, fields=cron_fields(every, offset), command=cron_command(argv))
         return Schedule(kind, every, {cron_path(label): text + _cron_drill(drill, vm)})
     mounts = " ".join(dict.fromkeys(map(systemd_word, folders)))
-    timeout = max(MIN_TIMEOUT_S, 2 * every * 60)
-    service = SERVICE.format(**values, command=systemd_command(argv), folders=mounts, timeout=timeout)
+    # The manager expands variables there, too.
+    command = systemd_command((*OVERLAPPING, *(word.replace("$", "$$") for word in argv)))
+    service = SERVICE.format(**values, command=command, folders=mounts)
     files = {
         unit_path(label, "snapshot", "service"): service,
         unit_path(label, "snapshot"): TIMER.format(**values, calendar=calendar(every, offset)),
