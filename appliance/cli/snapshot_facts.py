@@ -24,12 +24,11 @@ def snapshot_facts(snapshots: SnapshotStatus, what: str = "") -> Iterator[tuple[
     if snapshots.bytes is not None:
         parts.append(format_size(snapshots.bytes))
     yield f"{what}snapshots", "; ".join(parts) if snapshots.count else "none"
+    if run and run.push_waits_since is not None:
+        yield f"{what}pushes wait", f"since {format_time(run.push_waits_since)}: newer snapshots are on this host only"
     if not snapshots.schedule:
         yield f"{what}schedule", "none: `sms overlay schedule install` installs one"
         return
-    if run and run.push_waits_since is not None:
-        waits = f"since {format_time(run.push_waits_since)}: newer snapshots are on this host only"
-        yield f"{what}pushes wait", waits
     last = "no run yet" if not run else f"last run {format_time(run.started)} {'succeeded' if run.ok else 'failed'}"
     yield f"{what}schedule", f"every {snapshots.every_minutes} min, by {snapshots.schedule}; {last}"
     if drill := snapshots.last_drill:

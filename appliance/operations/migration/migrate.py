@@ -70,13 +70,14 @@ def execute(cluster: Cluster, inspected: Inspected) -> tuple[MigrationResult, st
             for host in hosts:
                 with suppress(SmsError):  # a host that cannot be reached; the next verb there closes it
                     close_idle_mirror(cluster, host)
-            _record_target(cluster, inspected, image)
+            serves = _record_target(cluster, inspected, image)
+            if serves and isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(serves) from None
             raise
     try:
         result.notes += finish(cluster, inspected, image, result)
     except KeyboardInterrupt:
-        _record_target(cluster, inspected, image)
-        raise KeyboardInterrupt(f"the migration to {result.target} is complete") from None
+        raise KeyboardInterrupt(_record_target(cluster, inspected, image)) from None
     return result, failures
 
 
@@ -178,15 +179,18 @@ def finish(cluster: Cluster, inspected: Inspected, image: Image, result: Migrati
     return notes
 
 
-def _record_target(cluster: Cluster, inspected: Inspected, image: Image) -> None:
-    """Record that the target serves, if it does after all: its agent has committed, or nobody would guard it.
+def _record_target(cluster: Cluster, inspected: Inspected, image: Image) -> str:
+    """Record that the target serves, if it does after all, so that it is guarded; return that as text, else nothing.
 
-    What is not recorded here, such as while the agent is still at work, `sms migrate` again records.
+    What is not recorded here, such as while its agent is still at work, `sms migrate` again records.
     """
-    with suppress(SmsError), lock_host(cluster, inspected.target):
-        lease = query_lease(inspected.target, cluster)
-        if lease.holder == inspected.target.name and find_instance(cluster, inspected.target):
-            record_serving(cluster, inspected.target, image, lease)
+    target = inspected.target
+    with suppress(SmsError), lock_host(cluster, target):
+        lease = query_lease(target, cluster)
+        if lease.holder == target.name and find_instance(cluster, target):
+            record_serving(cluster, target, image, lease)
+            return f"the services container serves on {target.name}"
+    return ""
 
 
 def _note_all(cluster: Cluster, hosts: Sequence[Host], event: str, **facts: Any) -> None:

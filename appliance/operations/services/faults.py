@@ -36,6 +36,7 @@ from appliance.plan.services.defined import (
     read_allowed,
 )
 from appliance.plan.services.effect import SHOWN, Fault, Present, find_moved
+from appliance.plan.services.ending import count_allowed
 from appliance.text import one_line
 from appliance.tools.resolver import resolve
 from appliance.tools.scripts import script_argv
@@ -140,6 +141,10 @@ def find_faults_of_present(
     cluster: Cluster, host: Host, present: Present, defined: tuple[Defined, Defined]
 ) -> Iterator[Fault]:
     """Yield what a change breaks for those who have jobs, and for nodes in use."""
+    old, new = (count_allowed(each) for each in defined)
+    if (there := len(present.states)) >= new < old:
+        why = f"MaxJobCount={new}: Slurm has {there} jobs, with those that ended in the last minutes"
+        yield Fault(f"{why}: nobody could submit one", "set a larger one in `slurm.extra`")
     yield from _find_unassociated(cluster, host, present, defined)
     yield from _find_silent(cluster, host, present, defined)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
@@ -25,7 +25,7 @@ from appliance.units import format_age
 
 QUERY_S = 60
 STOP_QUERY_S = 15
-FORM = 5
+FORM = 6
 """Of the output of ``PRESENT``."""
 
 
@@ -93,7 +93,7 @@ def read_recorded(cluster: Cluster, host: Host) -> tuple[str, Present]:
     """
     text = host.run("cat", "--", str(cluster.places.jobs), ok=None, limit=2 * PRESENT_BYTES).stdout
     found = from_json(Recorded, text)
-    present = read_present(found.output, "")
+    present = replace(read_present(found.output, ""), now=cluster.env.clock.time())  # time limits go on meanwhile
     if found.form != FORM or present.unread or query_overlay(cluster, host).generation != found.generation:
         raise RecordError("it is not of the last stop")
     return format_age(cluster.env.clock.time() - found.at), present

@@ -64,6 +64,8 @@ AT_START = {
 }
 """Settings that slurmd reads only when it starts, and their defaults (slurm.conf(5)): until then it serves with those
 of before. With another kind of switch, slurmctld cannot read its jobs either."""
+LIMITS = ("OverTimeLimit", "SlurmdTimeout", "PreemptType", "PreemptMode", "MaxJobCount")
+"""Settings by which slurmctld ends or refuses jobs."""
 ENFORCING = {"associations", "limits", "qos", "safe", "wckeys", "all"}
 """Words of ``AccountingStorageEnforce`` with which a user without an association may not run jobs."""
 BY_FILE = {"gpu", "shard", "mps", "nic"}
@@ -86,7 +88,7 @@ class Defined:
     gres.conf numbers by their files. ``enforced``: words of ``AccountingStorageEnforce``, in lower case. ``gang``:
     whether jobs share nodes in turns. ``memory``: ``MaxMemPerNode`` of partitions without one. ``groups``: members of
     groups of the container; None if its accounts are not the site's. ``reserves_memory``, ``reserves_cores``: whether
-    no job gets what ``MemSpecLimit`` and ``CoreSpecCount`` set aside.
+    no job gets what ``MemSpecLimit`` and ``CoreSpecCount`` set aside. ``limits``: settings of ``LIMITS``.
     """
 
     nodes: Mapping[str, Settings] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class Defined:
     groups: Mapping[str, frozenset[str]] | None = None
     reserves_memory: bool = False
     reserves_cores: bool = True
+    limits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def features(self) -> frozenset[str]:
@@ -213,9 +216,9 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
         return Defined()
     frames = Frames({path: Section(path, "read", body) for path, body in files.items()})
     nodes, partitions = read_entries(frames, file)
-    programs, own, plugins, at_start = (
+    programs, own, plugins, at_start, limits = (
         {key: value for key in keys if (value := single_setting(frames, file, key.lower()))}
-        for keys in (PROGRAMS, OWN_PROGRAMS, (*PLUGINS, PLUGIN_FOLDER), AT_START)
+        for keys in (PROGRAMS, OWN_PROGRAMS, (*PLUGINS, PLUGIN_FOLDER), AT_START, LIMITS)
     )
     if "lua" in plugins.get("CliFilterPlugins", ""):  # slurmctld sends the script to no node
         programs["CliFilterPlugins"] = f"{FOLDER}/cli_filter.lua"
@@ -246,6 +249,7 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
         memory=single_setting(frames, file, "maxmempernode"),
         reserves_memory="memory" in single_setting(frames, file, "selecttypeparameters").lower(),
         reserves_cores=single_setting(frames, file, "allowspecresourcesusage").upper() not in YES,
+        limits=limits,
     )
 
 

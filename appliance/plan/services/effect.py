@@ -27,14 +27,15 @@ from appliance.plan.services.defined import (
     read_names,
 )
 from appliance.plan.services.dependents import find_dependents
+from appliance.plan.services.ending import find_ended, may_end
 from appliance.plan.services.fitting import Needs, find_kinds, read_mb
 from appliance.plan.services.jobs import LOST, Job, is_active, lost_jobs, read_fields
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
 from appliance.text import one_line
 
-JOB_FIELDS = "%i %T %u %P %N %n %W %f %V %m %c %d %l %D %a %q %v %E".replace(" ", "\t")
+JOB_FIELDS = "%i %T %u %P %N %n %W %f %V %m %c %d %l %D %a %q %v %e %E".replace(" ", "\t")
 """Of squeue(1): id, state, user, partitions, allocated and required nodes, licences, features, submission; memory,
-processors and disk on each node; time limit, nodes, account, QOS, reservation, dependencies.
+processors and disk on each node; time limit, nodes, account, QOS, reservation, end, dependencies.
 
 No field contains a tab; features may contain `|`.
 """
@@ -55,6 +56,7 @@ PRESENT = (
     "partitions=$(scontrol --oneliner show partition)\n"
     "described=$(scontrol --oneliner show node)\n"
     'nodes=$("$@")\n'
+    "date '+now %s'\n"
     'printf "%s\\n" "$jobs"\n'
     'printf "%s\\n" "$more" | sed "s/^/more /"\n'
     'printf "%s\\n" "$partitions" | sed -n "s/^PartitionName=/partition &/p"\n'
@@ -105,7 +107,7 @@ class Present:
 
     ``partitions``: fields of ``scontrol show partition`` by name. ``states``: of jobs by id, also of those that ended.
     ``unread``: how many lines of jobs could not be read. ``described``: features and weight of nodes, as
-    ``scontrol show node`` prints them.
+    ``scontrol show node`` prints them. ``now``: when that was, Unix time; 0 if it is not known.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -115,6 +117,7 @@ class Present:
     states: Mapping[str, str] = field(default_factory=dict)
     unread: int = 0
     described: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    now: float = 0
 
     @property
     def dynamic(self) -> set[str]:
@@ -166,7 +169,7 @@ def read_present(output: str, user: str) -> Present:
     more: dict[str, str] = {}
     described: dict[str, Mapping[str, str]] = {}
     states: dict[str, str] = {}
-    unread = 0
+    unread = now = 0
     for line in output.split("\n"):
         kind, _, rest = line.partition(" ")
         if kind == "job":
@@ -186,8 +189,11 @@ def read_present(output: str, user: str) -> Present:
             more[rest.partition(" ")[0]] = rest
         elif kind == "node":
             nodes.append(rest)
+        elif kind == "now":
+            now = _read_number(rest, 12)
     both = (_add_more(one, more[one.id]) if one.id in more else one for one in jobs)
-    return Present(tuple(both), tuple(reservations), read_nodes(nodes, user), partitions, states, unread, described)
+    known = read_nodes(nodes, user)
+    return Present(tuple(both), tuple(reservations), known, partitions, states, unread, described, now)
 
 
 def _add_more(job: Job, line: str) -> Job:
@@ -197,8 +203,9 @@ def _add_more(job: Job, line: str) -> Job:
     return replace(job, gres=frozenset(_read_gres(line)), host=host, most_nodes=_read_number(most), minutes=minutes)
 
 
-def _read_number(text: str) -> int:
-    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
+def _read_number(text: str, most: int = 9) -> int:
+    """Return a number of at most so many digits; 0 if it is none."""
+    return int(text) if len(text) <= most and re.fullmatch(r"[0-9]+", text) else 0
 
 
 def _read_gres(text: str) -> Iterator[str]:
@@ -211,7 +218,7 @@ def _read_gres(text: str) -> Iterator[str]:
 
 def _read_job(fields: Sequence[str]) -> Iterator[Job]:
     number, state, user, partitions, nodes, required, licenses, features, submitted, memory, cpus, disk = fields[:12]
-    limit, least, account, qos, reservation, depends = fields[12:]
+    limit, least, account, qos, reservation, end, depends = fields[12:]
     if not is_active(state) or state == "COMPLETING":
         return
     names = tuple(one for one in partitions.split(",") if one)
@@ -219,7 +226,6 @@ def _read_job(fields: Sequence[str]) -> Iterator[Job]:
     # With an alternative, it may start without one of them.
     named = "" if features in NOT_DEFINED or "|" in features else features
     wanted = frozenset(re.findall(FEATURE, named))
-    at = int(submitted) if re.fullmatch(r"[0-9]{1,12}", submitted) else 0
     yield Job(
         one_line(number, 60),
         state,
@@ -228,7 +234,7 @@ def _read_job(fields: Sequence[str]) -> Iterator[Job]:
         *sets,
         licenses=frozenset(count_licenses(licenses)),
         features=wanted,
-        submitted=at,
+        submitted=_read_number(submitted, 12),
         memory_mb=read_mb(memory),
         cpus=_read_number(cpus),
         disk_mb=read_mb(disk),
@@ -238,6 +244,7 @@ def _read_job(fields: Sequence[str]) -> Iterator[Job]:
         qos="" if qos in NOT_DEFINED else qos,
         reserved=reservation not in NOT_DEFINED,
         depends=depends,
+        ends=_read_number(end, 12),
     )
 
 
@@ -257,7 +264,7 @@ def can_cost(old: Defined, new: Defined) -> bool:
     other = any(_other_resources(old, new, name) for name in new.nodes)
     limits = (find_limits(old), find_limits(new))
     narrower = any(now.narrower(limits[0][name]) for name, now in limits[1].items() if name in limits[0])
-    ends = fewer or (old.gang and not new.gang) or narrower or _any_shrinks(old, new)
+    ends = fewer or (old.gang and not new.gang) or narrower or _any_shrinks(old, new) or may_end(old, new)
     return any((*gone, *lacking)) or other or ends or bool(find_away(old, new)) or _any_leaves(old, new)
 
 
@@ -324,7 +331,9 @@ def _find_change(old: Defined, new: Defined) -> _Change:
 def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...]:
     """Return what the controller would end when it reads ``new``: running jobs first."""
     nodes, change = new.nodes.keys() | present.dynamic, _find_change(old, new)
-    whys = {job.id: why for job in present.jobs if (why := _why_lost(job, nodes, new.partitions.keys(), change))}
+    silent = {one.name for one in present.nodes if "not_responding" in one.state.lower()}
+    whys = dict(find_ended(present.jobs, silent, present.now, old, new))
+    whys |= {job.id: why for job in present.jobs if (why := _why_lost(job, nodes, new.partitions.keys(), change))}
     whys |= find_dependents(present.jobs, whys.keys())
     losses = [
         Loss("job", job.id, whys[job.id], f"{job.user}, {job.state}")

@@ -30,6 +30,7 @@ class Job:
     ``nodes``: allocated; ``least_nodes``, ``most_nodes``: how many it asks for. ``minutes``: its time limit, or the
     least that it accepts; 0 if it has none of its own. ``reserved``: whether it runs in a reservation. ``submitted``:
     Unix time, 0 if it is not known; ``host``: where that was. ``depends``: on which jobs, as squeue(1) prints it.
+    ``ends``: when its time limit passes, Unix time, 0 without one.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Job:
     reserved: bool = False
     host: str = ""
     depends: str = ""
+    ends: int = 0
 
     @property
     def waits(self) -> bool:

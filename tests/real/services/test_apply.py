@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from typing import Any
 
 import pytest
@@ -362,6 +363,37 @@ def test_what_slurm_does_with_jobs_whose_nodes_change(running: Playground) -> No
     applied(running, "/etc/sms/sms.yaml")
     running.sms("exec", "--", "scontrol", "update", "NodeName=ALL", "State=RESUME", ok=None)
     demo.wait_idle(node, NODES)
+
+
+@pytest.mark.full
+def test_settings_that_end_running_jobs_are_refused(running: Playground) -> None:
+    """Partitions and nodes stay, a limit or a rank is another one. `--force` then costs what was predicted."""
+    node = running.host("node1")
+    node.run("scancel", "--user", "alice")
+    demo.wait_idle(node, NODES)
+    parts = [DEFAULT, {"name": "urgent", "extra": "PriorityTier=10"}]
+
+    def site(*extra: str) -> str:
+        return use(running, partitions=parts, extra=list(extra))
+
+    applied(running, site("OverTimeLimit=UNLIMITED"))
+    late = submit(running, "--time=1", "-w", "node2", "--exclusive", "--no-requeue")
+    waits = submit(running, "-p", "urgent", "-w", "node2", "--exclusive", state="PENDING")
+    preempting = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
+    time.sleep(70)  # its limit of a minute passes
+
+    def lost(*extra: str) -> list[str]:
+        return [one["name"] for one in applied(running, site(*extra), "-n", ok=(0, 3))["losses"]]
+
+    assert lost("OverTimeLimit=60") == []
+    assert lost() == [late]
+    assert lost("OverTimeLimit=UNLIMITED", *preempting) == [late]
+    done = applied(running, site("OverTimeLimit=UNLIMITED", *preempting), "--force")
+    assert [one["name"] for one in done["losses"]] == [late]
+    wait_until(lambda: "PREEMPTED" in node.run("scontrol", "show", "job", late).text, "Slurm has ended it", 90)
+    node.run("scancel", waits)
+    demo.wait_idle(node, NODES)
+    applied(running, "/etc/sms/sms.yaml")
 
 
 @pytest.mark.full

@@ -46,7 +46,7 @@ def node(name: str, state: str, reason: str = "none", user: str = "Unknown") -> 
 
 def present(*lines: str) -> Present:
     """What is read of lines; those of jobs may end before the limits of partitions."""
-    whole = (line + "\t" * 6 if line.startswith("job ") and line.count("\t") == 11 else line for line in lines)
+    whole = (line + "\t" * 7 if line.startswith("job ") and line.count("\t") == 11 else line for line in lines)
     return read_present("\n".join(whole), "slurm")
 
 
@@ -62,13 +62,14 @@ def test_what_the_controller_has() -> None:
     found = present(
         "job 7\tRUNNING\talice\tlong\tn[1-2]\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 8_[1-500%4]\tPENDING\tbob\tlong,normal\t\tn4\tmatlab:2,ansys\t[rack1*2&gpu]\tN/A\t1.5G\t4\t500M\t"
-        "1:00:00\t2\tphysics\tnormal\tmaint\tafterok:7(unfulfilled)",
+        "1:00:00\t2\tphysics\tnormal\tmaint\t1764500000\tafterok:7(unfulfilled)",
         "job 9+1\tSUSPENDED\teve\tnormal\tn3\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 10\tCOMPLETING\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 11\tCOMPLETED\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job x\tRUNNING\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 12\tRUNNING\teve\tgone\tn9",
         "more 8_[1-500%4] 8 30:00 login1 gres/gpu:a100:2 N/A",
+        "now 1764500100",
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
         "reservation ReservationName=maint StartTime=2030-01-01T00:00:00 Nodes=n[1-2] NodeCnt=2 PartitionName=(null)",
         "reservation ReservationName=lic StartTime=2030-01-01T00:00:00 Nodes=(null) PartitionName=long Users=root",
@@ -99,6 +100,7 @@ def test_what_the_controller_has() -> None:
             reserved=True,
             host="login1",
             depends="afterok:7(unfulfilled)",
+            ends=1764500000,
         ),
         Job("9+1", "SUSPENDED", "eve", ("normal",), frozenset({"n3"}), cpus=1),
     )
@@ -107,6 +109,7 @@ def test_what_the_controller_has() -> None:
         Reservation("lic", partition="long"),
         Reservation("all", licenses="a:2"),
     )
+    assert found.now == 1764500100
     assert found.described["n1"]["AvailableFeatures"] == "ib,gpu"
     assert found.usable == {"n1"}
 
@@ -115,7 +118,7 @@ def test_what_the_controller_has() -> None:
 def test_a_controller_that_does_not_answer_has_not_no_jobs(tmp_path: Path, failing: str) -> None:
     """The shell is a real one: a pipe would hide the failure."""
     prints = {
-        "squeue": "job 7\tRUNNING\talice\tlong\tn1\t\t(null)\t(null)\tN/A\t0\t1\t0\t1:00\t1\t\t\t(null)\t",
+        "squeue": "job 7\tRUNNING\talice\tlong\tn1\t\t(null)\t(null)\tN/A\t0\t1\t0\t1:00\t1\t\t\t(null)\tN/A\t",
         "scontrol": "ReservationName=r Nodes=n1\nNodeName=n1 Arch=x AvailableFeatures=ib Gres=(null) Weight=2 Owner=N",
         "sinfo": node("n1", "idle")[5:],
     }

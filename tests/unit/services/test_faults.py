@@ -18,7 +18,7 @@ from appliance.tools.scripts import python_argv
 from tests.support.fake import Fake
 from tests.unit.services.test_effect import node
 
-JOB = "job 8|RUNNING|bob|normal|n1|||||||||||||".replace("|", "\t")
+JOB = "job 8|RUNNING|bob|normal|n1||||||||||||||".replace("|", "\t")
 PRESENT = read_present("\n".join([JOB, node("n1", "mixed"), node("n2", "idle"), node("n3", "down")]), "slurm")
 NODES = "NodeName=n[1-3] NodeAddr=10.0.0.[1-3]\n"
 PASSWD, GROUP = "/etc/passwd", "/etc/group"
@@ -42,6 +42,13 @@ def texts(cluster: Cluster, host: Fake, old: str, new: str, **files: tuple[str, 
         *find_faults_of_present(cluster, host, PRESENT, both),
     ]
     return [one.why for one in found]
+
+
+@pytest.mark.parametrize(("new", "full"), [("", False), ("MaxJobCount=2\n", False), ("MaxJobCount=1\n", True)])
+def test_more_jobs_than_slurm_may_have(cluster: Cluster, new: str, full: bool) -> None:
+    found = texts(cluster, Fake({}), "", new)
+    assert ["nobody could submit" in why for why in found] == [True] * full
+    assert not texts(cluster, Fake({}), new, new), "as before"
 
 
 MANY = "".join(user(f"u{number}", 2000 + number) for number in range(30))
