@@ -37,7 +37,7 @@ OLD = b"NodeName=n[1-2]\nPartitionName=normal Nodes=ALL\nPartitionName=night Nod
 NEW = b"NodeName=n1\nPartitionName=normal Nodes=ALL\n"
 OF_NIGHT, ELSEWHERE = (
     line.replace("|", "\t")
-    for line in ("job 7|RUNNING|alice|night|n1|||||||||||||", "job 8|RUNNING|bob|normal|n1|||||||||||||")
+    for line in ("job 7|RUNNING|alice|night|n1||||||||||||||", "job 8|RUNNING|bob|normal|n1||||||||||||||")
 )
 PARTITIONS = ("partition PartitionName=normal Nodes=ALL State=UP", "partition PartitionName=night Nodes=ALL State=DOWN")
 
@@ -179,7 +179,7 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     assert "not known" in describe_jobs(cluster, host, record=True)[0]
     with pytest.raises(Refused, match="not known"):
         judge_start(cluster, host, Answer.REFUSE)
-    host.lines = [["job 8|PENDING|bob|||||||||||||||".replace("|", "\t")]]
+    host.lines = [["job 8|PENDING|bob||||||||||||||||".replace("|", "\t")]]
     describe_jobs(cluster, host, record=True)
     assert judge_start(cluster, host, Answer.REFUSE)
     host.overlay = rendered
@@ -216,7 +216,7 @@ def test_files_that_stay_in_the_overlay_are_judged_too(cluster: Cluster) -> None
 
 
 def test_a_restore_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> None:
-    job = "job 7|RUNNING|alice|night|n1||||1500|||||||||".replace("|", "\t")
+    job = "job 7|RUNNING|alice|night|n1||||1500||||||||||".replace("|", "\t")
     host = Controller(cluster, [job])
     assert "did not record" in judge_restore(cluster, host, 1000.0, force=False)[0], "as after a crash"
     describe_jobs(cluster, host, record=True)
