@@ -141,6 +141,7 @@ CRAY_EDITS = {
 """What an administrator replaces below the marks (CHANGE), and where this lab has its host keys."""
 
 
+@pytest.mark.full
 def test_the_starter_file_for_cray_ex_prepares_hosts_whose_cards_carry_addresses(cluster: lab.Lab) -> None:
     host = cluster.host("host-a")
     for name, address in CRAY_CARDS.items():

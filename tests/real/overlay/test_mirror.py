@@ -164,6 +164,7 @@ def test_folders_that_cannot_carry_one(bench: Bench, first: int, second: int, wo
     assert find_mirror(bench.cluster, bench.host) is None and not Path(bench.overlay).is_symlink()
 
 
+@pytest.mark.full
 def test_two_folders_on_one_disk_are_for_trying_out_only(bench: Bench) -> None:
     folders = [bench.disk(1), bench.disk(1) + "/below"]
     Path(folders[1]).mkdir()
@@ -268,6 +269,7 @@ def test_a_file_removed_while_in_use_is_detected_and_recreated(bench: Bench, clo
     assert bench.kept()
 
 
+@pytest.mark.full
 def test_a_member_whose_disk_was_full_of_what_one_had_alone(bench: Bench) -> None:
     """Degraded, Btrfs writes on the one left what must come to lie on both: a rebuild needs room on that one."""
     bench.create()
@@ -301,6 +303,7 @@ def test_the_folder_of_the_overlay_is_lost_with_one_member(bench: Bench) -> None
     assert bench.problems() == ""
 
 
+@pytest.mark.full
 def test_both_members_are_lost(bench: Bench) -> None:
     bench.create()
     with pytest.raises(SmsError, match="is intact"):
@@ -339,6 +342,7 @@ def test_another_host_that_has_it_open_is_not_joined(bench: Bench) -> None:
     write_note(bench.cluster, bench.host, found)
 
 
+@pytest.mark.full
 def test_a_member_moves_while_both_are_whole(bench: Bench) -> None:
     bench.create()
     with pytest.raises(Refused, match="unclear which one to move"):

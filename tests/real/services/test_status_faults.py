@@ -112,6 +112,7 @@ def test_the_port_off_the_bridge(served: Playground, network: int) -> None:
             host.run("ip", "link", "set", state["port"], "master", state["bridge"])
 
 
+@pytest.mark.full
 def test_the_uplink_off_the_bridge(served: Playground) -> None:
     host = served.host(HOST)
     with fault(served) as seen:
@@ -136,6 +137,7 @@ def test_the_uplink_without_a_carrier(served: Playground) -> None:
             switch(served, f"p-{HOST}", "up")
 
 
+@pytest.mark.full
 def test_the_bridge_deleted(served: Playground) -> None:
     host, port = served.host(HOST), served.status()["networks"][0]["port"]
     (lines,) = (host.run("ip", "-json", "address", "show", "br-prov").stdout,)
@@ -155,6 +157,7 @@ def test_the_bridge_deleted(served: Playground) -> None:
             host.run("ip", "-batch", "-", input=batch.encode())
 
 
+@pytest.mark.full
 def test_a_partition_beyond_the_switch(served: Playground) -> None:
     """All is well on the host: only connections to nodes show it, at once, and later the controller."""
     nodes = [f"p-node{number}" for number in range(1, NODES + 1)]

@@ -323,6 +323,7 @@ def test_a_stop_is_not_refused_by_a_snapshot(running: Playground, times: int) ->
     running.sms("-q", "start")
 
 
+@pytest.mark.full
 def test_a_full_disk_is_said_and_nothing_counts(running: Playground) -> None:
     host = running.host("host-a")
     host.run("mkdir", "-p", "/mnt/small")
