@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from appliance.cli.common import Verbs, add_host, add_json, add_vm, duration, open_target, print_result, verb
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
     from appliance.plan.snapshots.runs import Run
@@ -105,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
     from appliance.cli.screen import err
     from appliance.cli.snapshots.view import taken_line
+    from appliance.operations.services.names import NameWatch
     from appliance.operations.snapshots.scheduled import run_scheduled
     from appliance.operations.snapshots.snapshot import SCHEDULED, SnapshotOptions, rehearse_snapshot, snapshot
 
@@ -118,7 +121,11 @@ def run(arguments: argparse.Namespace) -> int:
         print_result(arguments, steps, steps)
         return 0
     if arguments.scheduled:
-        return report_scheduled(arguments, run_scheduled(cluster, host, options))
+
+        def follow_names(report: Callable[[str], None]) -> None:
+            NameWatch(cluster, host, report).check()
+
+        return report_scheduled(arguments, run_scheduled(cluster, host, options, follow_names=follow_names))
     taken = snapshot(cluster, host, options)
     result = {**taken.snapshot, "not_dumped": list(taken.not_dumped)}
     print_result(arguments, result, [taken_line(cluster.label, taken.snapshot)])

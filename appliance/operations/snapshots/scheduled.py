@@ -46,6 +46,7 @@ from appliance.progress import Silent
 from appliance.shared.lease import Lease
 
 REREAD_EVERY_S = 86400
+Report = Callable[[str], None]
 
 
 class NotesOnly(Silent):
@@ -109,8 +110,13 @@ class RunState:
         )
 
 
-def run_scheduled(cluster: Cluster, host: Host, options: SnapshotOptions) -> Run | None:
+def run_scheduled(
+    cluster: Cluster, host: Host, options: SnapshotOptions, *, follow_names: Callable[[Report], None]
+) -> Run | None:
     """Take a snapshot, prune and push; return the record of the run.
+
+    Args:
+        follow_names: called if the site has no guard, which does it: takes over other addresses of nodes' names.
 
     None: no snapshot was taken, because the container does not run on this host, or another run is in progress.
     Failures are not raised; they are recorded and reported by syslog and mail.
@@ -129,6 +135,8 @@ def run_scheduled(cluster: Cluster, host: Host, options: SnapshotOptions) -> Run
             work.attempt("guard", partial(replace_guard, cluster, host))
             work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, work))
             work.missed = detect_gap(cluster, host, lease, started)
+            if len(cluster.site.admin_hosts) < 2:
+                work.attempt("names of nodes", partial(follow_names, NotesOnly(work).report))
             # Before the snapshot is taken: it then stores damaged chunks again.
             work.attempt("read again", partial(reread_when_due, cluster, host))
             taken = snapshot(cluster, host, options)

@@ -113,8 +113,10 @@ def hold_lease(cluster: Cluster, holder: str | None, *, since: float | None = No
     path.write_bytes(Lease(cluster.site.cluster, 3, holder, since).text())
 
 
-def run(cluster: Cluster, host: Host) -> Run | None:
-    return run_scheduled(cluster, host, SnapshotOptions(reason="scheduled"))
+def run(
+    cluster: Cluster, host: Host, follow_names: Callable[[Callable[[str], None]], None] = lambda report: None
+) -> Run | None:
+    return run_scheduled(cluster, host, SnapshotOptions(reason="scheduled"), follow_names=follow_names)
 
 
 def record(cluster: Cluster) -> Run | None:
@@ -135,6 +137,22 @@ def test_a_run_is_recorded_and_prunes(cluster: Cluster, take: Any) -> None:
     assert found.stored_bytes and found.stored_bytes > 0
     assert Path(record_path(cluster)).stat().st_mode & 0o777 == 0o600
     assert host.log == host.mails == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_names_of_nodes_are_followed_where_no_guard_does(cluster: Cluster, take: Any, hosts: int) -> None:
+    take(None)
+    site = cluster.site.model_copy(update={"admin_hosts": cluster.site.admin_hosts[:hosts]})
+
+    def follow(report: Callable[[str], None]) -> None:
+        report("2 nodes have other addresses")
+        raise SmsError("scontrol failed")
+
+    found = run(replace(cluster, site=site), Here(), follow)
+    assert found and found.number == 1, "a snapshot is taken nevertheless"
+    assert ("2 nodes have other addresses" in found.notes) == (hosts == 1)
+    assert found.error == ("names of nodes: scontrol failed" if hosts == 1 else "")
 
 
 @pytest.mark.slow
