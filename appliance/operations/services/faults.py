@@ -37,6 +37,7 @@ from appliance.plan.services.defined import (
 )
 from appliance.plan.services.effect import SHOWN, Fault, Present, find_moved
 from appliance.plan.services.ending import count_allowed
+from appliance.plan.services.used_up import USAGE, begins_to_end, read_used_up
 from appliance.text import one_line
 from appliance.tools.resolver import resolve
 from appliance.tools.scripts import script_argv
@@ -146,6 +147,7 @@ def find_faults_of_present(
         why = f"MaxJobCount={new}: Slurm has {there} jobs, with those that ended in the last minutes"
         yield Fault(f"{why}: nobody could submit one", "set a larger one in `slurm.extra`")
     yield from _find_unassociated(cluster, host, present, defined)
+    yield from _find_beyond(cluster, host, present, defined)
     yield from _find_silent(cluster, host, present, defined)
 
 
@@ -213,6 +215,22 @@ def _find_unassociated(
             f"{one_line(', '.join(sorted(lacking)), 200)}; their waiting jobs fail",
             "`sacctmgr add user NAME account=ACCOUNT` for each, then apply",
         )
+
+
+def _find_beyond(cluster: Cluster, host: Host, present: Present, defined: tuple[Defined, Defined]) -> Iterator[Fault]:
+    """Yield running jobs that Slurm would end because a limit is used up, where it is to enforce these from now on."""
+    running = [job for job in present.jobs if not job.waits]
+    if not running or not begins_to_end(*defined):
+        return
+    shown = host.run(*inside_argv(cluster.site, cluster.services, *USAGE), ok=None, timeout=QUERY_S)
+    used = read_used_up(shown.text)
+    ended = {job.id: why for job in running if (why := used.why(job))}
+    hint = "add `safe` to AccountingStorageEnforce: then no running job is ended for a limit; or raise the limits first"
+    if shown.status:
+        yield Fault("AccountingStorageEnforce: whether running jobs are beyond a limit is not known", hint)
+    elif ended:
+        some = "; ".join(f"{name} ({why})" for name, why in [*ended.items()][:SHOWN])
+        yield Fault(f"AccountingStorageEnforce: a limit of running jobs is used up ({len(ended)}): {some}", hint)
 
 
 def find_lost_accounts(

@@ -102,6 +102,37 @@ def test_all_optional_services_are_real_when_turned_on(full: Full) -> None:
     assert "200 OK" in answer and '"node4"' in answer
 
 
+@pytest.mark.full
+def test_a_limit_that_is_used_up_ends_no_job_in_silence(full: Full) -> None:
+    """A job runs while limits are not enforced; once they are, Slurm ends it, as is said before."""
+    node = full.playground.host("node1")
+    for words in (
+        "add account physics",
+        "add user alice account=physics",
+        "modify account physics set GrpTRESMins=cpu=0",
+    ):
+        full.within(f"sacctmgr -i {words}")
+    job = demo.as_alice(node, "sbatch", "--parsable", "-A", "physics", "-o", "/dev/null", "--wrap", "sleep 600")
+    state = ("squeue", "-h", "-j", job, "-o", "%T")
+    demo.wait_for("the job runs", lambda: "yes" if node.run(*state).text == "RUNNING" else "")
+
+    def site(enforced: str) -> str:
+        def change(document: dict[str, Any]) -> None:
+            with_accounting(document)
+            document["slurm"]["extra"] = [f"AccountingStorageEnforce={enforced}"]
+
+        return full.playground.variant("limits.yaml", change)
+
+    apply = ("-q", "apply", "--json")
+    refused = json.loads(full.playground.sms("--site", site("limits"), *apply, "-n", ok=(3,)).stdout)["refused"]
+    assert len(refused) == 1 and f"{job} (account physics: GrpTRESMins=cpu=0)" in refused[0]
+    assert not json.loads(full.playground.sms("--site", site("limits,safe"), *apply, "-n").stdout)["refused"]
+    full.playground.sms("--site", site("limits"), *apply, "--force")
+    shown = ("scontrol", "show", "job", job)
+    demo.wait_for("Slurm ends it", lambda: "yes" if "JobState=TIMEOUT" in node.run(*shown).text else "")
+    full.sms(*apply)
+
+
 FILL = """
 import subprocess
 lines = ["update nodename=node4 state=drain reason=filled", "update nodename=node4 state=resume"] * 5300

@@ -105,9 +105,25 @@ ENFORCE = "AccountingStorageEnforce="
     ],
 )
 def test_users_without_an_association(cluster: Cluster, old: str, new: str, shown: str, refused: bool) -> None:
-    host = Fake({inside_argv(cluster.site, cluster.services, "sacctmgr"): (0, shown)})
+    answers = {"sacctmgr": (0, shown), "scontrol": (0, "")}
+    host = Fake({inside_argv(cluster.site, cluster.services, name): one for name, one in answers.items()})
     found = texts(cluster, host, f"{NODES}{ENFORCE}{old}\n" if old else NODES, f"{NODES}{ENFORCE}{new}\n")
     assert ["bob" in one for one in found] == [True] * refused
+
+
+@pytest.mark.parametrize(
+    ("status", "limit", "why"),
+    [(0, "cpu=9(9)", "8 (account physics: GrpTRESMins=cpu=9)"), (0, "cpu=9(8)", ""), (1, "", "is not known")],
+)
+def test_a_limit_that_is_used_up(cluster: Cluster, status: int, limit: str, why: str) -> None:
+    job = "job 8|RUNNING|bob|normal|n1||||||||||physics||||".replace("|", "\t")
+    shown = f"Account=physics UserName= ParentAccount=root(1) GrpTRESMins={limit}"
+    host = Fake({inside_argv(cluster.site, cluster.services, "scontrol"): (status, shown)})
+    both = tuple(
+        read_defined({"/etc/slurm/slurm.conf": f"{ENFORCE}associations{more}\n".encode()}) for more in ("", ",limits")
+    )
+    found = [one.why for one in find_faults_of_present(cluster, host, read_present(job, "slurm"), (both[0], both[1]))]
+    assert len(found) == bool(why) and all(why in one for one in found)
 
 
 @pytest.mark.parametrize(
