@@ -10,6 +10,7 @@ from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.guarded import is_guarded, is_outdated
+from appliance.operations.hosts.installed import SITE_FILE
 from appliance.operations.image.deliver import find_refusal
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.frozen import end_lost_freeze
@@ -206,7 +207,8 @@ def _faults(cluster: Cluster, host: Host, lease: Lease, space: dict[str, int], g
     elif guarded and is_outdated(cluster, host):  # it may not be able to read the leases that this version writes
         faults.append(
             f"the guard on {host.name}"
-            " is of another version of sms, or does not know the admin hosts of the site file; `sms start` replaces it"
+            " is of another version of sms, or does not know the admin hosts of the site file; "
+            f"`sms start` replaces it, where {SITE_FILE} lists the same"
         )
     return faults
 

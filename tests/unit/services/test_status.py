@@ -44,7 +44,7 @@ from tests.support.instances import LIST, lists
 FULL = "the overlay is {}% full; `sms overlay grow +1G` makes it larger"
 OUTDATED = (
     "the guard on host-a is of another version of sms, or does not know the admin hosts of the site file; "
-    "`sms start` replaces it"
+    "`sms start` replaces it, where /etc/sms/sms.yaml lists the same"
 )
 UNGUARDED = "no guard runs on host-a: nothing stops it here if another host takes over; sms guard"
 
