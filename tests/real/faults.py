@@ -36,6 +36,7 @@ from tests.real.moves import (
     ssh_cut,
 )
 from tests.real.power import power_off, power_on
+from tests.real.processes import below
 
 NODES = 2
 SAVED_S = 15
@@ -198,6 +199,13 @@ Fault = Callable[[Scene], None]
 def kill(scene: Scene) -> None:
     """SIGKILL of the command."""
     scene.run.kill()
+
+
+def kill_all(scene: Scene) -> None:
+    """SIGKILL of the command with all that it has begun on its host, the agent there included."""
+    for pid in reversed(below(scene.run.process.pid)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def interrupt(scene: Scene) -> None:
@@ -372,6 +380,8 @@ class Cell:
     clocks: bool = False
     wait_s: float = 60.0
     noticed_s: float = NOTICED_S
+    here: bool = False
+    """Whether it is called on the source, not from the admin's machine."""
 
     @property
     def at(self) -> str:
@@ -407,7 +417,7 @@ def run_cell(world: World, cell: Cell) -> None:
             small_disk(world, target, around)
         hosts = (*CARRIERS, "admin") if cell.clocks else ()
         clocks = {host: around.enter_context(own_clock(world.lab, host)) for host in hosts}
-        run = Stepping(world.lab, "migrate", target, wait_s=cell.wait_s)
+        run = Stepping(world.lab, "migrate", target, on=source if cell.here else "admin", wait_s=cell.wait_s)
         around.callback(run.kill)
         assert run.to(cell.at), run.end(60)
         scene = Scene(world, source, target, run, healing, clocks)

@@ -19,6 +19,12 @@ def begin(playground: Playground, *words: str, on: str = "host-a") -> subprocess
     return subprocess.Popen([*host.prefix, "sms", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+def below(pid: int) -> list[int]:
+    """A process and its descendants, the youngest first."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [each for child in children for each in below(int(child))] + [pid]
+
+
 def sms_pids(parent: int) -> list[int]:
     """The sms process below nsenter, by pid."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()

@@ -14,7 +14,7 @@ from appliance.plan.services.unit import guard_unit_name, guard_unit_text
 from appliance.tools import files
 from appliance.tools.scripts import script_argv
 
-GUARD_VERSION = "7"
+GUARD_VERSION = "8"
 """What a guard does. Raise it with every change that one which runs already must not miss: the next start or scheduled
 run replaces it.
 

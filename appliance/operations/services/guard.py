@@ -21,7 +21,7 @@ from appliance.operations.overlay.generation import retire_overlay, set_aside_ol
 from appliance.operations.preflight import find_instance, lock_host, lock_ports
 from appliance.operations.services.names import NameWatch
 from appliance.operations.services.stop import stop_gateway, take_down
-from appliance.operations.services.unfinished import is_interrupted, read_move
+from appliance.operations.services.unfinished import is_interrupted, read_move, resume_migration, was_killed
 from appliance.operations.services.uplink import UplinkWatch
 from appliance.plan.migration.lease import View, find_holder, find_newer, has_own_overlay
 from appliance.shared.lease import Lease
@@ -36,6 +36,8 @@ NAMES_INTERVAL_S = 60
 """Seconds between two looks whether names of nodes have other addresses."""
 FREEZE_INTERVAL_S = 2
 """Seconds between two looks whether the overlay was left frozen."""
+MOVE_INTERVAL_S = 15
+"""Seconds between two looks whether a migration was killed with its agent: the other one decides within 10 s."""
 RECHECK_S = 60
 """Seconds between two checks for an instance while another host holds the lease."""
 CURRENT_S, FAILED_S = 10, 30
@@ -105,6 +107,7 @@ class Guard:
         """Monotonic time since which the instance is being stopped; None when it is not."""
         self._checked_at = 0.0
         self._frozen = False
+        self._killed = False
 
     def query(self, name: str) -> None:
         """Query the lease file of a host; keep the last known one if the host is unreachable."""
@@ -283,6 +286,20 @@ class Guard:
         if before and self._frozen and thaw_lost(self.cluster, self.host):
             self.record("thawed", f"the overlay was frozen by a run that was killed on {self.host.name}: thawed", {})
 
+    def resume_move(self) -> None:
+        """Complete or roll back a migration or switch that was killed with its agents, once it was seen twice.
+
+        Its services with state would be stopped until somebody calls a verb.
+        """
+        before, self._killed = self._killed, was_killed(self.cluster)
+        if not (before and self._killed):
+            return
+        with suppress(Busy):  # a verb does it
+            found = resume_migration(self.cluster, self.host)
+            if state := found["found"]:
+                now = f"it is {found['state']} there now"
+                self.record("resumed", f"a migration was killed on {self.host.name} ({state}); {now}", {"found": state})
+
     def may_return(self) -> bool:
         """Return whether ports may be on their bridges again, once the leases of this cluster permit it."""
         return True
@@ -392,6 +409,7 @@ def _watch(watcher: Guard) -> Guard:
             threading.Thread(target=_query_forever, args=(watcher, name), daemon=True).start()
     threading.Thread(target=_watch_uplinks, args=(watcher,), daemon=True).start()
     threading.Thread(target=_watch_freezes, args=(watcher,), daemon=True).start()
+    threading.Thread(target=_watch_moves, args=(watcher,), daemon=True).start()
     threading.Thread(target=_watch_names, args=(watcher,), daemon=True).start()
     return watcher
 
@@ -402,6 +420,13 @@ def _watch_freezes(watcher: Guard) -> None:
         with watcher.reporting_errors():
             watcher.end_freeze()
         watcher.cluster.env.clock.sleep(FREEZE_INTERVAL_S)
+
+
+def _watch_moves(watcher: Guard) -> None:
+    while True:
+        with watcher.reporting_errors():
+            watcher.resume_move()
+        watcher.cluster.env.clock.sleep(MOVE_INTERVAL_S)
 
 
 def _watch_names(watcher: Guard) -> None:

@@ -33,6 +33,7 @@ from appliance.plan.upgrade.upgrade import (
     read_upgrade,
 )
 from appliance.progress import Silent
+from appliance.shared.locks import Locked, hold_lock
 from appliance.shared.migration import MoveMark
 from appliance.shared.records import RecordError, from_json, to_json
 
@@ -73,6 +74,18 @@ def recover_migration(cluster: Cluster, host: Host) -> None:
 def is_interrupted(cluster: Cluster, host: Host) -> bool:
     """Return whether a migration was killed on a host, or is under way there."""
     return host.works("test", "-e", mark_path(cluster), "-o", "-e", second_paths(cluster)[0])
+
+
+def was_killed(cluster: Cluster) -> bool:
+    """Return whether a migration or switch was killed on this machine with its agents: nobody is at work there."""
+    marks = (mark_path(cluster), second_paths(cluster)[0])
+    if all(cluster.env.hosts.read_here(mark) is None for mark in marks):
+        return False
+    try:
+        with hold_lock(str(cluster.places.lock)):
+            return True
+    except Locked:
+        return False
 
 
 def read_move(cluster: Cluster, host: Host) -> MoveMark | None:

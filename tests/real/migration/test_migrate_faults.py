@@ -45,6 +45,8 @@ def cells() -> Iterator[Cell]:
         # With the network interrupted, a target that was ordered to go up does; the command may not learn of it.
         yield Cell("SIGKILL", faults.kill, step, mine, sample=step == "arm")
         yield Cell("Ctrl-C", faults.interrupt, step, mine, sample=step == "finish")
+        # Nothing is left of it on the source: the guard there ends what it had begun.
+        yield Cell("all killed", faults.kill_all, step, mine, here=True)
         for name, work in (
             ("SSH cut", faults.cut),
             ("SSH to the source cut", faults.cut_source),

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
 from appliance.operations.lab import demo
 from tests.real.conftest import NODES, Playground
+from tests.real.processes import below
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.full]
@@ -20,12 +20,6 @@ pytestmark = [pytest.mark.real, pytest.mark.full]
 
 SAVED_S = 6
 """slurmctld saves a changed state within 5 s (SAVE_MAX_WAIT, src/slurmctld/state_save.c)."""
-
-
-def below(pid: int) -> list[int]:
-    """A process and its descendants, the youngest first."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [each for child in children for each in below(int(child))] + [pid]
 
 
 def test_a_restored_allocation_without_its_salloc_ends(running: Playground) -> None:
