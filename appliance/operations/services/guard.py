@@ -291,7 +291,7 @@ class Guard:
 
         Its services with state would be stopped until somebody calls a verb.
         """
-        before, self._killed = self._killed, was_killed(self.cluster)
+        before, self._killed = self._killed, was_killed(self.cluster, self.host)
         if not (before and self._killed):
             return
         with suppress(Busy):  # a verb does it

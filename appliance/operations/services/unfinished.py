@@ -33,9 +33,9 @@ from appliance.plan.upgrade.upgrade import (
     read_upgrade,
 )
 from appliance.progress import Silent
-from appliance.shared.locks import Locked, hold_lock
 from appliance.shared.migration import MoveMark
 from appliance.shared.records import RecordError, from_json, to_json
+from appliance.tools import files
 
 OVERLAY_REPLACED = {("migrate", "up"), ("migrate", "arrived"), ("failover", "restored")}
 """Verbs and events of the history after which the host has another overlay."""
@@ -76,16 +76,11 @@ def is_interrupted(cluster: Cluster, host: Host) -> bool:
     return host.works("test", "-e", mark_path(cluster), "-o", "-e", second_paths(cluster)[0])
 
 
-def was_killed(cluster: Cluster) -> bool:
+def was_killed(cluster: Cluster, host: Host) -> bool:
     """Return whether a migration or switch was killed on this machine with its agents: nobody is at work there."""
     marks = (mark_path(cluster), second_paths(cluster)[0])
-    if all(cluster.env.hosts.read_here(mark) is None for mark in marks):
-        return False
-    try:
-        with hold_lock(str(cluster.places.lock)):
-            return True
-    except Locked:
-        return False
+    there = any(cluster.env.hosts.read_here(mark) is not None for mark in marks)
+    return there and not files.is_locked(host, str(cluster.places.lock))
 
 
 def read_move(cluster: Cluster, host: Host) -> MoveMark | None:

@@ -1,0 +1,72 @@
+"""The guard and a migration that was killed together with its agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.errors import Busy
+from appliance.host.base import Host
+from appliance.operations.context import open_cluster
+from appliance.operations.services.guard import Guard
+from appliance.operations.services.unfinished import mark_path, second_paths
+from appliance.progress import Silent
+from appliance.tools.files import HELD
+from tests.places import DEBIAN_SITE
+from tests.support.env import FakeAgents, with_env
+from tests.support.fake import Fake
+
+
+class Stage:
+    """A guard, and what its agent answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.agents = FakeAgents(answers={"resume": self.resume})
+        self.cluster = with_env(open_cluster(DEBIAN_SITE, folder, Silent()), agents=self.agents)
+        self.held = False
+        self.answer: dict[str, Any] = {"found": "stopping", "state": "serving"}
+        self.host = Fake({("flock",): lambda *_: (HELD if self.held else 0, ""), (): (0, "")}, name="admin-1")
+        self.said: list[str] = []
+        self.guard = Guard(self.cluster, self.host, self.said.append)
+        folder.joinpath("journal").mkdir(parents=True)
+
+    def resume(self, host: Host, request: dict[str, Any]) -> dict[str, Any]:
+        if self.held:
+            raise Busy("another run is at work")
+        return self.answer
+
+    def look(self, times: int = 2) -> int:
+        """Look so often; return how often the agent was asked since."""
+        before = len(self.agents.requests)
+        for _ in range(times):
+            self.guard.resume_move()
+        return len(self.agents.requests) - before
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path / "state")
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_it_is_ended_once_nobody_is_at_work(stage: Stage, second: bool) -> None:
+    assert stage.look() == 0, "there is none"
+    mark = Path(second_paths(stage.cluster)[0] if second else mark_path(stage.cluster))
+    mark.write_text("{}")
+    stage.held = True
+    assert stage.look(5) == 0, "its agent lives"
+    stage.held = False
+    assert stage.look(1) == 0, "the other agent may still decide"
+    assert stage.look(1) == 1
+    assert stage.said == ["a migration was killed on admin-1 (stopping); it is serving there now"]
+    mark.unlink()
+    assert stage.look() == 0
+
+
+def test_a_verb_that_does_it_meanwhile(stage: Stage) -> None:
+    Path(mark_path(stage.cluster)).write_text("{}")
+    stage.look(1)
+    stage.answer = {"found": ""}
+    assert stage.look(1) == 1 and stage.said == []
