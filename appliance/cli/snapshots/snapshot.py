@@ -93,7 +93,7 @@ def run_vm(arguments: argparse.Namespace, cluster: Cluster, host: Host) -> int:
 
 
 def report_scheduled(arguments: argparse.Namespace, run: Run | None) -> int:
-    """Print a scheduled run. Failures are reported by syslog and mail, so that cron's --quiet run prints nothing."""
+    """Print a scheduled run. Failures are reported by syslog and mail: cron's --quiet run prints only warnings."""
     from appliance.cli.screen import err, print_json
 
     if arguments.json:

@@ -15,7 +15,12 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.preflight import find_instance
-from appliance.operations.services.faults import find_lacking_programs, find_lost_accounts, find_unreached
+from appliance.operations.services.faults import (
+    find_faults_of_present,
+    find_lacking_programs,
+    find_lost_accounts,
+    find_unreached,
+)
 from appliance.operations.services.munge_key import judge_key
 from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.present import QUERY_S, last_line, query_present, read_recorded
@@ -47,6 +52,7 @@ from appliance.plan.services.effect import (
     shown_losses,
 )
 from appliance.plan.services.node_files import READ
+from appliance.plan.services.used_up import begins_to_end
 from appliance.shared.records import RecordError
 from appliance.text import one_line
 from appliance.tools import ext3
@@ -223,7 +229,10 @@ def judge_start(cluster: Cluster, host: Host, answer: Answer, *, image: str = ""
         if judged.costly:
             unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
             judged = replace(judged, unknown=unknown)
-    lacking = find_lacking_programs(cluster, old, new)
+    lacking = [*find_lacking_programs(cluster, old, new)]
+    if judged.present and begins_to_end(old, new) and not all(job.waits for job in judged.present.jobs):
+        why = "AccountingStorageEnforce begins to enforce limits: which running jobs that ends is not known"
+        lacking.append(Fault(why, "start with the files of before, then `sms apply`; or add `safe` to it"))
     refused = (*judged.faults, *judge_node_files(cluster, host, image, before, after), *lacking)
     try:
         judged = replace(judged, faults=(*refused, *_judge_secrets(cluster, read, accounts, users)))
@@ -329,7 +338,10 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
     running = find_instance(cluster, host)
     refused = judge_node_files(cluster, host, running.image if running else "", before, after)
     users = judged.present.users if judged.present else frozenset[str]()
-    besides = (*find_lacking_programs(cluster, judged.old, judged.new), *_judge_secrets(cluster, read, accounts, users))
+    besides = [*find_lacking_programs(cluster, judged.old, judged.new)]
+    if judged.present:
+        besides += find_faults_of_present(cluster, host, judged.present, (judged.old, judged.new))
+    besides += _judge_secrets(cluster, read, accounts, users)
     return replace(judged, faults=(*judged.faults, *refused, *besides))
 
 

@@ -12,7 +12,7 @@ from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.files import read_reports
-from appliance.operations.services.present import QUERY_S, query_present
+from appliance.operations.services.present import QUERY_S, last_line, query_present
 from appliance.operations.services.reach import see_accepting
 from appliance.operations.vm.client import open_api
 from appliance.plan.machine import inside_argv
@@ -35,9 +35,9 @@ from appliance.plan.services.defined import (
     find_plugins,
     read_allowed,
 )
-from appliance.plan.services.effect import SHOWN, Fault, Present, find_moved
+from appliance.plan.services.effect import PRESENT_BYTES, SHOWN, Fault, Present, find_moved
 from appliance.plan.services.ending import count_allowed
-from appliance.plan.services.used_up import USAGE, begins_to_end, read_used_up
+from appliance.plan.services.used_up import USAGE, begins_to_end, read_usage
 from appliance.text import one_line
 from appliance.tools.resolver import resolve
 from appliance.tools.scripts import script_argv
@@ -142,10 +142,7 @@ def find_faults_of_present(
     cluster: Cluster, host: Host, present: Present, defined: tuple[Defined, Defined]
 ) -> Iterator[Fault]:
     """Yield what a change breaks for those who have jobs, and for nodes in use."""
-    old, new = (count_allowed(each) for each in defined)
-    if (there := len(present.states)) >= new < old:
-        why = f"MaxJobCount={new}: Slurm has {there} jobs, with those that ended in the last minutes"
-        yield Fault(f"{why}: nobody could submit one", "set a larger one in `slurm.extra`")
+    yield from _find_full(cluster, host, defined)
     yield from _find_unassociated(cluster, host, present, defined)
     yield from _find_beyond(cluster, host, present, defined)
     yield from _find_silent(cluster, host, present, defined)
@@ -222,15 +219,32 @@ def _find_beyond(cluster: Cluster, host: Host, present: Present, defined: tuple[
     running = [job for job in present.jobs if not job.waits]
     if not running or not begins_to_end(*defined):
         return
-    shown = host.run(*inside_argv(cluster.site, cluster.services, *USAGE), ok=None, timeout=QUERY_S)
-    used = read_used_up(shown.text)
-    ended = {job.id: why for job in running if (why := used.why(job))}
     hint = "add `safe` to AccountingStorageEnforce: then no running job is ended for a limit; or raise the limits first"
-    if shown.status:
-        yield Fault("AccountingStorageEnforce: whether running jobs are beyond a limit is not known", hint)
-    elif ended:
+    argv = inside_argv(cluster.site, cluster.services, *USAGE)
+    try:
+        usage = read_usage(host.run(*argv, timeout=QUERY_S, limit=PRESENT_BYTES).text)
+    except SmsError as error:
+        why = f"whether running jobs are beyond a limit is not known: {last_line(error)}"
+        yield Fault(f"AccountingStorageEnforce: {why}", hint)
+        return
+    qos = {name: settings.get("qos", "") for name, settings in defined[1].partitions.items()}
+    ended = {job.id: why for job in running if (why := usage.why(job, qos.get("".join(job.partitions[:1]), "")))}
+    if ended:
         some = "; ".join(f"{name} ({why})" for name, why in [*ended.items()][:SHOWN])
         yield Fault(f"AccountingStorageEnforce: a limit of running jobs is used up ({len(ended)}): {some}", hint)
+
+
+def _find_full(cluster: Cluster, host: Host, defined: tuple[Defined, Defined]) -> Iterator[Fault]:
+    """Yield that Slurm has more jobs than it may have from now on: nobody could submit one."""
+    old, new = (count_allowed(each) for each in defined)
+    if new >= old:
+        return
+    argv = ("sh", "-c", "squeue --all --array --noheader --states=all --format=. | wc -l")
+    shown = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None, timeout=QUERY_S).text
+    there = int(shown) if shown.isdecimal() and len(shown) < 10 else 0
+    if there + 1 >= new:
+        why = f"MaxJobCount={new}: Slurm has {there} jobs, with those that ended in the last minutes"
+        yield Fault(f"{why}: nobody could submit one", "set a larger one in `slurm.extra`")
 
 
 def find_lost_accounts(

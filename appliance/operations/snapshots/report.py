@@ -19,6 +19,7 @@ from appliance.plan.snapshots.runs import (
     mail_text,
     merge_previous,
     one_line,
+    overtaken,
     read_run,
 )
 from appliance.shared.records import to_json
@@ -37,6 +38,10 @@ SENDMAIL = (
 def finish(cluster: Cluster, host: Host, run: Run, subject: Subject = SNAPSHOTS) -> Run:
     """Record the run, send mail if due, write syslog; return the run as recorded."""
     previous = read_record(cluster, host, subject)
+    if newer := overtaken(previous, run):
+        problems = write_record(cluster, host, newer, subject)
+        _log(cluster, host, log_line(cluster.site.cluster, run, "", subject), run, problems)
+        return run
     run, notice = merge_previous(previous, run)
     problems = []
     if notice and (not run.ok or notice == "missed" or (previous and previous.mailed is not None)):

@@ -135,13 +135,16 @@ def run_scheduled(
             work.attempt("guard", partial(replace_guard, cluster, host))
             work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, work))
             work.missed = detect_gap(cluster, host, lease, started)
-            if len(cluster.site.admin_hosts) < 2:
-                work.attempt("names of nodes", partial(follow_names, NotesOnly(work).report))
             # Before the snapshot is taken: it then stores damaged chunks again.
             work.attempt("read again", partial(reread_when_due, cluster, host))
             taken = snapshot(cluster, host, options)
             work.number = taken.snapshot["number"]
             work.errors += taken.not_dumped
+            if len(cluster.site.admin_hosts) < 2:
+                try:
+                    follow_names(NotesOnly(work).report)
+                except SmsError as error:  # the snapshot is taken, and the next run tries again
+                    work.notes += (f"names of nodes: {one_line(error.message)}",)
         except Busy as error:
             _record_skipped(cluster, host, error)
             return None

@@ -60,9 +60,14 @@ FIELDS = {
     "QoS": _Field(("qos",), "N/A"),
     "DefaultTime": _Field(("defaulttime",), "NONE", minutes),
     "MinNodes": _Field(("minnodes",), "0", _least),
+    "PreemptMode": _Field(("preemptmode",), "OFF"),
+    "OverTimeLimit": _Field(("overtimelimit",), "NONE", minutes),
     "OverSubscribe": _Field(("oversubscribe", "shared"), "NO", _sharing),
 }
 """Of slurm.conf(5), those that administrators change while the cluster runs."""
+
+
+MODES = {"OFF", "CANCEL", "REQUEUE"}
 
 
 def find_by_hand(present: Present, old: Defined, new: Defined) -> list[str]:
@@ -102,12 +107,17 @@ def _find_partitions(present: Present, old: Defined, new: Defined) -> list[str]:
     nodes = old.nodes.keys() | new.nodes.keys()
     return lines + [
         f"partition {one_line(name, 60)}: {key} is {one_line(shown[key], 60)} by `scontrol update`, "
-        f"and would be {one_line(_defined(field, new.partitions[name]), 60)}"
+        f"and would be {one_line(_defined(field, _settings(new, name)), 60)}"
         for name, shown in partitions.items()
         if name in old.partitions and name in new.partitions
         for key, field in FIELDS.items()
-        if key in shown and _differs(field, shown, key, nodes, old.partitions[name], new.partitions[name])
+        if key in shown and _differs(field, shown, key, nodes, *(_settings(one, name) for one in (old, new)))
     ]
+
+
+def _settings(defined: Defined, name: str) -> Settings:
+    """Return the settings of a partition, with those that all have."""
+    return {"preemptmode": defined.limits.get("PreemptMode", "OFF"), **defined.partitions[name]}
 
 
 def _with_rules(shown: Mapping[str, str]) -> dict[str, str]:
@@ -130,4 +140,6 @@ def _differs(field: _Field, shown: Mapping[str, str], key: str, nodes: Set[str],
         return False  # a NodeSet, or ALL
     if key == "DefaultTime" and shown[key] == "NONE":
         return False  # Slurm drops one that is over MaxTime
+    if key == "PreemptMode" and not {text.upper() for text in (shown[key], *texts)} <= MODES:
+        return False  # lists of flags are printed in another order, and with others
     return field.form(shown[key]) not in map(field.form, texts)

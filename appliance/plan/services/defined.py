@@ -68,6 +68,8 @@ LIMITS = ("OverTimeLimit", "SlurmdTimeout", "PreemptType", "PreemptMode", "MaxJo
 """Settings by which slurmctld ends or refuses jobs."""
 ENFORCING = {"associations", "limits", "qos", "safe", "wckeys", "all"}
 """Words of ``AccountingStorageEnforce`` with which a user without an association may not run jobs."""
+ENFORCED = {"1": "associations", "2": "limits"}
+"""Older words of it."""
 BY_FILE = {"gpu", "shard", "mps", "nic"}
 """Generic resources whose number is that of their files, also without a line in gres.conf."""
 PLUGIN_FOLDER = "PluginDir"
@@ -244,7 +246,9 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
         sets=sets,
         gres_types=_split(single_setting(frames, file, "grestypes")),
         by_file=_read_by_file(files.get(GRES_CONF, b"").decode(errors="replace")),
-        enforced=_split(single_setting(frames, file, "accountingstorageenforce").lower()),
+        enforced=frozenset(
+            ENFORCED.get(one, one) for one in _split(single_setting(frames, file, "accountingstorageenforce").lower())
+        ),
         gang="gang" in single_setting(frames, file, "preemptmode").lower(),
         memory=single_setting(frames, file, "maxmempernode"),
         reserves_memory="memory" in single_setting(frames, file, "selecttypeparameters").lower(),

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from appliance.config.hostlist import fold
-from appliance.plan.services.admission import Limits, find_limits, read_limit
+from appliance.plan.services.admission import UNLIMITED, Limits, find_limits, read_limit
 from appliance.plan.services.defined import (
     NOT_DEFINED,
     Defined,
@@ -31,6 +31,7 @@ from appliance.plan.services.ending import find_ended, may_end
 from appliance.plan.services.fitting import Needs, find_kinds, read_mb
 from appliance.plan.services.jobs import LOST, Job, is_active, lost_jobs, read_fields
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
+from appliance.plan.services.used_up import begins_to_end
 from appliance.text import one_line
 
 JOB_FIELDS = "%i %T %u %P %N %n %W %f %V %m %c %d %l %D %a %q %v %e %E".replace(" ", "\t")
@@ -244,7 +245,7 @@ def _read_job(fields: Sequence[str]) -> Iterator[Job]:
         qos="" if qos in NOT_DEFINED else qos,
         reserved=reservation not in NOT_DEFINED,
         depends=depends,
-        ends=_read_number(end, 12),
+        ends=0 if limit.upper() in UNLIMITED else _read_number(end, 12),
     )
 
 
@@ -264,7 +265,8 @@ def can_cost(old: Defined, new: Defined) -> bool:
     other = any(_other_resources(old, new, name) for name in new.nodes)
     limits = (find_limits(old), find_limits(new))
     narrower = any(now.narrower(limits[0][name]) for name, now in limits[1].items() if name in limits[0])
-    ends = fewer or (old.gang and not new.gang) or narrower or _any_shrinks(old, new) or may_end(old, new)
+    ends = fewer or (old.gang and not new.gang) or narrower or _any_shrinks(old, new)
+    ends = ends or may_end(old, new) or begins_to_end(old, new)
     return any((*gone, *lacking)) or other or ends or bool(find_away(old, new)) or _any_leaves(old, new)
 
 

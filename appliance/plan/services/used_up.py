@@ -1,14 +1,15 @@
 """Limits of accounts and QOS that are used up: slurmctld ends running jobs for them once it enforces limits.
 
 The rules are those of ``acct_policy_job_time_out`` (src/slurmctld/acct_policy.c of Slurm). It looks at ``GrpTRESMins``
-and ``GrpWall`` of a job's association, of the accounts above it, and of its QOS. Limits of a single job
-(``MaxTRESMinsPerJob``) are not known here.
+and ``GrpWall`` of the QOS of a job's partition, of its own QOS, of its association, and of the accounts above; what one
+of these sets, the later ones do not. Not known here: limits of a single job (``MaxTRESMinsPerJob``), and a QOS that
+comes before that of the partition (``OverPartQOS``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from appliance.plan.services.defined import Defined
@@ -21,28 +22,46 @@ ROOT = "root"
 """The account above all others, whose limits do not count."""
 MOST_LEVELS = 100
 """Of accounts: a hostile list may contain a circle."""
+WALL = "GrpWall"
+OF_ALL = {"cpu", "mem", "node", "billing", WALL}
+"""What every running job uses; of the rest, energy never counts."""
+Limits = Mapping[str, str]
+"""Limits that are set, by resource: with their text if they are used up, else empty."""
 
 
 @dataclass(frozen=True)
-class UsedUp:
-    """What is used up, with the limit as text. ``accounts``: by account and user of it; ``parents``: of accounts."""
+class Usage:
+    """Limits by QOS, by association (account, user and partition, each may be empty), and the parents of accounts."""
 
-    accounts: Mapping[tuple[str, str], str]
-    qos: Mapping[str, str]
+    qos: Mapping[str, Limits]
+    accounts: Mapping[tuple[str, str, str], Limits]
     parents: Mapping[str, str]
 
-    def why(self, job: Job) -> str:
+    def why(self, job: Job, partition_qos: str = "") -> str:
         """Return which limit of a job is used up; empty if none is."""
-        if found := self.qos.get(job.qos):
-            return f"QOS {one_line(job.qos, 60)}: {found}"
-        account, user = job.account, job.user
+        partition = job.partitions[0] if job.partitions else ""
+        uses = OF_ALL | {f"gres/{name}" for name in job.gres} | {f"license/{name}" for name in job.licenses}
+        hidden: set[str] = set()
+        for what, limits in self._of(job, partition, dict.fromkeys((partition_qos, job.qos))):
+            for name, used in limits.items():
+                if used and name in uses and name not in hidden:
+                    return f"{what}: {used}"
+            if what.startswith("QOS"):
+                hidden |= limits.keys()
+        return ""
+
+    def _of(self, job: Job, partition: str, qos: Iterable[str]) -> Iterator[tuple[str, Limits]]:
+        """Yield the limits of a job in their order."""
+        yield from ((f"QOS {one_line(name, 60)}", self.qos[name]) for name in qos if name in self.qos)
+        account, shown = job.account, one_line(job.account, 60)
+        own = ((account, job.user, partition), (account, job.user, ""))
+        if key := next((one for one in own if one in self.accounts), None):
+            yield f"account {shown}", self.accounts[key]
         for _ in range(MOST_LEVELS):
             if account in ("", ROOT):
-                break
-            if found := self.accounts.get((account, user)):
-                return f"account {one_line(account, 60)}: {found}"
-            account, user = (account, "") if user else (self.parents.get(account, ""), "")
-        return ""
+                return
+            yield f"account {one_line(account, 60)}", self.accounts.get((account, "", ""), {})
+            account = self.parents.get(account, "")
 
 
 def begins_to_end(old: Defined, new: Defined) -> bool:
@@ -51,33 +70,32 @@ def begins_to_end(old: Defined, new: Defined) -> bool:
     return after and not before
 
 
-def read_used_up(output: str) -> UsedUp:
+def read_usage(output: str) -> Usage:
     """Parse the output of ``USAGE``; other lines are ignored."""
-    accounts: dict[tuple[str, str], str] = {}
-    qos: dict[str, str] = {}
+    qos: dict[str, Limits] = {}
+    accounts: dict[tuple[str, str, str], Limits] = {}
     parents: dict[str, str] = {}
     for line in output.splitlines():
         fields = read_fields(line)
-        why = _find_limit(fields)
+        limits = dict(_read_limits(fields))
         if name := _without_id(fields.get("QOS", "")):
-            qos |= {name: why} if why else {}
+            qos[name] = limits
         elif account := fields.get("Account", ""):
             user = _without_id(fields.get("UserName", ""))
-            accounts |= {(account, user): why} if why else {}
+            accounts[account, user, fields.get("Partition", "")] = limits
             if not user:
                 parents[account] = _without_id(fields.get("ParentAccount", ""))
-    return UsedUp(accounts, qos, parents)
+    return Usage(qos, accounts, parents)
 
 
 def _without_id(text: str) -> str:
     return text.partition("(")[0]
 
 
-def _find_limit(fields: Mapping[str, str]) -> str:
-    """Return the first limit that is used up, such as ``GrpTRESMins=cpu=100``; empty if none is."""
-    each = [f"GrpTRESMins={one}" for one in fields.get("GrpTRESMins", "").split(",")]
-    for text in (*each, f"GrpWall={fields.get('GrpWall', '')}"):
-        found = re.fullmatch(r"([\w/:.=-]+=(\d{1,18}))\((\d{1,18})(?:\.\d+)?\)", text)
-        if found and int(found[3]) >= int(found[2]):
-            return found[1]
-    return ""
+def _read_limits(fields: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the limits that are set: such as ``cpu`` with ``GrpTRESMins=cpu=100`` if it is used up, else empty."""
+    each = [("GrpTRESMins=", one) for one in fields.get("GrpTRESMins", "").split(",")]
+    for before, text in (*each, ("", f"{WALL}={fields.get(WALL, '')}")):
+        if found := re.fullmatch(r"([\w/:.-]{1,80})=(\d{1,18})\((\d{1,18})(?:\.\d+)?\)", text):
+            name, limit, used = found.groups()
+            yield name, f"{before}{name}={limit}" if int(used) >= int(limit) else ""

@@ -128,6 +128,16 @@ def read_run(data: bytes | str | None) -> Run | None:
         return None
 
 
+def overtaken(previous: Run | None, run: Run) -> Run | None:
+    """Return the record of a newer run, with what ``run``, whose push has lasted longer, tells about pushes; else None.
+
+    The newer one tells about snapshots.
+    """
+    if previous is None or previous.started <= run.started:
+        return None
+    return replace(previous, push_waits_since=run.push_waits_since)
+
+
 def merge_previous(previous: Run | None, run: Run) -> tuple[Run, Notice]:
     """Return the record of ``run`` with the history of ``previous``, and what to report by mail.
 

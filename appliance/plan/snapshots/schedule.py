@@ -22,7 +22,7 @@ EVERY = re.compile(r"^# Every (\d+) minutes", re.MULTILINE)
 DRILL = "# Every week: a restore drill"
 """The beginning of the line about it in the files of both kinds."""
 DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
-OVERLAPPING = ("/usr/bin/systemd-run", "--quiet", "--collect", "--property=KillMode=process", "--")
+OVERLAPPING = ("/usr/bin/systemd-run", "--quiet", "--collect", "--property=KillMode=process")
 """Runs a command in a unit of its own, which is not kept, and ends at once."""
 
 CRON = """\
@@ -250,7 +250,9 @@ def plan_schedule(
         return Schedule(kind, every, {cron_path(label): text + _cron_drill(drill, vm)})
     mounts = " ".join(dict.fromkeys(map(systemd_word, folders)))
     # The manager expands variables there, too.
-    command = systemd_command((*OVERLAPPING, *(word.replace("$", "$$") for word in argv)))
+    plain = mounts.replace("%%", "%")  # the command is quoted as a whole
+    words = (*OVERLAPPING, f"--property=RequiresMountsFor={plain}", "--", *(one.replace("$", "$$") for one in argv))
+    command = systemd_command(words)
     service = SERVICE.format(**values, command=command, folders=mounts)
     files = {
         unit_path(label, "snapshot", "service"): service,

@@ -11,7 +11,7 @@ from tests.unit.services.test_effect import present
 SHOWN = (
     "partition PartitionName=normal AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A "
     "DefaultTime=NONE DisableRootJobs=NO Hidden=NO MaxNodes=UNLIMITED MaxTime=1-00:00:00 MinNodes=0 Nodes=n[1-4] "
-    "PriorityJobFactor=1 PriorityTier=1 RootOnly=NO OverSubscribe=NO State=UP TotalCPUs=8 TotalNodes=4"
+    "PriorityJobFactor=1 PriorityTier=1 RootOnly=NO OverSubscribe=NO OverTimeLimit=NONE PreemptMode=OFF State=UP"
 )
 
 
@@ -45,6 +45,17 @@ SHOWN = (
         ("MaxTime=1440", {"AllowAccounts=ALL": "DenyAccounts=eve"}, "DenyAccounts is eve"),
         ("MaxTime=1440 DenyAccounts=Eve", {"AllowAccounts=ALL": "DenyAccounts=eve"}, ""),
         ("MaxTime=1440 DenyAccounts=eve", {}, "DenyAccounts is "),
+        ("MaxTime=1440", {"OverTimeLimit=NONE": "OverTimeLimit=UNLIMITED"}, "OverTimeLimit is UNLIMITED"),
+        ("MaxTime=1440 OverTimeLimit=INFINITE", {"OverTimeLimit=NONE": "OverTimeLimit=UNLIMITED"}, ""),
+        ("MaxTime=1440 OverTimeLimit=10", {"OverTimeLimit=NONE": "OverTimeLimit=10"}, ""),
+        ("MaxTime=1440 PreemptMode=cancel", {"PreemptMode=OFF": "PreemptMode=CANCEL"}, ""),
+        ("MaxTime=1440", {"PreemptMode=OFF": "PreemptMode=REQUEUE"}, "PreemptMode is REQUEUE"),
+        ("MaxTime=1440\nPreemptMode=REQUEUE\nPartitionName=x", {"PreemptMode=OFF": "PreemptMode=REQUEUE"}, ""),
+        (
+            "MaxTime=1440\nPreemptMode=SUSPEND,GANG\nPartitionName=x",
+            {"PreemptMode=OFF": "PreemptMode=GANG,SUSPEND"},
+            "",
+        ),
         ("MaxTime=1440 DenyAccounts=eve AllowAccounts=bob", {"AllowAccounts=ALL": "AllowAccounts=bob"}, ""),
     ],
 )

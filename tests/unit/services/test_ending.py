@@ -8,7 +8,7 @@ import pytest
 
 from appliance.plan.services.defined import Defined, read_defined
 from appliance.plan.services.effect import Present, can_cost, find_losses
-from appliance.plan.services.ending import find_ended
+from appliance.plan.services.ending import find_ended, may_end
 from appliance.plan.services.jobs import Job
 from appliance.plan.services.nodes import NodeState
 
@@ -48,7 +48,8 @@ def test_a_job_beyond_its_time_limit(before: str, after: str, lost: bool) -> Non
     old, new = defined(before), defined(after)
     assert bool(ended(LATE, old, new)) == lost
     assert not ended(RUNS, old, new), "one within its limit goes on"
-    assert not ended(replace(LATE, state="SUSPENDED"), old, new), "only those that run are ended for it"
+    assert not ended(replace(LATE, state="SUSPENDED"), old, new), "its time stands still"
+    assert bool(ended(replace(LATE, state="SIGNALING"), old, new)) == lost, "it runs, too"
     assert not ended(replace(LATE, ends=0), old, new), "it has no limit"
     assert can_cost(old, new) or not lost
 
@@ -63,9 +64,11 @@ def test_a_node_that_does_not_answer() -> None:
     old, new, silent = defined("SlurmdTimeout=3600"), defined("SlurmdTimeout=60"), frozenset({"n1"})
     assert "lowered to 60 s" in ended(RUNS, old, new, silent=silent)
     assert ended(RUNS, defined("SlurmdTimeout=0"), new, silent=silent), "0 was for ever"
+    assert ended(replace(RUNS, state="SUSPENDED"), old, new, silent=silent), "that of a suspended job, too"
     assert not ended(RUNS, old, new, silent=frozenset({"n2"}))
     assert not ended(RUNS, new, old, silent=silent)
     assert not ended(RUNS, defined(), defined("SlurmdTimeout=300"), silent=silent), "300 is the default"
+    assert ended(RUNS, defined("SlurmdTimeout=UNLIMITED"), old, silent=silent)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,30 @@ def test_a_partition_that_rises_above_others() -> None:
     assert ended(RUNS, defined(*words, conf=flat), defined(*words), WAITS)
     exempt = CONF.replace("PriorityTier=1\n", "PriorityTier=1 PreemptMode=OFF\n")
     assert not ended(RUNS, defined(*words, conf=flat), defined(*words, conf=exempt), WAITS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "may"),
+    [
+        (CONF, CONF + "PartitionName=extra Nodes=n1\n", False),
+        (CONF + "PartitionName=extra Nodes=n1\n", CONF, False),
+        (CONF, CONF.replace("PriorityTier=20", "PriorityTier=30"), False),  # it came first before
+        (CONF, CONF.replace("PriorityTier=20", "PriorityTier=5"), True),  # that of 10 comes before it now
+        (CONF, CONF.replace("PriorityTier=20", "PriorityTier=20 PreemptMode=OFF"), False),
+        (CONF.replace("PriorityTier=1\n", "PriorityTier=1 PreemptMode=OFF\n"), CONF, True),
+    ],
+)
+def test_what_may_end_jobs_where_some_are_preempted_already(old: str, new: str, may: bool) -> None:
+    words = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
+    assert may_end(defined(*words, conf=old), defined(*words, conf=new)) == may
+
+
+def test_many_jobs_are_judged_quickly() -> None:
+    """A hostile list has as many as fit: each pair of a running and a waiting one would take hours."""
+    jobs = [replace(RUNS, id=str(number), nodes=frozenset({f"n{number % 4 + 1}"})) for number in range(20000)]
+    jobs += [replace(WAITS, id=str(number), partitions=("low",)) for number in range(20000, 40000)]
+    words = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
+    assert not [*find_ended(jobs, frozenset(), NOW, defined(), defined(*words))]
 
 
 def test_they_are_among_the_losses_with_what_depends_on_them() -> None:

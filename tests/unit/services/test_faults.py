@@ -44,11 +44,21 @@ def texts(cluster: Cluster, host: Fake, old: str, new: str, **files: tuple[str, 
     return [one.why for one in found]
 
 
-@pytest.mark.parametrize(("new", "full"), [("", False), ("MaxJobCount=2\n", False), ("MaxJobCount=1\n", True)])
-def test_more_jobs_than_slurm_may_have(cluster: Cluster, new: str, full: bool) -> None:
-    found = texts(cluster, Fake({}), "", new)
+@pytest.mark.parametrize(
+    ("old", "new", "jobs", "full"),
+    [
+        ("", "", "20000", False),
+        ("", "MaxJobCount=1000\n", "999", True),  # the next would be one too many
+        ("", "MaxJobCount=1000\n", "998", False),
+        ("", "MaxJobCount=20000\n", "30000", False),
+        ("MaxJobCount=1000\n", "MaxJobCount=1000\n", "1000", False),
+        ("", "MaxJobCount=1000\n", "squeue: error", False),
+    ],
+)
+def test_more_jobs_than_slurm_may_have(cluster: Cluster, old: str, new: str, jobs: str, full: bool) -> None:
+    host = Fake({inside_argv(cluster.site, cluster.services, "sh"): (0, f"{jobs}\n")})
+    found = texts(cluster, host, old, new)
     assert ["nobody could submit" in why for why in found] == [True] * full
-    assert not texts(cluster, Fake({}), new, new), "as before"
 
 
 MANY = "".join(user(f"u{number}", 2000 + number) for number in range(30))

@@ -30,6 +30,7 @@ from appliance.plan.snapshots.runs import (
     log_line,
     mail_text,
     merge_previous,
+    overtaken,
     read_run,
     record_overlap,
 )
@@ -67,6 +68,14 @@ def test_the_first_failure_is_kept() -> None:
     assert (second.failing_since, second.mailed, second.error) == (T, T, "b")
     recovered, _ = merge_previous(second, run(T + 2 * QUARTER))
     assert (recovered.failing_since, recovered.mailed) == (None, None)
+
+
+def test_a_run_that_a_newer_one_has_overtaken_tells_about_pushes_only() -> None:
+    """Its push took longer than the interval: what the newer run found of snapshots stays."""
+    newer = replace(run(T + QUARTER, "the disk is full"), push_waits_since=T + QUARTER, failing_since=T + QUARTER)
+    assert overtaken(newer, run(T)) == replace(newer, push_waits_since=None), "it was pushed after all"
+    assert overtaken(run(T), newer) is None and overtaken(None, newer) is None
+    assert overtaken(newer, newer) is None
 
 
 def test_a_clock_set_back_does_not_suppress_notices() -> None:
