@@ -37,6 +37,7 @@ from appliance.plan.services.defined import (
 )
 from appliance.plan.services.effect import PRESENT_BYTES, SHOWN, Fault, Present, find_moved
 from appliance.plan.services.ending import count_allowed
+from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.plan.services.used_up import USAGE, begins_to_end, read_usage
 from appliance.text import one_line
 from appliance.tools.resolver import resolve
@@ -239,9 +240,8 @@ def _find_full(cluster: Cluster, host: Host, defined: tuple[Defined, Defined]) -
     old, new = (count_allowed(each) for each in defined)
     if new >= old:
         return
-    argv = ("sh", "-c", "squeue --all --array --noheader --states=all --format=. | wc -l")
-    shown = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None, timeout=QUERY_S).text
-    there = int(shown) if shown.isdecimal() and len(shown) < 10 else 0
+    argv = inside_argv(cluster.site, cluster.services, *JOBS)  # each task of an array counts
+    there = len(read_jobs(host.run(*argv, ok=None, timeout=QUERY_S, limit=JOBS_BYTES).text))
     if there + 1 >= new:
         why = f"MaxJobCount={new}: Slurm has {there} jobs, with those that ended in the last minutes"
         yield Fault(f"{why}: nobody could submit one", "set a larger one in `slurm.extra`")

@@ -50,9 +50,9 @@ SHOWN = (
         ("MaxTime=1440 OverTimeLimit=10", {"OverTimeLimit=NONE": "OverTimeLimit=10"}, ""),
         ("MaxTime=1440 PreemptMode=cancel", {"PreemptMode=OFF": "PreemptMode=CANCEL"}, ""),
         ("MaxTime=1440", {"PreemptMode=OFF": "PreemptMode=REQUEUE"}, "PreemptMode is REQUEUE"),
-        ("MaxTime=1440\nPreemptMode=REQUEUE\nPartitionName=x", {"PreemptMode=OFF": "PreemptMode=REQUEUE"}, ""),
+        ("MaxTime=1440 Nodes=n[1-4]\nPreemptMode=REQUEUE", {"PreemptMode=OFF": "PreemptMode=REQUEUE"}, ""),
         (
-            "MaxTime=1440\nPreemptMode=SUSPEND,GANG\nPartitionName=x",
+            "MaxTime=1440 Nodes=n[1-4]\nPreemptMode=SUSPEND,GANG",
             {"PreemptMode=OFF": "PreemptMode=GANG,SUSPEND"},
             "",
         ),

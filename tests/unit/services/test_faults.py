@@ -47,16 +47,16 @@ def texts(cluster: Cluster, host: Fake, old: str, new: str, **files: tuple[str, 
 @pytest.mark.parametrize(
     ("old", "new", "jobs", "full"),
     [
-        ("", "", "20000", False),
-        ("", "MaxJobCount=1000\n", "999", True),  # the next would be one too many
-        ("", "MaxJobCount=1000\n", "998", False),
-        ("", "MaxJobCount=20000\n", "30000", False),
-        ("MaxJobCount=1000\n", "MaxJobCount=1000\n", "1000", False),
-        ("", "MaxJobCount=1000\n", "squeue: error", False),
+        ("", "", 20000, False),
+        ("", "MaxJobCount=1000\n", 999, True),  # the next would be one too many
+        ("", "MaxJobCount=1000\n", 998, False),
+        ("", "MaxJobCount=20000\n", 30000, False),
+        ("MaxJobCount=1000\n", "MaxJobCount=1000\n", 1000, False),
     ],
 )
-def test_more_jobs_than_slurm_may_have(cluster: Cluster, old: str, new: str, jobs: str, full: bool) -> None:
-    host = Fake({inside_argv(cluster.site, cluster.services, "sh"): (0, f"{jobs}\n")})
+def test_more_jobs_than_slurm_may_have(cluster: Cluster, old: str, new: str, jobs: int, full: bool) -> None:
+    lines = "".join(f"1_{number} PENDING\n" for number in range(jobs))
+    host = Fake({inside_argv(cluster.site, cluster.services, "squeue"): (0, lines)})
     found = texts(cluster, host, old, new)
     assert ["nobody could submit" in why for why in found] == [True] * full
 
