@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -70,13 +71,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 def run(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
     """Exit status, class of the error, standard error."""
     kinds = []
-    show = cli._show
+    show = cli.show_error
 
-    def record(error: SmsError) -> None:
+    def record(arguments: argparse.Namespace, error: SmsError, status: int) -> int:
         kinds.append("Problem" if getattr(error, "problems", ()) else type(error).__name__)
-        show(error)
+        return show(arguments, error, status)
 
-    monkeypatch.setattr(cli, "_show", record)
+    monkeypatch.setattr(cli, "show_error", record)
     capsys.readouterr()
     try:
         status = main(words)
