@@ -76,8 +76,8 @@ class Cluster:
 
     def discover(self, *words: str, status: int = 0) -> dict[str, Any]:
         found = self.sms("discover", "--port", str(self.port), "--json", *words, status=status)
-        report = dict(json.loads(found)) if found else {}
-        assert not report or bool(report["problems"]) == (status == 4), report
+        report = dict(json.loads(found))
+        assert "error" in report or bool(report["problems"]) == (status == 4), report
         return report
 
     def inventory(self, method: str, path: str, body: Any) -> None:
