@@ -177,19 +177,25 @@ def last_line(text: str) -> dict[str, Any]:
     return message
 
 
+BORG = {
+    "repository": "ssh://root@host-b/var/lib/sms/repo",
+    "passphrase": "keys/borg.pass",
+    "ssh_key": "keys/id_ed25519",
+    "known_hosts": "known_hosts",
+}
+"""A repository on host-b of a lab, as in its site file; ``write_passphrase`` writes its passphrase."""
+
+
+def write_passphrase(lab: Lab) -> None:
+    """Write that of ``BORG``."""
+    (lab.etc / "keys" / "borg.pass").write_text("lab\n")
+    (lab.etc / "keys" / "borg.pass").chmod(0o600)
+
+
 def write_site(lab: Lab, name: str) -> None:
     """A site file of a lab whose snapshots go to a Borg repository on host-b, and to both admin hosts."""
     site = yaml.safe_load((lab.etc / "sms.yaml").read_text())
     site["services"] = ["munge", "nat"]  # no compute node is there for slurmctld
-    site["snapshots"] = {
-        "borg": {
-            "repository": "ssh://root@host-b/var/lib/sms/repo",
-            "passphrase": "keys/borg.pass",
-            "ssh_key": "keys/id_ed25519",
-            "known_hosts": "known_hosts",
-        },
-        "standby": ["host-a", "host-b"],
-    }
+    site["snapshots"] = {"borg": BORG, "standby": ["host-a", "host-b"]}
     (lab.etc / name).write_text(yaml.safe_dump(site))
-    (lab.etc / "keys" / "borg.pass").write_text("lab\n")
-    (lab.etc / "keys" / "borg.pass").chmod(0o600)
+    write_passphrase(lab)

@@ -143,9 +143,12 @@ def find_faults_of_present(
     cluster: Cluster, host: Host, present: Present, defined: tuple[Defined, Defined]
 ) -> Iterator[Fault]:
     """Yield what a change breaks for those who have jobs, and for nodes in use."""
-    yield from _find_full(cluster, host, defined)
     yield from _find_unassociated(cluster, host, present, defined)
-    yield from _find_beyond(cluster, host, present, defined)
+    try:
+        yield from [*_find_full(cluster, host, defined), *_find_beyond(cluster, host, present, defined)]
+    except SmsError as error:
+        why = f"what Slurm's new limits cost is not known: {last_line(error)}"
+        yield Fault(why, "`sms exec -- scontrol show assoc_mgr` and `squeue` have to answer")
     yield from _find_silent(cluster, host, present, defined)
 
 
@@ -220,19 +223,16 @@ def _find_beyond(cluster: Cluster, host: Host, present: Present, defined: tuple[
     running = [job for job in present.jobs if not job.waits]
     if not running or not begins_to_end(*defined):
         return
-    hint = "add `safe` to AccountingStorageEnforce: then no running job is ended for a limit; or raise the limits first"
     argv = inside_argv(cluster.site, cluster.services, *USAGE)
-    try:
-        usage = read_usage(host.run(*argv, timeout=QUERY_S, limit=PRESENT_BYTES).text)
-    except SmsError as error:
-        why = f"whether running jobs are beyond a limit is not known: {last_line(error)}"
-        yield Fault(f"AccountingStorageEnforce: {why}", hint)
-        return
+    usage = read_usage(host.run(*argv, timeout=QUERY_S, limit=PRESENT_BYTES).text)
     qos = {name: settings.get("qos", "") for name, settings in defined[1].partitions.items()}
     ended = {job.id: why for job in running if (why := usage.why(job, qos.get("".join(job.partitions[:1]), "")))}
     if ended:
         some = "; ".join(f"{name} ({why})" for name, why in [*ended.items()][:SHOWN])
-        yield Fault(f"AccountingStorageEnforce: a limit of running jobs is used up ({len(ended)}): {some}", hint)
+        yield Fault(
+            f"AccountingStorageEnforce: a limit of running jobs is used up ({len(ended)}): {some}",
+            "add `safe` to it: then no running job is ended for a limit; or raise the limits first",
+        )
 
 
 def _find_full(cluster: Cluster, host: Host, defined: tuple[Defined, Defined]) -> Iterator[Fault]:
@@ -241,7 +241,7 @@ def _find_full(cluster: Cluster, host: Host, defined: tuple[Defined, Defined]) -
     if new >= old:
         return
     argv = inside_argv(cluster.site, cluster.services, *JOBS)  # each task of an array counts
-    there = len(read_jobs(host.run(*argv, ok=None, timeout=QUERY_S, limit=JOBS_BYTES).text))
+    there = len(read_jobs(host.run(*argv, timeout=QUERY_S, limit=JOBS_BYTES).text))
     if there + 1 >= new:
         why = f"MaxJobCount={new}: Slurm has {there} jobs, with those that ended in the last minutes"
         yield Fault(f"{why}: nobody could submit one", "set a larger one in `slurm.extra`")

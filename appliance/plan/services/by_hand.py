@@ -68,6 +68,7 @@ FIELDS = {
 
 
 MODES = {"OFF", "CANCEL", "REQUEUE"}
+"""Modes of preemption that are one word."""
 
 
 def find_by_hand(present: Present, old: Defined, new: Defined) -> list[str]:

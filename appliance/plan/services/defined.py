@@ -87,10 +87,10 @@ class Defined:
     loaded, and ``PluginDir``; ``at_start``: settings of ``AT_START``. ``licenses``: how many there are of each.
     ``by_cores``: jobs are allocated cores, and not whole nodes. ``keeps``: ``ReconfigFlags``, in lower case.
     ``sets``: settings of each NodeSet. ``gres_types``: names in ``GresTypes``. ``by_file``: generic resources that a
-    gres.conf numbers by their files. ``enforced``: words of ``AccountingStorageEnforce``, in lower case. ``gang``:
-    whether jobs share nodes in turns. ``memory``: ``MaxMemPerNode`` of partitions without one. ``groups``: members of
-    groups of the container; None if its accounts are not the site's. ``reserves_memory``, ``reserves_cores``: whether
-    no job gets what ``MemSpecLimit`` and ``CoreSpecCount`` set aside. ``limits``: settings of ``LIMITS``.
+    gres.conf numbers by their files. ``enforced``: words of ``AccountingStorageEnforce``, in lower case. ``memory``:
+    ``MaxMemPerNode`` of partitions without one. ``groups``: members of groups of the container; None if its accounts
+    are not the site's. ``reserves_memory``, ``reserves_cores``: whether no job gets what ``MemSpecLimit`` and
+    ``CoreSpecCount`` set aside. ``limits``: settings of ``LIMITS``.
     """
 
     nodes: Mapping[str, Settings] = field(default_factory=dict)
@@ -106,12 +106,16 @@ class Defined:
     gres_types: frozenset[str] = frozenset()
     by_file: frozenset[str] = frozenset()
     enforced: frozenset[str] = frozenset()
-    gang: bool = False
     memory: str = ""
     groups: Mapping[str, frozenset[str]] | None = None
     reserves_memory: bool = False
     reserves_cores: bool = True
     limits: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def gang(self) -> bool:
+        """Whether jobs share nodes in turns."""
+        return "gang" in self.limits.get("PreemptMode", "").lower()
 
     @property
     def features(self) -> frozenset[str]:
@@ -249,7 +253,6 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
         enforced=frozenset(
             ENFORCED.get(one, one) for one in _split(single_setting(frames, file, "accountingstorageenforce").lower())
         ),
-        gang="gang" in single_setting(frames, file, "preemptmode").lower(),
         memory=single_setting(frames, file, "maxmempernode"),
         reserves_memory="memory" in single_setting(frames, file, "selecttypeparameters").lower(),
         reserves_cores=single_setting(frames, file, "allowspecresourcesusage").upper() not in YES,

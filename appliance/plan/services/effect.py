@@ -32,7 +32,7 @@ from appliance.plan.services.fitting import Needs, find_kinds, read_mb
 from appliance.plan.services.jobs import LOST, Job, is_active, lost_jobs, read_fields
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
 from appliance.plan.services.used_up import begins_to_end
-from appliance.text import one_line
+from appliance.text import one_line, whole_number
 
 JOB_FIELDS = "%i %T %u %P %N %n %W %f %V %m %c %d %l %D %a %q %v %e %E".replace(" ", "\t")
 """Of squeue(1): id, state, user, partitions, allocated and required nodes, licences, features, submission; memory,
@@ -191,7 +191,7 @@ def read_present(output: str, user: str) -> Present:
         elif kind == "node":
             nodes.append(rest)
         elif kind == "now":
-            now = _read_number(rest, 12)
+            now = whole_number(rest) or 0
     both = (_add_more(one, more[one.id]) if one.id in more else one for one in jobs)
     known = read_nodes(nodes, user)
     return Present(tuple(both), tuple(reservations), known, partitions, states, unread, described, now)
@@ -201,12 +201,9 @@ def _add_more(job: Job, line: str) -> Job:
     """Return a job with what a line of ``MORE_FIELDS`` says."""
     most, least_time, host = ([*line.split(" ")[1:4], "", "", ""])[:3]
     minutes = read_limit(least_time, 0) or job.minutes  # with a least time it accepts less than its limit
-    return replace(job, gres=frozenset(_read_gres(line)), host=host, most_nodes=_read_number(most), minutes=minutes)
-
-
-def _read_number(text: str, most: int = 9) -> int:
-    """Return a number of at most so many digits; 0 if it is none."""
-    return int(text) if len(text) <= most and re.fullmatch(r"[0-9]+", text) else 0
+    return replace(
+        job, gres=frozenset(_read_gres(line)), host=host, most_nodes=whole_number(most) or 0, minutes=minutes
+    )
 
 
 def _read_gres(text: str) -> Iterator[str]:
@@ -235,17 +232,17 @@ def _read_job(fields: Sequence[str]) -> Iterator[Job]:
         *sets,
         licenses=frozenset(count_licenses(licenses)),
         features=wanted,
-        submitted=_read_number(submitted, 12),
+        submitted=whole_number(submitted) or 0,
         memory_mb=read_mb(memory),
-        cpus=_read_number(cpus),
+        cpus=whole_number(cpus) or 0,
         disk_mb=read_mb(disk),
         minutes=read_limit(limit, 0),
-        least_nodes=_read_number(least),
+        least_nodes=whole_number(least) or 0,
         account="" if account in NOT_DEFINED else account,
         qos="" if qos in NOT_DEFINED else qos,
         reserved=reservation not in NOT_DEFINED,
         depends=depends,
-        ends=0 if limit.upper() in UNLIMITED else _read_number(end, 12),
+        ends=0 if limit.upper() in UNLIMITED else whole_number(end) or 0,
     )
 
 

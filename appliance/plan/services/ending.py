@@ -16,7 +16,7 @@ from functools import cache
 from appliance.plan.services.admission import UNLIMITED, read_limit
 from appliance.plan.services.defined import NOT_DEFINED, Defined
 from appliance.plan.services.jobs import Job
-from appliance.text import one_line
+from appliance.text import one_line, whole_number
 
 TIMEOUT_S, MOST_JOBS = 300, 10000
 """Defaults of ``SlurmdTimeout``, in seconds, and of ``MaxJobCount`` (slurm.conf(5))."""
@@ -57,7 +57,8 @@ def find_ending(defined: Defined) -> Ending:
 
 
 def _number(text: str, default: int) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else default
+    found = whole_number(text)
+    return default if found is None else found
 
 
 def _mode(text: str) -> str:

@@ -9,7 +9,7 @@ comes before that of the partition (``OverPartQOS``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from appliance.plan.services.defined import Defined
@@ -41,27 +41,30 @@ class Usage:
         """Return which limit of a job is used up; empty if none is."""
         partition = job.partitions[0] if job.partitions else ""
         uses = OF_ALL | {f"gres/{name}" for name in job.gres} | {f"license/{name}" for name in job.licenses}
-        hidden: set[str] = set()
-        for what, limits in self._of(job, partition, dict.fromkeys((partition_qos, job.qos))):
-            for name, used in limits.items():
-                if used and name in uses and name not in hidden:
-                    return f"{what}: {used}"
-            if what.startswith("QOS"):
-                hidden |= limits.keys()
+        for name in dict.fromkeys((partition_qos, job.qos)):
+            limits = self.qos.get(name, {})
+            if used := _find_used(limits, uses):
+                return f"QOS {one_line(name, 60)}: {used}"
+            uses -= limits.keys()
+        for account, limits in self._accounts_of(job, partition):
+            if used := _find_used(limits, uses):
+                return f"account {one_line(account, 60)}: {used}"
         return ""
 
-    def _of(self, job: Job, partition: str, qos: Iterable[str]) -> Iterator[tuple[str, Limits]]:
-        """Yield the limits of a job in their order."""
-        yield from ((f"QOS {one_line(name, 60)}", self.qos[name]) for name in qos if name in self.qos)
-        account, shown = job.account, one_line(job.account, 60)
+    def _accounts_of(self, job: Job, partition: str) -> Iterator[tuple[str, Limits]]:
+        """Yield the limits of a job's association and of the accounts above it."""
+        account = job.account
         own = ((account, job.user, partition), (account, job.user, ""))
-        if key := next((one for one in own if one in self.accounts), None):
-            yield f"account {shown}", self.accounts[key]
+        yield account, next((self.accounts[key] for key in own if key in self.accounts), {})
         for _ in range(MOST_LEVELS):
             if account in ("", ROOT):
                 return
-            yield f"account {one_line(account, 60)}", self.accounts.get((account, "", ""), {})
+            yield account, self.accounts.get((account, "", ""), {})
             account = self.parents.get(account, "")
+
+
+def _find_used(limits: Limits, uses: Set[str]) -> str:
+    return next((text for name, text in limits.items() if text and name in uses), "")
 
 
 def begins_to_end(old: Defined, new: Defined) -> bool:

@@ -215,7 +215,12 @@ def systemd_command(argv: tuple[str, ...]) -> str:
 
 def systemd_word(word: str) -> str:
     """Quote a word for a unit file."""
-    plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return _quoted(word.replace("%", "%%"))
+
+
+def _quoted(word: str) -> str:
+    """Quote a word as systemd splits lines and properties."""
+    plain = word.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{plain}"' if re.search(r"[\s'\";\\]", word) else plain
 
 
@@ -248,11 +253,14 @@ def plan_schedule(
     if kind == "cron":
         text = CRON.format(**values, fields=cron_fields(every, offset), command=cron_command(argv))
         return Schedule(kind, every, {cron_path(label): text + _cron_drill(drill, vm)})
-    mounts = " ".join(dict.fromkeys(map(systemd_word, folders)))
-    # The manager expands variables there, too.
-    plain = mounts.replace("%%", "%")  # the command is quoted as a whole
-    words = (*OVERLAPPING, f"--property=RequiresMountsFor={plain}", "--", *(one.replace("$", "$$") for one in argv))
-    command = systemd_command(words)
+    each = dict.fromkeys(folders)
+    mounts = " ".join(map(systemd_word, each))
+    # The manager expands variables of the command there, too.
+    needs, words = (
+        f"--property=RequiresMountsFor={' '.join(map(_quoted, each))}",
+        (one.replace("$", "$$") for one in argv),
+    )
+    command = systemd_command((*OVERLAPPING, needs, "--", *words))
     service = SERVICE.format(**values, command=command, folders=mounts)
     files = {
         unit_path(label, "snapshot", "service"): service,

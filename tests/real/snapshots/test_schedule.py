@@ -14,6 +14,7 @@ import pytest
 from appliance.operations.image.build import Built
 from tests.real.booted import bootable, booted
 from tests.real.conftest import Playground
+from tests.stores import BORG, write_passphrase
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -62,19 +63,9 @@ def test_a_repository_that_hangs_stops_no_snapshot(carrier: Playground, need: Ca
     """The far borg answers nothing more, while its connection stays: local snapshots go on, and are pushed later."""
     need("borg")
 
-    def borg(document: dict[str, Any]) -> None:
-        document["snapshots"] = {
-            "borg": {
-                "repository": "ssh://root@host-b/var/lib/sms/repo",
-                "passphrase": "keys/borg.pass",
-                "ssh_key": "keys/id_ed25519",
-                "known_hosts": "known_hosts",
-            }
-        }
-
-    site, far = carrier.variant("borg.yaml", borg), carrier.host("host-b")
-    (carrier.lab.etc / "keys" / "borg.pass").write_text("lab\n")
-    (carrier.lab.etc / "keys" / "borg.pass").chmod(0o600)
+    site = carrier.variant("borg.yaml", lambda document: document.update(snapshots={"borg": BORG}))
+    far = carrier.host("host-b")
+    write_passphrase(carrier.lab)
     run = ("-q", "--site", site, "overlay", "snapshot", "--scheduled")
     carrier.sms(*run)
     first = subprocess.Popen([*carrier.lab.host("host-a").prefix, "sms", *run])

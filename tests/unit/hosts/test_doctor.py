@@ -23,6 +23,7 @@ from appliance.plan.hosts.doctor import (
     CHECKS,
     PROGRAMS,
     Finding,
+    State,
     examine,
     examine_users,
     examine_vm_schedule,
@@ -462,12 +463,12 @@ def test_an_unreachable_host_is_one_finding(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("builds", "state"), [(None, "warning"), ("host-b", "warning"), ("builder", "ok")])
-def test_a_machine_that_is_no_admin_host_is_told_so(cluster: Cluster, builds: str | None, state: str) -> None:
+def test_a_machine_that_is_no_admin_host_is_told_so(cluster: Cluster, builds: str | None, state: State) -> None:
     """Also one whose host name is not that of the site file: its networks are not checked."""
     build = cluster.site.build.model_copy(update={"host": builds})
     found = _other_machine(cluster.site.model_copy(update={"build": build}), "builder")
-    mend = "" if state == "ok" else "sms doctor --host host-a"
-    assert (found.what, found.state, found.mend) == ("admin host", state, mend)
+    fix = "" if state == "ok" else "sms doctor --host host-a"
+    assert found == Finding("admin host", state, found.detail, fix)
 
 
 def test_files_are_checked_as_by_config_check(cluster: Cluster, tmp_path: Path) -> None:

@@ -61,6 +61,11 @@ def test_more_jobs_than_slurm_may_have(cluster: Cluster, old: str, new: str, job
     assert ["nobody could submit" in why for why in found] == [True] * full
 
 
+def test_jobs_that_cannot_be_counted_are_not_none(cluster: Cluster) -> None:
+    host = Fake({inside_argv(cluster.site, cluster.services, "squeue"): (1, "")})
+    assert ["is not known" in why for why in texts(cluster, host, "", "MaxJobCount=1000\n")] == [True]
+
+
 MANY = "".join(user(f"u{number}", 2000 + number) for number in range(30))
 
 
