@@ -83,7 +83,7 @@ def _other_machine(site: Site, here: str) -> Finding:
     names = [host.name for host in site.admin_hosts]
     if here == site.build.host:
         return Finding("admin host", "ok", f"{here} builds and signs images for {', '.join(names)}")
-    detail = f"{here} is none of {', '.join(names)}: networks and image are not checked; building and SSH matter"
+    detail = f"{here} is none of {', '.join(names)}: networks and image are not checked, the rest is for builds and SSH"
     return Finding("admin host", "warning", detail, f"sms doctor --host {names[0]}")
 
 
