@@ -21,6 +21,6 @@ def confined_output(confinement: Confinement, *, joined: bool = True) -> str:
     hidden = [path for path in confinement.present if path.startswith("/proc/")]
     mounts = ["1 0 0:21 / /proc rw,nosuid - proc proc rw", "2 0 0:6 /null /dev/null ro - devtmpfs devtmpfs rw"]
     mounts += [f"{number} 1 0:21 / {path} ro,nosuid - proc proc rw" for number, path in enumerate(hidden, 3)]
-    lines = [*mounts, *(f"namespace {name} {number} 1" for number, name in enumerate(NAMESPACES, 10))]
+    lines = [*mounts, *(f"own {name} {number}\nhost {name} 1" for number, name in enumerate(NAMESPACES, 10))]
     lines += ["executable read-only", "descriptor 1 tmpfs file"]
     return status + "".join(f"{line}\n" for line in lines) + (f"joined\n{status}unshare refused\n" if joined else "")

@@ -119,13 +119,17 @@ def dump_argv(site: Site, services: Sequence[Service], service: Service) -> tupl
     return inside_argv(site, services, *limit, "sh", "-c", service.dump, f"dump-{service.name}")
 
 
-def inside_argv(site: Site, services: Sequence[Service], *argv: str) -> tuple[str, ...]:
+def inside_argv(site: Site, services: Sequence[Service], *argv: str, confined: bool = True) -> tuple[str, ...]:
     """Return the command that runs ``argv`` inside the running instance, with its capabilities and system calls.
 
     Apptainer would give it all capabilities, and its programs are those of the overlay: anyone who is root in the
     container can replace them.
+
+    Args:
+        confined: whether the instance is. One that an early version of sms started is not, and has its probes,
+            which need all capabilities.
     """
-    return join_run(instance_name(site), services, argv)
+    return join_run(instance_name(site), services if confined else None, argv)
 
 
 def inside_second(second: Second, services: Sequence[Service], *argv: str) -> tuple[str, ...]:
@@ -134,10 +138,5 @@ def inside_second(second: Second, services: Sequence[Service], *argv: str) -> tu
 
 
 def probe_argv(site: Site, services: Sequence[Service], *argv: str, confined: bool) -> tuple[str, ...]:
-    """Return the command that probes services of the running instance.
-
-    Args:
-        confined: whether the instance is. One that an early version of sms started is not, and has its probes,
-            which need all capabilities.
-    """
-    return join_run(instance_name(site), services if confined else None, (PROBE, *argv))
+    """Return the command that probes services of the running instance; ``confined``: that of ``inside_argv``."""
+    return inside_argv(site, services, PROBE, *argv, confined=confined)

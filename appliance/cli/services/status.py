@@ -110,14 +110,16 @@ def collect(cluster: Cluster, host: Host) -> Shown:
     from appliance.operations.deployed import read_deployed
     from appliance.operations.services.status import gateway_status, status
 
-    container, engine = status(cluster, host), None
-    record = read_deployed(cluster, host)
+    with cluster.env.pool(2) as pool:
+        deployed, gateway = pool.submit(read_deployed, cluster, host), pool.submit(gateway_status, cluster, host)
+        container, engine = status(cluster, host), None
+        record = deployed.result()
     if record and record.has_services:
         # What it needs takes as long to import as all else.
         from appliance.operations.engines.deploy_status import engine_status
 
         engine = engine_status(cluster, host, record)
-    return Shown(container, engine, gateway_status(cluster, host))
+    return Shown(container, engine, gateway.result())
 
 
 def watch(found: Shown, query: Callable[[], Shown]) -> int:

@@ -75,12 +75,24 @@ UNWRITABLE = (
 )
 
 
-def inspect_inside(cluster: Cluster, host: Host) -> Inside:
-    """Return what the running container knows of itself, and its controller of the nodes."""
+def inspect_inside(cluster: Cluster, host: Host, *, confined: bool) -> Inside:
+    """Probe all services, and return what the running container knows of itself, and its controller of the nodes.
+
+    Args:
+        confined: that of ``inside_argv``.
+
+    Raises:
+        SmsError: no service has answered.
+    """
     controller = cluster.find_role("controller")
-    argv = script_argv("inspect-inside", *((f"{LOGS}/{controller.name}.log", *NODES) if controller else ()))
-    result = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None)
-    return read_inside(result.stdout.decode(errors="replace"), controller.user if controller else "")
+    names = " ".join(service.name for service in cluster.services)
+    argv = script_argv("inspect-inside", names, *((f"{LOGS}/{controller.name}.log", *NODES) if controller else ()))
+    result = host.run(*inside_argv(cluster.site, cluster.services, *argv, confined=confined), ok=None, timeout=90)
+    inside = read_inside(result.stdout.decode(errors="replace"), controller.user if controller else "")
+    if not inside.answers:
+        why = one_line(result.stderr.decode(errors="replace")[-300:] or inside.silence, 300)
+        raise SmsError(f"the services container does not answer: {why}")
+    return inside
 
 
 def inspect_reach(cluster: Cluster, host: Host, pid: int, found: tuple[Links, str], inside: Inside) -> Reach:

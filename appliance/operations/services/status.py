@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 
@@ -22,14 +22,13 @@ from appliance.operations.snapshots.status import SnapshotStatus, snapshot_statu
 from appliance.operations.start_note import read_note
 from appliance.operations.vm.certificates import container_problems
 from appliance.operations.vm.deferred import Deferred, probe_vm
-from appliance.plan.machine import probe_argv
 from appliance.plan.migration.state import describe_interrupted, read_state_move
 from appliance.plan.services.discarded import Discarded
 from appliance.plan.services.inside import Process
 from appliance.plan.services.links import NetworkState
 from appliance.plan.services.network import container_addresses
 from appliance.plan.services.nodes import NetworkProbe, NodesView
-from appliance.plan.services.probes import read_probe
+from appliance.plan.services.probes import ProbeAnswer
 from appliance.shared.lease import Lease
 
 UNSYNCHRONISED = "stratum 10,"
@@ -94,12 +93,14 @@ class Status:
 def status(cluster: Cluster, host: Host) -> Status:
     """Collect the status; changes nothing but the log line that the syslog probe sends, and a freeze left over."""
     lease, problem = _lease(cluster, host)
-    trouble = [*filter(None, [problem]), *_interrupted_upgrade(cluster, host)]
     end_lost_freeze(cluster, host)
-    with cluster.env.pool(2) as pool:  # while services are probed
+    with cluster.env.pool(3) as pool:  # while services are probed
         snapshots = pool.submit(snapshot_status, cluster, host, lease)
         of_vm = pool.submit(vm_snapshot_status, cluster.of_vm(), host) if cluster.site.provisioning else None
-        return _with_snapshots(_container_status(cluster, host, lease, trouble, problem), snapshots, of_vm)
+        upgrade = pool.submit(_interrupted_upgrade, cluster, host)
+        found = _container_status(cluster, host, lease, problem)
+        trouble = [*filter(None, [problem]), *upgrade.result()]
+        return _with_snapshots(replace(found, warnings=[*trouble, *found.warnings]), snapshots, of_vm)
 
 
 def gateway_status(cluster: Cluster, host: Host) -> Status | None:
@@ -112,7 +113,8 @@ def gateway_status(cluster: Cluster, host: Host) -> Status | None:
     wanted = (problem or lease.holder == host.name) and _lease(cluster, host)[0].engine
     if not running and not wanted:
         return None
-    return _container_status(running or part, host, lease, [problem] if problem else [], problem)
+    found = _container_status(running or part, host, lease, problem)
+    return replace(found, warnings=[*filter(None, [problem]), *found.warnings])
 
 
 def _lease(cluster: Cluster, host: Host) -> tuple[Lease, str]:
@@ -137,12 +139,14 @@ def _with_snapshots(status: Status, query: Future[SnapshotStatus], vm_query: Fut
     )
 
 
-def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], problem: str) -> Status:
-    """Return the status without snapshots; ``trouble``: problems found so far, ``problem``: that of the lease."""
-    running = find_instance(cluster, host)
-    mirror, problems = _mirror(cluster, host)
-    trouble += problems
-    warnings = trouble
+def _container_status(cluster: Cluster, host: Host, lease: Lease, problem: str) -> Status:
+    """Return the status without snapshots, and without the warning about the lease's ``problem``."""
+    with cluster.env.pool(1) as pool:
+        mirror_query = pool.submit(_mirror, cluster, host)
+        running = find_instance(cluster, host)
+        confined = running is not None and is_confined(host, running)
+        mirror, problems = mirror_query.result()
+    warnings = list(problems)
     found = Status(
         cluster.site.cluster, host.name, False, False, lease, mirror=mirror, warnings=warnings, lease_problem=problem
     )
@@ -156,10 +160,9 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
         elif lease.holder:
             warnings.append(f"{lease.holder} holds the lease: `sms status --host {lease.holder}`")
         return found
-    confined = is_confined(host, running)
-    with cluster.env.pool(8) as pool:  # a VM that is off is detected only by a timeout
-        services = pool.submit(query_services, cluster, host, confined=confined)
-        inside = pool.submit(inspect_inside, cluster, host)
+    # A VM that is off is detected only by a timeout. With what else is queried meanwhile: at most 10 sessions of SSH.
+    with cluster.env.pool(6) as pool:
+        inside = pool.submit(inspect_inside, cluster, host, confined=confined)
         links = pool.submit(inspect_links, host, running.pid, container_addresses(cluster.site))
         certificate = pool.submit(container_problems, cluster, host)
         vm = pool.submit(probe_vm, cluster, host)
@@ -168,7 +171,8 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
         note_query = pool.submit(read_note, cluster, host)
         guard = pool.submit(is_guarded, cluster, host) if len(cluster.site.admin_hosts) > 1 else None
         reach = inspect_reach(cluster, host, running.pid, links.result(), inside.result())
-        answers, note, guarded = services.result(), note_query.result(), guard.result() if guard else None
+        note, guarded = note_query.result(), guard.result() if guard else None
+    answers = list_answers(cluster, inside.result().answers)
     space, uptime = inside.result().space, inside.result().uptime_s()
     faults = _faults(cluster, host, lease, space, guarded) + reach.problems + certificate.result()
     # The refusal says all that is to be done about an instance that is not confined, too.
@@ -261,16 +265,8 @@ def _mirror(cluster: Cluster, host: Host) -> tuple[MirrorState | None, list[str]
     return state, list(state.problems) if state else []
 
 
-def query_services(cluster: Cluster, host: Host, *, confined: bool) -> list[Answer]:
-    """Probe all services; return one answer per service, in starting order. ``confined``: whether the instance is."""
-    names = [service.name for service in cluster.services]
-    argv = probe_argv(cluster.site, cluster.services, *names, confined=confined)
-    result = host.run(*argv, ok=None, timeout=90)
-    found: dict[str, Answer] = {}
-    for answer in filter(None, map(read_probe, result.stdout.decode(errors="replace").splitlines())):
-        found[answer.name] = Answer(answer.name, answer.ok, answer.detail, answer.ms)
-    if not found:
-        raise SmsError(
-            f"the services container does not answer: {result.stderr.decode(errors='replace').strip()[-300:]}"
-        )
+def list_answers(cluster: Cluster, answers: Iterable[ProbeAnswer]) -> list[Answer]:
+    """Return one answer per service, in starting order."""
+    found = {one.name: Answer(one.name, one.ok, one.detail, one.ms) for one in answers}
+    names = (service.name for service in cluster.services)
     return [found.get(name) or Answer(name, False, "the image does not have it", 0) for name in names]

@@ -159,8 +159,10 @@ def find_age(shown: str, confinement: Confinement) -> list[str]:
 
 def _find_reachable(shown: str) -> list[str]:
     """Return what of the host an instance shares or can reach, by the lines of ``inspect-confinement``."""
-    namespaces = {name: own != host for name, own, host in re.findall(r"^namespace (\w+) (\d+) (\d+)$", shown, re.M)}
-    gaps = [f"it is in the host's namespace: {name}" for name in NAMESPACES if not namespaces.get(name)]
+    own, host = (dict(re.findall(rf"^{whose} (\w+) (\d+)$", shown, re.M)) for whose in ("own", "host"))
+    gaps = [
+        f"it is in the host's namespace: {name}" for name in NAMESPACES if own.get(name, "") in ("", host.get(name, ""))
+    ]
     if not re.search(r"^executable read-only$", shown, re.M):
         gaps.append("it can change Apptainer's programs on the host")
     for number, system, kind in re.findall(r"^descriptor (\d+) (\S+) (\w+)$", shown, re.M):

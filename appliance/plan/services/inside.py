@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from appliance.plan.services.discarded import Discarded, read_discarded
 from appliance.plan.services.nodes import NodeState, NodesView, SilentNode, read_nodes, read_refused
+from appliance.plan.services.probes import ProbeAnswer, read_probe
 from appliance.text import one_line
 
 MOST_NAMED = 10
@@ -42,7 +43,8 @@ class Inside:
     ``strangers``: IDs of users who have jobs, and no account in the container.
     ``discarded``: log lines that its rsyslogd has discarded. ``unfit``: jobs that the controller holds as no node has
     what they ask for. ``backlog``: how many of its messages wait for slurmdbd. ``refused``: mails that postfix refused.
-    ``unaccounted``: records that it has discarded meanwhile, by its log.
+    ``unaccounted``: records that it has discarded meanwhile, by its log. ``answers``: those of services to probes;
+    ``silence``: what the program that probes them has printed instead.
     """
 
     space: dict[str, int] = field(default_factory=dict)
@@ -58,6 +60,8 @@ class Inside:
     backlog: int = 0
     refused: int = 0
     unaccounted: int = 0
+    answers: tuple[ProbeAnswer, ...] = ()
+    silence: str = ""
 
     def notices(self) -> list[str]:
         """Return what is not a fault of the services, and what users wait for or miss."""
@@ -136,6 +140,8 @@ def read_inside(output: str, user: str) -> Inside:
         read_discarded(parts.get("discarded", ())),
         tuple(one[1] for line in parts.get("unfit", ()) if (one := HELD.match(line))),
         *(_read_number(parts.get(name, ())) for name in ("backlog", "refused", "unaccounted")),
+        tuple(filter(None, map(read_probe, parts.get("answer", ())))),
+        " ".join(parts.get("answer", ())),
     )
 
 

@@ -166,8 +166,8 @@ def test_an_instance_that_is_confined_has_no_gaps() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "gap"),
     [
-        ("namespace ipc 10 1", "namespace ipc 1 1", "it is in the host's namespace: ipc"),
-        ("namespace pid 13 1\n", "", "it is in the host's namespace: pid"),
+        ("own ipc 10\n", "own ipc 1\n", "it is in the host's namespace: ipc"),
+        ("own pid 13\n", "", "it is in the host's namespace: pid"),
         ("executable read-only", "executable writable", "it can change Apptainer's programs on the host"),
         ("executable read-only\n", "", "it can change Apptainer's programs on the host"),
         (

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from appliance.errors import SmsError
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
+from appliance.plan.machine import inside_argv
 from appliance.plan.services.inside import Inside, Process
 from appliance.plan.services.links import Links
 from appliance.plan.services.nodes import NodeState
@@ -18,6 +20,7 @@ from tests.places import DEBIAN_SITE
 from tests.support.fake import Fake
 
 BROKEN: tuple[Links, str] = (Links(), "the network of host-a cannot be inspected: x")
+ANSWER = 'answer {"name": "munge", "ok": true, "detail": "", "ms": 1.0}\n'
 GONE = NodeState("n1", "10.0.0.9", 6818, "down+not_responding", "Not responding", True, False)
 
 
@@ -75,22 +78,36 @@ def test_names_are_resolved_in_the_container(cluster: Cluster) -> None:
 
 def test_a_site_without_a_controller(cluster: Cluster) -> None:
     services = tuple(service for service in cluster.services if service.role != "controller")
-    host = Fake({("unshare",): (0, "space 4 1\n")}, name="host-a")
+    host = Fake({("unshare",): (0, f"space 4 1\n{ANSWER}")}, name="host-a")
     without = replace(cluster, services=services)
-    assert inspect_inside(without, host).space == {"size": 4, "used": 1} and "sinfo" not in host.asked[0]
+    found_inside = inspect_inside(without, host, confined=True)
+    assert found_inside.space == {"size": 4, "used": 1} and "sinfo" not in host.asked[0]
     found = inspect_reach(without, host, 7, BROKEN, inside(state="T"))
     assert (found.nodes, found.probes) == (None, ()) and [process.pid for process in found.stopped] == [5]
     assert "kill -CONT 5" in found.problems[1]
 
 
 def test_an_overlay_that_refuses_changes_is_a_problem(cluster: Cluster) -> None:
-    found = inspect_inside(
-        cluster, Fake({("unshare",): (0, "unwritable\nspace 4 1\nnode unwritable\n")}, name="host-a")
+    shown = f"unwritable\nspace 4 1\nnode unwritable\n{ANSWER}", f"space 4 1\nnode unwritable\n{ANSWER}"
+    found, forged = (
+        inspect_inside(cluster, Fake({("unshare",): (0, text)}, name="host-a"), confined=True) for text in shown
     )
-    forged = inspect_inside(cluster, Fake({("unshare",): (0, "space 4 1\nnode unwritable\n")}, name="host-a"))
     assert (found.unwritable, forged.unwritable) == (True, False)
     problems = inspect_reach(cluster, Fake({}, name="host-a"), 7, BROKEN, replace(inside(), unwritable=True)).problems
     assert any("cannot be written" in problem for problem in problems)
+
+
+def test_services_are_probed_meanwhile(cluster: Cluster) -> None:
+    """As the instance is confined: one that an early version started would lack what its probes need."""
+    for confined in (True, False):
+        host = Fake({("unshare",): (0, ANSWER)}, name="host-a")
+        assert [one.name for one in inspect_inside(cluster, host, confined=confined).answers] == ["munge"]
+        names = " ".join(service.name for service in cluster.services)
+        argv = inside_argv(cluster.site, cluster.services, "inspect-inside", names, confined=confined)
+        assert names in host.asked[0] and set(argv) - {"inspect-inside"} <= set(host.asked[0])
+    for answer in ((1, ""), (0, "answer Traceback\n")):
+        with pytest.raises(SmsError, match="does not answer"):
+            inspect_inside(cluster, Fake({("unshare",): answer}, name="host-a"), confined=True)
 
 
 def test_a_container_that_shows_nothing_is_a_problem(cluster: Cluster) -> None:

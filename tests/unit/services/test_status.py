@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from appliance.cli.services.status import view
+from appliance.host.base import Host
 from appliance.operations import preflight
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.hosts.guarded import guard_version, version_path
@@ -22,12 +23,12 @@ from appliance.operations.services.reach import Reach
 from appliance.operations.snapshots.status import SnapshotStatus
 from appliance.operations.start_note import StartNote, start_note_path
 from appliance.operations.vm.deferred import Deferred
-from appliance.plan.machine import probe_argv
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.discarded import Discarded
 from appliance.plan.services.inside import Inside, Process
 from appliance.plan.services.links import NetworkState
 from appliance.plan.services.nodes import NetworkProbe, NodesView, SilentNode
+from appliance.plan.services.probes import ProbeAnswer
 from appliance.plan.snapshots.runs import Run
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
@@ -56,31 +57,30 @@ CONFINED: dict[tuple[str, ...], Answer] = {
 """Of a host without any of the paths that are hidden."""
 
 
-def running_host(cluster: Cluster, probed: list[bool], running: list[Instance], **answers: Answer) -> Fake:
-    """A host where the services answer; ``probed`` gets whether it was with the capabilities of the container alone."""
-
-    def probe(argv: tuple[str, ...], confined: bool) -> tuple[int, str]:
-        probed.append(confined)
-        names = [service.name for service in cluster.services]
-        assert argv[-len(names) :] == tuple(names)
-        return 0, "\n".join(json.dumps({"name": name, "ok": True, "detail": "", "ms": 1.0}) for name in names)
-
+def running_host(cluster: Cluster, running: list[Instance], **answers: Answer) -> Fake:
+    """A host where the services container runs."""
     running.append(Instance("sms-sample", 7, "/i.sif"))
-    probes: dict[tuple[str, ...], Answer] = {
-        probe_argv(cluster.site, cluster.services, confined=confined): lambda argv, _, confined=confined: probe(  # type: ignore[misc]
-            argv, confined
-        )
-        for confined in (True, False)
-    }
     programs: dict[tuple[str, ...], Answer] = {(name,): answer for name, answer in answers.items()}
-    host = Fake({**CONFINED, **probes, **programs, LIST: lists(running), LINKS: (0, "")}, name="host-a")
+    host = Fake({**CONFINED, **programs, LIST: lists(running), LINKS: (0, "")}, name="host-a")
     host.files[start_note_path(cluster)] = to_json(StartNote("/i.sif", "", "", "", 1, "host-a", 0.0))
     return host
 
 
-def simulate_reach(monkeypatch: pytest.MonkeyPatch, inside: Inside, reach: Reach) -> None:
-    """What the container knows of itself and its nodes, which has tests of its own."""
-    monkeypatch.setattr(status, "inspect_inside", lambda *_: inside)
+def simulate_reach(
+    monkeypatch: pytest.MonkeyPatch, cluster: Cluster, inside: Inside, reach: Reach, probed: list[bool] | None = None
+) -> None:
+    """What the container, whose services answer, knows of itself and its nodes, which has tests of its own.
+
+    ``probed`` gets whether it was with the capabilities of the container alone.
+    """
+    answers = tuple(ProbeAnswer(service.name, True) for service in cluster.services)
+
+    def inspect(_: Cluster, __: Host, *, confined: bool) -> Inside:
+        if probed is not None:
+            probed.append(confined)
+        return replace(inside, answers=answers)
+
+    monkeypatch.setattr(status, "inspect_inside", inspect)
     monkeypatch.setattr(status, "inspect_reach", lambda *_: reach)
 
 
@@ -108,19 +108,19 @@ def test_what_an_earlier_version_built_or_started_is_a_fault(
 ) -> None:
     """A reboot or a failover would be refused, and nobody would know before."""
     cluster = without_vm(tmp_path)
-    simulate_reach(monkeypatch, Inside(), Reach())
     probed, running = list[bool](), list[Instance]()
-    host = running_host(cluster, probed, running, test=(0, ""))
+    simulate_reach(monkeypatch, cluster, Inside(), Reach(), probed)
+    host = running_host(cluster, running, test=(0, ""))
     host.answers[script_argv("image-metadata")] = (0, json.dumps({"data": {"attributes": {"labels": labels}}}))
     host.files["/proc/7/status"] = f"NoNewPrivs:\t{int(seccomp > 0)}\nSeccomp:\t{seccomp}\n".encode()
-    found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")
+    found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), "")
     assert found.healthy is not bool(warning) and len(found.warnings) == bool(warning)
     assert all(line.startswith(warning) for line in found.warnings)
     assert probed == [seccomp == 2]
     if warning == OLD:
         assert "`sms build`" in found.warnings[0] and str(cluster.places.current) in found.warnings[0]
     running.clear()
-    idle = status._container_status(cluster, host, Lease(cluster.site.cluster), [], "")
+    idle = status._container_status(cluster, host, Lease(cluster.site.cluster), "")
     assert any(line.startswith(OLD) for line in idle.warnings) is (warning == OLD), "a host that may take over"
 
 
@@ -145,12 +145,12 @@ def test_what_is_unhealthy_although_services_answer(
 ) -> None:
     outdated = warning == OUTDATED
     cluster = without_vm(tmp_path, hosts=2)
-    simulate_reach(monkeypatch, Inside({"size": 100 << 20, "used": percent << 20}), Reach(problems=problems))
-    host = running_host(cluster, [], [], test=(1, ""), flock=(HELD if guarded else 0, ""))
+    simulate_reach(monkeypatch, cluster, Inside({"size": 100 << 20, "used": percent << 20}), Reach(problems=problems))
+    host = running_host(cluster, [], test=(1, ""), flock=(HELD if guarded else 0, ""))
     lock = str(cluster.places.guard_lock)
     host.answers["test", "-e", lock] = (0, "")
     host.files |= {lock: b"7", version_path(cluster): b"7 1" if outdated else f"7 {guard_version(cluster)}".encode()}
-    found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")
+    found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), "")
     assert (found.healthy, found.warnings) == (not warning, [warning] if warning else [])
     assert found.guarded is guarded
 
