@@ -203,7 +203,8 @@ def _faults(cluster: Cluster, host: Host, lease: Lease, space: dict[str, int], g
         percent = space["used"] * 100 // space["size"]
         faults.append(f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger")
     if guarded is False:
-        faults.append(f"no guard runs on {host.name}: nothing stops it here if another host takes over; sms guard")
+        why = "nothing stops it here if another host takes over"
+        faults.append(f"no guard runs on {host.name}: {why}; `sms start --host {host.name}` starts one")
     elif guarded and is_outdated(cluster, host):  # it may not be able to read the leases that this version writes
         faults.append(
             f"the guard on {host.name}"

@@ -46,7 +46,9 @@ OUTDATED = (
     "the guard on host-a is of another version of sms, or does not know the admin hosts of the site file; "
     "`sms start` replaces it, where /etc/sms/sms.yaml lists the same"
 )
-UNGUARDED = "no guard runs on host-a: nothing stops it here if another host takes over; sms guard"
+UNGUARDED = (
+    "no guard runs on host-a: nothing stops it here if another host takes over; `sms start --host host-a` starts one"
+)
 
 
 CONFINED: dict[tuple[str, ...], Answer] = {
