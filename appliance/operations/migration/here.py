@@ -56,9 +56,9 @@ from appliance.operations.services.unfinished import (
     read_last_upgrade,
     recover_migration,
     resume_migration,
-    second_paths,
 )
 from appliance.operations.start_note import read_note
+from appliance.operations.under_way import second_paths
 from appliance.plan.machine import PROBE, inside_argv, instance_name, seed_argv
 from appliance.plan.migration.here import SWITCHED, bound_outages, bound_parts, recent_switches
 from appliance.plan.migration.lease import find_newer
