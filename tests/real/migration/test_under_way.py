@@ -91,7 +91,7 @@ def test_the_command_that_status_prints_ends_it_in_order(hosts: Hosts) -> None:
 
 
 def test_one_that_was_killed_is_named_with_what_ends_it(hosts: Hosts) -> None:
-    """On the target, where no guard runs. The source's agent lives: it serves again by itself."""
+    """On the target, where no guard runs. The source's agent lives: it restores the services there."""
     source, target = where(hosts)
     run = Stepping(hosts.lab, "migrate", target)
     try:
