@@ -14,6 +14,7 @@ DISK_HINTS = {
     "no space left on device": FULL,
     "resulted in short write": FULL,  # e2fsprogs
     "disk quota exceeded": "the quota of that file system is used up: free space there, then run it again",
+    "read-only file system": "`findmnt -O ro` shows it, `dmesg` why; once it can be written, run it again",
     "input/output error": "is a disk failing? `dmesg` shows it; what was there before is unchanged",
 }
 """By the text of an error of the system, in lower case, what to do about it."""

@@ -238,7 +238,10 @@ def test_subjects_of_operations_do_not_import_each_other_in_circles() -> None:
     assert [name for name in names if not SUBJECTS[name] <= set(names[: names.index(name)])] == []
 
 
-SHARED = ("context", "deployed", "env", "preflight", "history", "identity", "lease", "networks", "start_note")
+SHARED = (
+    *("context", "deployed", "env", "preflight", "history", "identity", "lease", "networks", "start_note"),
+    "under_way",
+)
 """Modules of operations that all subjects may import."""
 
 

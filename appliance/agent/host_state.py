@@ -55,7 +55,10 @@ class HostState:
 
     def clear_state(self) -> None:
         """Remove the stored state: there is nothing to recover."""
-        self.system.remove(self.request.mark)
+        try:
+            self.system.remove(self.request.mark)
+        except OSError as error:  # of a read-only disk, which must not hide the outcome; ``resume`` does it once more
+            self.system.note("note: %s cannot be removed: %s" % (self.request.mark, (error.strerror or error)))
 
     def generation(self) -> int:
         """Return the generation of the lease stored here; 0 where there is none."""

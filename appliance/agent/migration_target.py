@@ -87,7 +87,7 @@ class MigrationTarget(StateMachine):
         try:
             return StateMachine.run(self)
         except OSError as error:
-            raise disk_error(error, self.incoming)
+            raise disk_error(error, error.filename or self.incoming)
 
     def handlers(self) -> Dict[str, Handler]:
         """Return the function of each message."""

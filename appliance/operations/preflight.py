@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import PurePosixPath
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
+from appliance.operations.under_way import explain_busy
 from appliance.plan.machine import GATEWAY, inside_argv, instance_name, instance_of, trial_argv
 from appliance.plan.migration.lease import handover_hint, read_lease
 from appliance.plan.services.confinement import (
@@ -256,13 +257,20 @@ def find_taken(cluster: Cluster, host: Host) -> dict[str, str]:
     return bridge.taken(host, addresses, cluster.env.pool)
 
 
-def lock_host(cluster: Cluster, host: Host) -> AbstractContextManager[None]:
+@contextmanager
+def lock_host(cluster: Cluster, host: Host) -> Iterator[None]:
     """Hold the lock under which the services container is started, stopped and changed on the host.
 
     Raises:
-        Busy: another run is at work there.
+        Busy: another run is at work there; if it moves the services container, with what it does and who began it.
     """
-    return cluster.env.locks.hold(host, str(cluster.places.lock), f"another sms is at work on {host.name}")
+    with ExitStack() as stack:
+        try:
+            busy = f"another sms is at work on {host.name}"
+            stack.enter_context(cluster.env.locks.hold(host, str(cluster.places.lock), busy))
+        except Busy as error:
+            raise explain_busy(cluster, host, error) from error
+        yield
 
 
 def lock_ports(cluster: Cluster, host: Host) -> AbstractContextManager[None]:

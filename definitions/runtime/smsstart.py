@@ -4,6 +4,7 @@ import ctypes
 import grp
 import os
 import pwd
+import signal
 import subprocess
 import time
 
@@ -21,6 +22,10 @@ ENDED = ".ended"
 """End of the mark's name while the service does not run."""
 SAVED_S = 60
 """Seconds within which a service that ends on its own does so after it has saved its state."""
+INIT = "appinit"
+"""Apptainer's first process in a container."""
+LEFT_S = 3
+"""Seconds that what services have left may take to end."""
 CLOCK_S = 1
 """Times of files are those of the kernel's last tick."""
 
@@ -55,6 +60,25 @@ def set_mark(service):
             smsfiles.replace(mark, b"", 0o600, os.geteuid(), os.getegid())
         except OSError as error:  # it runs nevertheless
             print("sms-run: %s" % error, flush=True)
+
+
+def end_left():
+    """End what services have left in this container, such as the job of a cron that has ended: all have had SIGTERM.
+
+    Mail that waits for a disk ignores that, and the container does not end before its last process.
+    """
+    with open("/proc/1/comm") as stream:
+        if stream.read().strip() != INIT:  # not a container of our own
+            return
+    end = time.monotonic() + LEFT_S
+    try:
+        os.kill(-1, signal.SIGTERM)
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            os.kill(-1, 0)
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 def end_mark(service, asked=0):

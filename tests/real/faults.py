@@ -88,6 +88,8 @@ class World:
     shared: bool = False
     rows: list[Row] = field(default_factory=list)
     power_lost: bool = False
+    own_disks: set[str] = field(default_factory=set)
+    """Hosts whose journal is a file system of its own for now."""
 
     @property
     def lab(self) -> Lab:
@@ -127,6 +129,8 @@ class World:
 
     def marked(self, host: str) -> bool:
         """Whether a move is under way there, or was when it was killed."""
+        if host in self.own_disks:  # which this machine does not see
+            return self.hosts.host(host).works("test", "-e", MARK)
         return (self.hosts.disk(host) / "journal" / "lab.move").exists()
 
     def at_work(self, host: str) -> bool:
@@ -295,6 +299,41 @@ def small_disk(world: World, target: str, stack: ExitStack) -> None:
     stack.callback(away)
 
 
+def read_only_target(scene: Scene) -> None:
+    """What the target records takes no more writes."""
+    make_read_only(scene.hosts, scene.target, JOURNAL, scene.stack)
+
+
+def read_only_source(scene: Scene) -> None:
+    """The same on the source."""
+    make_read_only(scene.hosts, scene.source, JOURNAL, scene.stack)
+
+
+def make_read_only(hosts: Hosts, host: str, folder: str, stack: ExitStack) -> None:
+    """A file system that ``own_disk`` has made takes no writes until the end of the stack."""
+    hosts.host(host).run("mount", "-o", "remount,ro", folder)
+    stack.callback(hosts.host(host).run, "mount", "-o", "remount,rw", folder, ok=None)
+    assert not hosts.host(host).works("touch", f"{folder}/x")
+
+
+def own_disk(hosts: Hosts, host: str, folder: str, stack: ExitStack, *, size_mb: int = 16) -> None:
+    """A host's folder is a file system of its own, with what is there; what was opened there before stays as it is."""
+    script = """
+    set -e
+    own=/run/own-disk; mkdir -m 0700 "$own"; truncate -s "$2M" "$own.img"
+    mke2fs -q -t ext4 -m 0 "$own.img"; mount -o loop "$own.img" "$own"; rmdir "$own/lost+found"
+    mkdir -p "$1"; cp -a "$1/." "$own/"; mount --bind "$own" "$1"
+    """
+    back = """
+    own=/run/own-disk
+    umount -l "$1"; cp -a "$own/." "$1/"; umount -l "$own"; rm -f "$own.img"; rmdir "$own"
+    """
+    hosts.host(host).run("sh", "-c", script, "own-disk", folder, str(size_mb))
+    stack.callback(hosts.host(host).run, "sh", "-c", back, "own-disk", folder)
+
+
+JOURNAL = "/var/lib/sms/journal"
+
 FLIP = """\
 import os, sys
 path, at = sys.argv[1], int(sys.argv[2])
@@ -380,6 +419,8 @@ class Cell:
     clocks: bool = False
     wait_s: float = 60.0
     noticed_s: float = NOTICED_S
+    journal: str = ""
+    """Whose journal is a file system of its own: the source's or the target's."""
     here: bool = False
     """Whether it is called on the source, not from the admin's machine."""
 
@@ -415,6 +456,11 @@ def run_cell(world: World, cell: Cell) -> None:
     with ExitStack() as around, ExitStack() as healing:
         if cell.small:
             small_disk(world, target, around)
+        if cell.journal:
+            host = {"source": source, "target": target}[cell.journal]
+            own_disk(world.hosts, host, JOURNAL, around)
+            world.own_disks = {host}
+            around.callback(world.own_disks.clear)
         hosts = (*CARRIERS, "admin") if cell.clocks else ()
         clocks = {host: around.enter_context(own_clock(world.lab, host)) for host in hosts}
         run = Stepping(world.lab, "migrate", target, on=source if cell.here else "admin", wait_s=cell.wait_s)
@@ -431,6 +477,14 @@ def run_cell(world: World, cell: Cell) -> None:
         # A cut that ends at once would be no fault.
         if not scene.gone and (cell.early or "cut" not in cell.fault.lower()):
             run.end(200)
+        if cell.journal:
+            # What cannot be removed stays until the disk takes writes again: the next verb ends it.
+            assert world.answers() and world.where() in expected, cell
+            hint = run.end(200).stderr.decode()
+            assert run.process.returncode in (0, 4) or "findmnt" in hint, hint
+            healing.close()
+            for host in CARRIERS:
+                world.hosts.sms("-q", "start", "--boot", on=host, ok=None)
         found = world.settle(expected, living)
         settled = time.time()
         healing.close()
@@ -457,7 +511,8 @@ def run_cell(world: World, cell: Cell) -> None:
         # Who interrupts it politely leaves nothing to a later run: the host that serves is guarded.
         interrupted = cell.do is interrupt and ended.status != 0
         assert not interrupted or world.hosts.status(found)["guarded"], said
-        row.again = run_again(world, found, source, target, recorded=interrupted or ended.status == 0)
+        recorded = interrupted or (ended.status == 0 and not cell.journal)
+        row.again = run_again(world, found, source, target, recorded=recorded)
     if out := os.environ.get("SMS_MATRIX_OUT"):
         with Path(out).open("a") as stream:
             stream.write(f"{row.line}\n")

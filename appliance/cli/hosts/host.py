@@ -68,9 +68,9 @@ def run_list(arguments: argparse.Namespace) -> int:
     from appliance.operations.hosts.host import list_hosts
 
     lines = list_hosts(open_site(arguments))
-    # At most one host may run the container.
+    # At most one host may run the container, but for the isolated one of a migration.
     many = [line.name for line in lines if line.running]
-    status = 4 if len(many) > 1 else 0
+    status = 4 if len(many) > 1 and not any(line.move and line.move.under_way for line in lines) else 0
     if arguments.json:
         print_json(lines)
         return status
@@ -82,8 +82,8 @@ def run_list(arguments: argparse.Namespace) -> int:
         table.add_row(line.name, line.address, reachable, runs, holds)
     out.print(table)
     for line in lines:
-        if line.problem:
-            out.print(f"[yellow]{escape(line.problem)}[/]")
+        if text := line.problem or (f"{line.name}: {line.move.text}; {line.move.hint}" if line.move else ""):
+            out.print(f"[yellow]{escape(text)}[/]")
     if status:
         out.print(f"[red]the services container runs on {' and '.join(many)}: stop all but one immediately[/]")
     return status

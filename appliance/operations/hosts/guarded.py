@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from pathlib import PurePath
 
 from appliance.errors import SmsError
@@ -10,6 +11,7 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.installed import SITE_FILE, find_sms, has_systemd, lies_there
+from appliance.operations.preflight import find_instance, lock_host
 from appliance.plan.services.unit import guard_unit_name, guard_unit_text
 from appliance.tools import files
 from appliance.tools.scripts import script_argv
@@ -77,16 +79,27 @@ def start_guard(cluster: Cluster, host: Host, *, renew: bool = False) -> bool:
     return runs or not why
 
 
-def replace_guard(cluster: Cluster, host: Host) -> None:
-    """Replace the host's guard if one of another version runs: it may not be able to read the leases of this one.
+def ensure_guard(cluster: Cluster, host: Host) -> None:
+    """Start the host's guard if the services container runs without one; replace one of another version of sms.
+
+    Another version may not be able to read the leases of this one. None runs where one was killed, or a verb before it
+    had started one.
 
     Raises:
-        SmsError: it cannot be replaced.
+        Busy: none runs, and another run is at work there, which may be about to stop both.
+        SmsError: it cannot be started or replaced.
     """
-    if len(cluster.site.admin_hosts) < 2 or not (is_guarded(cluster, host) and is_outdated(cluster, host)):
+    runs = is_guarded(cluster, host)
+    if len(cluster.site.admin_hosts) < 2 or (runs and not is_outdated(cluster, host)):
         return
-    if why := _start(cluster, host, replaces=True):
+    with nullcontext() if runs else lock_host(cluster, host):
+        if not runs and not find_instance(cluster, host):
+            return
+        why = _start(cluster, host, replaces=runs)
+    if why and runs:
         raise SmsError(f"the one on {host.name} is of another version of sms and cannot be replaced: {why}")
+    if why:
+        raise SmsError(f"none runs on {host.name}, and none can be started: {why}")
 
 
 def _start(cluster: Cluster, host: Host, *, replaces: bool) -> str:

@@ -15,6 +15,8 @@ from appliance.operations.hosts.admin_keys import key_variables
 from appliance.operations.hosts.signing import refuse_signing_keys
 from appliance.operations.lease import query_lease
 from appliance.operations.preflight import find_instance
+from appliance.operations.under_way import query_move
+from appliance.plan.migration.under_way import Move
 from appliance.share import share
 from appliance.tools.ansible import Play, Target, run_playbook
 from appliance.tools.python import find_python
@@ -32,7 +34,10 @@ HINTS = {
 
 @dataclass(frozen=True)
 class HostLine:
-    """State of an admin host; ``problem`` says why it could not be queried."""
+    """State of an admin host.
+
+    ``problem``: why it could not be queried. ``move``: what is under way there, or was killed.
+    """
 
     name: str
     address: str
@@ -40,6 +45,7 @@ class HostLine:
     running: bool
     holds_lease: bool
     problem: str = ""
+    move: Move | None = None
 
 
 def prepare(cluster: Cluster, name: str, *, dry_run: bool = False) -> Play:
@@ -90,7 +96,7 @@ def _line(cluster: Cluster, admin: AdminHost) -> HostLine:
     host = cluster.host(admin.name)
     running = False
     try:
-        holder = query_lease(host, cluster).holder
+        holder, move = query_lease(host, cluster).holder, query_move(cluster, host)
         # Without Apptainer it cannot run an instance.
         with suppress(CommandError):
             running = find_instance(cluster, host) is not None
@@ -98,7 +104,7 @@ def _line(cluster: Cluster, admin: AdminHost) -> HostLine:
         return HostLine(admin.name, admin.address, False, False, False, error.message)
     except SmsError as error:
         return HostLine(admin.name, admin.address, True, False, False, error.message)
-    return HostLine(admin.name, admin.address, True, running, holder == admin.name)
+    return HostLine(admin.name, admin.address, True, running, holder == admin.name, move=move)
 
 
 def _target(host: Host) -> Target:

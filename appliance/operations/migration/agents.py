@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
+from appliance.errors import Busy
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
-from appliance.operations.services.unfinished import mark_path
 from appliance.operations.snapshots.list import store
+from appliance.operations.under_way import explain_busy, mark_path
 from appliance.plan.machine import inside_argv, inside_second, instance_name, start_argv, stop_argv, stop_timeout
 from appliance.plan.migration.here import GATE
 from appliance.plan.migration.move import reset_ports, stop_groups, stream_ports
@@ -20,6 +21,7 @@ from appliance.plan.services.network import INTERFACES, isolated_bridges, macvla
 from appliance.progress import Progress, Silent
 from appliance.shared.migration import MigrationRequest, SourceRequest, TargetRequest
 from appliance.shared.overlay import frozen_mark
+from appliance.tools.move import Endpoint
 
 LONG_S = 3600.0
 """Timeout in seconds of requests that read a whole overlay, or end an instance."""
@@ -52,12 +54,19 @@ def open_agents(cluster: Cluster, inspected: Inspected, image: Image, stack: Exi
     source, target, notes_only = inspected.source, inspected.target, NotesOnly(cluster.env.progress)
     requests = target_request(cluster, inspected), source_request(cluster, inspected, image)
     on_source = stack.enter_context(cluster.env.agents.open_endpoint(source, "leave", requests[1], notes_only))
-    on_source.receive("ready", patience_s=QUICK_S)
+    _wait_until_ready(cluster, on_source)
     on_target = stack.enter_context(cluster.env.agents.open_endpoint(target, "arrive", requests[0], notes_only))
-    on_target.receive("ready", patience_s=QUICK_S)
+    _wait_until_ready(cluster, on_target)
     generation, shared = inspected.lease.generation + 1, inspected.plan.shared
     result = MigrationResult(source.name, target.name, image.path, generation, shared=shared)
     return Migration(cluster, inspected, image, on_source, on_target, result)
+
+
+def _wait_until_ready(cluster: Cluster, endpoint: Endpoint) -> None:
+    try:
+        endpoint.receive("ready", patience_s=QUICK_S)
+    except Busy as error:
+        raise explain_busy(cluster, endpoint.host, error) from error
 
 
 def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> SourceRequest:

@@ -21,7 +21,12 @@ from appliance.operations.image.deliver import Image
 from appliance.operations.lease import Leases, query_all_leases, query_lease
 from appliance.operations.migration.agents import open_agents
 from appliance.operations.migration.copy import catch_up, copy_overlay, stop_services
-from appliance.operations.migration.inspection import PROGRAMS, record_if_missing, shares_overlay
+from appliance.operations.migration.inspection import (
+    PROGRAMS,
+    record_if_missing,
+    record_serving,
+    shares_overlay,
+)
 from appliance.operations.migration.rollback import end_agents
 from appliance.operations.migration.start import (
     WAIT_S,
@@ -45,16 +50,15 @@ from appliance.operations.overlay.overlay import (
 from appliance.operations.preflight import check_confinement, check_networks, find_instance, query_confinement
 from appliance.operations.services.apply import Applied
 from appliance.operations.services.apply import apply as apply_files
-from appliance.operations.services.boot import install_unit
 from appliance.operations.services.effect import compare, held, judge_running, release
 from appliance.operations.services.restart import tell_nodes
 from appliance.operations.services.unfinished import (
     read_last_upgrade,
     recover_migration,
     resume_migration,
-    second_paths,
 )
-from appliance.operations.start_note import read_note, record_start
+from appliance.operations.start_note import read_note
+from appliance.operations.under_way import second_paths
 from appliance.plan.machine import PROBE, inside_argv, instance_name, seed_argv
 from appliance.plan.migration.here import SWITCHED, bound_outages, bound_parts, recent_switches
 from appliance.plan.migration.lease import find_newer
@@ -460,12 +464,9 @@ def _record(cluster: Cluster, host: Host, image: Image, done: Switched) -> None:
     try:
         lease = query_lease(host, cluster)
         done.generation = lease.generation
-        record_start(cluster, host, image, lease)
-        query_all_leases(host, cluster).publish(lease)
         remove_isolated(cluster, host)
         write_networks(cluster, host)
-        install_unit(cluster, host)
-        start_guard(cluster, host, renew=True)
+        record_serving(cluster, host, image, lease)
     except SmsError as error:
         done.notes.append(f"the switch could not be recorded: {error.message}")
 

@@ -184,13 +184,15 @@ def record_if_missing(cluster: Cluster, host: Host, running: Instance, lease: Le
 def record_serving(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
     """Record on the host, and in the leases of the others, that it serves since now; start what it needs for that.
 
+    The record comes last: without it, ``record_if_missing`` of the next run does what a killed one has not done.
+
     Raises:
         SmsError: it could not be recorded.
     """
-    record_start(cluster, host, image, lease)
-    query_all_leases(host, cluster).publish(lease)
     install_unit(cluster, host)
-    start_guard(cluster, host)
+    start_guard(cluster, host, renew=True)  # one that runs may have read the site file of before
+    query_all_leases(host, cluster).publish(lease)
+    record_start(cluster, host, image, lease)
 
 
 def _check_unchanged(cluster: Cluster, source: Host, target: Host, running: Instance) -> StartNote:

@@ -185,9 +185,11 @@ def _record_target(cluster: Cluster, inspected: Inspected, image: Image) -> str:
     What is not recorded here, such as while its agent is still at work, `sms migrate` again records.
     """
     target = inspected.target
-    with suppress(SmsError), lock_host(cluster, target):
-        lease = query_lease(target, cluster)
-        if lease.holder == target.name and find_instance(cluster, target):
+    with suppress(SmsError):
+        with lock_host(cluster, target):
+            lease = query_lease(target, cluster)
+            serves = lease.holder == target.name and find_instance(cluster, target)
+        if serves:  # without the lock: the start of the unit takes it
             record_serving(cluster, target, image, lease)
             return f"the services container serves on {target.name}"
     return ""

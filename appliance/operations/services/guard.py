@@ -21,8 +21,9 @@ from appliance.operations.overlay.generation import retire_overlay, set_aside_ol
 from appliance.operations.preflight import find_instance, lock_host, lock_ports
 from appliance.operations.services.names import NameWatch
 from appliance.operations.services.stop import stop_gateway, take_down
-from appliance.operations.services.unfinished import is_interrupted, read_move, resume_migration, was_killed
+from appliance.operations.services.unfinished import is_interrupted, resume_migration, was_killed
 from appliance.operations.services.uplink import UplinkWatch
+from appliance.operations.under_way import read_move
 from appliance.plan.migration.lease import View, find_holder, find_newer, has_own_overlay
 from appliance.shared.lease import Lease
 from appliance.shared.locks import Locked, hold_lock

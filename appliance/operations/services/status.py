@@ -20,9 +20,11 @@ from appliance.operations.services.reach import inspect_inside, inspect_links, i
 from appliance.operations.services.unfinished import moved_path, read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status, vm_snapshot_status
 from appliance.operations.start_note import read_note
+from appliance.operations.under_way import query_move
 from appliance.operations.vm.certificates import container_problems
 from appliance.operations.vm.deferred import Deferred, probe_vm
 from appliance.plan.migration.state import describe_interrupted, read_state_move
+from appliance.plan.migration.under_way import Move
 from appliance.plan.services.discarded import Discarded
 from appliance.plan.services.inside import Process
 from appliance.plan.services.links import NetworkState
@@ -55,6 +57,7 @@ class Status:
 
     ``lease_problem``: why the lease could not be read. ``networks``, ``nodes``, ``probes``, ``stopped``, ``held``,
     ``strangers``, ``discarded``: those of ``Reach``. ``guarded``: whether a guard runs, None on the only admin host.
+    ``move``: what is under way on the host, or was killed there.
     """
 
     cluster: str
@@ -80,6 +83,7 @@ class Status:
     discarded: Sequence[Discarded] = ()
     guarded: bool | None = None
     lease_problem: str = ""
+    move: Move | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Return the value printed by --json."""
@@ -98,7 +102,7 @@ def status(cluster: Cluster, host: Host) -> Status:
         snapshots = pool.submit(snapshot_status, cluster, host, lease)
         of_vm = pool.submit(vm_snapshot_status, cluster.of_vm(), host) if cluster.site.provisioning else None
         upgrade = pool.submit(_interrupted_upgrade, cluster, host)
-        found = _container_status(cluster, host, lease, problem)
+        found = _container_status(cluster, host, lease, problem, move=query_move(cluster, host))
         trouble = [*filter(None, [problem]), *upgrade.result()]
         return _with_snapshots(replace(found, warnings=[*trouble, *found.warnings]), snapshots, of_vm)
 
@@ -139,17 +143,16 @@ def _with_snapshots(status: Status, query: Future[SnapshotStatus], vm_query: Fut
     )
 
 
-def _container_status(cluster: Cluster, host: Host, lease: Lease, problem: str) -> Status:
+def _container_status(cluster: Cluster, host: Host, lease: Lease, problem: str, *, move: Move | None = None) -> Status:
     """Return the status without snapshots, and without the warning about the lease's ``problem``."""
     with cluster.env.pool(1) as pool:
         mirror_query = pool.submit(_mirror, cluster, host)
         running = find_instance(cluster, host)
         confined = running is not None and is_confined(host, running)
         mirror, problems = mirror_query.result()
-    warnings = list(problems)
-    found = Status(
-        cluster.site.cluster, host.name, False, False, lease, mirror=mirror, warnings=warnings, lease_problem=problem
-    )
+    warnings = [*([f"{move.text}; {move.hint}"] if move else []), *problems]
+    found = Status(cluster.site.cluster, host.name, False, False, lease, mirror=mirror, warnings=warnings)
+    found = replace(found, lease_problem=problem, move=move)
     current = str(cluster.places.current)
     if not running:
         warnings += filter(None, [find_refusal(host, current), _interrupted_move(cluster, host, lease)])
@@ -174,7 +177,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, problem: str) 
         note, guarded = note_query.result(), guard.result() if guard else None
     answers = list_answers(cluster, inside.result().answers)
     space, uptime = inside.result().space, inside.result().uptime_s()
-    faults = _faults(cluster, host, lease, space, guarded) + reach.problems + certificate.result()
+    faults = _faults(cluster, host, lease, space, guarded, move=move) + reach.problems + certificate.result()
     # The refusal says all that is to be done about an instance that is not confined, too.
     faults += filter(None, [refusal.result() or (older.result() if confined else UNCONFINED)])
     image = {"path": running.image}
@@ -198,16 +201,21 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, problem: str) 
     )
 
 
-def _faults(cluster: Cluster, host: Host, lease: Lease, space: dict[str, int], guarded: bool | None) -> list[str]:
+def _faults(
+    cluster: Cluster, host: Host, lease: Lease, space: dict[str, int], guarded: bool | None, *, move: Move | None
+) -> list[str]:
     """Return what makes a running container unhealthy although its services answer."""
-    faults = []
+    faults, moves = [], move is not None and move.under_way
     if lease.holder != host.name:
-        faults.append(f"it runs on {host.name}, but {lease.holder or 'no host'} holds the lease")
+        holder = lease.holder or "no host"
+        isolated = ", as the target of a move that is under way: it is not on the network until its addresses switch"
+        faults.append(f"it runs on {host.name}, but {holder} holds the lease{isolated * moves}")
     if space and space["used"] * 100 >= FULL_PERCENT * space["size"]:
         percent = space["used"] * 100 // space["size"]
         faults.append(f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger")
-    if guarded is False:
-        faults.append(f"no guard runs on {host.name}: nothing stops it here if another host takes over; sms guard")
+    if guarded is False and not moves:  # its end starts one
+        why = "nothing stops it here if another host takes over"
+        faults.append(f"no guard runs on {host.name}: {why}; `sms start --host {host.name}` starts one")
     elif guarded and is_outdated(cluster, host):  # it may not be able to read the leases that this version writes
         faults.append(
             f"the guard on {host.name}"

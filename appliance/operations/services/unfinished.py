@@ -21,6 +21,7 @@ from appliance.operations.overlay.mirrored import DISK_WAIT_S, close_mirror, fin
 from appliance.operations.overlay.overlay import seeded_with
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.snapshots.restore import restore_own
+from appliance.operations.under_way import explain_busy, mark_path, second_paths
 from appliance.plan.migration.failover import OpenFailover, find_open_failover, measure_loss
 from appliance.plan.upgrade.upgrade import (
     DONE,
@@ -33,27 +34,16 @@ from appliance.plan.upgrade.upgrade import (
     read_upgrade,
 )
 from appliance.progress import Silent
-from appliance.shared.migration import MoveMark
-from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.records import to_json
 from appliance.tools import files
 
 OVERLAY_REPLACED = {("migrate", "up"), ("migrate", "arrived"), ("failover", "restored")}
 """Verbs and events of the history after which the host has another overlay."""
 
 
-def mark_path(cluster: Cluster) -> str:
-    """Return the path of the record of a migration's progress. Not in /run: it must survive a power loss."""
-    return f"{cluster.places.journal}/{cluster.site.cluster}.move"
-
-
 def moved_path(cluster: Cluster) -> str:
     """Return the path of the record of the last move between the services container and an engine."""
     return f"{cluster.places.journal}/{cluster.site.cluster}.moved.json"
-
-
-def second_paths(cluster: Cluster) -> tuple[str, str]:
-    """Return the paths of record and lock of the target of a switch on one host."""
-    return f"{cluster.places.journal}/{cluster.site.cluster}.second.move", f"{cluster.places.lock}.second"
 
 
 def recover_migration(cluster: Cluster, host: Host) -> None:
@@ -64,7 +54,10 @@ def recover_migration(cluster: Cluster, host: Host) -> None:
     """
     if not is_interrupted(cluster, host):
         return
-    found = resume_migration(cluster, host)
+    try:
+        found = resume_migration(cluster, host)
+    except Busy as error:
+        raise explain_busy(cluster, host, error) from error
     if found["found"]:
         what = "switch to a second instance" if found.get("second") else "migration"
         now = f"it is {found['state']} there now"
@@ -81,18 +74,6 @@ def was_killed(cluster: Cluster, host: Host) -> bool:
     marks = (mark_path(cluster), second_paths(cluster)[0])
     there = any(cluster.env.hosts.read_here(mark) is not None for mark in marks)
     return there and not files.is_locked(host, str(cluster.places.lock))
-
-
-def read_move(cluster: Cluster, host: Host) -> MoveMark | None:
-    """Return the state of a migration that is under way on a host or was killed there; None without one.
-
-    One that cannot be read counts as one that moves ports.
-    """
-    data = host.read(mark_path(cluster))
-    try:
-        return from_json(MoveMark, data) if data is not None else None
-    except RecordError:
-        return MoveMark("", "", 0, {})
 
 
 def refuse_interrupted(cluster: Cluster, host: Host) -> None:

@@ -18,7 +18,7 @@ from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.lease import Leases
 from appliance.operations.preflight import find_instance, lock_host, lock_ports
-from appliance.operations.services.unfinished import read_move
+from appliance.operations.under_way import read_move
 from appliance.plan.migration.lease import View, find_newer
 from appliance.plan.services.network import INTERFACES
 from appliance.shared.files import replace_file

@@ -14,7 +14,7 @@ from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.env import Clock
-from appliance.operations.hosts.guarded import replace_guard
+from appliance.operations.hosts.guarded import ensure_guard
 from appliance.operations.identity import ensure_identity
 from appliance.operations.lease import Leases, query_lease
 from appliance.operations.overlay.mirror import scrub
@@ -132,7 +132,7 @@ def run_scheduled(
                 return None
             work.generation = lease.generation
             # Before this run writes fields into the lease that a guard of an earlier version cannot read.
-            work.attempt("guard", partial(replace_guard, cluster, host))
+            work.attempt("guard", partial(ensure_guard, cluster, host))
             work.attempt("UUID of the cluster", partial(name_cluster, cluster, host, work))
             work.missed = detect_gap(cluster, host, lease, started)
             # Before the snapshot is taken: it then stores damaged chunks again.

@@ -76,6 +76,13 @@ def cells() -> Iterator[Cell]:
         yield Cell("disk full", faults.disk_full, step, either, small=True, wait_s=15)
     for step in ("<build", "send", "<stop", "<start", "<arm", "<up", "<commit"):
         yield Cell("inodes full", faults.inodes_full, step, either, small=True, wait_s=15)
+    for step in ("<build", "<place", "<start", "<arm", "<up", "up", "<commit"):
+        mine = either if step == "<commit" else target if step == "up" else source
+        yield Cell("target's journal read-only", faults.read_only_target, step, mine, journal="target", wait_s=15)
+    for step in ("<offer", "<stop", "stop", "<release", "<given", "<finish"):
+        mine = target if step in ("<given", "<finish") else source
+        sample = step == "stop"
+        yield Cell("source's journal read-only", faults.read_only_source, step, mine, sample=sample, journal="source")
     yield Cell("tampered image", faults.tampered_image, "<inspect_hosts", target)  # it is sent again
     yield Cell("tampered image", faults.tampered_image, "<trust", source)
     for step in ("<round", "<verify"):

@@ -31,7 +31,8 @@ from appliance.operations.lease import (
 from appliance.operations.migration import failover
 from appliance.operations.services import start
 from appliance.operations.services.guard import CURRENT_S, FAILED_S, Guard
-from appliance.operations.services.unfinished import last_sign, mark_path
+from appliance.operations.services.unfinished import last_sign
+from appliance.operations.under_way import mark_path
 from appliance.shared.files import ALWAYS
 from appliance.shared.lease import MAX_FILE, Lease, SwapLease, read_file
 from appliance.shared.locks import hold_lock

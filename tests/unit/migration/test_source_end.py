@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import time
@@ -125,6 +126,20 @@ def test_a_target_that_has_served_and_was_stopped_since_keeps_the_newest_state(s
     assert source.path("overlay.moved").exists() and not source.path("overlay").exists()
     assert source.path("lease").read_bytes() == free
     assert not source.system.pid
+
+
+def test_a_state_that_cannot_be_removed_does_not_hide_the_outcome(source: Source) -> None:
+    """The disk has become read-only. The next verb does the same once more, and removes it."""
+
+    def refuse(path: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    remove, source.system.remove = source.system.remove, refuse  # type: ignore[method-assign]
+    assert source.resume() == {"found": "given", "side": "leave", "state": "gone"}
+    assert source.path("mark").exists() and [str(source.path("mark")) in note for note in source.system.notes] == [True]
+    source.system.remove = remove  # type: ignore[method-assign]
+    assert source.resume()["state"] == "gone" and not source.path("mark").exists()
+    assert source.path("overlay.moved").read_bytes() == b"stale"
 
 
 def test_an_overlay_that_is_still_open_is_renamed_later(source: Source) -> None:

@@ -11,7 +11,7 @@ from appliance.errors import Busy
 from appliance.host.base import Host
 from appliance.operations.context import open_cluster
 from appliance.operations.services.guard import Guard
-from appliance.operations.services.unfinished import mark_path, second_paths
+from appliance.operations.under_way import mark_path, second_paths
 from appliance.progress import Silent
 from appliance.tools.files import HELD
 from tests.places import DEBIAN_SITE

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -14,22 +16,25 @@ import pytest
 
 from appliance.config.model import Overlay
 from appliance.errors import Busy, SmsError
-from appliance.host.base import CommandError
+from appliance.host.base import CommandError, Result
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.env import LOCKED
 from appliance.operations.hosts import guarded
-from appliance.operations.hosts.guarded import STOP_TIMEOUT_S, guard_version, is_outdated, replace_guard, start_guard
+from appliance.operations.hosts.guarded import STOP_TIMEOUT_S, ensure_guard, guard_version, is_outdated, start_guard
 from appliance.operations.hosts.installed import SITE_FILE, lies_there
 from appliance.operations.services import guard
 from appliance.plan.machine import Places
 from appliance.progress import Silent
 from appliance.shared.locks import hold_lock
+from appliance.tools.apptainer import Instance
 from appliance.tools.files import HELD, is_locked
 from appliance.tools.programs import PATH_OF
 from appliance.tools.scripts import script_argv
 from tests.places import DEBIAN_SITE
 from tests.support.env import fake_env
 from tests.support.fake import Fake
+from tests.support.instances import LIST, lists
 
 STARTS, STOPS = script_argv("start-daemon")[:3], script_argv("stop-daemon")[:3]
 
@@ -139,18 +144,45 @@ def test_an_older_guard_is_kept_where_none_can_be_started() -> None:
     assert len(recorder.lines) == 1 and "cannot be replaced" in recorder.lines[0]
 
 
-def test_a_scheduled_run_replaces_only_a_running_guard_of_another_version() -> None:
-    for running, version in ((False, b""), (True, f"7 {guard_version(cluster())}".encode()), (True, b"7 1")):
-        host = remote(guarded=running)
-        host.answers[STOPS] = (0, "")
-        host.files |= {LOCK: b"7", f"{LOCK}.version": version}
-        replace_guard(cluster(), host)
-        replaced = version == b"7 1"
-        assert [argv[:3] for argv in host.asked if argv[:3] in (STOPS, STARTS)] == [STOPS, STARTS] * replaced
+@pytest.mark.parametrize(
+    ("guarded", "version", "runs", "did"),
+    [
+        (True, guard_version(cluster()), True, []),
+        (True, "1", True, [STOPS, STARTS]),
+        (False, "", True, [STARTS]),  # a verb was killed before it had started one
+        (False, "", False, []),  # nor does the services container
+    ],
+)
+def test_a_scheduled_run_replaces_a_guard_of_another_version_and_starts_a_missing_one(
+    guarded: bool, version: str, runs: bool, did: list[tuple[str, ...]]
+) -> None:
+    host = remote(guarded=guarded)
+    host.answers |= {STOPS: (0, ""), LIST: lists([Instance("sms-sample", 7, "/i.sif")] * runs)}
+    host.files |= {LOCK: b"7", f"{LOCK}.version": f"7 {version}".encode()}
+    ensure_guard(cluster(), host)
+    assert [argv[:3] for argv in host.asked if argv[:3] in (STOPS, STARTS)] == did
     host.files[SITE_FILE] = b""
-    with pytest.raises(SmsError, match="host-1 is of another version of sms and cannot be replaced"):
-        replace_guard(cluster(), host)
-    replace_guard(cluster(hosts=1), host)
+    with pytest.raises(SmsError) if did else nullcontext():
+        ensure_guard(cluster(), host)
+    ensure_guard(cluster(hosts=1), host)
+
+
+def test_no_guard_is_started_while_another_run_is_at_work() -> None:
+    """It may be a stop, which has ended the guard before the services container."""
+    host = Held({**remote().answers, LIST: lists([Instance("sms-sample", 7, "/i.sif")])}, name="host-1")
+    host.files[SITE_FILE] = b"cluster: sample"
+    with pytest.raises(Busy):
+        ensure_guard(cluster(), host)
+    assert not started(host)
+
+
+class Held(Fake):
+    """A host whose locks another run holds."""
+
+    @contextmanager
+    def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
+        raise CommandError(Result(self.name, argv, LOCKED, b"", b""))
+        yield
 
 
 @pytest.mark.parametrize("starts", [True, False])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import grp
+import json
 import os
 import re
+import signal
 import stat
 import struct
 import subprocess
@@ -209,6 +211,34 @@ def test_the_supervisor_knows_when_it_has_asked_a_service_to_stop(
     config = SimpleNamespace(name="it", stopwaitsecs=90)
     supervise.noted(lambda *_: None)(SimpleNamespace(config=config, killing=True, delay=now - 20 + 90), 7, 0)
     assert mark.exists() is stays
+
+
+FIRST = """\
+import json, subprocess, sys
+name, runtime, script = sys.argv[1:]
+open("/proc/self/comm", "w").write(name)
+left = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
+left.stdout.readline()
+program = "import sys; sys.path.insert(0, sys.argv[1]); import smsstart; smsstart.LEFT_S = 0.5; smsstart.end_left()"
+status = subprocess.run([sys.executable, "-c", program, runtime]).returncode
+print(json.dumps([status, left.poll()]))
+"""
+"""The first process of a container: what a service has left is its child."""
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("first", "script", "end"),
+    [
+        ("appinit", "trap '' TERM; echo; while :; do sleep 9; done", -signal.SIGKILL),  # as mail of a cron that waits
+        ("appinit", "trap 'exit 3' TERM; echo; while :; do sleep 0.1; done", 3),
+        ("python", "trap 'exit 3' TERM; echo; while :; do sleep 0.1; done", None),  # no container of ours
+    ],
+)
+def test_the_container_ends_without_what_services_have_left(first: str, script: str, end: int | None) -> None:
+    argv = ("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", FIRST)
+    done = subprocess.run([*argv, first, str(RUNTIME), script], stdout=subprocess.PIPE, timeout=60, check=True)
+    assert json.loads(done.stdout) == [0, end]
 
 
 @pytest.mark.parametrize(("age_s", "clean"), [(0, True), (59, True), (61, False), (None, False)])

@@ -23,6 +23,7 @@ from appliance.operations.services.reach import Reach
 from appliance.operations.snapshots.status import SnapshotStatus
 from appliance.operations.start_note import StartNote, start_note_path
 from appliance.operations.vm.deferred import Deferred
+from appliance.plan.migration.under_way import Move
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.discarded import Discarded
 from appliance.plan.services.inside import Inside, Process
@@ -47,7 +48,9 @@ OUTDATED = (
     "the guard on host-a is of another version of sms, or does not know the admin hosts of the site file; "
     "`sms start` replaces it, where /etc/sms/sms.yaml lists the same"
 )
-UNGUARDED = "no guard runs on host-a: nothing stops it here if another host takes over; sms guard"
+UNGUARDED = (
+    "no guard runs on host-a: nothing stops it here if another host takes over; `sms start --host host-a` starts one"
+)
 
 
 CONFINED: dict[tuple[str, ...], Answer] = {
@@ -155,6 +158,34 @@ def test_what_is_unhealthy_although_services_answer(
     assert found.guarded is guarded
 
 
+@pytest.mark.parametrize("under_way", [True, False])
+def test_the_target_of_a_move_runs_isolated_without_a_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, under_way: bool
+) -> None:
+    """While the move is under way, a person must not stop what he takes for a second services container."""
+    cluster = without_vm(tmp_path, hosts=2)
+    simulate_reach(monkeypatch, cluster, Inside(), Reach())
+    host = running_host(cluster, [], test=(1, ""))
+    move = Move("migrate", "host-b", "host-a", "host-a", "started", "", under_way, 5.0, "alice", "admin", 42)
+    lease = Lease(cluster.site.cluster, 1, "host-b", 0.0)
+    found = status._container_status(cluster, host, lease, "", move=move)
+    assert (found.running, found.healthy, found.guarded) == (True, False, False)
+    assert found.warnings[0] == f"{move.text}; {move.hint}"
+    assert sum(line.startswith("it runs on host-a, but host-b holds the lease") for line in found.warnings) == 1
+    assert (UNGUARDED in found.warnings) is not under_way
+    shown = json.loads(json.dumps(found.as_dict()))["move"]
+    facts = {"verb": "migrate", "source": "host-b", "target": "host-a", "host": "host-a", "state": "started"}
+    assert shown == {
+        **facts,
+        "step": "",
+        "under_way": under_way,
+        "since": 5.0,
+        "by": "alice",
+        "on": "admin",
+        "process": 42,
+    }
+
+
 def test_json_and_table() -> None:
     """The keys of --json are an interface."""
     lease = Lease("c", 4, "host-a", 5.0, "host-a")
@@ -181,7 +212,7 @@ def test_json_and_table() -> None:
     assert list(shown) == [
         *("cluster", "host", "running", "healthy", "lease", "services", "image", "overlay", "mirror", "uptime_s"),
         *("warnings", "snapshots", "vm_snapshots", "provisioning", "networks", "nodes", "probes", "stopped", "held"),
-        *("strangers", "discarded", "guarded"),
+        *("strangers", "discarded", "guarded", "move"),
     ]
     assert (shown["held"], shown["strangers"], shown["discarded"][0]["lines"]) == (["12", "13_4"], [1001], 7)
     assert shown["networks"] == [

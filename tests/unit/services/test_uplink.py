@@ -17,8 +17,8 @@ from appliance.errors import SmsError
 from appliance.host.base import CommandError, Result, Unreachable
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.lease import QUERY
-from appliance.operations.services.unfinished import mark_path
 from appliance.operations.services.uplink import CALM_S, FLAP_S, INSTANCE_INTERVAL_S, PATIENCE_S, UplinkWatch
+from appliance.operations.under_way import mark_path
 from appliance.plan.machine import Places
 from appliance.plan.migration.lease import View
 from appliance.progress import Silent

@@ -379,12 +379,12 @@ def test_an_old_guard_is_replaced_before_the_lease_is_written(
     """It would not read the new fields, and not step down when another host takes over."""
     did: list[str] = take(None)
 
-    def replace_guard(_: Cluster, host: Host) -> None:
+    def ensure_guard(_: Cluster, host: Host) -> None:
         did.append(f"guard of {host.name}")
         if why:
             raise SmsError(why)
 
-    monkeypatch.setattr(scheduled, "replace_guard", replace_guard)
+    monkeypatch.setattr(scheduled, "ensure_guard", ensure_guard)
     monkeypatch.setattr(scheduled, "name_cluster", lambda *_: did.append("UUID"))
     done = run(cluster, Here())
     assert did == [f"guard of {NAME}", "UUID", "snapshot"]
