@@ -51,7 +51,7 @@ from appliance.plan.services.effect import (
     read_present,
     shown_losses,
 )
-from appliance.plan.services.node_files import READ
+from appliance.plan.services.node_files import JOB_SUBMIT, READ
 from appliance.plan.services.used_up import begins_to_end
 from appliance.shared.records import RecordError
 from appliance.text import one_line
@@ -400,7 +400,7 @@ def _read_inside(cluster: Cluster, host: Host, wait_s: float = QUERY_S) -> Calla
     return lambda path: host.run(*inside, path, ok=None, timeout=wait_s).stdout
 
 
-def _read_conf(read: Callable[[str], bytes], besides: Iterable[str] = READ) -> dict[str, bytes]:
+def _read_conf(read: Callable[[str], bytes], besides: Iterable[str] = (*READ, JOB_SUBMIT)) -> dict[str, bytes]:
     """Return a slurm.conf with its includes, and files besides; ``read``: empty if a file is not there."""
     found = {path: read(path) for path in besides}
     wanted = [f"{FOLDER}/slurm.conf"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 
 from appliance.config.hostlist import fold
-from appliance.config.slurm_files import FOLDER
+from appliance.config.slurm_files import find_unrunnable, is_called, is_pattern
 from appliance.config.types import is_ipv4
 from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
@@ -25,11 +25,14 @@ from appliance.plan.nodes.accounts import (
     too_many_removed,
     without_own,
 )
+from appliance.plan.nodes.files import named_paths
 from appliance.plan.overlay.names import read_resolved
 from appliance.plan.services.defined import (
     AT_START,
     ENFORCING,
+    OWN_PROGRAMS,
     PLUGIN_FOLDER,
+    PROGRAMS,
     Defined,
     find_new,
     find_plugins,
@@ -43,10 +46,7 @@ from appliance.text import one_line
 from appliance.tools.resolver import resolve
 from appliance.tools.scripts import script_argv
 
-JOB_SUBMIT = f"{FOLDER}/job_submit.lua"
 MOST_PROBED = 64
-LUA_FUNCTIONS = ("slurm_job_submit", "slurm_job_modify")
-"""That it has to define (src/plugins/job_submit/lua/job_submit_lua.c)."""
 
 
 def find_faults(
@@ -78,30 +78,24 @@ def find_faults(
             )
     if same_image:
         yield from _find_lacking_plugins(cluster, host, old, new)
-    if JOB_SUBMIT in before and JOB_SUBMIT in after:
-        yield from _judge_lua(cluster, host, after[JOB_SUBMIT])
+    called = {key: path for key, path in (*new.own.items(), *new.programs.items()) if key in (*OWN_PROGRAMS, *PROGRAMS)}
+    fresh = find_new({**old.own, **old.programs}, called)
+    for key, program in called.items():
+        for path in sorted(one for one in after if is_called(one, program.split()[0])):
+            if (path in before or key in fresh) and (wrong := find_unrunnable(after[path])):
+                yield Fault(f"{key}: {path} does not run as a program: {wrong[0]}", wrong[1])
     yield from find_lacking_programs(cluster, old, new)
 
 
 def find_lacking_programs(cluster: Cluster, old: Defined, new: Defined) -> Iterator[Fault]:
     """Yield programs of the new configuration that nodes lack, or of which that is not known."""
     for key, path in find_new(old.programs, new.programs).items():
-        if lacking := _find_lacking(cluster, new, path):
+        if lacking := _find_lacking(cluster, new, path.split()[0]):
             fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job, or takes none"
             hint = f"`sms files push` brings {path} to the nodes; `sms files report --path {path}` shows who has it"
             if not cluster.site.provisioning:
                 hint = f"bring {path} to every node first"
             yield Fault(fault, hint)
-
-
-def _judge_lua(cluster: Cluster, host: Host, script: bytes) -> Iterator[Fault]:
-    """Yield why slurmctld would not start with a job_submit.lua; one that runs goes on with that of before."""
-    argv = inside_argv(cluster.site, cluster.services, *script_argv("check-lua"))
-    done = host.run(*argv, input=script, ok=None, timeout=QUERY_S)
-    why = [one_line((done.stdout or done.stderr).decode(errors="replace"), 200)] if done.stdout or done.status else []
-    why += [f"it has no function {name}" for name in LUA_FUNCTIONS if name.encode() not in script]
-    for one in why[:1]:
-        yield Fault(f"slurmctld would not start with job_submit.lua: {one}", "correct the script in `slurm.files`")
 
 
 def _find_lacking_plugins(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Iterator[Fault]:
@@ -280,14 +274,19 @@ def find_lost_accounts(
 
 
 def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
-    """Return which nodes do not report that they have a program; empty if all do."""
+    """Return which nodes do not report that they have a program, or one of a pattern; empty if all do.
+
+    Of a pattern that nothing matches, slurmd runs nothing and goes on.
+    """
+    if is_pattern(path) and not any(is_called(one, path) for one in named_paths(cluster.site, cluster.services)):
+        return ""
     if not cluster.site.provisioning:
         return "whether nodes have it is not known, as there is no provisioning VM that reports it"
     try:
         reports = read_reports(cluster, open_api(cluster))
     except SmsError as error:
         return f"whether nodes have it is not known: {one_line(error.message, 120)}"
-    lacking = new.nodes.keys() - {one.client for one in reports if path in one.has}
+    lacking = new.nodes.keys() - {one.client for one in reports if any(is_called(has, path) for has in one.has)}
     return f"{len(lacking)} nodes do not report it: {one_line(fold(sorted(lacking)), 120)}" if lacking else ""
 
 
