@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -221,10 +221,9 @@ def judge_start(cluster: Cluster, host: Host, answer: Answer, *, image: str = ""
     old, new = (define(files, of) for files, of in zip((before, after), accounts, strict=True))
     judged = Judged(None, old, new, faults=tuple(find_unreached(old, new)), ways=STOPPED_WAYS)
     when = "it does not run"
-    users: Set[str] = frozenset()
     try:
         when, present = _read_stopped(cluster, host)
-        judged, users = replace(judged, present=present, losses=find_losses(present, old, new)), present.users
+        judged = replace(judged, present=present, losses=find_losses(present, old, new))
     except RecordError:  # there is none after a crash
         if judged.costly:
             unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
@@ -235,7 +234,7 @@ def judge_start(cluster: Cluster, host: Host, answer: Answer, *, image: str = ""
         lacking.append(Fault(why, "start with the files of before, then `sms apply`; or add `safe` to it"))
     refused = (*judged.faults, *judge_node_files(cluster, host, image, before, after), *lacking)
     try:
-        judged = replace(judged, faults=(*refused, *_judge_secrets(cluster, read, accounts, users)))
+        judged = replace(judged, faults=(*refused, *_judge_secrets(cluster, read, accounts, judged.present)))
     except ConfigError as error:
         if answer is Answer.REFUSE:
             raise
@@ -337,11 +336,10 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
     judged = judge(cluster, host, define(before, accounts[0]), define(after, accounts[1]))
     running = find_instance(cluster, host)
     refused = judge_node_files(cluster, host, running.image if running else "", before, after)
-    users = judged.present.users if judged.present else frozenset[str]()
     besides = [*find_lacking_programs(cluster, judged.old, judged.new)]
     if judged.present:
         besides += find_faults_of_present(cluster, host, judged.present, (judged.old, judged.new))
-    besides += _judge_secrets(cluster, read, accounts, users)
+    besides += _judge_secrets(cluster, read, accounts, judged.present)
     return replace(judged, faults=(*judged.faults, *refused, *besides))
 
 
@@ -377,16 +375,16 @@ def define(files: Mapping[str, bytes], accounts: Accounts) -> Defined:
 
 
 def _judge_secrets(
-    cluster: Cluster, read: Callable[[str], bytes], accounts: tuple[Accounts, Accounts], users: Set[str]
+    cluster: Cluster, read: Callable[[str], bytes], accounts: tuple[Accounts, Accounts], present: Present | None
 ) -> tuple[Fault, ...]:
-    """Judge the site's munge key by that which ``read`` returns, and its accounts; ``users``: who has jobs.
+    """Judge the site's munge key by that which ``read`` returns, and its accounts; ``present``: None if not known.
 
     Raises:
         ConfigError: lines of the accounts are invalid.
     """
     key = next((seed.data for seed in seeds_for(cluster) if seed.path == MUNGE_KEY), b"")
     before = {path: data.decode(errors="surrogateescape") or None for path, data in accounts[0].items()}
-    return (*judge_key(read, key), *find_lost_accounts(cluster, before, accounts[1], users))
+    return (*judge_key(read, key), *find_lost_accounts(cluster, before, accounts[1], present))
 
 
 def _read_site(cluster: Cluster) -> dict[str, bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from appliance.config.hostlist import fold
@@ -27,6 +27,7 @@ from appliance.plan.nodes.accounts import (
 )
 from appliance.plan.nodes.files import named_paths
 from appliance.plan.overlay.names import read_resolved
+from appliance.plan.services.admission import read_groups
 from appliance.plan.services.defined import (
     AT_START,
     ENFORCING,
@@ -127,10 +128,10 @@ def find_faults_for_users(
     Raises:
         ConfigError: lines of the accounts are invalid.
     """
-    if PASSWD in before and not present and cluster.find_role("controller"):
+    if {PASSWD, GROUP} & before.keys() and not present and cluster.find_role("controller"):
         with suppress(SmsError):  # without an answer, the limit for all holds
             present = query_present(cluster, host)
-    yield from find_lost_accounts(cluster, before, after, present.users if present else frozenset())
+    yield from find_lost_accounts(cluster, before, after, present)
 
 
 def find_faults_of_present(
@@ -242,12 +243,12 @@ def _find_full(cluster: Cluster, host: Host, defined: tuple[Defined, Defined]) -
 
 
 def find_lost_accounts(
-    cluster: Cluster, before: Mapping[str, str | None], after: Mapping[str, bytes], users: Set[str] = frozenset()
+    cluster: Cluster, before: Mapping[str, str | None], after: Mapping[str, bytes], present: Present | None = None
 ) -> Iterator[Fault]:
-    """Yield that too many users or groups would go, or users with jobs.
+    """Yield that too many users or groups would go, or users with jobs, or all users of a reservation.
 
     Args:
-        users: who has jobs.
+        present: what the controller has, if that is known.
 
     Raises:
         ConfigError: lines of the accounts are invalid.
@@ -264,8 +265,17 @@ def find_lost_accounts(
     if refusal := too_many_removed(changes, MOST_REMOVED):
         names = one_line(", ".join(changes[PASSWD].removed if PASSWD in changes else ()), 200)
         yield Fault(f"{refusal}: {names}", "is the file in `accounts` of the site file complete?")
+    present = present or Present()
     ids = [read_ids(side.get(PASSWD, "")) for side in (old, new)]
-    if lost := sorted(name for name in users & ids[0].keys() if ids[0][name] != ids[1].get(name)):
+    groups = [read_groups(side.get(PASSWD, ""), side.get(GROUP, "")) for side in (old, new)]
+    gone = ids[0].keys() - ids[1].keys()
+    if lost := sorted(one.name for one in present.reservations if one.loses_all(gone, groups[0], groups[1])):
+        yield Fault(
+            f"reservations lose all of their users ({len(lost)}): {one_line(', '.join(lost), 200)}; slurmctld deletes "
+            "them when it reads its files again, and holds their jobs",
+            "`scontrol update ReservationName=NAME Users=OTHERS` first, or delete them",
+        )
+    if lost := sorted(name for name in present.users & ids[0].keys() if ids[0][name] != ids[1].get(name)):
         yield Fault(
             f"users with jobs are removed, or get another id ({len(lost)}): {one_line(', '.join(lost), 200)}; their "
             "waiting jobs never start",

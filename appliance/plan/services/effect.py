@@ -85,6 +85,7 @@ CHOSEN_AGAIN = {"ALL_NODES", "PART_NODES"}
 """Flags of a reservation whose nodes follow those of the cluster, or of its partition (``_validate_resv_rec``)."""
 AWAY = {"FUTURE", "DOWN", "FAIL"}
 """States in slurm.conf by which a node takes no job, and loses those that it has."""
+Groups = Mapping[str, Set[str]]
 UNUSABLE = TAKEN_OUT | {"down", "not_responding"}
 """Parts of a node's state in which no job starts there."""
 
@@ -94,12 +95,27 @@ class Reservation:
     """A reservation, also one that begins later. ``partition``: empty if it has none.
 
     ``nodes``: none if Slurm chooses them again: all of the cluster, or of its partition. ``licenses``: as a list.
+    ``users``, ``groups``: who may use it, or may not.
     """
 
     name: str
     nodes: frozenset[str] = frozenset()
     partition: str = ""
     licenses: str = ""
+    users: frozenset[str] = frozenset()
+    groups: frozenset[str] = frozenset()
+
+    def loses_all(self, gone: Set[str], before: Groups, after: Groups) -> bool:
+        """Return whether none of its users, or of the members of its groups, is left: slurmctld deletes it then.
+
+        The rules are those of ``_build_uid_list`` and ``_validate_one_reservation`` (src/slurmctld/reservation.c).
+
+        Args:
+            gone: users who are removed.
+            before, after: members of groups.
+        """
+        left = any(after.get(one) or not before.get(one) for one in self.groups)
+        return bool((self.users and self.users <= gone) or (self.groups and not left))
 
 
 @dataclass(frozen=True)
@@ -269,7 +285,12 @@ def _read_reservation(line: str) -> Iterator[Reservation]:
     if name := found.get("ReservationName"):
         again = CHOSEN_AGAIN & {*found.get("Flags", "").split(",")}
         nodes = frozenset[str]() if again else read_names(found.get("Nodes", ""))
-        yield Reservation(one_line(name, 60), nodes, found.get("PartitionName", ""), found.get("Licenses", ""))
+        # With a minus, all others may use it.
+        users, groups = (
+            frozenset(one.lstrip("-") for one in found.get(key, "").split(",") if one) for key in ("Users", "Groups")
+        )
+        partition, licenses = found.get("PartitionName", ""), found.get("Licenses", "")
+        yield Reservation(one_line(name, 60), nodes, partition, licenses, users, groups)
 
 
 def can_cost(old: Defined, new: Defined) -> bool:

@@ -109,7 +109,7 @@ def test_what_the_controller_has() -> None:
     )
     assert found.reservations == (
         Reservation("maint", frozenset({"n1", "n2"})),
-        Reservation("lic", partition="long"),
+        Reservation("lic", partition="long", users=frozenset({"root"})),
         Reservation("all", licenses="a:2"),
     )
     assert found.now == 1764500100

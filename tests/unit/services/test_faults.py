@@ -86,6 +86,35 @@ def test_users_with_jobs(cluster: Cluster, new: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "users", "group", "lost"),
+    [
+        ("Users=ann", "eve", "", True),
+        ("Users=-ann", "eve", "", True),
+        ("Users=ann,eve", "eve", "", False),
+        ("Users=ann", "ann,eve", "", False),
+        ("Users=root", "eve", "", False),  # of the container's image
+        ("Users=(null) Accounts=physics", "eve", "", False),
+        ("Users=(null) Groups=physics", "ann,eve", "physics:x:5000:ann\n", False),
+        ("Users=(null) Groups=physics", "ann,eve", "physics:x:5000:\n", True),
+        ("Users=(null) Groups=physics", "ann,eve", "other:x:5001:ann\n", True),
+        ("Users=(null) Groups=physics,other", "ann,eve", "other:x:5001:ann\n", False),
+        ("Users=(null) Groups=wheel", "ann,eve", "other:x:5001:ann\n", False),
+    ],
+)
+def test_reservations_without_users(cluster: Cluster, fields: str, users: str, group: str, lost: bool) -> None:
+    """slurmctld deletes one of which no user is known any more, and holds its jobs."""
+    others = "".join(f"g{number}:x:{6000 + number}:\n" for number in range(20))
+    physics = "physics:x:5000:ann\n"
+    new = MANY + "".join(user(name, {"ann": 1003, "eve": 1004}[name]) for name in users.split(","))
+    old = "root:x:0:0::/root:/bin/sh\n" + MANY + user("ann", 1003) + user("eve", 1004)
+    before = {PASSWD: old, GROUP: others + physics}
+    after = {PASSWD: new.encode(), GROUP: (others + (group or physics)).encode()}
+    present = read_present(f"reservation ReservationName=r Nodes=n1 {fields}", "slurm")
+    found = [one.why for one in find_faults_for_users(cluster, Fake({}), present, before, after)]
+    assert ["reservations lose" in one for one in found] == [True] * lost
+
+
+@pytest.mark.parametrize(
     ("old", "new", "why"),
     [
         ("PartitionName=a Default=YES\n", "PartitionName=a\n", "no partition is the default one, as a was"),
