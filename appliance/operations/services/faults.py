@@ -263,8 +263,9 @@ def find_lost_accounts(
     if problems:
         raise ConfigError(problems=problems)
     if refusal := too_many_removed(changes, MOST_REMOVED):
-        names = one_line(", ".join(changes[PASSWD].removed if PASSWD in changes else ()), 200)
-        yield Fault(f"{refusal}: {names}", "is the file in `accounts` of the site file complete?")
+        removed = changes[PASSWD].removed if PASSWD in changes else ()
+        names = f": {one_line(', '.join(removed), 200)}" if removed else ""
+        yield Fault(f"{refusal}{names}", "is the file in `accounts` of the site file complete?")
     present = present or Present()
     ids = [read_ids(side.get(PASSWD, "")) for side in (old, new)]
     groups = [read_groups(side.get(PASSWD, ""), side.get(GROUP, "")) for side in (old, new)]
