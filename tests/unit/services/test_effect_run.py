@@ -33,8 +33,8 @@ from tests.support.env import Reports, fake_env
 from tests.support.fake import Fake
 from tests.unit.services.test_effect import node
 
-OLD = b"NodeName=n[1-2]\nPartitionName=normal Nodes=ALL\nPartitionName=night Nodes=ALL\n"
-NEW = b"NodeName=n1\nPartitionName=normal Nodes=ALL\n"
+OLD = b"NodeName=n[1-2] NodeAddr=10.0.0.1\nPartitionName=normal Nodes=ALL\nPartitionName=night Nodes=ALL\n"
+NEW = b"NodeName=n1 NodeAddr=10.0.0.1\nPartitionName=normal Nodes=ALL\n"
 OF_NIGHT, ELSEWHERE = (
     line.replace("|", "\t")
     for line in ("job 7|RUNNING|alice|night|n1||||||||||||||", "job 8|RUNNING|bob|normal|n1||||||||||||||")
