@@ -18,6 +18,7 @@ from appliance.operations.preflight import find_instance
 from appliance.operations.services.faults import (
     find_faults_of_present,
     find_lacking_programs,
+    find_lacking_qos,
     find_lost_accounts,
     find_unreached,
 )
@@ -30,6 +31,7 @@ from appliance.plan.migration.here import SWITCHED
 from appliance.plan.nodes.accounts import GROUP, PASSWD
 from appliance.plan.nodes.files import MUNGE_KEY
 from appliance.plan.services.admission import read_groups
+from appliance.plan.services.associations import find_partition_qos
 from appliance.plan.services.by_hand import find_by_hand
 from appliance.plan.services.defined import (
     Defined,
@@ -229,6 +231,7 @@ def judge_start(cluster: Cluster, host: Host, answer: Answer, *, image: str = ""
             unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
             judged = replace(judged, unknown=unknown)
     lacking = [*find_lacking_programs(cluster, old, new)]
+    lacking += find_lacking_qos(find_partition_qos(old, new), "may have (it does not run)")
     if judged.present and begins_to_end(old, new) and not all(job.waits for job in judged.present.jobs):
         why = "AccountingStorageEnforce begins to enforce limits: which running jobs that ends is not known"
         lacking.append(Fault(why, "start with the files of before, then `sms apply`; or add `safe` to it"))

@@ -28,9 +28,17 @@ from appliance.plan.nodes.accounts import (
 from appliance.plan.nodes.files import named_paths
 from appliance.plan.overlay.names import read_resolved
 from appliance.plan.services.admission import read_groups
+from appliance.plan.services.associations import (
+    Rows,
+    find_enforced,
+    find_partition_qos,
+    find_unassociated,
+    find_without_qos,
+    list_argv,
+    read_rows,
+)
 from appliance.plan.services.defined import (
     AT_START,
-    ENFORCING,
     OWN_PROGRAMS,
     PLUGIN_FOLDER,
     PROGRAMS,
@@ -197,19 +205,50 @@ def _find_places(defined: Defined) -> dict[str, tuple[str, str]]:
 def _find_unassociated(
     cluster: Cluster, host: Host, present: Present, defined: tuple[Defined, Defined]
 ) -> Iterator[Fault]:
-    """Yield who has jobs and no association, where Slurm is to enforce these from now on."""
-    old, new = defined
-    if old.enforced & ENFORCING or not new.enforced & ENFORCING:
-        return
-    argv = ("sacctmgr", "--noheader", "--parsable2", "list", "associations", "format=user")
-    shown = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None, timeout=QUERY_S)
-    lacking = present.users - {*shown.text.split()}
+    """Yield jobs and users that Slurm's database does not know enough of, where that is enforced from now on."""
+    begins = find_enforced(defined[1]) - find_enforced(defined[0])
+    if begins & {"associations", "qos"}:
+        rows, why = _list(cluster, host, list_argv("associations", "user,account,qos", cluster.site.cluster))
+        lacking = sorted(find_unassociated(present.jobs, rows))
+        held = [job.id for job in find_without_qos(present.jobs, rows)] if "qos" in begins else []
+        shown = {
+            "association": [f"{name} ({account})" if account else name for name, account in lacking],
+            "association with their QOS": held,
+        }
+        for what, names in shown.items():
+            if names:
+                yield Fault(
+                    f"AccountingStorageEnforce: users or jobs {why or 'have'} no {what} in cluster "
+                    f"{cluster.site.cluster} ({len(names)}): {one_line(', '.join(names), 200)}; none of these starts",
+                    "`sacctmgr add user NAME account=ACCOUNT`, or `sacctmgr modify user NAME set qos+=QOS`, then apply",
+                )
+    if "wckeys" in begins:
+        rows, why = _list(cluster, host, list_argv("wckeys", "user", cluster.site.cluster))
+        if lacking_keys := present.users - {row[0] for row in rows}:
+            yield Fault(
+                f"AccountingStorageEnforce: users with jobs {why or 'have'} no wckey ({len(lacking_keys)}): "
+                f"{one_line(', '.join(sorted(lacking_keys)), 200)}; they cannot submit",
+                "`sacctmgr add user NAME wckey=KEY` for each, then apply",
+            )
+    if wanted := find_partition_qos(*defined):
+        rows, why = _list(cluster, host, list_argv("qos", "name"))
+        there = {row[0] for row in rows}
+        yield from find_lacking_qos({name: qos for name, qos in wanted.items() if qos not in there}, why)
+
+
+def _list(cluster: Cluster, host: Host, argv: tuple[str, ...]) -> tuple[Rows, str]:
+    """Return records of Slurm's database; without an answer none, and how a message is to say it."""
+    done = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None, timeout=QUERY_S, limit=PRESENT_BYTES)
+    return (read_rows(done.text), "") if done.status == 0 else ((), "may have (slurmdbd does not answer)")
+
+
+def find_lacking_qos(lacking: Mapping[str, str], why: str = "") -> Iterator[Fault]:
+    """Yield that slurmctld would not start for the QOS of partitions; ``why``: if that is not known."""
     if lacking:
-        why = "have no association" if shown.status == 0 else "may have no association: slurmdbd does not answer"
+        some = one_line(", ".join(f"{name} ({qos})" for name, qos in sorted(lacking.items())), 200)
         yield Fault(
-            f"AccountingStorageEnforce: users with jobs {why} ({len(lacking)}): "
-            f"{one_line(', '.join(sorted(lacking)), 200)}; their waiting jobs fail",
-            "`sacctmgr add user NAME account=ACCOUNT` for each, then apply",
+            f"partitions {why or 'have'} a QOS that Slurm's database does not know: {some}; slurmctld would not start",
+            "`sacctmgr add qos NAME` first, or correct the name",
         )
 
 
