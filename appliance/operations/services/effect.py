@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -18,6 +18,7 @@ from appliance.operations.preflight import find_instance
 from appliance.operations.services.faults import (
     find_faults_of_present,
     find_lacking_programs,
+    find_lacking_qos,
     find_lost_accounts,
     find_unreached,
 )
@@ -30,6 +31,7 @@ from appliance.plan.migration.here import SWITCHED
 from appliance.plan.nodes.accounts import GROUP, PASSWD
 from appliance.plan.nodes.files import MUNGE_KEY
 from appliance.plan.services.admission import read_groups
+from appliance.plan.services.associations import find_partition_qos
 from appliance.plan.services.by_hand import find_by_hand
 from appliance.plan.services.defined import (
     Defined,
@@ -51,7 +53,7 @@ from appliance.plan.services.effect import (
     read_present,
     shown_losses,
 )
-from appliance.plan.services.node_files import READ
+from appliance.plan.services.node_files import JOB_SUBMIT, READ
 from appliance.plan.services.used_up import begins_to_end
 from appliance.shared.records import RecordError
 from appliance.text import one_line
@@ -221,21 +223,21 @@ def judge_start(cluster: Cluster, host: Host, answer: Answer, *, image: str = ""
     old, new = (define(files, of) for files, of in zip((before, after), accounts, strict=True))
     judged = Judged(None, old, new, faults=tuple(find_unreached(old, new)), ways=STOPPED_WAYS)
     when = "it does not run"
-    users: Set[str] = frozenset()
     try:
         when, present = _read_stopped(cluster, host)
-        judged, users = replace(judged, present=present, losses=find_losses(present, old, new)), present.users
+        judged = replace(judged, present=present, losses=find_losses(present, old, new))
     except RecordError:  # there is none after a crash
         if judged.costly:
             unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"
             judged = replace(judged, unknown=unknown)
     lacking = [*find_lacking_programs(cluster, old, new)]
+    lacking += find_lacking_qos(find_partition_qos(old, new), "may have (it does not run)")
     if judged.present and begins_to_end(old, new) and not all(job.waits for job in judged.present.jobs):
         why = "AccountingStorageEnforce begins to enforce limits: which running jobs that ends is not known"
         lacking.append(Fault(why, "start with the files of before, then `sms apply`; or add `safe` to it"))
     refused = (*judged.faults, *judge_node_files(cluster, host, image, before, after), *lacking)
     try:
-        judged = replace(judged, faults=(*refused, *_judge_secrets(cluster, read, accounts, users)))
+        judged = replace(judged, faults=(*refused, *_judge_secrets(cluster, read, accounts, judged.present)))
     except ConfigError as error:
         if answer is Answer.REFUSE:
             raise
@@ -337,11 +339,10 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
     judged = judge(cluster, host, define(before, accounts[0]), define(after, accounts[1]))
     running = find_instance(cluster, host)
     refused = judge_node_files(cluster, host, running.image if running else "", before, after)
-    users = judged.present.users if judged.present else frozenset[str]()
     besides = [*find_lacking_programs(cluster, judged.old, judged.new)]
     if judged.present:
         besides += find_faults_of_present(cluster, host, judged.present, (judged.old, judged.new))
-    besides += _judge_secrets(cluster, read, accounts, users)
+    besides += _judge_secrets(cluster, read, accounts, judged.present)
     return replace(judged, faults=(*judged.faults, *refused, *besides))
 
 
@@ -377,16 +378,16 @@ def define(files: Mapping[str, bytes], accounts: Accounts) -> Defined:
 
 
 def _judge_secrets(
-    cluster: Cluster, read: Callable[[str], bytes], accounts: tuple[Accounts, Accounts], users: Set[str]
+    cluster: Cluster, read: Callable[[str], bytes], accounts: tuple[Accounts, Accounts], present: Present | None
 ) -> tuple[Fault, ...]:
-    """Judge the site's munge key by that which ``read`` returns, and its accounts; ``users``: who has jobs.
+    """Judge the site's munge key by that which ``read`` returns, and its accounts; ``present``: None if not known.
 
     Raises:
         ConfigError: lines of the accounts are invalid.
     """
     key = next((seed.data for seed in seeds_for(cluster) if seed.path == MUNGE_KEY), b"")
     before = {path: data.decode(errors="surrogateescape") or None for path, data in accounts[0].items()}
-    return (*judge_key(read, key), *find_lost_accounts(cluster, before, accounts[1], users))
+    return (*judge_key(read, key), *find_lost_accounts(cluster, before, accounts[1], present))
 
 
 def _read_site(cluster: Cluster) -> dict[str, bytes]:
@@ -400,7 +401,7 @@ def _read_inside(cluster: Cluster, host: Host, wait_s: float = QUERY_S) -> Calla
     return lambda path: host.run(*inside, path, ok=None, timeout=wait_s).stdout
 
 
-def _read_conf(read: Callable[[str], bytes], besides: Iterable[str] = READ) -> dict[str, bytes]:
+def _read_conf(read: Callable[[str], bytes], besides: Iterable[str] = (*READ, JOB_SUBMIT)) -> dict[str, bytes]:
     """Return a slurm.conf with its includes, and files besides; ``read``: empty if a file is not there."""
     found = {path: read(path) for path in besides}
     wanted = [f"{FOLDER}/slurm.conf"]

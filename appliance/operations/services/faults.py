@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from appliance.config.hostlist import fold
-from appliance.config.slurm_files import FOLDER
+from appliance.config.slurm_files import find_unrunnable, is_called, is_pattern
 from appliance.config.types import is_ipv4
 from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
@@ -25,11 +25,23 @@ from appliance.plan.nodes.accounts import (
     too_many_removed,
     without_own,
 )
+from appliance.plan.nodes.files import named_paths
 from appliance.plan.overlay.names import read_resolved
+from appliance.plan.services.admission import read_groups
+from appliance.plan.services.associations import (
+    Rows,
+    find_enforced,
+    find_partition_qos,
+    find_unassociated,
+    find_without_qos,
+    list_argv,
+    read_rows,
+)
 from appliance.plan.services.defined import (
     AT_START,
-    ENFORCING,
+    OWN_PROGRAMS,
     PLUGIN_FOLDER,
+    PROGRAMS,
     Defined,
     find_new,
     find_plugins,
@@ -43,10 +55,7 @@ from appliance.text import one_line
 from appliance.tools.resolver import resolve
 from appliance.tools.scripts import script_argv
 
-JOB_SUBMIT = f"{FOLDER}/job_submit.lua"
 MOST_PROBED = 64
-LUA_FUNCTIONS = ("slurm_job_submit", "slurm_job_modify")
-"""That it has to define (src/plugins/job_submit/lua/job_submit_lua.c)."""
 
 
 def find_faults(
@@ -78,30 +87,24 @@ def find_faults(
             )
     if same_image:
         yield from _find_lacking_plugins(cluster, host, old, new)
-    if JOB_SUBMIT in before and JOB_SUBMIT in after:
-        yield from _judge_lua(cluster, host, after[JOB_SUBMIT])
+    called = {key: path for key, path in (*new.own.items(), *new.programs.items()) if key in (*OWN_PROGRAMS, *PROGRAMS)}
+    fresh = find_new({**old.own, **old.programs}, called)
+    for key, program in called.items():
+        for path in sorted(one for one in after if is_called(one, program.split()[0])):
+            if (path in before or key in fresh) and (wrong := find_unrunnable(after[path])):
+                yield Fault(f"{key}: {path} does not run as a program: {wrong[0]}", wrong[1])
     yield from find_lacking_programs(cluster, old, new)
 
 
 def find_lacking_programs(cluster: Cluster, old: Defined, new: Defined) -> Iterator[Fault]:
     """Yield programs of the new configuration that nodes lack, or of which that is not known."""
     for key, path in find_new(old.programs, new.programs).items():
-        if lacking := _find_lacking(cluster, new, path):
+        if lacking := _find_lacking(cluster, new, path.split()[0]):
             fault = f"{key}={path}: {lacking}; a node that lacks it is drained by its first job, or takes none"
             hint = f"`sms files push` brings {path} to the nodes; `sms files report --path {path}` shows who has it"
             if not cluster.site.provisioning:
                 hint = f"bring {path} to every node first"
             yield Fault(fault, hint)
-
-
-def _judge_lua(cluster: Cluster, host: Host, script: bytes) -> Iterator[Fault]:
-    """Yield why slurmctld would not start with a job_submit.lua; one that runs goes on with that of before."""
-    argv = inside_argv(cluster.site, cluster.services, *script_argv("check-lua"))
-    done = host.run(*argv, input=script, ok=None, timeout=QUERY_S)
-    why = [one_line((done.stdout or done.stderr).decode(errors="replace"), 200)] if done.stdout or done.status else []
-    why += [f"it has no function {name}" for name in LUA_FUNCTIONS if name.encode() not in script]
-    for one in why[:1]:
-        yield Fault(f"slurmctld would not start with job_submit.lua: {one}", "correct the script in `slurm.files`")
 
 
 def _find_lacking_plugins(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Iterator[Fault]:
@@ -133,10 +136,10 @@ def find_faults_for_users(
     Raises:
         ConfigError: lines of the accounts are invalid.
     """
-    if PASSWD in before and not present and cluster.find_role("controller"):
+    if {PASSWD, GROUP} & before.keys() and not present and cluster.find_role("controller"):
         with suppress(SmsError):  # without an answer, the limit for all holds
             present = query_present(cluster, host)
-    yield from find_lost_accounts(cluster, before, after, present.users if present else frozenset())
+    yield from find_lost_accounts(cluster, before, after, present)
 
 
 def find_faults_of_present(
@@ -202,19 +205,50 @@ def _find_places(defined: Defined) -> dict[str, tuple[str, str]]:
 def _find_unassociated(
     cluster: Cluster, host: Host, present: Present, defined: tuple[Defined, Defined]
 ) -> Iterator[Fault]:
-    """Yield who has jobs and no association, where Slurm is to enforce these from now on."""
-    old, new = defined
-    if old.enforced & ENFORCING or not new.enforced & ENFORCING:
-        return
-    argv = ("sacctmgr", "--noheader", "--parsable2", "list", "associations", "format=user")
-    shown = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None, timeout=QUERY_S)
-    lacking = present.users - {*shown.text.split()}
+    """Yield jobs and users that Slurm's database does not know enough of, where that is enforced from now on."""
+    begins = find_enforced(defined[1]) - find_enforced(defined[0])
+    if begins & {"associations", "qos"}:
+        rows, why = _list(cluster, host, list_argv("associations", "user,account,qos", cluster.site.cluster))
+        lacking = sorted(find_unassociated(present.jobs, rows))
+        held = [job.id for job in find_without_qos(present.jobs, rows)] if "qos" in begins else []
+        shown = {
+            "association": [f"{name} ({account})" if account else name for name, account in lacking],
+            "association with their QOS": held,
+        }
+        for what, names in shown.items():
+            if names:
+                yield Fault(
+                    f"AccountingStorageEnforce: users or jobs {why or 'have'} no {what} in cluster "
+                    f"{cluster.site.cluster} ({len(names)}): {one_line(', '.join(names), 200)}; none of these starts",
+                    "`sacctmgr add user NAME account=ACCOUNT`, or `sacctmgr modify user NAME set qos+=QOS`, then apply",
+                )
+    if "wckeys" in begins:
+        rows, why = _list(cluster, host, list_argv("wckeys", "user", cluster.site.cluster))
+        if lacking_keys := present.users - {row[0] for row in rows}:
+            yield Fault(
+                f"AccountingStorageEnforce: users with jobs {why or 'have'} no wckey ({len(lacking_keys)}): "
+                f"{one_line(', '.join(sorted(lacking_keys)), 200)}; they cannot submit",
+                "`sacctmgr add user NAME wckey=KEY` for each, then apply",
+            )
+    if wanted := find_partition_qos(*defined):
+        rows, why = _list(cluster, host, list_argv("qos", "name"))
+        there = {row[0] for row in rows}
+        yield from find_lacking_qos({name: qos for name, qos in wanted.items() if qos not in there}, why)
+
+
+def _list(cluster: Cluster, host: Host, argv: tuple[str, ...]) -> tuple[Rows, str]:
+    """Return records of Slurm's database; without an answer none, and how a message is to say it."""
+    done = host.run(*inside_argv(cluster.site, cluster.services, *argv), ok=None, timeout=QUERY_S, limit=PRESENT_BYTES)
+    return (read_rows(done.text), "") if done.status == 0 else ((), "may have (slurmdbd does not answer)")
+
+
+def find_lacking_qos(lacking: Mapping[str, str], why: str = "") -> Iterator[Fault]:
+    """Yield that slurmctld would not start for the QOS of partitions; ``why``: if that is not known."""
     if lacking:
-        why = "have no association" if shown.status == 0 else "may have no association: slurmdbd does not answer"
+        some = one_line(", ".join(f"{name} ({qos})" for name, qos in sorted(lacking.items())), 200)
         yield Fault(
-            f"AccountingStorageEnforce: users with jobs {why} ({len(lacking)}): "
-            f"{one_line(', '.join(sorted(lacking)), 200)}; their waiting jobs fail",
-            "`sacctmgr add user NAME account=ACCOUNT` for each, then apply",
+            f"partitions {why or 'have'} a QOS that Slurm's database does not know: {some}; slurmctld would not start",
+            "`sacctmgr add qos NAME` first, or correct the name",
         )
 
 
@@ -248,12 +282,12 @@ def _find_full(cluster: Cluster, host: Host, defined: tuple[Defined, Defined]) -
 
 
 def find_lost_accounts(
-    cluster: Cluster, before: Mapping[str, str | None], after: Mapping[str, bytes], users: Set[str] = frozenset()
+    cluster: Cluster, before: Mapping[str, str | None], after: Mapping[str, bytes], present: Present | None = None
 ) -> Iterator[Fault]:
-    """Yield that too many users or groups would go, or users with jobs.
+    """Yield that too many users or groups would go, or users with jobs, or all users of a reservation.
 
     Args:
-        users: who has jobs.
+        present: what the controller has, if that is known.
 
     Raises:
         ConfigError: lines of the accounts are invalid.
@@ -268,10 +302,20 @@ def find_lost_accounts(
     if problems:
         raise ConfigError(problems=problems)
     if refusal := too_many_removed(changes, MOST_REMOVED):
-        names = one_line(", ".join(changes[PASSWD].removed if PASSWD in changes else ()), 200)
-        yield Fault(f"{refusal}: {names}", "is the file in `accounts` of the site file complete?")
+        removed = changes[PASSWD].removed if PASSWD in changes else ()
+        names = f": {one_line(', '.join(removed), 200)}" if removed else ""
+        yield Fault(f"{refusal}{names}", "is the file in `accounts` of the site file complete?")
+    present = present or Present()
     ids = [read_ids(side.get(PASSWD, "")) for side in (old, new)]
-    if lost := sorted(name for name in users & ids[0].keys() if ids[0][name] != ids[1].get(name)):
+    groups = [read_groups(side.get(PASSWD, ""), side.get(GROUP, "")) for side in (old, new)]
+    gone = ids[0].keys() - ids[1].keys()
+    if lost := sorted(one.name for one in present.reservations if one.loses_all(gone, groups[0], groups[1])):
+        yield Fault(
+            f"reservations lose all of their users ({len(lost)}): {one_line(', '.join(lost), 200)}; slurmctld deletes "
+            "them when it reads its files again, and holds their jobs",
+            "`scontrol update ReservationName=NAME Users=OTHERS` first, or delete them",
+        )
+    if lost := sorted(name for name in present.users & ids[0].keys() if ids[0][name] != ids[1].get(name)):
         yield Fault(
             f"users with jobs are removed, or get another id ({len(lost)}): {one_line(', '.join(lost), 200)}; their "
             "waiting jobs never start",
@@ -280,14 +324,19 @@ def find_lost_accounts(
 
 
 def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
-    """Return which nodes do not report that they have a program; empty if all do."""
+    """Return which nodes do not report that they have a program, or one of a pattern; empty if all do.
+
+    Of a pattern that nothing matches, slurmd runs nothing and goes on.
+    """
+    if is_pattern(path) and not any(is_called(one, path) for one in named_paths(cluster.site, cluster.services)):
+        return ""
     if not cluster.site.provisioning:
         return "whether nodes have it is not known, as there is no provisioning VM that reports it"
     try:
         reports = read_reports(cluster, open_api(cluster))
     except SmsError as error:
         return f"whether nodes have it is not known: {one_line(error.message, 120)}"
-    lacking = new.nodes.keys() - {one.client for one in reports if path in one.has}
+    lacking = new.nodes.keys() - {one.client for one in reports if any(is_called(has, path) for has in one.has)}
     return f"{len(lacking)} nodes do not report it: {one_line(fold(sorted(lacking)), 120)}" if lacking else ""
 
 

@@ -1,4 +1,4 @@
-"""Tries what slurmd on the nodes makes of changed files of Slurm, before they get them: by the slurmd of the image."""
+"""Tries what Slurm makes of changed files before it gets them, by the programs of the image: slurmd, and Lua."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from appliance.plan.overlay.seed import Seed, seed_archive
 from appliance.plan.services.defined import GRES_CONF, read_defined
 from appliance.plan.services.effect import Fault
 from appliance.plan.services.node_files import (
+    JOB_SUBMIT,
+    LUA_FUNCTIONS,
     find_kinds,
     find_unlisted,
     judge_tried,
     read_tried,
     reads_other,
+    runs_other,
 )
 from appliance.plan.services.runs import Once, once_run
 from appliance.text import one_line
@@ -37,10 +40,10 @@ HINT = "correct the file in `slurm.files`, or the nodes' `gres`: nodes read them
 def judge_node_files(
     cluster: Cluster, host: Host, image: str, before: Mapping[str, bytes], after: Mapping[str, bytes]
 ) -> tuple[Fault, ...]:
-    """Return what slurmd on the nodes would refuse of changed files.
+    """Return what slurmd on the nodes, or slurmctld of its job_submit.lua, would refuse of changed files.
 
     Args:
-        image: path of the verified image whose slurmd tries it; empty: nothing is tried.
+        image: path of the verified image whose programs try it; empty: nothing is tried.
         before, after: files of Slurm by path.
     """
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
@@ -53,7 +56,23 @@ def judge_node_files(
         )
     if image and reads_other(changed, old, new):
         faults += _find_refusals(cluster, host, image, before, after)
+    if image and JOB_SUBMIT in after and runs_other(changed, old, new):
+        faults += _judge_lua(cluster, host, image, after[JOB_SUBMIT])
     return tuple(faults)
+
+
+def _judge_lua(cluster: Cluster, host: Host, image: str, script: bytes) -> Iterator[Fault]:
+    """Yield why slurmctld would not start with a job_submit.lua; one that runs goes on with that of before."""
+    why = [f"it has no function {name}" for name in LUA_FUNCTIONS if name.encode() not in script]
+    once = Once("query", script_argv("check-lua"))
+    try:
+        argv = once_run(cluster.site, prepare_confinement(cluster, host), image, once)
+        printed = run_container(host, *argv, input=script, timeout=TRY_S).text
+        why[:0] = [one_line(printed.strip(), 200)] if printed.strip() else []
+    except SmsError as error:
+        why[:0] = [f"whether Lua can load it is not known: {last_line(error)}"]
+    for one in why[:1]:
+        yield Fault(f"slurmctld would not start with job_submit.lua: {one}", "correct the script in `slurm.files`")
 
 
 def _find_refusals(

@@ -16,7 +16,7 @@ from appliance.config.finding import Finding
 from appliance.config.hostlist import fold
 from appliance.config.model import Site
 from appliance.config.read import read_text
-from appliance.config.slurm_files import called_programs
+from appliance.config.slurm_files import find_unrunnable, site_programs
 from appliance.errors import ConfigError, Problem
 from appliance.host.local import Local
 from appliance.operations.site.ca import ca_folder
@@ -87,11 +87,9 @@ def check_files(site: Site, document: Document) -> list[Problem]:
             problems.append(document.problem(place, *words))
         elif place == ("secrets", "munge_key") and path.is_file() and (short := find_short(path, path.stat().st_size)):
             problems.append(document.problem(place, *short))
-    for name in sorted({name for _, name in called_programs(site)} & site.slurm.files.keys()):
-        path = site.slurm.files[name]
-        if not _wrong(path, False, needed=True) and not path.read_bytes().startswith((b"#!", b"\x7fELF")):
-            text = f"{path} is not a program: it does not begin with #!"
-            problems.append(document.problem(("slurm", "files", name), text, "add a first line such as #!/bin/sh"))
+    for place, source, _ in site_programs(site):
+        if source and not _wrong(source, False, needed=True) and (wrong := find_unrunnable(source.read_bytes())):
+            problems.append(document.problem(place, f"{source} does not run as a program: {wrong[0]}", wrong[1]))
     return sorted(problems, key=lambda problem: problem.line)
 
 

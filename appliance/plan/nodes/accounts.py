@@ -71,12 +71,19 @@ class Accounts:
 
 @dataclass(frozen=True)
 class Changes:
-    """Names that differ between two versions of a file; ``before``: the number of names in the old one."""
+    """Names that differ between two versions of a file; ``before``: the number of names in the old one.
+
+    ``renumbered``: those of ``changed`` with another id, also of their first group. ``members``: how many members the
+    groups of both had; ``lost_members``: how many of these they have no more.
+    """
 
     added: tuple[str, ...]
     changed: tuple[str, ...]
     removed: tuple[str, ...]
     before: int
+    renumbered: tuple[str, ...] = ()
+    members: int = 0
+    lost_members: int = 0
 
     @property
     def removed_percent(self) -> float:
@@ -124,21 +131,46 @@ def read_accounts(
 def compare_lines(before: str, after: str) -> Changes:
     """Compare two files of accounts by name."""
     old, new = _by_name(before), _by_name(after)
+    both = [(name, old[name].split(":"), new[name].split(":")) for name in new.keys() & old.keys()]
+    had = {(name, one) for name, line, _ in both for one in _members(line)}
+    has = {(name, one) for name, _, line in both for one in _members(line)}
     return Changes(
         _sorted(new.keys() - old.keys()),
         _sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
         _sorted(old.keys() - new.keys()),
         len(old),
+        _sorted(name for name, was, now in both if _ids(was) != _ids(now)),
+        len(had),
+        len(had - has),
     )
+
+
+def _ids(line: Sequence[str]) -> Sequence[str]:
+    """Return the ids in a line of passwd or group."""
+    return line[2 : {7: 4, 4: 3}.get(len(line), 2)]
+
+
+def _members(line: Sequence[str]) -> set[str]:
+    return {*line[3].split(",")} - {""} if len(line) == 4 else set()
 
 
 def too_many_removed(changes: Mapping[str, Changes], most_removed: float) -> str:
-    """Return which files would lose more than this percentage of their entries; empty if none."""
-    return "; ".join(
-        f"{path}: {len(one.removed)} of {one.before} would be removed ({one.removed_percent:.0f} %)"
-        for path, one in changes.items()
-        if one.removed_percent > most_removed
-    )
+    """Return which files would lose more than this percentage of their entries, ids or members; empty if none.
+
+    A single id or member may change in the smallest file, too.
+    """
+    found = []
+    for path, one in changes.items():
+        if one.removed_percent > most_removed:
+            found.append(f"{path}: {len(one.removed)} of {one.before} would be removed ({one.removed_percent:.0f} %)")
+        counts = (
+            (len(one.renumbered), one.before, "would get another id"),
+            (one.lost_members, one.members, "members would leave their groups"),
+        )
+        for count, there, what in counts:
+            if count > 1 and 100 * count > most_removed * there:
+                found.append(f"{path}: {count} of {there} {what} ({100 * count / there:.0f} %)")
+    return "; ".join(found)
 
 
 def without_own(text: str, own: Collection[str]) -> str:

@@ -131,8 +131,8 @@ def template_values(
 
 
 def slurm_mode(data: bytes) -> int:
-    """Return the mode of a file in /etc/slurm: scripts are executable."""
-    return 0o755 if data.startswith(b"#!") else 0o644
+    """Return the mode of a file in /etc/slurm: programs are executable."""
+    return 0o755 if data.startswith((b"#!", b"\x7fELF")) else 0o644
 
 
 def slurm_sources(site: Site) -> list[tuple[str, Path | None]]:

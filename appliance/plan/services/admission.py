@@ -1,18 +1,21 @@
 """Whether a partition admits a job that waits: one that no partition of its own admits never starts.
 
-The rules are those of ``_part_access_check`` and ``_valid_pn_min_mem`` (src/slurmctld/job_mgr.c of Slurm), and of
-``part_policy_valid_acct``, ``part_policy_valid_qos`` and ``validate_alloc_node`` (partition_mgr.c). Flags of a QOS that
-lift limits (``PartitionTimeLimit``) are not known here.
+The rules are those of ``_part_access_check`` and ``_valid_pn_min_mem`` (src/slurmctld/job_mgr.c of Slurm), of
+``part_policy_valid_acct``, ``part_policy_valid_qos`` and ``validate_alloc_node`` (partition_mgr.c), and, of
+``MaxCPUsPerNode``, of plugins/select/cons_common. ``MaxMemPerCPU`` bars no job, which gets more processors for its
+memory. Flags of a QOS that lift limits (``PartitionTimeLimit``) are not known here.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from appliance.plan.services.defined import NOT_DEFINED, YES, Defined, Settings, read_allowed, read_names
+from appliance.plan.services.fitting import Needs, covers, read_kinds
 from appliance.plan.services.jobs import Job
 from appliance.text import one_line
 
@@ -46,7 +49,10 @@ def read_limit(text: str, default: float = math.inf) -> float:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a partition admits. Sets of names: None if all are admitted, or it is not known who is."""
+    """What a partition admits. Sets of names: None if all are admitted, or it is not known who is.
+
+    ``there``, ``cpus_there``, ``gres_there``: how much all of its nodes have; of the last, None if that is not known.
+    """
 
     minutes: float = math.inf
     least_nodes: int = 0
@@ -60,6 +66,9 @@ class Limits:
     users: frozenset[str] | None = None
     hosts: frozenset[str] | None = None
     flags: frozenset[str] = frozenset()
+    cpus: float = math.inf
+    cpus_there: float = math.inf
+    gres_there: Mapping[str, int] | None = None
 
     def why_barred(self, job: Job) -> str:
         """Return why a job may not start there, in words that follow ``it``; empty if it may."""
@@ -70,6 +79,15 @@ class Limits:
             (0 < job.least_nodes < self.least_nodes, f"asks for fewer nodes than MinNodes ({self.least_nodes})"),
             (job.least_nodes > self.there, f"asks for {job.least_nodes} nodes, of {self.there:.0f} that are left"),
             (job.memory_mb > self.memory_mb, f"asks for more memory than MaxMemPerNode ({self.memory_mb:.0f} MB)"),
+            (job.cpus > self.cpus, f"asks for more processors than MaxCPUsPerNode ({self.cpus:.0f})"),
+            (
+                job.total_cpus > min(self.cpus_there, self.cpus * self.there),
+                f"asks for {job.total_cpus} processors, more than the nodes",
+            ),
+            (
+                self.gres_there is not None and not covers(self.gres_there, job.gres_total),
+                f"asks for more of {', '.join(sorted(name for name, _ in job.gres_total))} than the nodes",
+            ),
             (_bars(self.accounts, self.no_accounts, account), f"has account {one_line(account, 60) or '(none)'}"),
             (bool(qos) and _bars(self.qos, self.no_qos, qos), f"has QOS {one_line(qos, 60)}"),
             (self.users is not None and job.user not in {ROOT, *self.users}, "has a user in none of AllowGroups"),
@@ -85,8 +103,11 @@ class Limits:
         allowed = ((self.accounts, old.accounts), (self.qos, old.qos), (self.users, old.users), (self.hosts, old.hosts))
         fewer = any(now is not None and (was is None or was - now) for now, was in allowed)
         more = self.no_accounts - old.no_accounts or self.no_qos - old.no_qos or self.flags - old.flags
-        most = (self.minutes, self.nodes, self.there, self.memory_mb)
-        less = any(now < was for now, was in zip(most, (old.minutes, old.nodes, old.there, old.memory_mb), strict=True))
+        most = (self.minutes, self.nodes, self.there, self.memory_mb, self.cpus, self.cpus_there)
+        had = (old.minutes, old.nodes, old.there, old.memory_mb, old.cpus, old.cpus_there)
+        less = any(now < was for now, was in zip(most, had, strict=True))
+        if self.gres_there is not None and old.gres_there is not None:
+            less = less or not covers(self.gres_there, old.gres_there.items())
         return bool(fewer or more or less or self.least_nodes > old.least_nodes)
 
 
@@ -97,16 +118,23 @@ def _bars(allowed: Set[str] | None, denied: Set[str], name: str) -> bool:
 
 def find_limits(defined: Defined) -> dict[str, Limits]:
     """Return what each partition admits."""
-    members = defined.members
+    members, kinds = defined.members, read_kinds(defined)
     return {
-        name: _read_limits(settings, members[name], defined.groups, defined.memory)
+        name: _read_limits(settings, members[name], kinds, defined.groups, defined.memory)
         for name, settings in defined.partitions.items()
     }
 
 
 def _read_limits(
-    settings: Settings, members: Set[str] | None, groups: Mapping[str, Set[str]] | None, memory: str
+    settings: Settings,
+    members: Set[str] | None,
+    kinds: Mapping[str, Needs],
+    groups: Mapping[str, Set[str]] | None,
+    memory: str,
 ) -> Limits:
+    gres: Counter[str] = Counter()
+    for one in members or ():
+        gres.update(dict(kinds[one].gres))
     allowed, hosts = read_allowed(settings), read_names(settings.get("allocnodes", ""))
     known = groups is not None and bool(allowed) and allowed <= groups.keys()
     least = read_limit(settings.get("minnodes", ""), 0)
@@ -126,6 +154,9 @@ def _read_limits(
         flags=frozenset(
             key for key in ("rootonly", "disablerootjobs", "reqresv") if settings.get(key, "").upper() in YES
         ),
+        cpus=read_limit(settings.get("maxcpuspernode", "")) or math.inf,
+        cpus_there=math.inf if members is None else sum(kinds[one].cpus for one in members),
+        gres_there=None if members is None else gres,
     )
 
 

@@ -1,7 +1,9 @@
-"""What an administrator has changed with ``scontrol``: partitions, features and weights of nodes; the next reload or
-start drops it.
+"""What an administrator has changed with ``scontrol``: partitions; features, weights and addresses of nodes; the next
+reload or start drops it.
 
-slurmctld keeps states of nodes and reservations, and reads the rest again (``read_slurm_conf`` of src/slurmctld).
+slurmctld keeps states of nodes and reservations, and reads the rest again (``read_slurm_conf`` of src/slurmctld). Of a
+partition, all is compared that ``scontrol update`` sets (src/scontrol/update_part.c); of a node not ``Gres``, whose
+number slurmd reports, ``CpuBind`` and ``NodeHostName``.
 """
 
 from __future__ import annotations
@@ -35,6 +37,23 @@ def _nodes(text: str) -> str:
     return ",".join(sorted(read_names(text)))
 
 
+def _hosts(text: str) -> str:
+    return _nodes(text).lower()
+
+
+def _given(text: str) -> str:
+    return _names(text.replace("(null)", ""))
+
+
+def _binding(text: str) -> str:
+    return text.lower().rstrip("s")  # `core` is printed as `cores`
+
+
+def _number(text: str) -> str:
+    """Return a number of processors or MB; 0 is no limit."""
+    return minutes(text.lstrip("0") or "UNLIMITED")
+
+
 class _Field(NamedTuple):
     """A field of ``scontrol show partition``: its keys in slurm.conf, its default, and how values are compared."""
 
@@ -63,10 +82,31 @@ FIELDS = {
     "PreemptMode": _Field(("preemptmode",), "OFF"),
     "OverTimeLimit": _Field(("overtimelimit",), "NONE", minutes),
     "OverSubscribe": _Field(("oversubscribe", "shared"), "NO", _sharing),
+    "Default": _Field(("default",), "NO", _yes),
+    "AllocNodes": _Field(("allocnodes",), "ALL", _hosts),
+    "DisableRootJobs": _Field(("disablerootjobs",), "NO", _yes),
+    "ExclusiveUser": _Field(("exclusiveuser",), "NO", _yes),
+    "ExclusiveTopo": _Field(("exclusivetopo",), "NO", _yes),
+    "ReqResv": _Field(("reqresv",), "NO", _yes),
+    "LLN": _Field(("lln",), "NO", _yes),
+    "PowerDownOnIdle": _Field(("powerdownonidle",), "NO", _yes),
+    "GraceTime": _Field(("gracetime",), "0"),
+    "MaxCPUsPerNode": _Field(("maxcpuspernode",), "UNLIMITED", _number),
+    "MaxCPUsPerSocket": _Field(("maxcpuspersocket",), "UNLIMITED", _number),
+    "DefMemPerCPU": _Field(("defmempercpu",), "UNLIMITED", _number),
+    "DefMemPerNode": _Field(("defmempernode",), "UNLIMITED", _number),
+    "MaxMemPerCPU": _Field(("maxmempercpu",), "UNLIMITED", _number),
+    "MaxMemPerNode": _Field(("maxmempernode",), "UNLIMITED", _number),
+    "JobDefaults": _Field(("jobdefaults",), "", _given),
+    "TRESBillingWeights": _Field(("tresbillingweights",), "", _given),
+    "Alternate": _Field(("alternate",), "", _given),
+    "CpuBind": _Field(("cpubind",), "", _binding),
+    "Topology": _Field(("topology",), "", _given),
 }
 """Of slurm.conf(5), those that administrators change while the cluster runs."""
-
-
+MEMORY = ("DefMemPer", "MaxMemPer")
+UNSHOWN = {"TRESBillingWeights": "", "Alternate": "", "CpuBind": "", "Topology": ""}
+"""Fields that are shown only where they are set, and what they are elsewhere."""
 MODES = {"OFF", "CANCEL", "REQUEUE"}
 """Modes of preemption that are one word."""
 
@@ -94,6 +134,13 @@ def _find_nodes(present: Present, old: Defined, new: Defined) -> list[str]:
             found.append(f"node {one_line(name, 60)}: AvailableFeatures is {one_line(features, 60) or 'empty'}")
         if (weight := shown.get("Weight", "1")) not in [settings.get("weight", "1") for settings in both]:
             found.append(f"node {one_line(name, 60)}: Weight is {one_line(weight, 60)}")
+    for node in present.nodes:
+        lines = [one.nodes[node.name] for one in (old, new) if node.name in one.nodes]
+        addresses = {one.get("nodeaddr") or one.get("nodehostname") or node.name for one in lines}
+        # Slurm keeps the address of a node that comes and goes.
+        keeps = {one.get("state", "").upper() for one in lines} & {"CLOUD", "FUTURE"}
+        if len(lines) == 2 and not keeps and node.address not in addresses:
+            found.append(f"node {one_line(node.name, 60)}: NodeAddr is {one_line(node.address, 60)}")
     return [f"{one} by `scontrol update`, and slurm.conf has another one" for one in found]
 
 
@@ -118,15 +165,21 @@ def _find_partitions(present: Present, old: Defined, new: Defined) -> list[str]:
 
 def _settings(defined: Defined, name: str) -> Settings:
     """Return the settings of a partition, with those that all have."""
-    return {"preemptmode": defined.limits.get("PreemptMode", "OFF"), **defined.partitions[name]}
+    shared = {key.lower(): defined.limits[key] for key in ("PreemptMode", "DisableRootJobs") if key in defined.limits}
+    found = {**shared, **defined.partitions[name], "default": "YES" if defined.default == name else "NO"}
+    for key in (f"{one.lower()}cpu" for one in MEMORY if f"{one.lower()}node" in found):
+        found.pop(key, None)  # Slurm ignores it
+    return found
 
 
 def _with_rules(shown: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of a partition with who is denied as a field, too: only one of both is shown."""
+    """Return the fields of a partition with those that are not shown: who is denied, or no limit of memory."""
     kinds = ("Accounts", "Qos")
     return {
         **{f"Allow{kind}": "ALL" for kind in kinds if f"Deny{kind}" in shown},
         **{f"Deny{kind}": "" for kind in kinds if shown.get(f"Allow{kind}") == "ALL"},
+        **{f"{one}{per}": "UNLIMITED" for one in MEMORY for per in ("CPU", "Node")},
+        **UNSHOWN,
         **shown,
     }
 

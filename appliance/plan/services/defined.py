@@ -64,7 +64,7 @@ AT_START = {
 }
 """Settings that slurmd reads only when it starts, and their defaults (slurm.conf(5)): until then it serves with those
 of before. With another kind of switch, slurmctld cannot read its jobs either."""
-LIMITS = ("OverTimeLimit", "SlurmdTimeout", "PreemptType", "PreemptMode", "MaxJobCount")
+LIMITS = ("OverTimeLimit", "SlurmdTimeout", "PreemptType", "PreemptMode", "MaxJobCount", "DisableRootJobs")
 """Settings by which slurmctld ends or refuses jobs."""
 ENFORCING = {"associations", "limits", "qos", "safe", "wckeys", "all"}
 """Words of ``AccountingStorageEnforce`` with which a user without an association may not run jobs."""
@@ -125,7 +125,7 @@ class Defined:
     @property
     def gres(self) -> frozenset[str]:
         """Names of the generic resources that a node has, and those with their type: ``gpu``, ``gpu:a100``."""
-        return frozenset(one for settings in self.nodes.values() for one in read_gres(settings))
+        return frozenset(one for settings in self.nodes.values() for one in count_each(settings.get("gres", "")))
 
     @property
     def default(self) -> str:
@@ -171,16 +171,6 @@ def _split(text: str) -> frozenset[str]:
     return frozenset(one for one in text.replace('"', "").split(",") if one)
 
 
-def read_gres(settings: Settings) -> frozenset[str]:
-    """Return the names of the generic resources of a node, and those with their type: ``gpu``, ``gpu:a100``."""
-    return _read_gres(settings.get("gres", ""))
-
-
-@cache
-def _read_gres(text: str) -> frozenset[str]:
-    return frozenset(count_gres(text)) | frozenset(re.findall(r"[\w.-]+:[A-Za-z_][\w.-]*", text))
-
-
 @cache
 def read_names(text: str) -> frozenset[str]:
     """Return the names of a host list; none if it is not one."""
@@ -193,13 +183,20 @@ def read_names(text: str) -> frozenset[str]:
 @cache
 def count_gres(text: str) -> Mapping[str, int]:
     """Return how many of each generic resource, of all types, a node's ``Gres`` has."""
+    return {name: count for name, count in count_each(text).items() if ":" not in name}
+
+
+@cache
+def count_each(text: str) -> Mapping[str, int]:
+    """Return how many of each generic resource a node's ``Gres`` has, and of each type: ``gpu``, ``gpu:a100``."""
     found: dict[str, int] = {}
     for one in text.strip('"').split(","):
         name, *more = one.split(":")
         number = re.fullmatch(r"(\d{1,18})([KMGTP]?)", more[-1].split("(")[0].upper()) if more else None
-        if name:
-            each = int(number[1]) << 10 * " KMGTP".index(number[2] or " ") if number else 1
-            found[name] = found.get(name, 0) + each
+        each = int(number[1]) << 10 * " KMGTP".index(number[2] or " ") if number else 1
+        of_type = [f"{name}:{more[0]}"] if more and re.match("[A-Za-z_]", more[0]) else []
+        for kind in [name, *of_type] if name else ():
+            found[kind] = found.get(kind, 0) + each
     return found
 
 

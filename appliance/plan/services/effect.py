@@ -85,6 +85,7 @@ CHOSEN_AGAIN = {"ALL_NODES", "PART_NODES"}
 """Flags of a reservation whose nodes follow those of the cluster, or of its partition (``_validate_resv_rec``)."""
 AWAY = {"FUTURE", "DOWN", "FAIL"}
 """States in slurm.conf by which a node takes no job, and loses those that it has."""
+Groups = Mapping[str, Set[str]]
 UNUSABLE = TAKEN_OUT | {"down", "not_responding"}
 """Parts of a node's state in which no job starts there."""
 
@@ -94,12 +95,27 @@ class Reservation:
     """A reservation, also one that begins later. ``partition``: empty if it has none.
 
     ``nodes``: none if Slurm chooses them again: all of the cluster, or of its partition. ``licenses``: as a list.
+    ``users``, ``groups``: who may use it, or may not.
     """
 
     name: str
     nodes: frozenset[str] = frozenset()
     partition: str = ""
     licenses: str = ""
+    users: frozenset[str] = frozenset()
+    groups: frozenset[str] = frozenset()
+
+    def loses_all(self, gone: Set[str], before: Groups, after: Groups) -> bool:
+        """Return whether none of its users, or of the members of its groups, is left: slurmctld deletes it then.
+
+        The rules are those of ``_build_uid_list`` and ``_validate_one_reservation`` (src/slurmctld/reservation.c).
+
+        Args:
+            gone: users who are removed.
+            before, after: members of groups.
+        """
+        left = any(after.get(one) or not before.get(one) for one in self.groups)
+        return bool((self.users and self.users <= gone) or (self.groups and not left))
 
 
 @dataclass(frozen=True)
@@ -199,19 +215,36 @@ def read_present(output: str, user: str) -> Present:
 
 def _add_more(job: Job, line: str) -> Job:
     """Return a job with what a line of ``MORE_FIELDS`` says."""
-    most, least_time, host = ([*line.split(" ")[1:4], "", "", ""])[:3]
+    words = [*line.split(" ")[1:], *[""] * 8]
+    most, least_time, host, shown, total, *each = words[:8]
     minutes = read_limit(least_time, 0) or job.minutes  # with a least time it accepts less than its limit
+    counts = _count_gres(" ".join(each))
+    gres = frozenset(_count_gres(line))
+    cpus = re.search(r"\bcpu=(\d{1,9})\b", shown) if job.waits else None  # of one that runs: what it has
     return replace(
-        job, gres=frozenset(_read_gres(line)), host=host, most_nodes=whole_number(most) or 0, minutes=minutes
+        job,
+        gres=gres,
+        host=host,
+        most_nodes=whole_number(most) or 0,
+        minutes=minutes,
+        gres_counts=frozenset((name, counts.get(name, 1)) for name in gres),
+        gres_total=frozenset((_count_gres(f"{shown} {total}" if job.waits else total)).items()),
+        total_cpus=int(cpus[1]) if cpus else 0,
     )
 
 
-def _read_gres(text: str) -> Iterator[str]:
-    """Yield the names of generic resources of a job, and those with their type."""
-    for found in re.finditer(r"gres[:/]([A-Za-z0-9_.-]+)(?::([A-Za-z_][\w.-]*))?", text):
-        yield found[1]
-        if found[2]:
-            yield f"{found[1]}:{found[2]}"
+def _count_gres(text: str) -> dict[str, int]:
+    """Return how many of each generic resource a job asks for, also of those of a type; the largest of several numbers.
+
+    Versions of Slurm print ``gres:gpu:a100:2``, ``gres/gpu:2``, ``gres/gpu:a100=2``; without a number it is 1.
+    """
+    found: dict[str, int] = {}
+    number = r"(?:[:=](\d{1,12}[KMGTP]?)(?=[,\s]|$))?"
+    for name, kind, count in re.findall(r"gres[:/]([A-Za-z0-9_.-]+)(?::([A-Za-z_][\w.-]*))?" + number, text):
+        each = count_gres(f"{name}:{count or 1}")[name]
+        for one in [name, f"{name}:{kind}"] if kind else [name]:
+            found[one] = max(found.get(one, 0), each)
+    return found
 
 
 def _read_job(fields: Sequence[str]) -> Iterator[Job]:
@@ -231,6 +264,7 @@ def _read_job(fields: Sequence[str]) -> Iterator[Job]:
         names,
         *sets,
         licenses=frozenset(count_licenses(licenses)),
+        license_counts=frozenset() if "|" in licenses else frozenset(count_licenses(licenses).items()),
         features=wanted,
         submitted=whole_number(submitted) or 0,
         memory_mb=read_mb(memory),
@@ -251,7 +285,12 @@ def _read_reservation(line: str) -> Iterator[Reservation]:
     if name := found.get("ReservationName"):
         again = CHOSEN_AGAIN & {*found.get("Flags", "").split(",")}
         nodes = frozenset[str]() if again else read_names(found.get("Nodes", ""))
-        yield Reservation(one_line(name, 60), nodes, found.get("PartitionName", ""), found.get("Licenses", ""))
+        # With a minus, all others may use it.
+        users, groups = (
+            frozenset(one.lstrip("-") for one in found.get(key, "").split(",") if one) for key in ("Users", "Groups")
+        )
+        partition, licenses = found.get("PartitionName", ""), found.get("Licenses", "")
+        yield Reservation(one_line(name, 60), nodes, partition, licenses, users, groups)
 
 
 def can_cost(old: Defined, new: Defined) -> bool:
@@ -387,12 +426,18 @@ def _why_changed(job: Job, change: _Change) -> str:
     lacking = {kind: sorted(names & change.lacking[kind]) for kind, names in wants.items()}
     found = (f"{kind} {one_line(names[0], 60)}" for kind, names in lacking.items() if names)
     removed = (f"it waits for {one}, which is removed: it would be held, or start without it" for one in found)
-    return next(removed, "") or _why_unfit(job, *change.kinds) or _why_barred(job, *change.limits)
+    before, after = change.old.licenses, change.new.licenses
+    fewer = (
+        f"it asks for {count} of licence {one_line(name, 60)}, and there would be {after.get(name, 0)}: it never starts"
+        for name, count in sorted(job.license_counts)
+        if before.get(name, 0) >= count > after.get(name, 0)
+    )
+    return next(removed, "") or next(fewer, "") or _why_unfit(job, *change.kinds) or _why_barred(job, *change.limits)
 
 
 def _why_unfit(job: Job, before: Mapping[str, Set[Needs] | None], after: Mapping[str, Set[Needs] | None]) -> str:
     """Return that no node of a waiting job's partitions fits it any more; empty if one does, or none did before."""
-    needs = Needs(job.memory_mb, job.cpus, job.disk_mb, job.features, job.gres)
+    needs = Needs(job.memory_mb, job.cpus, job.disk_mb, job.features, job.gres_counts)
 
     def fits(partitions: Mapping[str, Set[Needs] | None]) -> bool | None:
         known = [partitions.get(name) for name in job.partitions]

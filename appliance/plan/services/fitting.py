@@ -7,27 +7,28 @@ It compares the memory, processors, disk and features that a job asks for on eac
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from appliance.plan.services.defined import Defined, Settings, count_cores, read_features, read_gres
+from appliance.plan.services.defined import Defined, Settings, count_cores, count_each, read_features
 
 UNITS = " KMGTP"
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job asks for on each node; memory and disk in MB. ``features``, ``gres``: names of all that it needs."""
+    """What a job asks for on each node; memory and disk in MB. ``features``: names; ``gres``: how many of each."""
 
     memory_mb: int = 0
     cpus: int = 0
     disk_mb: int = 0
     features: frozenset[str] = frozenset()
-    gres: frozenset[str] = frozenset()
+    gres: frozenset[tuple[str, int]] = frozenset()
 
     def __str__(self) -> str:
         parts = [f"{self.memory_mb} MB of memory" * (self.memory_mb > 0), f"{self.cpus} processors" * (self.cpus > 1)]
-        parts += [f"{self.disk_mb} MB of disk" * (self.disk_mb > 0), *sorted(self.features), *sorted(self.gres)]
+        parts += [f"{self.disk_mb} MB of disk" * (self.disk_mb > 0), *sorted(self.features)]
+        parts += [name if number == 1 else f"{name}:{number}" for name, number in sorted(self.gres)]
         return ", ".join(filter(None, parts))
 
     def fit(self, kinds: Set[Needs]) -> bool:
@@ -37,9 +38,14 @@ class Needs:
             and one.cpus >= self.cpus
             and one.disk_mb >= self.disk_mb
             and one.features >= self.features
-            and one.gres >= self.gres
+            and covers(dict(one.gres), self.gres)
             for one in kinds
         )
+
+
+def covers(there: Mapping[str, int], wanted: Iterable[tuple[str, int]]) -> bool:
+    """Return whether there are as many of each resource as are wanted."""
+    return all(there.get(name, 0) >= number for name, number in wanted)
 
 
 def read_mb(text: str) -> int:
@@ -50,11 +56,16 @@ def read_mb(text: str) -> int:
 
 def find_kinds(defined: Defined) -> Mapping[str, Set[Needs] | None]:
     """Return what the nodes of each partition have, once for all that have the same; None if that is not known."""
-    kinds = {name: _read_kind(settings, defined) for name, settings in defined.nodes.items()}
+    kinds = read_kinds(defined)
     return {
         name: None if names is None else frozenset(kinds[one] for one in names)
         for name, names in defined.members.items()
     }
+
+
+def read_kinds(defined: Defined) -> dict[str, Needs]:
+    """Return what each node has."""
+    return {name: _read_kind(settings, defined) for name, settings in defined.nodes.items()}
 
 
 def _read_kind(settings: Settings, defined: Defined) -> Needs:
@@ -72,7 +83,8 @@ def _read_kind(settings: Settings, defined: Defined) -> Needs:
         # Whole cores (_convert_cpu_spec_list of src/common/node_conf.c).
         listed = {cpu // threads for cpu in _read_cpus(settings.get("cpuspeclist", ""))}
         cpus = max(cpus - (len(listed) or number("corespeccount", 0)) * threads, 0)
-    return Needs(memory_mb, cpus, number("tmpdisk", 0), read_features(settings), read_gres(settings))
+    gres = frozenset(count_each(settings.get("gres", "")).items())
+    return Needs(memory_mb, cpus, number("tmpdisk", 0), read_features(settings), gres)
 
 
 def _read_cpus(text: str) -> set[int]:

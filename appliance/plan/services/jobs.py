@@ -30,7 +30,8 @@ class Job:
     ``nodes``: allocated; ``least_nodes``, ``most_nodes``: how many it asks for. ``minutes``: its time limit, or the
     least that it accepts; 0 if it has none of its own. ``reserved``: whether it runs in a reservation. ``submitted``:
     Unix time, 0 if it is not known; ``host``: where that was. ``depends``: on which jobs, as squeue(1) prints it.
-    ``ends``: when its time limit passes, Unix time, 0 without one.
+    ``ends``: when its time limit passes, Unix time, 0 without one. ``license_counts``: how many it asks for of each;
+    ``gres_counts``: of each generic resource on one node, at least; ``gres_total``, ``total_cpus``: on all its nodes.
     """
 
     id: str
@@ -55,6 +56,10 @@ class Job:
     host: str = ""
     depends: str = ""
     ends: int = 0
+    license_counts: frozenset[tuple[str, int]] = frozenset()
+    gres_counts: frozenset[tuple[str, int]] = frozenset()
+    gres_total: frozenset[tuple[str, int]] = frozenset()
+    total_cpus: int = 0
 
     @property
     def waits(self) -> bool:

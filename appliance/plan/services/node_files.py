@@ -14,6 +14,9 @@ from appliance.text import one_line
 TOPOLOGY_CONF = f"{FOLDER}/topology.conf"
 READ = (GRES_CONF, *(f"{FOLDER}/{name}" for name in ("cgroup.conf", "mpi.conf", "topology.conf", "topology.yaml")))
 """Files besides slurm.conf that slurmd reads at its start, and when slurmctld sends others."""
+JOB_SUBMIT = f"{FOLDER}/job_submit.lua"
+LUA_FUNCTIONS = ("slurm_job_submit", "slurm_job_modify")
+"""That it has to define (src/plugins/job_submit/lua/job_submit_lua.c)."""
 MOST_KINDS = 16
 """Kinds of nodes that are tried."""
 OF_ONE = {"nodeaddr", "nodehostname", "bcastaddr", "port", "state", "reason", "weight", "comment", "extra"}
@@ -33,6 +36,12 @@ def reads_other(changed: Iterable[str], old: Defined, new: Defined) -> bool:
     described = find_described(old, new) | (new.nodes.keys() - old.nodes.keys())
     resources = any(old.nodes.get(name, {}).get("gres") != new.nodes[name].get("gres") for name in described)
     return resources or any(path in READ for path in changed)
+
+
+def runs_other(changed: Iterable[str], old: Defined, new: Defined) -> bool:
+    """Return whether slurmctld is to load another job_submit.lua: one that it cannot load keeps it from starting."""
+    before, after = ("lua" in one.plugins.get("JobSubmitPlugins", "") for one in (old, new))
+    return after and (not before or JOB_SUBMIT in changed)
 
 
 def find_kinds(defined: Defined, gres_conf: str) -> dict[str, tuple[str, ...]]:

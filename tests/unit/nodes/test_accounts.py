@@ -140,3 +140,49 @@ def test_sssd_is_queried_for_the_members_of_groups() -> None:
     source = query_sssd(host, ["hpc"])
     assert source.passwd == "bob:*:2002:3001:Bob:/home/bob:/bin/sh\n"
     assert source.group == "hpc:*:3002:bob,-evil\npeople:*:3001:\n"
+
+
+def _lines(kind: str, ids: range, members: str = "u1,u2,u3") -> str:
+    rest = ":100::/home:/bin/sh" if kind == "passwd" else f":{members}"
+    return "".join(f"{kind}{at}:x:{number}{rest}\n" for at, number in enumerate(ids))
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after", "refused"),
+    [
+        ("passwd", _lines("passwd", range(1000, 1020)), _lines("passwd", range(2000, 2020)), True),
+        (
+            "passwd",
+            _lines("passwd", range(1000, 1020)),
+            _lines("passwd", range(1000, 1020)).replace(":100:", ":200:"),
+            True,
+        ),
+        (
+            "passwd",
+            _lines("passwd", range(1000, 1020)),
+            _lines("passwd", range(1000, 1020)).replace(":1001:", ":2001:"),
+            False,
+        ),
+        (
+            "passwd",
+            _lines("passwd", range(1000, 1002)),
+            _lines("passwd", range(1000, 1002)).replace(":1001:", ":2001:"),
+            False,
+        ),
+        (
+            "passwd",
+            _lines("passwd", range(1000, 1020)),
+            _lines("passwd", range(1000, 1020)).replace("/sh", "/zsh"),
+            False,
+        ),
+        ("group", _lines("group", range(1000, 1020)), _lines("group", range(2000, 2020)), True),
+        ("group", _lines("group", range(1000, 1020)), _lines("group", range(1000, 1020), ""), True),
+        ("group", _lines("group", range(1000, 1020)), _lines("group", range(1000, 1020), "u1,u2"), True),
+        ("group", _lines("group", range(1000, 1020)), _lines("group", range(1000, 1020), "u1,u2,u3,u4"), False),
+        ("group", _lines("group", range(1000, 1001)), _lines("group", range(1000, 1001), "u1,u2"), False),
+        ("shadow", "a:x:1:0:9:7:::\nb:x:1:0:9:7:::\n", "a:x:2:0:9:7:::\nb:x:2:0:9:7:::\n", False),
+    ],
+)
+def test_ids_and_members_that_change(kind: str, before: str, after: str, refused: bool) -> None:
+    """An export with other ids, or without members, is as bad as one without users."""
+    assert bool(too_many_removed({f"/etc/{kind}": compare_lines(before, after)}, 10)) is refused

@@ -6,11 +6,13 @@ import pytest
 
 from appliance.plan.services.by_hand import find_by_hand
 from appliance.plan.services.defined import read_defined
-from tests.unit.services.test_effect import present
+from tests.unit.services.test_effect import node, present
 
 SHOWN = (
-    "partition PartitionName=normal AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A "
-    "DefaultTime=NONE DisableRootJobs=NO Hidden=NO MaxNodes=UNLIMITED MaxTime=1-00:00:00 MinNodes=0 Nodes=n[1-4] "
+    "partition PartitionName=normal AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=NO QoS=N/A "
+    "DefaultTime=NONE DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 LLN=NO ReqResv=NO MaxCPUsPerNode=UNLIMITED "
+    "JobDefaults=(null) DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED Hidden=NO "
+    "MaxNodes=UNLIMITED MaxTime=1-00:00:00 MinNodes=0 Nodes=n[1-4] "
     "PriorityJobFactor=1 PriorityTier=1 RootOnly=NO OverSubscribe=NO OverTimeLimit=NONE PreemptMode=OFF State=UP"
 )
 
@@ -28,7 +30,36 @@ SHOWN = (
         ("MaxTime=1-0", {"QoS=N/A": "QoS=big"}, "QoS is big"),
         ("MaxTime=1-0 DefaultTime=60", {"DefaultTime=NONE": "DefaultTime=01:00:00"}, ""),
         ("MaxTime=1-0", {"DefaultTime=NONE": "DefaultTime=01:00:00"}, "DefaultTime is 01:00:00"),
-        ("MaxTime=1-0", {"Default=YES": "Default=NO"}, ""),
+        ("MaxTime=1-0", {"Default=NO": "Default=YES"}, "Default is YES"),
+        ("MaxTime=1-0 Default=YES", {"Default=NO": "Default=YES"}, ""),
+        ("MaxTime=1-0", {"AllocNodes=ALL": "AllocNodes=login[1-2]"}, "AllocNodes is login[1-2]"),
+        ("MaxTime=1-0 Nodes=n[1-4] AllocNodes=login2,Login1", {"AllocNodes=ALL": "AllocNodes=login[1-2]"}, ""),
+        ("MaxTime=1-0", {"DisableRootJobs=NO": "DisableRootJobs=YES"}, "DisableRootJobs is YES"),
+        ("MaxTime=1-0 Nodes=n[1-4]\nDisableRootJobs=YES", {"DisableRootJobs=NO": "DisableRootJobs=YES"}, ""),
+        ("MaxTime=1-0", {"ExclusiveUser=NO": "ExclusiveUser=YES"}, "ExclusiveUser is YES"),
+        ("MaxTime=1-0", {"ReqResv=NO": "ReqResv=YES"}, "ReqResv is YES"),
+        ("MaxTime=1-0 ReqResv=1", {"ReqResv=NO": "ReqResv=YES"}, ""),
+        ("MaxTime=1-0", {"LLN=NO": "LLN=YES"}, "LLN is YES"),
+        ("MaxTime=1-0", {"GraceTime=0": "GraceTime=30"}, "GraceTime is 30"),
+        ("MaxTime=1-0 GraceTime=30", {"GraceTime=0": "GraceTime=30"}, ""),
+        ("MaxTime=1-0", {"MaxCPUsPerNode=UNLIMITED": "MaxCPUsPerNode=8"}, "MaxCPUsPerNode is 8"),
+        ("MaxTime=1-0 MaxCPUsPerNode=8", {"MaxCPUsPerNode=UNLIMITED": "MaxCPUsPerNode=8"}, ""),
+        ("MaxTime=1-0", {"MaxMemPerNode=UNLIMITED": "MaxMemPerNode=4000"}, "MaxMemPerNode is 4000"),
+        ("MaxTime=1-0", {"DefMemPerNode=UNLIMITED": "DefMemPerCPU=4000"}, "DefMemPerCPU is 4000"),
+        ("MaxTime=1-0 DefMemPerCPU=4000", {"DefMemPerNode=UNLIMITED": "DefMemPerCPU=4000"}, ""),
+        ("MaxTime=1-0 DefMemPerCPU=0", {"DefMemPerNode=UNLIMITED": "DefMemPerCPU=UNLIMITED"}, ""),
+        ("MaxTime=1-0 DefMemPerCPU=4000", {}, "DefMemPerCPU is UNLIMITED"),
+        ("MaxTime=1-0 MaxMemPerCPU=4 MaxMemPerNode=9", {"MaxMemPerNode=UNLIMITED": "MaxMemPerNode=9"}, ""),
+        ("MaxTime=1-0 JobDefaults=DefCpuPerGPU=4", {"JobDefaults=(null)": "JobDefaults=DefCpuPerGPU=4"}, ""),
+        ("MaxTime=1-0", {"JobDefaults=(null)": "JobDefaults=DefCpuPerGPU=4"}, "JobDefaults is DefCpuPerGPU=4"),
+        ("MaxTime=1-0", {" State=UP": " State=UP TRESBillingWeights=CPU=1.0"}, "TRESBillingWeights is CPU=1.0"),
+        ('MaxTime=1-0 TRESBillingWeights="CPU=1.0"', {" State=UP": " State=UP TRESBillingWeights=CPU=1.0"}, ""),
+        ("MaxTime=1-0 TRESBillingWeights=CPU=1.0", {}, "TRESBillingWeights is "),
+        ("MaxTime=1-0", {" State=UP": " State=UP Alternate=other"}, "Alternate is other"),
+        ("MaxTime=1-0 CpuBind=core", {" State=UP": " State=UP CpuBind=cores"}, ""),
+        ("MaxTime=1-0", {" State=UP": " State=UP CpuBind=cores"}, "CpuBind is cores"),
+        ("MaxTime=1-0", {" State=UP": " State=UP MaxCPUsPerSocket=2"}, "MaxCPUsPerSocket is 2"),
+        ("MaxTime=1-0", {" State=UP": " State=UP ExclusiveTopo=YES"}, "ExclusiveTopo is YES"),
         ("MaxTime=1-0 MinNodes=1 Nodes=n[1-4]", {}, ""),
         ("MaxTime=1-0 Shared=YES", {"OverSubscribe=NO": "OverSubscribe=YES:4"}, ""),
         ("MaxTime=1-0 OverSubscribe=FORCE:2", {"OverSubscribe=NO": "OverSubscribe=FORCE:2"}, ""),
@@ -95,6 +126,22 @@ def test_nodes_that_were_changed_by_hand(features: str, weight: str, plugin: str
     defined = read_defined({"/etc/slurm/slurm.conf": text.encode()})
     lines = find_by_hand(present(FEATURES.format(features, weight)), defined, defined)
     assert [dropped in line for line in lines] == ([True] if dropped else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "dropped"),
+    [
+        ("n1 NodeAddr=10.0.0.1", False),
+        ("n1 NodeAddr=10.0.0.9", True),
+        ("n1", True),
+        ("n1 State=CLOUD", False),  # Slurm keeps it
+        ("n2", False),
+    ],
+)
+def test_an_address_that_was_changed_by_hand(line: str, dropped: bool) -> None:
+    defined = read_defined({"/etc/slurm/slurm.conf": f"NodeName={line}\n".encode()})
+    found = find_by_hand(present(node("n1", "idle")), defined, defined)
+    assert ["NodeAddr is 10.0.0.1" in one for one in found] == [True] * dropped
 
 
 def test_a_partition_that_no_file_has() -> None:

@@ -89,6 +89,9 @@ def test_what_the_controller_has() -> None:
             frozenset({"matlab", "ansys"}),
             frozenset({"rack1", "gpu"}),
             frozenset({"gpu", "gpu:a100"}),
+            license_counts=frozenset({("matlab", 2), ("ansys", 1)}),
+            gres_counts=frozenset({("gpu", 1), ("gpu:a100", 1)}),
+            gres_total=frozenset({("gpu", 2), ("gpu:a100", 2)}),
             memory_mb=1536,
             cpus=4,
             disk_mb=500,
@@ -106,7 +109,7 @@ def test_what_the_controller_has() -> None:
     )
     assert found.reservations == (
         Reservation("maint", frozenset({"n1", "n2"})),
-        Reservation("lic", partition="long"),
+        Reservation("lic", partition="long", users=frozenset({"root"})),
         Reservation("all", licenses="a:2"),
     )
     assert found.now == 1764500100
@@ -138,7 +141,8 @@ def test_a_controller_that_does_not_answer_has_not_no_jobs(tmp_path: Path, faili
 
 def job(number: int = 1, state: str = "RUNNING", partitions: str = "normal", **sets: set[str] | int) -> Job:
     frozen: dict[str, Any] = {name: one if isinstance(one, int) else frozenset(one) for name, one in sets.items()}
-    return Job(str(number), state, "alice", tuple(partitions.split(",")), **frozen)
+    counts = frozenset((name, 1) for name in frozen.get("gres", ()))
+    return Job(str(number), state, "alice", tuple(partitions.split(",")), **{"gres_counts": counts, **frozen})
 
 
 @pytest.mark.parametrize(
@@ -411,6 +415,52 @@ def test_which_jobs_a_snapshot_does_not_have() -> None:
     jobs = (("1", "RUNNING", 900), ("2", "PENDING", 2000), ("3", "RUNNING", 995), ("4", "COMPLETED", 2000))
     found = present(*(f"job {name}\t{state}\tbob\tnormal\t\t\t\t\t{at}\t\t\t" for name, state, at in jobs))
     assert [one.name for one in find_forgotten(found, 1000.0)] == ["3", "2"], "running ones first; saved within seconds"
+
+
+COUNTS = b"""Licenses=matlab:10,ansys:2
+NodeName=n[1-2] CPUs=8 Gres=gpu:a100:8,tmp:400G
+NodeName=n3 CPUs=4
+PartitionName=gpus Nodes=n[1-2]
+PartitionName=all Nodes=ALL MaxCPUsPerNode=6
+"""
+
+
+@pytest.mark.parametrize(
+    ("licenses", "cpus", "more", "change", "why"),
+    [
+        ("", 1, "N/A N/A gres/gpu:8 N/A N/A", (b"a100:8", b"a100:4"), "would have gpu:8"),
+        ("", 1, "N/A N/A gres:gpu:a100:8 N/A N/A", (b"a100:8", b"a100:4"), "would have gpu:8, gpu:a100:8"),
+        ("", 1, "N/A N/A gres/gpu:a100=8 N/A N/A", (b"a100:8", b"a100:4,gpu:v100:4"), "gpu:a100:8"),
+        ("", 1, "N/A N/A gres/gpu:4 N/A N/A", (b"a100:8", b"a100:4"), ""),
+        ("", 1, "N/A N/A gres/gpu N/A N/A", (b"a100:8", b"a100:4"), ""),
+        ("", 1, "N/A N/A gres/gpu:9 N/A N/A", (b"a100:8", b"a100:4"), ""),  # it never could
+        ("", 1, "N/A N/A N/A gres/gpu:6 N/A", (b"a100:8", b"a100:4"), "gpu:6"),
+        ("", 1, "N/A N/A N/A N/A gres/gpu:6", (b"a100:8", b"a100:4"), "gpu:6"),
+        ("", 1, "N/A N/A gres/tmp:300G N/A N/A", (b"tmp:400G", b"tmp:200G"), "tmp"),
+        ("", 1, "N/A gres/gpu:16 N/A N/A N/A", (b"a100:8", b"a100:4"), "asks for more of gpu"),
+        ("", 1, "N/A gres/gpu:8 N/A N/A N/A", (b"a100:8", b"a100:4"), ""),  # by two nodes
+        ("", 1, "cpu=1,node=1,gres/gpu=12 N/A N/A N/A N/A", (b"gpus Nodes=n[1-2]", b"gpus Nodes=n1"), "more of gpu"),
+        ("matlab:8", 1, "N/A N/A N/A N/A N/A", (b"matlab:10", b"matlab:4"), "8 of licence matlab"),
+        ("matlab:4", 1, "N/A N/A N/A N/A N/A", (b"matlab:10", b"matlab:4"), ""),
+        ("matlab:8|ansys:1", 1, "N/A N/A N/A N/A N/A", (b"matlab:10", b"matlab:4"), ""),  # or the other
+        ("", 6, "N/A N/A N/A N/A N/A", (b"gpus Nodes=n[1-2]", b"gpus Nodes=n[1-2] MaxCPUsPerNode=4"), "MaxCPUsPerNode"),
+        ("", 4, "N/A N/A N/A N/A N/A", (b"gpus Nodes=n[1-2]", b"gpus Nodes=n[1-2] MaxCPUsPerNode=4"), ""),
+        ("", 1, "cpu=9,mem=1G N/A N/A N/A N/A", (b"n[1-2]\nP", b"n[1-2] MaxCPUsPerNode=4\nP"), "asks for 9 processors"),
+        ("", 1, "cpu=16,mem=1G N/A N/A N/A N/A", (b"CPUs=8", b"CPUs=6"), "asks for 16 processors"),
+        ("", 1, "cpu=12,mem=1G N/A N/A N/A N/A", (b"CPUs=8", b"CPUs=6"), ""),
+        ("", 1, "N/A N/A N/A N/A N/A", (b"MaxCPUsPerNode=6", b"MaxMemPerCPU=1"), ""),
+    ],
+)
+def test_waiting_jobs_that_ask_for_more_than_is_left(
+    licenses: str, cpus: int, more: str, change: tuple[bytes, bytes], why: str
+) -> None:
+    assert change[0] in COUNTS
+    old, new = (read_defined({"/etc/slurm/slurm.conf": text}) for text in (COUNTS, COUNTS.replace(*change)))
+    for state in ("PENDING", "RUNNING"):
+        found = present(f"job 1\t{state}\tbob\tgpus\t\t\t{licenses}\t\t\t0\t{cpus}\t0", f"more 1 2 N/A host {more}")
+        losses = [one.why for one in find_losses(found, old, new)]
+        assert [why in one for one in losses] == ([True] if why and state == "PENDING" else []), losses
+    assert can_cost(old, new) or not why
 
 
 LINE = "n[1-4] NodeAddr=10.0.0.[1-4] Gres=gpu:a100:2"

@@ -33,8 +33,8 @@ from tests.support.env import Reports, fake_env
 from tests.support.fake import Fake
 from tests.unit.services.test_effect import node
 
-OLD = b"NodeName=n[1-2]\nPartitionName=normal Nodes=ALL\nPartitionName=night Nodes=ALL\n"
-NEW = b"NodeName=n1\nPartitionName=normal Nodes=ALL\n"
+OLD = b"NodeName=n[1-2] NodeAddr=10.0.0.1\nPartitionName=normal Nodes=ALL\nPartitionName=night Nodes=ALL\n"
+NEW = b"NodeName=n1 NodeAddr=10.0.0.1\nPartitionName=normal Nodes=ALL\n"
 OF_NIGHT, ELSEWHERE = (
     line.replace("|", "\t")
     for line in ("job 7|RUNNING|alice|night|n1||||||||||||||", "job 8|RUNNING|bob|normal|n1||||||||||||||")
@@ -226,20 +226,25 @@ def test_a_restore_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) ->
     assert judge_restore(cluster, host, 1600.0, force=False) == [], "the snapshot has it"
 
 
-WHOLE = b"function slurm_job_submit(a, b, c) return 0 end function slurm_job_modify(a, b, c, d) return 0 end"
+PROLOG = "/etc/slurm/p.sh"
+CALLS = NEW + b"EpilogSlurmctld=/etc/slurm/p.sh\nCliFilterPlugins=lua\n"
 
 
 @pytest.mark.parametrize(
-    ("script", "printed", "why"),
-    [(WHOLE, "", ""), (WHOLE[:-3], "1: 'end' expected", "expected"), (b"-- slurm_job_submit", "", "slurm_job_modify")],
+    ("old", "before", "script", "wrong"),
+    [
+        (NEW, {}, b"#!/bin/sh\n", False),
+        (NEW, {}, b"#!/bin/sh\r\nexit 0\r\n", True),
+        (CALLS, {PROLOG: "x"}, b"\n#!/bin/sh\n", True),
+        (CALLS, {}, b"\n#!/bin/sh\n", False),  # it was so before
+    ],
 )
-def test_a_lua_script_with_which_slurmctld_would_not_start(
-    cluster: Cluster, script: bytes, printed: str, why: str
+def test_a_program_that_does_not_run(
+    cluster: Cluster, old: bytes, before: dict[str, str | None], script: bytes, wrong: bool
 ) -> None:
+    """Each node would be drained by its first job. A filter in Lua is none."""
     host = Controller(cluster, [ELSEWHERE])
-    host.answers[inside_argv(cluster.site, cluster.services, *script_argv("check-lua"))] = (0, printed)
-    new = read_defined({"/etc/slurm/slurm.conf": NEW})
-    path = "/etc/slurm/job_submit.lua"
-    found = find_faults(cluster, host, (new, new), {path: "old"}, {path: script})
-    assert [why in one.why for one in found] == ([True] if why else [])
-    assert list(find_faults(cluster, host, (new, new), {}, {path: script})) == []
+    both = tuple(read_defined({"/etc/slurm/slurm.conf": data}) for data in (old, CALLS))
+    after = {PROLOG: script, "/etc/slurm/cli_filter.lua": b"function slurm_cli_pre_submit() end"}
+    found = find_faults(cluster, host, (both[0], both[1]), before, after, same_image=False)
+    assert ["does not run" in one.why for one in found if PROLOG in one.why] == [True] * wrong

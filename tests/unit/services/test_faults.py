@@ -12,6 +12,7 @@ from appliance.operations.services.faults import (
     find_unreached,
 )
 from appliance.plan.machine import inside_argv
+from appliance.plan.services.associations import list_argv
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import read_present
 from appliance.tools.scripts import python_argv
@@ -86,6 +87,35 @@ def test_users_with_jobs(cluster: Cluster, new: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "users", "group", "lost"),
+    [
+        ("Users=ann", "eve", "", True),
+        ("Users=-ann", "eve", "", True),
+        ("Users=ann,eve", "eve", "", False),
+        ("Users=ann", "ann,eve", "", False),
+        ("Users=root", "eve", "", False),  # of the container's image
+        ("Users=(null) Accounts=physics", "eve", "", False),
+        ("Users=(null) Groups=physics", "ann,eve", "physics:x:5000:ann\n", False),
+        ("Users=(null) Groups=physics", "ann,eve", "physics:x:5000:\n", True),
+        ("Users=(null) Groups=physics", "ann,eve", "other:x:5001:ann\n", True),
+        ("Users=(null) Groups=physics,other", "ann,eve", "other:x:5001:ann\n", False),
+        ("Users=(null) Groups=wheel", "ann,eve", "other:x:5001:ann\n", False),
+    ],
+)
+def test_reservations_without_users(cluster: Cluster, fields: str, users: str, group: str, lost: bool) -> None:
+    """slurmctld deletes one of which no user is known any more, and holds its jobs."""
+    others = "".join(f"g{number}:x:{6000 + number}:\n" for number in range(20))
+    physics = "physics:x:5000:ann\n"
+    new = MANY + "".join(user(name, {"ann": 1003, "eve": 1004}[name]) for name in users.split(","))
+    old = "root:x:0:0::/root:/bin/sh\n" + MANY + user("ann", 1003) + user("eve", 1004)
+    before = {PASSWD: old, GROUP: others + physics}
+    after = {PASSWD: new.encode(), GROUP: (others + (group or physics)).encode()}
+    present = read_present(f"reservation ReservationName=r Nodes=n1 {fields}", "slurm")
+    found = [one.why for one in find_faults_for_users(cluster, Fake({}), present, before, after)]
+    assert ["reservations lose" in one for one in found] == [True] * lost
+
+
+@pytest.mark.parametrize(
     ("old", "new", "why"),
     [
         ("PartitionName=a Default=YES\n", "PartitionName=a\n", "no partition is the default one, as a was"),
@@ -110,20 +140,69 @@ ENFORCE = "AccountingStorageEnforce="
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "shown", "refused"),
+    ("old", "new", "status", "shown", "words"),
     [
-        ("", "limits", "bob\n", False),
-        ("", "associations,limits", "eve\n", True),
-        ("none", "safe", "", True),
-        ("", "nosteps", "", False),
-        ("associations", "associations,limits,qos", "", False),
+        ("", "limits", 0, "bob|physics|normal\n", []),
+        ("", "limits", 0, "|physics|normal\nbob|art|normal\n", ["bob (physics)"]),
+        ("", "limits", 0, "Bob|Physics|normal\n", []),
+        ("", "associations,limits", 0, "eve|physics|normal\n", ["bob (physics)"]),
+        ("none", "safe", 1, "", ["may have"]),
+        ("", "nosteps", 0, "", []),
+        ("associations", "associations,limits", 0, "", []),
+        ("associations", "associations,qos", 0, "bob|physics|normal,long\n", []),
+        ("associations", "associations,qos", 0, "bob|physics|normal\n", ["with their QOS in cluster sample (1): 9"]),
+        ("", "qos", 0, "eve|physics|long\n", ["bob (physics)"]),
     ],
 )
-def test_users_without_an_association(cluster: Cluster, old: str, new: str, shown: str, refused: bool) -> None:
-    answers = {"sacctmgr": (0, shown), "scontrol": (0, "")}
-    host = Fake({inside_argv(cluster.site, cluster.services, name): one for name, one in answers.items()})
-    found = texts(cluster, host, f"{NODES}{ENFORCE}{old}\n" if old else NODES, f"{NODES}{ENFORCE}{new}\n")
-    assert ["bob" in one for one in found] == [True] * refused
+def test_jobs_without_an_association(
+    cluster: Cluster, old: str, new: str, status: int, shown: str, words: list[str]
+) -> None:
+    """Of this cluster, by user and account. Job 9 waits, with QOS long; what runs has its QOS already."""
+    lines = (
+        "job 8|RUNNING|bob|normal|n1||||||||||physics|big|||",
+        "job 9|PENDING|bob|normal|||||||||||physics|long|||",
+    )
+    sacctmgr = inside_argv(cluster.site, cluster.services, "sacctmgr")
+    host = Fake({sacctmgr: (status, shown), inside_argv(cluster.site, cluster.services, "scontrol"): (0, "")})
+    now = read_present("\n".join(line.replace("|", "\t") for line in lines), "slurm")
+    both = [read_defined({"/etc/slurm/slurm.conf": f"{ENFORCE}{one}\n".encode() * bool(one)}) for one in (old, new)]
+    found = [one.why for one in find_faults_of_present(cluster, host, now, (both[0], both[1]))]
+    assert [word in one for word, one in zip(words, found, strict=True)] == [True] * len(words), found
+    asked = [argv for argv in host.asked if "sacctmgr" in argv]
+    assert all("cluster=sample" in argv for argv in asked) and bool(asked) == (bool(words) or bool(shown))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "shown", "why"),
+    [
+        ("", "qos\nPartitionName=a QOS=Big", 0, "normal\nbig\n", ""),
+        ("", "qos\nPartitionName=a QOS=big", 0, "normal\n", "a (big)"),
+        ("", "qos\nPartitionName=a QOS=big", 1, "", "may have"),
+        ("", "limits\nPartitionName=a QOS=big", 0, "normal\n", ""),  # Slurm goes on without it
+        ("qos", "qos\nPartitionName=a QOS=big", 0, "normal\n", "a (big)"),
+        ("qos\nPartitionName=a QOS=big", "qos\nPartitionName=a QOS=big\nPartitionName=b", 0, "", ""),
+    ],
+)
+def test_a_qos_that_the_database_lacks(cluster: Cluster, old: str, new: str, status: int, shown: str, why: str) -> None:
+    """slurmctld is not there any more after its next start."""
+    sacctmgr = inside_argv(cluster.site, cluster.services, "sacctmgr")
+    host = Fake({sacctmgr: (0, ""), (*sacctmgr, *list_argv("qos", "name")[1:]): (status, shown)})
+    both = [read_defined({"/etc/slurm/slurm.conf": f"{ENFORCE}{one}\n".encode() * bool(one)}) for one in (old, new)]
+    found = [one.why for one in find_faults_of_present(cluster, host, read_present("", "slurm"), (both[0], both[1]))]
+    assert [why in one for one in found] == [True] * bool(why), found
+
+
+def test_users_without_a_wckey(cluster: Cluster) -> None:
+    sacctmgr = inside_argv(cluster.site, cluster.services, "sacctmgr")
+    both = [
+        read_defined({"/etc/slurm/slurm.conf": f"{ENFORCE}associations{more}\n".encode()}) for more in ("", ",wckeys")
+    ]
+    for shown, lacks in (("bob\n", False), ("eve\n", True)):
+        found = [
+            one.why
+            for one in find_faults_of_present(cluster, Fake({sacctmgr: (0, shown)}), PRESENT, (both[0], both[1]))
+        ]
+        assert ["wckey" in one and "bob" in one for one in found] == [True] * lacks
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.services.node_files import judge_node_files
 from appliance.plan.services.defined import GRES_CONF, read_defined
 from appliance.plan.services.node_files import (
+    JOB_SUBMIT,
     MOST_KINDS,
     TOPOLOGY_CONF,
     Tried,
@@ -147,3 +148,28 @@ def test_what_a_change_is_refused_for(cluster: Cluster, outputs: list[str | int]
 def test_nodes_that_topology_conf_does_not_list(plugin: str, topology: str, wanted: set[str]) -> None:
     files = {CONF: NODES + f"TopologyPlugin={plugin}\n".encode(), TOPOLOGY_CONF: topology.encode()}
     assert find_unlisted(files, read_defined(files)) == wanted
+
+
+LUA = b"function slurm_job_submit(a, b, c) return 0 end function slurm_job_modify(a, b, c, d) return 0 end"
+PLUGIN = NODES + b"JobSubmitPlugins=lua\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "script", "printed", "wanted"),
+    [
+        ({CONF: PLUGIN, JOB_SUBMIT: b"old"}, LUA, [""], 0),
+        ({CONF: PLUGIN, JOB_SUBMIT: b"old"}, LUA[:-3], ["1: 'end' expected"], 1),
+        ({CONF: PLUGIN}, b"-- slurm_job_submit", [""], 1),
+        ({CONF: PLUGIN, JOB_SUBMIT: b"old"}, LUA, [1], 1),  # unknown is not good
+        ({CONF: PLUGIN, JOB_SUBMIT: LUA}, LUA, [], 0),
+        ({CONF: NODES, JOB_SUBMIT: LUA}, LUA, [""], 0),  # it is loaded from now on
+    ],
+)
+def test_a_lua_script_with_which_slurmctld_would_not_start(
+    cluster: Cluster, before: dict[str, bytes], script: bytes, printed: list[str | int], wanted: int
+) -> None:
+    """Also at a start, where no container runs: the image's Lua tries it."""
+    host = Image(*printed)
+    after = {CONF: PLUGIN, JOB_SUBMIT: script}
+    assert len(judge_node_files(cluster, host, "/i.sif", before, after)) == wanted and not host.outputs
+    assert judge_node_files(cluster, host, "/i.sif", before, {**after, CONF: NODES}) == ()

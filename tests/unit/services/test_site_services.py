@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -289,3 +290,101 @@ def test_mistakes_of_slurm_files(tmp_path: Path, name: str, services: str, words
         check_config(tmp_path / "sms.yaml")
     (found,) = [problem for problem in caught.value.problems if words in problem.message]
     assert found.line and found.path.startswith("slurm.files")
+
+
+@pytest.mark.parametrize(
+    ("extra", "files", "place"),
+    [
+        (["JobSubmitPlugins=lua"], [], "slurm.extra[0]"),
+        (["JobSubmitPlugins=lua"], ["job_submit.lua"], ""),
+        (["JobSubmitPlugins=require_timelimit,job_submit/lua"], [], "slurm.extra[0]"),
+        (["JobSubmitPlugins=lua", "jobsubmitplugins=require_timelimit"], [], ""),  # Slurm takes the last one
+        (["JobCompType=jobcomp/lua"], [], "slurm.extra[0]"),
+        (["JobCompType=jobcomp/filetxt"], [], ""),
+        (["BurstBufferType=burst_buffer/lua"], ["burst_buffer.lua"], ""),
+        (["MaxJobCount=9", "TopologyPlugin=topology/tree"], [], "slurm.extra[1]"),
+        (["TopologyPlugin=topology/block"], ["topology.yaml"], ""),
+        (["TopologyPlugin=topology/default"], [], ""),
+        (["NodeFeaturesPlugins=node_features/helpers"], [], "slurm.extra[0]"),
+        (["NodeFeaturesPlugins=node_features/knl_generic"], [], ""),
+        (["JobContainerType=job_container/tmpfs"], [], "slurm.extra[0]"),
+        (["NamespaceType=namespace/linux"], ["namespace.yaml"], ""),
+        (["HealthCheckProgram=/etc/slurm/hc.sh -v"], [], "slurm.extra[0]"),
+        (["HealthCheckProgram=/usr/sbin/nhc", "PrologFlags=Alloc", "Prolog=/etc/slurm/prolog.d/*"], [], ""),
+    ],
+)
+def test_files_that_settings_need(tmp_path: Path, extra: list[str], files: list[str], place: str) -> None:
+    """A controller that runs goes on without; the next start has none."""
+    document = yaml.safe_load(GOOD)
+    (tmp_path / "it").write_bytes(b"A=1\n")
+    document["slurm"] |= {"extra": extra, "files": dict.fromkeys(files, "it")}
+    (tmp_path / "sms.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    try:
+        open_site(tmp_path / "sms.yaml")
+        found = []
+    except ConfigError as error:
+        found = [problem.path for problem in error.problems]
+    assert found == ([place] if place else [])
+
+
+@pytest.mark.parametrize(
+    ("data", "runs"),
+    [
+        (b"#!/bin/sh\nexit 0\n", True),
+        (b"#! /usr/bin/env python3\n", True),
+        (b"\x7fELF\r\n", True),
+        (b"#!/bin/sh\r\nexit 0\r\n", False),
+        (b"#!/bin/sh\nexit 0\r\n", False),
+        (b"\xef\xbb\xbf#!/bin/sh\n", False),
+        (b"\n#!/bin/sh\n", False),
+        (b"exit 0\n", False),
+        (b"#!\n", False),
+        (b"#!sh\n", False),
+        (b"", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "setting", ["Prolog=/etc/slurm/p.sh", "RebootProgram=/etc/slurm/p.sh now", "Epilog=/etc/slurm/p*"]
+)
+def test_programs_that_a_node_can_run(tmp_path: Path, setting: str, data: bytes, runs: bool) -> None:
+    """Else each node is drained by its first job."""
+    document = yaml.safe_load(GOOD)
+    (tmp_path / "p.sh").write_bytes(data)
+    document["slurm"] |= {"extra": [setting], "files": {"p.sh": "p.sh", "words": "p.sh"}}
+    (tmp_path / "sms.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    (tmp_path / "sms.yaml").chmod(0o644)
+    try:
+        check_config(tmp_path / "sms.yaml")
+        found = []
+    except ConfigError as error:
+        found = [problem.path for problem in error.problems]
+    assert found == ([] if runs else ["slurm.files.p.sh"])
+
+
+VM = {"address": "10.77.0.3/24", "mac": "02:00:00:00:00:03"}
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ({"mode": "0755"}, ""),
+        ({}, "provisioning.files[0].mode"),
+        ({"mode": "0755", "source": "crlf"}, "provisioning.files[0]"),
+        ({"mode": "0755", "source": "crlf", "template": True}, ""),
+        ({"path": "/etc/slurm/prolog.d/deeper/10-disk"}, ""),  # the pattern is of one folder
+    ],
+)
+def test_master_files_that_are_programs(tmp_path: Path, file: dict[str, Any], place: str) -> None:
+    document = yaml.safe_load(GOOD)
+    (tmp_path / "good").write_bytes(b"#!/bin/sh\n")
+    (tmp_path / "crlf").write_bytes(b"#!/bin/sh\r\n")
+    document["slurm"]["extra"] = ["Prolog=/etc/slurm/prolog.d/*"]
+    document["provisioning"] = VM | {"files": [{"path": "/etc/slurm/prolog.d/10-disk", "source": "good"} | file]}
+    (tmp_path / "sms.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    (tmp_path / "sms.yaml").chmod(0o644)
+    try:
+        check_config(tmp_path / "sms.yaml")
+        found = []
+    except ConfigError as error:
+        found = [problem.path for problem in error.problems]
+    assert found == ([place] if place else [])
