@@ -24,7 +24,7 @@ from appliance.operations.services.faults import (
 )
 from appliance.operations.services.munge_key import judge_key
 from appliance.operations.services.node_files import judge_node_files
-from appliance.operations.services.present import QUERY_S, last_line, query_present, read_recorded
+from appliance.operations.services.present import QUERY_S, last_line, query_present, query_qos, read_recorded
 from appliance.plan.adopt.read_slurm import find_include
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.here import SWITCHED
@@ -49,11 +49,13 @@ from appliance.plan.services.effect import (
     count_losses,
     find_failed,
     find_losses,
+    find_lowered,
     find_unusable,
     read_present,
     shown_losses,
 )
 from appliance.plan.services.node_files import JOB_SUBMIT, READ
+from appliance.plan.services.preemption import preempts_more
 from appliance.plan.services.used_up import begins_to_end
 from appliance.shared.records import RecordError
 from appliance.text import one_line
@@ -178,7 +180,10 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
     unknown = f"{present.unread} jobs cannot be read, and {REMOVED}" if present.unread and can_cost(old, new) else ""
     hint = "write it into the site file (`max_time`, `nodes`, `extra`), or repeat it afterwards"
     faults = [Fault(line, hint) for line in find_by_hand(present, old, new)]
-    return Judged(present, old, new, find_losses(present, old, new), unknown, (*faults, *find_unreached(old, new)))
+    if preempts_more(old, new):
+        present = replace(present, qos=query_qos(cluster, host))
+    faults += [*find_unreached(old, new), *find_lowered(present, old, new)]
+    return Judged(present, old, new, find_losses(present, old, new), unknown, tuple(faults))
 
 
 def settle(cluster: Cluster, host: Host, judged: Judged, verb: str, answer: Answer, *, when: str = "") -> None:
@@ -225,7 +230,8 @@ def judge_start(cluster: Cluster, host: Host, answer: Answer, *, image: str = ""
     when = "it does not run"
     try:
         when, present = _read_stopped(cluster, host)
-        judged = replace(judged, present=present, losses=find_losses(present, old, new))
+        faults = (*judged.faults, *find_lowered(present, old, new))
+        judged = replace(judged, present=present, losses=find_losses(present, old, new), faults=faults)
     except RecordError:  # there is none after a crash
         if judged.costly:
             unknown = f"the jobs are not known, as no stop has recorded those of this state, and {REMOVED}"

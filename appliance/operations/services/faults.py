@@ -48,8 +48,6 @@ from appliance.plan.services.defined import (
     read_allowed,
 )
 from appliance.plan.services.effect import PRESENT_BYTES, SHOWN, Fault, Present, find_moved
-from appliance.plan.services.ending import count_allowed
-from appliance.plan.services.jobs import JOBS, JOBS_BYTES, read_jobs
 from appliance.plan.services.used_up import USAGE, begins_to_end, read_usage
 from appliance.text import one_line
 from appliance.tools.resolver import resolve
@@ -148,10 +146,10 @@ def find_faults_of_present(
     """Yield what a change breaks for those who have jobs, and for nodes in use."""
     yield from _find_unassociated(cluster, host, present, defined)
     try:
-        yield from [*_find_full(cluster, host, defined), *_find_beyond(cluster, host, present, defined)]
+        yield from list(_find_beyond(cluster, host, present, defined))
     except SmsError as error:
         why = f"what Slurm's new limits cost is not known: {last_line(error)}"
-        yield Fault(why, "`sms exec -- scontrol show assoc_mgr` and `squeue` have to answer")
+        yield Fault(why, "`sms exec -- scontrol show assoc_mgr` has to answer")
     yield from _find_silent(cluster, host, present, defined)
 
 
@@ -267,18 +265,6 @@ def _find_beyond(cluster: Cluster, host: Host, present: Present, defined: tuple[
             f"AccountingStorageEnforce: a limit of running jobs is used up ({len(ended)}): {some}",
             "add `safe` to it: then no running job is ended for a limit; or raise the limits first",
         )
-
-
-def _find_full(cluster: Cluster, host: Host, defined: tuple[Defined, Defined]) -> Iterator[Fault]:
-    """Yield that Slurm has more jobs than it may have from now on: nobody could submit one."""
-    old, new = (count_allowed(each) for each in defined)
-    if new >= old:
-        return
-    argv = inside_argv(cluster.site, cluster.services, *JOBS)  # each task of an array counts
-    there = len(read_jobs(host.run(*argv, timeout=QUERY_S, limit=JOBS_BYTES).text))
-    if there + 1 >= new:
-        why = f"MaxJobCount={new}: Slurm has {there} jobs, with those that ended in the last minutes"
-        yield Fault(f"{why}: nobody could submit one", "set a larger one in `slurm.extra`")
 
 
 def find_lost_accounts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from appliance.errors import Refused, SmsError
-from appliance.host.base import Host
+from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.overlay.generation import query_overlay
 from appliance.plan.machine import inside_argv
@@ -18,14 +18,15 @@ from appliance.plan.services.effect import (
     read_present,
     shown_losses,
 )
-from appliance.plan.services.jobs import count_jobs
+from appliance.plan.services.jobs import count_jobs, is_active
+from appliance.plan.services.preemption import QOS, Qos, read_qos
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.text import one_line
 from appliance.units import format_age
 
 QUERY_S = 60
 STOP_QUERY_S = 15
-FORM = 6
+FORM = 7
 """Of the output of ``PRESENT``."""
 
 
@@ -55,6 +56,14 @@ def query_present(cluster: Cluster, host: Host) -> Present:
     """
     controller = cluster.find_role("controller")
     return read_present(_print_present(cluster, host, QUERY_S), controller.user) if controller else Present()
+
+
+def query_qos(cluster: Cluster, host: Host) -> dict[str, Qos] | None:
+    """Return the QOS of the accounting database; None if it does not answer, or there is none."""
+    try:
+        return read_qos(host.run(*inside_argv(cluster.site, cluster.services, *QOS), timeout=QUERY_S).text)
+    except CommandError:
+        return None
 
 
 def _print_present(cluster: Cluster, host: Host, timeout_s: float) -> str:
@@ -93,7 +102,9 @@ def read_recorded(cluster: Cluster, host: Host) -> tuple[str, Present]:
     """
     text = host.run("cat", "--", str(cluster.places.jobs), ok=None, limit=2 * PRESENT_BYTES).stdout
     found = from_json(Recorded, text)
-    present = replace(read_present(found.output, ""), now=cluster.env.clock.time())  # time limits go on meanwhile
+    present = read_present(found.output, "")
+    tasks = {state: number for state, number in present.tasks.items() if is_active(state)}  # the others are forgotten
+    present = replace(present, now=cluster.env.clock.time(), tasks=tasks)  # time limits go on meanwhile
     if found.form != FORM or present.unread or query_overlay(cluster, host).generation != found.generation:
         raise RecordError("it is not of the last stop")
     return format_age(cluster.env.clock.time() - found.at), present

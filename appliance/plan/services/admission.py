@@ -25,20 +25,26 @@ ROOT = "root"
 
 def minutes(text: str) -> str:
     """Return a time limit of Slurm in minutes, rounded up as slurmctld does; the text itself if it has no limit."""
+    found = read_seconds(text)
+    return text.upper() if found is None else UNLIMITED[0] if math.isinf(found) else str(-int(-found // 60))
+
+
+def read_seconds(text: str) -> float | None:
+    """Return a time of Slurm in seconds, such as ``1-00:00:00``, or minutes; infinite without a limit."""
     if text.upper() in UNLIMITED:
-        return UNLIMITED[0]
+        return math.inf
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
     if not (dash or parts != [""]) or not all(
         re.fullmatch(r"\d{1,9}", one) for one in ([days] if dash else []) + parts
     ):
-        return text.upper()
+        return None
     numbers = [int(one) for one in parts]
     if dash or len(numbers) == 3:
         hours, minutes, seconds = (*numbers, 0, 0)[:3]
     else:
         hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
-    return str((int(days or 0) * 24 + hours) * 60 + minutes + (seconds > 0))
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def read_limit(text: str, default: float = math.inf) -> float:
@@ -94,7 +100,7 @@ class Limits:
             (self.hosts is not None and job.host not in self.hosts, f"was submitted on {one_line(job.host, 60)}"),
             ("rootonly" in self.flags and job.user != ROOT, "is not of root, as RootOnly demands"),
             ("disablerootjobs" in self.flags and job.user == ROOT, "is of root"),
-            ("reqresv" in self.flags and not job.reserved, "has no reservation, which ReqResv demands"),
+            ("reqresv" in self.flags and not job.reservation, "has no reservation, which ReqResv demands"),
         )
         return next((why for barred, why in rules if barred), "")
 

@@ -64,7 +64,10 @@ AT_START = {
 }
 """Settings that slurmd reads only when it starts, and their defaults (slurm.conf(5)): until then it serves with those
 of before. With another kind of switch, slurmctld cannot read its jobs either."""
-LIMITS = ("OverTimeLimit", "SlurmdTimeout", "PreemptType", "PreemptMode", "MaxJobCount", "DisableRootJobs")
+LIMITS = (
+    *("OverTimeLimit", "SlurmdTimeout", "ResvOverRun", "ResumeTimeout", "BatchStartTimeout", "PrologFlags"),
+    *("PreemptType", "PreemptMode", "PreemptExemptTime", "MaxJobCount", "DisableRootJobs"),
+)
 """Settings by which slurmctld ends or refuses jobs."""
 ENFORCING = {"associations", "limits", "qos", "safe", "wckeys", "all"}
 """Words of ``AccountingStorageEnforce`` with which a user without an association may not run jobs."""

@@ -27,30 +27,33 @@ from appliance.plan.services.defined import (
     read_names,
 )
 from appliance.plan.services.dependents import find_dependents
-from appliance.plan.services.ending import find_ended, may_end
+from appliance.plan.services.ending import count_allowed, find_ended, find_hurried, may_end
 from appliance.plan.services.fitting import Needs, find_kinds, read_mb
 from appliance.plan.services.jobs import LOST, Job, is_active, lost_jobs, read_fields
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
+from appliance.plan.services.preemption import Qos, find_preempted, preempts_more
 from appliance.plan.services.used_up import begins_to_end
 from appliance.text import one_line, whole_number
 
-JOB_FIELDS = "%i %T %u %P %N %n %W %f %V %m %c %d %l %D %a %q %v %e %E".replace(" ", "\t")
+JOB_FIELDS = "%i %T %u %P %N %n %W %f %V %m %c %d %l %D %a %q %v %e %E %S %Q".replace(" ", "\t")
 """Of squeue(1): id, state, user, partitions, allocated and required nodes, licences, features, submission; memory,
-processors and disk on each node; time limit, nodes, account, QOS, reservation, end, dependencies.
+processors and disk on each node; time limit, nodes, account, QOS, reservation, end, dependencies, start, priority.
 
 No field contains a tab; features may contain `|`.
 """
 MORE_FIELDS = (
-    "JobArrayID:80,MaxNodes:12,MinTime:20,AllocNodes:80,"
-    "tres-alloc:1000,tres-per-job:200,tres-per-node:200,tres-per-socket:200,tres-per-task:200"
+    "JobArrayID:80,MaxNodes:12,MinTime:20,AllocNodes:80,BatchFlag:4,"
+    "tres-alloc:1000,tres-per-job:200,tres-per-node:200,tres-per-socket:200,tres-per-task:200,Reason:40"
 )
-"""The most nodes, the least time, and where it was submitted, each a word; what it has and asks for of generic
-resources."""
+"""The most nodes, the least time, where it was submitted, whether it has a script, each a word; what it has and asks
+for of generic resources, each a word; why it waits."""
 PRESENT = (
     "sh",
     "-ec",
     # No pipes from them: their failure has to end it, or a controller that does not answer would have no jobs.
-    f"jobs=$(SLURM_TIME_FORMAT=%s squeue --all --noheader --states=all --format='job {JOB_FIELDS}')\n"
+    "export SLURM_TIME_FORMAT=%s\n"
+    f"jobs=$(squeue --all --noheader --states=all --format='job {JOB_FIELDS}')\n"
+    "tasks=$(squeue --all --noheader --states=all --array --format=%T)\n"
     f"more=$({{ squeue --all --noheader --Format='{MORE_FIELDS}'; echo \"status $?\"; }} | "
     "sed -n 's/  */ /g; /^status 0$/d; /^status /q 1; p')\n"
     "reservations=$(scontrol --oneliner show reservation)\n"
@@ -59,6 +62,7 @@ PRESENT = (
     'nodes=$("$@")\n'
     "date '+now %s'\n"
     'printf "%s\\n" "$jobs"\n'
+    'printf "%s\\n" "$tasks" | sort | uniq -c | sed "s/^ */tasks /"\n'
     'printf "%s\\n" "$more" | sed "s/^/more /"\n'
     'printf "%s\\n" "$partitions" | sed -n "s/^PartitionName=/partition &/p"\n'
     'printf "%s\\n" "$reservations" | sed -n "s/^ReservationName=/reservation &/p"\n'
@@ -68,7 +72,7 @@ PRESENT = (
     "present",
     *NODES,
 )
-"""Prints what runs, waits and is reserved, and the nodes. An array's waiting tasks are one line."""
+"""Prints what runs, waits and is reserved, and the nodes. An array's waiting tasks are one line, but each counts."""
 PRESENT_BYTES = 64 << 20
 """Maximum size of that: about half a million lines."""
 CORES = "cores"
@@ -96,12 +100,14 @@ class Reservation:
 
     ``nodes``: none if Slurm chooses them again: all of the cluster, or of its partition. ``licenses``: as a list.
     ``users``, ``groups``: who may use it, or may not.
+    ``ends``: Unix time; 0 if its jobs may stay, and use other nodes, too (flag FLEX).
     """
 
     name: str
     nodes: frozenset[str] = frozenset()
     partition: str = ""
     licenses: str = ""
+    ends: int = 0
     users: frozenset[str] = frozenset()
     groups: frozenset[str] = frozenset()
 
@@ -123,8 +129,10 @@ class Present:
     """What the controller has; ``dynamic``: nodes that registered themselves, and are in no file.
 
     ``partitions``: fields of ``scontrol show partition`` by name. ``states``: of jobs by id, also of those that ended.
+    ``tasks``: how many jobs there are in each state, with each task of an array.
     ``unread``: how many lines of jobs could not be read. ``described``: features and weight of nodes, as
-    ``scontrol show node`` prints them. ``now``: when that was, Unix time; 0 if it is not known.
+    ``scontrol show node`` prints them. ``now``: when that was, Unix time; 0 if it is not known. ``qos``: None if they
+    are not known.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -135,6 +143,8 @@ class Present:
     unread: int = 0
     described: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     now: float = 0
+    tasks: Mapping[str, int] = field(default_factory=dict)
+    qos: Mapping[str, Qos] | None = None
 
     @property
     def dynamic(self) -> set[str]:
@@ -186,6 +196,7 @@ def read_present(output: str, user: str) -> Present:
     more: dict[str, str] = {}
     described: dict[str, Mapping[str, str]] = {}
     states: dict[str, str] = {}
+    tasks: dict[str, int] = {}
     unread = now = 0
     for line in output.split("\n"):
         kind, _, rest = line.partition(" ")
@@ -206,25 +217,30 @@ def read_present(output: str, user: str) -> Present:
             more[rest.partition(" ")[0]] = rest
         elif kind == "node":
             nodes.append(rest)
+        elif kind == "tasks":
+            number, _, state = rest.partition(" ")
+            tasks[state] = whole_number(number) or 0
         elif kind == "now":
             now = whole_number(rest) or 0
     both = (_add_more(one, more[one.id]) if one.id in more else one for one in jobs)
     known = read_nodes(nodes, user)
-    return Present(tuple(both), tuple(reservations), known, partitions, states, unread, described, now)
+    return Present(tuple(both), tuple(reservations), known, partitions, states, unread, described, now, tasks)
 
 
 def _add_more(job: Job, line: str) -> Job:
     """Return a job with what a line of ``MORE_FIELDS`` says."""
-    words = [*line.split(" ")[1:], *[""] * 8]
-    most, least_time, host, shown, total, *each = words[:8]
+    words = [*line.split(" ")[1:], *[""] * 10]
+    most, least_time, host, batch, shown, total, *each, reason = words[:10]
     minutes = read_limit(least_time, 0) or job.minutes  # with a least time it accepts less than its limit
     counts = _count_gres(" ".join(each))
-    gres = frozenset(_count_gres(line))
+    gres = frozenset(_count_gres(" ".join((shown, total, *each))))
     cpus = re.search(r"\bcpu=(\d{1,9})\b", shown) if job.waits else None  # of one that runs: what it has
     return replace(
         job,
         gres=gres,
         host=host,
+        batch=batch != "0",
+        prolog=reason == "Prolog",
         most_nodes=whole_number(most) or 0,
         minutes=minutes,
         gres_counts=frozenset((name, counts.get(name, 1)) for name in gres),
@@ -249,7 +265,7 @@ def _count_gres(text: str) -> dict[str, int]:
 
 def _read_job(fields: Sequence[str]) -> Iterator[Job]:
     number, state, user, partitions, nodes, required, licenses, features, submitted, memory, cpus, disk = fields[:12]
-    limit, least, account, qos, reservation, end, depends = fields[12:]
+    limit, least, account, qos, reservation, end, depends, began, priority = fields[12:]
     if not is_active(state) or state == "COMPLETING":
         return
     names = tuple(one for one in partitions.split(",") if one)
@@ -274,23 +290,26 @@ def _read_job(fields: Sequence[str]) -> Iterator[Job]:
         least_nodes=whole_number(least) or 0,
         account="" if account in NOT_DEFINED else account,
         qos="" if qos in NOT_DEFINED else qos,
-        reserved=reservation not in NOT_DEFINED,
+        reservation="" if reservation in NOT_DEFINED else reservation,
         depends=depends,
         ends=0 if limit.upper() in UNLIMITED else whole_number(end) or 0,
+        began=whole_number(began) or 0,
+        priority=0 if priority == "0" else whole_number(priority) or 1,
     )
 
 
 def _read_reservation(line: str) -> Iterator[Reservation]:
     found = {key: "" if value in NOT_DEFINED else value for key, value in read_fields(line).items()}
     if name := found.get("ReservationName"):
-        again = CHOSEN_AGAIN & {*found.get("Flags", "").split(",")}
-        nodes = frozenset[str]() if again else read_names(found.get("Nodes", ""))
+        flags = {*found.get("Flags", "").split(",")}
+        ends = 0 if "FLEX" in flags else whole_number(found.get("EndTime", "")) or 0
+        nodes = frozenset[str]() if CHOSEN_AGAIN & flags else read_names(found.get("Nodes", ""))
         # With a minus, all others may use it.
         users, groups = (
             frozenset(one.lstrip("-") for one in found.get(key, "").split(",") if one) for key in ("Users", "Groups")
         )
         partition, licenses = found.get("PartitionName", ""), found.get("Licenses", "")
-        yield Reservation(one_line(name, 60), nodes, partition, licenses, users, groups)
+        yield Reservation(one_line(name, 60), nodes, partition, licenses, ends, users, groups)
 
 
 def can_cost(old: Defined, new: Defined) -> bool:
@@ -302,7 +321,7 @@ def can_cost(old: Defined, new: Defined) -> bool:
     limits = (find_limits(old), find_limits(new))
     narrower = any(now.narrower(limits[0][name]) for name, now in limits[1].items() if name in limits[0])
     ends = fewer or (old.gang and not new.gang) or narrower or _any_shrinks(old, new)
-    ends = ends or may_end(old, new) or begins_to_end(old, new)
+    ends = ends or may_end(old, new) or begins_to_end(old, new) or preempts_more(old, new)
     return any((*gone, *lacking)) or other or ends or bool(find_away(old, new)) or _any_leaves(old, new)
 
 
@@ -369,8 +388,9 @@ def _find_change(old: Defined, new: Defined) -> _Change:
 def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...]:
     """Return what the controller would end when it reads ``new``: running jobs first."""
     nodes, change = new.nodes.keys() | present.dynamic, _find_change(old, new)
-    silent = {one.name for one in present.nodes if "not_responding" in one.state.lower()}
-    whys = dict(find_ended(present.jobs, silent, present.now, old, new))
+    ends = {one.name: one.ends for one in present.reservations if one.ends}
+    whys = dict(find_preempted(present.jobs, ends.keys(), present.qos, present.now, old, new))
+    whys |= find_ended(present.jobs, present.nodes, ends, present.now, old, new)
     whys |= {job.id: why for job in present.jobs if (why := _why_lost(job, nodes, new.partitions.keys(), change))}
     whys |= find_dependents(present.jobs, whys.keys())
     losses = [
@@ -381,11 +401,25 @@ def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...
     for one in present.reservations:
         gone = one.nodes - nodes
         if gone or (one.partition and one.partition not in new.partitions):
-            losses.append(Loss("reservation", one.name, _removed(gone) or f"partition {one.partition} is removed"))
+            why = _removed(gone) or f"partition {one.partition} is removed"
+            losses.append(Loss("reservation", one_line(one.name, 60), why))
         elif fewer := [name for name, count in count_licenses(one.licenses).items()
                        if old.licenses.get(name, 0) >= count > new.licenses.get(name, 0)]:  # fmt: skip
-            losses.append(Loss("reservation", one.name, f"fewer licences {one_line(fewer[0], 60)} than it has"))
+            why = f"fewer licences {one_line(fewer[0], 60)} than it has"
+            losses.append(Loss("reservation", one_line(one.name, 60), why))
     return tuple(losses)
+
+
+def find_lowered(present: Present, old: Defined, new: Defined) -> Iterator[Fault]:
+    """Yield that Slurm has more jobs than it may have from now on, and that nodes which boot get less time for it."""
+    allowed, there = count_allowed(new), sum(present.tasks.values())
+    if allowed < count_allowed(old) and there + 1 >= allowed:
+        why = f"MaxJobCount={allowed}: Slurm has {there} jobs, with those that ended in the last minutes"
+        yield Fault(f"{why}: nobody could submit one", "set a larger one in `slurm.extra`")
+    if hurried := find_hurried(present.nodes, old, new):
+        some = one_line(fold(sorted(hurried)), 120)
+        why = f"ResumeTimeout is lowered to {min(hurried.values()):.0f} s, and nodes boot ({len(hurried)}): {some}"
+        yield Fault(f"{why}: those that need longer become DOWN, and stay so", "apply when they have booted")
 
 
 def find_forgotten(present: Present, taken: float) -> tuple[Loss, ...]:

@@ -1,30 +1,33 @@
 """Settings by which slurmctld ends running jobs although their partitions and nodes stay.
 
-The rules are those of ``job_time_limit`` (src/slurmctld/job_mgr.c of Slurm), ``ping_nodes`` (ping_nodes.c), and
-preempt/partition_prio. Not known here: preemption by QOS, which Slurm's database decides; when a held job may start;
-``ResvOverRun``, ``ResumeTimeout``, ``BatchStartTimeout`` and ``PreemptExemptTime``. ``InactiveLimit`` ends interactive
-jobs whose srun does not answer, and slurmctld asks before: those that answer go on.
+The rules are those of Slurm's ``job_time_limit`` and ``_purge_missing_jobs`` (src/slurmctld/job_mgr.c), ``ping_nodes``
+(ping_nodes.c), ``_do_power_work`` (power_save.c) and ``check_reboot_nodes`` (node_mgr.c). For whom others make room:
+`preemption`. Not judged: settings that only jobs which begin later feel, see docs/running.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from appliance.plan.services.admission import UNLIMITED, read_limit
-from appliance.plan.services.defined import NOT_DEFINED, Defined
+from appliance.plan.services.defined import Defined
 from appliance.plan.services.jobs import Job
+from appliance.plan.services.nodes import NodeState
 from appliance.text import one_line, whole_number
 
-TIMEOUT_S, MOST_JOBS = 300, 10000
-"""Defaults of ``SlurmdTimeout``, in seconds, and of ``MaxJobCount`` (slurm.conf(5))."""
+TIMEOUT_S, BOOT_S, START_S, MOST_JOBS = 300, 60, 10, 10000
+"""Defaults of ``SlurmdTimeout``, ``ResumeTimeout``, ``BatchStartTimeout``, in seconds, and of ``MaxJobCount``
+(slurm.conf(5))."""
+MESSAGE_S = 10
+"""By which slurmctld extends ``BatchStartTimeout`` at most."""
 TIMED = {"RUNNING", "CONFIGURING", "STOPPED", "SIGNALING"}
 """States in which time passes; the others than RUNNING are flags of it."""
-ENDS = {"CANCEL", "REQUEUE"}
-"""Modes of preemption that end a job."""
-Preempting = Callable[[str, frozenset[str]], str]
+POWERED, REBOOTED = "powering_up", "reboot_issued"
+ALLOC_FLAGS = {"alloc", "contain", "x11", "runinjob", "forcerequeueonfail"}
+"""With one of ``PrologFlags``, slurmctld knows which jobs wait for the Prolog."""
 
 
 @dataclass(frozen=True)
@@ -32,27 +35,25 @@ class Ending:
     """What a slurm.conf says about jobs that run.
 
     ``silent_s``: seconds after which a node that does not answer loses its jobs, infinite if never. ``over``: minutes
-    by which jobs of each partition may exceed their time limit. ``modes``: by which jobs of a partition are ended for
-    others, empty if not; ``tiers``: a higher one comes first.
+    by which jobs of each partition may exceed their time limit; ``over_reservation``: by which they may exceed their
+    reservation. ``start_s``: seconds that the start of a batch job may take.
     """
 
     silent_s: float
     over: Mapping[str, float]
-    modes: Mapping[str, str]
-    tiers: Mapping[str, int]
+    over_reservation: float
+    start_s: int
 
 
 def find_ending(defined: Defined) -> Ending:
     """Return what these files say about it."""
-    limits, partitions = defined.limits, defined.partitions
+    limits = defined.limits
     over = read_limit(limits.get("OverTimeLimit", ""), 0)
-    by_tier = limits.get("PreemptType", "").lower().rpartition("/")[2] == "partition_prio"
-    mode, silent = limits.get("PreemptMode", ""), limits.get("SlurmdTimeout", "")
     return Ending(
-        math.inf if silent.upper() in UNLIMITED else _number(silent, TIMEOUT_S) or math.inf,
-        {name: read_limit(one.get("overtimelimit", ""), over) for name, one in partitions.items()},
-        {name: _mode(one.get("preemptmode", mode)) if by_tier else "" for name, one in partitions.items()},
-        {name: _number(one.get("prioritytier", one.get("priority", "")), 1) for name, one in partitions.items()},
+        _seconds(limits.get("SlurmdTimeout", ""), TIMEOUT_S) or math.inf,
+        {name: read_limit(one.get("overtimelimit", ""), over) for name, one in defined.partitions.items()},
+        read_limit(limits.get("ResvOverRun", ""), 0),
+        _number(limits.get("BatchStartTimeout", ""), START_S),
     )
 
 
@@ -61,26 +62,18 @@ def _number(text: str, default: int) -> int:
     return default if found is None else found
 
 
-def _mode(text: str) -> str:
-    return next((one for one in text.upper().split(",") if one in ENDS), "")
+def _seconds(text: str, default: int) -> float:
+    return math.inf if text.upper() in UNLIMITED else _number(text, default)
 
 
 def may_end(old: Defined, new: Defined) -> bool:
-    """Return whether a change of these settings can end a job, whatever there is."""
+    """Return whether a change of these settings can end a job, or bar new ones, whatever there is."""
     before, after = find_ending(old), find_ending(new)
-    sooner = any(minutes < before.over[name] for name, minutes in after.over.items() if name in before.over)
-    return sooner or after.silent_s < before.silent_s or _preempts_more(before, after)
-
-
-def _preempts_more(before: Ending, after: Ending) -> bool:
-    """Return whether jobs of a partition can be ended for those of another one, and could not before."""
-    both = before.tiers.keys() & after.tiers.keys()
-    return any(
-        after.tiers[other] > after.tiers[name] and not (before.modes[name] and before.tiers[other] > before.tiers[name])
-        for name in both
-        if after.modes[name]
-        for other in both
-    )
+    less = after.silent_s < before.silent_s or after.over_reservation < before.over_reservation
+    less = less or after.start_s < before.start_s or count_allowed(new) < count_allowed(old)
+    less = less or any(minutes < before.over[name] for name, minutes in after.over.items() if name in before.over)
+    boots = (_find_boot_s(old), _find_boot_s(new))
+    return less or any(now < boots[0].get(name, 0) for name, now in boots[1].items())
 
 
 def count_allowed(defined: Defined) -> int:
@@ -88,47 +81,66 @@ def count_allowed(defined: Defined) -> int:
     return _number(defined.limits.get("MaxJobCount", ""), MOST_JOBS)
 
 
+def _find_boot_s(defined: Defined) -> dict[str, float]:
+    """Return in how many seconds each node has to boot, and with an empty name what holds for reboots."""
+    usual = _seconds(defined.limits.get("ResumeTimeout", ""), BOOT_S)
+    found = dict.fromkeys(("", *defined.nodes), usual)
+    own = {name: one["resumetimeout"] for name, one in defined.partitions.items() if "resumetimeout" in one}
+    members = defined.members if own else {}
+    for name, text in sorted(own.items(), key=lambda one: _seconds(one[1], BOOT_S)):  # the longest one counts
+        found |= dict.fromkeys(members[name] or (), _seconds(text, BOOT_S))
+    return found
+
+
+def find_hurried(nodes: Iterable[NodeState], old: Defined, new: Defined) -> dict[str, float]:
+    """Return the nodes that boot, and get less time for it, with the seconds: one that needs longer becomes DOWN."""
+    booting = {one.name: set(re.split(r"[^a-z_]+", one.state.lower())) & {POWERED, REBOOTED} for one in nodes}
+    before, after = _find_boot_s(old), _find_boot_s(new)
+    keys = {name: "" if REBOOTED in parts else name for name, parts in booting.items() if parts}
+    return {name: after[key] for name, key in keys.items() if after.get(key, 0) < before.get(key, 0)}
+
+
 def find_ended(
-    jobs: Sequence[Job], silent: Set[str], now: float, old: Defined, new: Defined
-) -> Iterator[tuple[str, str]]:
+    jobs: Sequence[Job], nodes: Sequence[NodeState], reservations: Mapping[str, int], now: float,
+    old: Defined, new: Defined,
+) -> Iterator[tuple[str, str]]:  # fmt: skip
     """Yield running jobs that only the new settings end, by id, each with the reason.
 
     Args:
-        silent: nodes that do not answer.
+        reservations: when they end that end the jobs in them, Unix time.
         now: when ``jobs`` were listed, Unix time; 0 if it is not known.
     """
     if not may_end(old, new):
         return
     before, after = find_ending(old), find_ending(new)
-    waiting: dict[str, str] = {}
-    if _preempts_more(before, after):
-        for job in (one for one in jobs if one.waits and one.depends in NOT_DEFINED):
-            waiting |= {name: job.id for name in job.partitions if name not in waiting}
-    members = (old.members, new.members) if waiting else ({}, {})
-    was, becomes = _preempting(waiting, before, members[0]), _preempting(waiting, after, members[1])
+    silent = {one.name for one in nodes if "not_responding" in one.state.lower()}
+    hurried = find_hurried(nodes, old, new)
+    flags = {one.strip().lower() for one in old.limits.get("PrologFlags", "").split(",")}
+    sees_prologs = bool(flags & ALLOC_FLAGS) and "nohold" not in flags
     for job in (one for one in jobs if not one.waits):
         name = job.partitions[0] if job.partitions else ""
         late_min = (now - job.ends) / 60 if now and job.ends and job.state in TIMED else -math.inf
+        ends = reservations.get(job.reservation, math.inf) if job.state in TIMED else math.inf
+        limits = [ends + 60 * one.over_reservation for one in (after, before)]
+        age_s = now - job.began if now and job.began else 0
+        slow = job.prolog if sees_prologs else "Prolog" in old.programs
         if after.over.get(name, math.inf) <= late_min < before.over.get(name, math.inf):
             shown = one_line(name, 60)
             yield job.id, f"its time limit has passed, and OverTimeLimit of partition {shown} would no longer keep it"
-        elif after.silent_s < before.silent_s and (nodes := sorted(job.nodes & silent)):
-            why = f"it runs on {one_line(nodes[0], 60)}, which does not answer, and SlurmdTimeout is lowered"
+        elif ends_sooner(job, now, *limits):
+            shown = one_line(job.reservation, 60)
+            yield job.id, f"ResvOverRun would no longer let it exceed its reservation {shown}, which ends before it"
+        elif lost := sorted(job.nodes & hurried.keys()):
+            why = f"it waits for {one_line(lost[0], 60)}, which boots, and ResumeTimeout is lowered"
+            yield job.id, f"{why} to {hurried[lost[0]]:.0f} s"
+        elif after.silent_s < before.silent_s and (lost := sorted(job.nodes & silent)):
+            why = f"it runs on {one_line(lost[0], 60)}, which does not answer, and SlurmdTimeout is lowered"
             yield job.id, f"{why} to {after.silent_s:.0f} s"
-        elif (one := becomes(name, job.nodes)) and not was(name, job.nodes):
-            yield job.id, f"job {one}, which waits in a partition of a higher PriorityTier, would take its place"
+        elif job.batch and job.state == "RUNNING" and slow and after.start_s <= age_s < before.start_s + MESSAGE_S:
+            why = f"it began {age_s:.0f} s ago and may still be in its Prolog, and BatchStartTimeout is lowered"
+            yield job.id, f"{why} to {after.start_s} s"
 
 
-def _preempting(waiting: Mapping[str, str], ending: Ending, members: Mapping[str, Set[str] | None]) -> Preempting:
-    """Return a function that gives a waiting job which would end one that runs in a partition on some nodes at once."""
-
-    @cache
-    def find(name: str, nodes: frozenset[str]) -> str:
-        tier = ending.tiers.get(name, 0)
-        for other, job in waiting.items() if ending.modes.get(name) else ():
-            has = members.get(other)
-            if ending.tiers.get(other, 0) > tier and (has is None or not nodes.isdisjoint(has)):
-                return job
-        return ""
-
-    return find
+def ends_sooner(job: Job, now: float, after: float, before: float) -> bool:
+    """Return whether a job would be ended at one time, and not yet at another one or by its time limit."""
+    return after < min(before, max(job.ends or math.inf, now)) and now < before

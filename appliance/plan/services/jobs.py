@@ -28,10 +28,12 @@ class Job:
     """A job that runs or waits; an array's waiting tasks are one. One that completes has ended: it cannot be lost.
 
     ``nodes``: allocated; ``least_nodes``, ``most_nodes``: how many it asks for. ``minutes``: its time limit, or the
-    least that it accepts; 0 if it has none of its own. ``reserved``: whether it runs in a reservation. ``submitted``:
+    least that it accepts; 0 if it has none of its own. ``reservation``: the one that it uses. ``submitted``:
     Unix time, 0 if it is not known; ``host``: where that was. ``depends``: on which jobs, as squeue(1) prints it.
-    ``ends``: when its time limit passes, Unix time, 0 without one. ``license_counts``: how many it asks for of each;
-    ``gres_counts``: of each generic resource on one node, at least; ``gres_total``, ``total_cpus``: on all its nodes.
+    ``began``: Unix time, 0 if it is not known; ``ends``: when its time limit passes, 0 without one. ``priority``: 0 if
+    it is held. ``batch``: whether it has a script; ``prolog``: whether it waits for the Prolog on its nodes.
+    ``license_counts``: how many it asks for of each; ``gres_counts``: of each generic resource on one node, at least;
+    ``gres_total``, ``total_cpus``: on all its nodes.
     """
 
     id: str
@@ -52,10 +54,14 @@ class Job:
     most_nodes: int = 0
     account: str = ""
     qos: str = ""
-    reserved: bool = False
+    reservation: str = ""
     host: str = ""
     depends: str = ""
     ends: int = 0
+    began: int = 0
+    priority: int = 1
+    batch: bool = True
+    prolog: bool = False
     license_counts: frozenset[tuple[str, int]] = frozenset()
     gres_counts: frozenset[tuple[str, int]] = frozenset()
     gres_total: frozenset[tuple[str, int]] = frozenset()

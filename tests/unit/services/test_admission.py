@@ -86,7 +86,7 @@ def test_partitions_that_admit_a_job_no_more(old: str, new: str, why: str) -> No
         (waiting("eve"), "DenyAccounts=bio AllowQos=high", False),
         (waiting("eve"), "MaxTime=1 MinNodes=3", False),  # it gets the partition's
         (waiting("eve", minutes=float("inf")), "MaxTime=100-0", True),
-        (waiting("eve", reserved=True), "ReqResv=YES", False),
+        (waiting("eve", reservation="maint"), "ReqResv=YES", False),
         (waiting("alice"), "AllowGroups=chem", False),
         (waiting("alice"), "AllowGroups=users", False),
         (waiting("carol"), "AllowGroups=chem", True),

@@ -14,6 +14,7 @@ SLURM, MAIN, NAT = "/etc/slurm/slurm.conf", "/etc/postfix/main.cf", "/etc/sms/na
 TABLE = [
     (SLURM, "A=1\n", "A=1\nPartitionName=new Nodes=ALL\n", "slurmctld", "reload"),
     (SLURM, "SlurmdTimeout=300\n", "SlurmdTimeout=60\n", "slurmctld", "reload"),
+    (SLURM, "InactiveLimit=0\n", "InactiveLimit=60\n", "slurmctld", "restart"),
     (SLURM, "A=1\n", "A=1\nNodeName=n9 CPUs=1\n", "slurmctld", "restart"),
     (SLURM, "SelectType=a\n", "SelectType=b\nPartitionName=x\n", "slurmctld", "restart"),
     (SLURM, "A=1\n", "# comment\n\nA=1\n", "", ""),

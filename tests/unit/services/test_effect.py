@@ -46,7 +46,7 @@ def node(name: str, state: str, reason: str = "none", user: str = "Unknown") -> 
 
 def present(*lines: str) -> Present:
     """What is read of lines; those of jobs may end before the limits of partitions."""
-    whole = (line + "\t" * 7 if line.startswith("job ") and line.count("\t") == 11 else line for line in lines)
+    whole = (line + "\t" * 9 if line.startswith("job ") and line.count("\t") == 11 else line for line in lines)
     return read_present("\n".join(whole), "slurm")
 
 
@@ -62,23 +62,28 @@ def test_what_the_controller_has() -> None:
     found = present(
         "job 7\tRUNNING\talice\tlong\tn[1-2]\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 8_[1-500%4]\tPENDING\tbob\tlong,normal\t\tn4\tmatlab:2,ansys\t[rack1*2&gpu]\tN/A\t1.5G\t4\t500M\t"
-        "1:00:00\t2\tphysics\tnormal\tmaint\t1764500000\tafterok:7(unfulfilled)",
+        "1:00:00\t2\tphysics\tnormal\tmaint\t1764500000\tafterok:7(unfulfilled)\t1764490000\t0",
         "job 9+1\tSUSPENDED\teve\tnormal\tn3\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 10\tCOMPLETING\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 11\tCOMPLETED\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job x\tRUNNING\teve\tgone\tn9\t\t(null)\t(null)\tN/A\t0\t1\t0",
         "job 12\tRUNNING\teve\tgone\tn9",
-        "more 8_[1-500%4] 8 30:00 login1 gres/gpu:a100:2 N/A",
+        "more 8_[1-500%4] 8 30:00 login1 1 gres/gpu:a100:2 N/A N/A N/A N/A JobHeldUser",
+        "more 7 0 0:00 login1 0 N/A N/A N/A N/A N/A Prolog",
+        "tasks 500 PENDING",
+        "tasks 2 RUNNING",
         "now 1764500100",
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
-        "reservation ReservationName=maint StartTime=2030-01-01T00:00:00 Nodes=n[1-2] NodeCnt=2 PartitionName=(null)",
-        "reservation ReservationName=lic StartTime=2030-01-01T00:00:00 Nodes=(null) PartitionName=long Users=root",
+        "reservation ReservationName=maint StartTime=1764500000 EndTime=1764503600 Nodes=n[1-2] PartitionName=(null)",
+        "reservation ReservationName=lic EndTime=1764503600 Nodes=(null) PartitionName=long Users=root Flags=FLEX",
         "reservation ReservationName=all Nodes=n[1-4] Flags=MAINT,SPEC_NODES,ALL_NODES Licenses=a:2",
         "described NodeName=n1 AvailableFeatures=ib,gpu Weight=1",
         node("n1", "idle"),
     )
     assert found.jobs == (
-        Job("7", "RUNNING", "alice", ("long",), frozenset({"n1", "n2"}), cpus=1),
+        Job(
+            "7", "RUNNING", "alice", ("long",), frozenset({"n1", "n2"}), cpus=1, host="login1", batch=False, prolog=True
+        ),
         Job(
             "8_[1-500%4]",
             "PENDING",
@@ -100,19 +105,21 @@ def test_what_the_controller_has() -> None:
             most_nodes=8,
             account="physics",
             qos="normal",
-            reserved=True,
+            reservation="maint",
             host="login1",
             depends="afterok:7(unfulfilled)",
             ends=1764500000,
+            began=1764490000,
+            priority=0,
         ),
         Job("9+1", "SUSPENDED", "eve", ("normal",), frozenset({"n3"}), cpus=1),
     )
     assert found.reservations == (
-        Reservation("maint", frozenset({"n1", "n2"})),
+        Reservation("maint", frozenset({"n1", "n2"}), ends=1764503600),
         Reservation("lic", partition="long", users=frozenset({"root"})),
         Reservation("all", licenses="a:2"),
     )
-    assert found.now == 1764500100
+    assert found.now == 1764500100 and found.tasks == {"PENDING": 500, "RUNNING": 2}
     assert found.described["n1"]["AvailableFeatures"] == "ib,gpu"
     assert found.usable == {"n1"}
 
@@ -121,7 +128,7 @@ def test_what_the_controller_has() -> None:
 def test_a_controller_that_does_not_answer_has_not_no_jobs(tmp_path: Path, failing: str) -> None:
     """The shell is a real one: a pipe would hide the failure."""
     prints = {
-        "squeue": "job 7\tRUNNING\talice\tlong\tn1\t\t(null)\t(null)\tN/A\t0\t1\t0\t1:00\t1\t\t\t(null)\tN/A\t",
+        "squeue": "job 7\tRUNNING\talice\tlong\tn1\t\t(null)\t(null)\tN/A\t0\t1\t0\t1:00\t1\t\t\t(null)\tN/A\t\t\t",
         "scontrol": "ReservationName=r Nodes=n1\nNodeName=n1 Arch=x AvailableFeatures=ib Gres=(null) Weight=2 Owner=N",
         "sinfo": node("n1", "idle")[5:],
     }
@@ -457,7 +464,7 @@ def test_waiting_jobs_that_ask_for_more_than_is_left(
     assert change[0] in COUNTS
     old, new = (read_defined({"/etc/slurm/slurm.conf": text}) for text in (COUNTS, COUNTS.replace(*change)))
     for state in ("PENDING", "RUNNING"):
-        found = present(f"job 1\t{state}\tbob\tgpus\t\t\t{licenses}\t\t\t0\t{cpus}\t0", f"more 1 2 N/A host {more}")
+        found = present(f"job 1\t{state}\tbob\tgpus\t\t\t{licenses}\t\t\t0\t{cpus}\t0", f"more 1 2 N/A host 1 {more}")
         losses = [one.why for one in find_losses(found, old, new)]
         assert [why in one for one in losses] == ([True] if why and state == "PENDING" else []), losses
     assert can_cost(old, new) or not why
@@ -521,7 +528,7 @@ def test_a_type_of_a_resource_that_is_removed() -> None:
         read_defined({"/etc/slurm/slurm.conf": text}) for text in (TWO, TWO.replace(b"gpu:a100:2", b"gpu:h100:2"))
     )
     jobs = [f"job {name}\tPENDING\tbob\tb\t\t\t\t\t0\t\t\t" for name in "12"]
-    found = present(*jobs, "more 1 1 0:00 a gres/gpu:a100:1  N/A", "more 2 1 0:00 a gres/gpu:1  N/A")
+    found = present(*jobs, "more 1 1 0:00 a 1 gres/gpu:a100:1 N/A", "more 2 1 0:00 a 1 gres/gpu:1 N/A")
     assert [(one.name, "gpu:a100" in one.why) for one in find_losses(found, old, new)] == [("1", True)]
 
 

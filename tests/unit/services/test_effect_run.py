@@ -37,7 +37,7 @@ OLD = b"NodeName=n[1-2] NodeAddr=10.0.0.1\nPartitionName=normal Nodes=ALL\nParti
 NEW = b"NodeName=n1 NodeAddr=10.0.0.1\nPartitionName=normal Nodes=ALL\n"
 OF_NIGHT, ELSEWHERE = (
     line.replace("|", "\t")
-    for line in ("job 7|RUNNING|alice|night|n1||||||||||||||", "job 8|RUNNING|bob|normal|n1||||||||||||||")
+    for line in ("job 7|RUNNING|alice|night|n1||||||||||||||||", "job 8|RUNNING|bob|normal|n1||||||||||||||||")
 )
 PARTITIONS = ("partition PartitionName=normal Nodes=ALL State=UP", "partition PartitionName=night Nodes=ALL State=DOWN")
 
@@ -179,12 +179,45 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     assert "not known" in describe_jobs(cluster, host, record=True)[0]
     with pytest.raises(Refused, match="not known"):
         judge_start(cluster, host, Answer.REFUSE)
-    host.lines = [["job 8|PENDING|bob||||||||||||||||".replace("|", "\t")]]
+    host.lines = [["job 8|PENDING|bob||||||||||||||||||".replace("|", "\t")]]
     describe_jobs(cluster, host, record=True)
     assert judge_start(cluster, host, Answer.REFUSE)
     host.overlay = rendered
     host.files.clear()
     assert judge_start(cluster, host, Answer.REFUSE), "nothing is removed"
+
+
+@pytest.mark.parametrize(("waiting", "ended", "refused"), [(9999, 0, True), (9998, 0, False), (9000, 30000, False)])
+def test_a_start_with_more_jobs_than_slurm_may_have(cluster: Cluster, waiting: int, ended: int, refused: bool) -> None:
+    """Tasks of an array count each; jobs that had ended when it stopped are forgotten soon."""
+    (rendered,) = (seed.data.decode() for seed in seeds_for(cluster) if seed.path == "/etc/slurm/slurm.conf")
+    host = Controller(cluster, [f"tasks {waiting} PENDING", f"tasks {ended} COMPLETED"])
+    host.overlay = f"{rendered}MaxJobCount=50000\n"
+    describe_jobs(cluster, host, record=True)
+    if refused:
+        with pytest.raises(Refused, match="MaxJobCount=10000"):
+            judge_start(cluster, host, Answer.REFUSE)
+    assert judge_start(cluster, host, Answer.KEEP) is not refused
+
+
+@pytest.mark.parametrize(
+    ("status", "shown", "lost"),
+    [
+        (0, "low||cluster|\nhigh||cluster|\n", ""),
+        (0, "low||cluster|\nhigh|low|cluster|\n", "would take"),
+        (1, "", "QOS are not known"),  # slurmdbd does not answer: each may
+    ],
+)
+def test_the_database_is_asked_which_qos_preempt(cluster: Cluster, status: int, shown: str, lost: str) -> None:
+    jobs = ("job 7|RUNNING|alice|normal|n1|||||||||||low|||||9", "job 8|PENDING|bob|normal||||||||||||high|||||9")
+    host = Controller(cluster, [job.replace("|", "\t") for job in jobs])
+    host.answers[inside_argv(cluster.site, cluster.services, "sacctmgr")] = (status, shown)
+    new = OLD + b"PreemptType=preempt/qos\nPreemptMode=CANCEL\n"
+    old, by_qos = (read_defined({"/etc/slurm/slurm.conf": data}) for data in (OLD, new))
+    found = judge(cluster, host, old, by_qos).losses
+    assert [(one.name, lost in one.why) for one in found] == ([("7", True)] if lost else [])
+    host.answers.pop(inside_argv(cluster.site, cluster.services, "sacctmgr"))
+    assert not judge(cluster, host, by_qos, by_qos).losses, "nor is it asked where nothing changes"
 
 
 def test_a_start_that_would_remove_users_is_refused(cluster: Cluster) -> None:
@@ -216,7 +249,7 @@ def test_files_that_stay_in_the_overlay_are_judged_too(cluster: Cluster) -> None
 
 
 def test_a_restore_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> None:
-    job = "job 7|RUNNING|alice|night|n1||||1500||||||||||".replace("|", "\t")
+    job = "job 7|RUNNING|alice|night|n1||||1500||||||||||||".replace("|", "\t")
     host = Controller(cluster, [job])
     assert "did not record" in judge_restore(cluster, host, 1000.0, force=False)[0], "as after a crash"
     describe_jobs(cluster, host, record=True)

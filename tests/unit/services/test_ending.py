@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from appliance.plan.services.defined import Defined, read_defined
-from appliance.plan.services.effect import Present, can_cost, find_losses
-from appliance.plan.services.ending import find_ended, may_end
+from appliance.plan.services.effect import Present, Reservation, can_cost, find_losses, find_lowered
+from appliance.plan.services.ending import find_ended
 from appliance.plan.services.jobs import Job
 from appliance.plan.services.nodes import NodeState
 
@@ -29,9 +29,13 @@ def defined(*more: str, conf: str = CONF) -> Defined:
     return read_defined({"/etc/slurm/slurm.conf": (conf + "\n".join(more)).encode()})
 
 
-def ended(job: Job, old: Defined, new: Defined, *others: Job, silent: frozenset[str] = frozenset()) -> str:
-    """Why the job is ended; empty if it is not."""
-    return dict(find_ended([job, *others], silent, NOW, old, new)).get(job.id, "")
+def node(name: str, state: str) -> NodeState:
+    return NodeState(name, name, 6818, state, "", silent="not_responding" in state, acknowledged=False)
+
+
+def ended(job: Job, old: Defined, new: Defined, *nodes: NodeState, ends: int = 0) -> str:
+    """Why the job is ended; empty if it is not. ``ends``: of reservation maint."""
+    return dict(find_ended([job], nodes, {"maint": ends} if ends else {}, NOW, old, new)).get(job.id, "")
 
 
 @pytest.mark.parametrize(
@@ -61,75 +65,121 @@ def test_the_limit_of_a_partition_counts_before_that_of_all() -> None:
 
 
 def test_a_node_that_does_not_answer() -> None:
-    old, new, silent = defined("SlurmdTimeout=3600"), defined("SlurmdTimeout=60"), frozenset({"n1"})
-    assert "lowered to 60 s" in ended(RUNS, old, new, silent=silent)
-    assert ended(RUNS, defined("SlurmdTimeout=0"), new, silent=silent), "0 was for ever"
-    assert ended(replace(RUNS, state="SUSPENDED"), old, new, silent=silent), "that of a suspended job, too"
-    assert not ended(RUNS, old, new, silent=frozenset({"n2"}))
-    assert not ended(RUNS, new, old, silent=silent)
-    assert not ended(RUNS, defined(), defined("SlurmdTimeout=300"), silent=silent), "300 is the default"
-    assert ended(RUNS, defined("SlurmdTimeout=UNLIMITED"), old, silent=silent)
+    old, new, silent = defined("SlurmdTimeout=3600"), defined("SlurmdTimeout=60"), node("n1", "mixed+not_responding")
+    assert "lowered to 60 s" in ended(RUNS, old, new, silent)
+    assert ended(RUNS, defined("SlurmdTimeout=0"), new, silent), "0 was for ever"
+    assert ended(replace(RUNS, state="SUSPENDED"), old, new, silent), "that of a suspended job, too"
+    assert not ended(RUNS, old, new, replace(silent, name="n2"))
+    assert not ended(RUNS, new, old, silent)
+    assert not ended(RUNS, defined(), defined("SlurmdTimeout=300"), silent), "300 is the default"
+    assert ended(RUNS, defined("SlurmdTimeout=UNLIMITED"), old, silent)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "lost"),
+    ("before", "after", "ends", "lost"),
     [
-        ("", "PreemptType=preempt/partition_prio\nPreemptMode=CANCEL", True),
-        ("", "PreemptType=partition_prio\nPreemptMode=GANG,REQUEUE", True),
-        ("", "PreemptType=preempt/partition_prio\nPreemptMode=SUSPEND,GANG", False),
-        ("", "PreemptType=preempt/partition_prio", False),
-        ("", "PreemptType=preempt/qos\nPreemptMode=CANCEL", False),
-        (*["PreemptType=preempt/partition_prio\nPreemptMode=CANCEL"] * 2, False),
+        ("ResvOverRun=10", "", NOW - 300, True),
+        ("ResvOverRun=UNLIMITED", "ResvOverRun=4", NOW - 300, True),
+        ("ResvOverRun=10", "ResvOverRun=6", NOW - 300, True),  # a minute is left of five
+        ("ResvOverRun=4", "", NOW - 300, False),  # it is being ended already
+        ("", "ResvOverRun=10", NOW - 300, False),
+        ("ResvOverRun=10", "", NOW + 300, True),  # half of its time
+        ("ResvOverRun=10", "", NOW + 600, False),  # its time limit ends it then
+        ("ResvOverRun=10", "ResvOverRun=5", NOW + 300, False),
+        ("ResvOverRun=10", "", 0, False),  # flag FLEX
     ],
 )
-def test_a_waiting_job_that_would_take_its_place(before: str, after: str, lost: bool) -> None:
+def test_a_job_that_exceeds_its_reservation(before: str, after: str, ends: int, lost: bool) -> None:
     old, new = defined(before), defined(after)
-    assert bool(ended(RUNS, old, new, WAITS)) == lost
-    assert not ended(RUNS, old, new, replace(WAITS, partitions=("far",))), "it has none of its nodes"
-    assert not ended(RUNS, old, new, replace(WAITS, partitions=("low",))), "it is not above it"
-    assert not ended(RUNS, old, new, replace(WAITS, depends="afterok:1")), "it may wait for that"
-    assert not ended(RUNS, old, new)
+    job = replace(RUNS, reservation="maint")
+    assert bool(ended(job, old, new, ends=ends)) == lost
+    assert bool(ended(replace(job, ends=0), old, new, ends=ends)) == (lost or ends >= NOW), "without a time limit"
+    assert not ended(replace(job, state="SUSPENDED"), old, new, ends=ends)
+    assert not ended(RUNS, old, new, ends=ends), "it runs in none"
+    assert can_cost(old, new) or not lost
 
 
-def test_a_partition_that_rises_above_others() -> None:
-    words = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
-    flat = CONF.replace("PriorityTier=10", "PriorityTier=1")
-    assert ended(RUNS, defined(*words, conf=flat), defined(*words), WAITS)
-    exempt = CONF.replace("PriorityTier=1\n", "PriorityTier=1 PreemptMode=OFF\n")
-    assert not ended(RUNS, defined(*words, conf=flat), defined(*words, conf=exempt), WAITS)
+OWN = CONF.replace("PriorityTier=1\n", "PriorityTier=1 ResumeTimeout=900\n")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "may"),
+    ("old", "new", "state", "lost"),
     [
-        (CONF, CONF + "PartitionName=extra Nodes=n1\n", False),
-        (CONF + "PartitionName=extra Nodes=n1\n", CONF, False),
-        (CONF, CONF.replace("PriorityTier=20", "PriorityTier=30"), False),  # it came first before
-        (CONF, CONF.replace("PriorityTier=20", "PriorityTier=5"), True),  # that of 10 comes before it now
-        (CONF, CONF.replace("PriorityTier=20", "PriorityTier=20 PreemptMode=OFF"), False),
-        (CONF.replace("PriorityTier=1\n", "PriorityTier=1 PreemptMode=OFF\n"), CONF, True),
+        (defined("ResumeTimeout=600"), defined(), "allocated#+cloud+not_responding+powering_up", True),
+        (defined("ResumeTimeout=600"), defined(), "allocated", False),
+        (defined("ResumeTimeout=600"), defined(), "idle+powered_down", False),
+        (defined(), defined("ResumeTimeout=600"), "mixed+powering_up", False),
+        (defined(), defined("ResumeTimeout=60"), "mixed+powering_up", False),  # that is the default
+        (defined(conf=OWN), defined(), "mixed+powering_up", True),
+        (defined("ResumeTimeout=600", conf=OWN), defined(conf=OWN), "mixed+powering_up", False),
+        (defined("ResumeTimeout=600", conf=OWN), defined(conf=OWN), "idle+not_responding+reboot_issued", True),
+        (defined("ResumeTimeout=UNLIMITED"), defined("ResumeTimeout=600"), "mixed+powering_up", True),
     ],
 )
-def test_what_may_end_jobs_where_some_are_preempted_already(old: str, new: str, may: bool) -> None:
-    words = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
-    assert may_end(defined(*words, conf=old), defined(*words, conf=new)) == may
+def test_a_node_that_boots(old: Defined, new: Defined, state: str, lost: bool) -> None:
+    """Its job is lost with it, and the node stays DOWN, also without a job."""
+    boots = node("n1", state)
+    assert bool(ended(replace(RUNS, state="CONFIGURING"), old, new, boots)) == lost
+    assert not ended(replace(RUNS, nodes=frozenset({"n2"})), old, new, boots)
+    faults = [one.why for one in find_lowered(Present(nodes=(boots,)), old, new)]
+    assert len(faults) == lost and all("n1" in why for why in faults)
+    assert can_cost(old, new) or not lost
 
 
-def test_many_jobs_are_judged_quickly() -> None:
-    """A hostile list has as many as fit: each pair of a running and a waiting one would take hours."""
-    jobs = [replace(RUNS, id=str(number), nodes=frozenset({f"n{number % 4 + 1}"})) for number in range(20000)]
-    jobs += [replace(WAITS, id=str(number), partitions=("low",)) for number in range(20000, 40000)]
-    words = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
-    assert not [*find_ended(jobs, frozenset(), NOW, defined(), defined(*words))]
+PROLOG = "Prolog=/etc/slurm/prolog"
+
+
+@pytest.mark.parametrize(
+    ("more", "age_s", "prolog", "lost"),
+    [
+        ([PROLOG, "PrologFlags=Contain"], 100, True, True),
+        ([PROLOG, "PrologFlags=Contain"], 100, False, False),
+        ([PROLOG, "PrologFlags=Contain"], 400, True, False),  # too long also before
+        ([PROLOG, "PrologFlags=Contain"], 30, True, False),
+        ([PROLOG, "PrologFlags=Alloc,NoHold"], 100, False, True),  # slurmctld does not know
+        ([PROLOG], 100, False, True),
+        ([PROLOG], 30, False, False),
+        ([], 100, False, False),
+    ],
+)
+def test_a_job_in_its_prolog(more: list[str], age_s: int, prolog: bool, lost: bool) -> None:
+    """Nodes register when they have a new slurm.conf, and do not report jobs whose script has not begun."""
+    old, new = defined("BatchStartTimeout=300", *more), defined("BatchStartTimeout=60", *more)
+    job = replace(RUNS, began=NOW - age_s, prolog=prolog)
+    assert bool(ended(job, old, new)) == lost
+    assert not ended(job, new, old)
+    for other in (replace(job, batch=False), replace(job, state="CONFIGURING"), replace(job, began=0)):
+        assert not ended(other, old, new)
+    assert can_cost(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "jobs", "full"),
+    [
+        ("", "", 20000, False),
+        ("", "MaxJobCount=1000", 999, True),  # the next would be one too many
+        ("", "MaxJobCount=1000", 998, False),
+        ("", "MaxJobCount=20000", 30000, False),
+        ("MaxJobCount=1000", "MaxJobCount=1000", 1000, False),
+    ],
+)
+def test_more_jobs_than_slurm_may_have(old: str, new: str, jobs: int, full: bool) -> None:
+    present = Present(tasks={"PENDING": jobs - 1, "COMPLETED": 1})
+    assert ["nobody could submit" in one.why for one in find_lowered(present, defined(old), defined(new))] == [
+        True
+    ] * full
+    assert can_cost(defined(old), defined(new)) or not full
 
 
 def test_they_are_among_the_losses_with_what_depends_on_them() -> None:
     after = replace(WAITS, id="5", partitions=("low",), depends="afterok:2(unfulfilled)")
-    nodes = (NodeState("n1", "n1", 6818, "mixed+not_responding", "", silent=True, acknowledged=False),)
-    present = Present((RUNS, LATE, after), nodes=nodes, now=NOW)
+    maint = Reservation("maint", ends=NOW - 300)
+    in_it = replace(RUNS, id="6", reservation="maint")
+    present = Present((RUNS, LATE, after, in_it), (maint,), nodes=(node("n1", "mixed+not_responding"),), now=NOW)
     old, new = defined("OverTimeLimit=10"), defined()
     assert can_cost(old, new)
     assert [one.name for one in find_losses(present, old, new)] == ["2", "5"]
     assert not find_losses(replace(present, now=0), old, new), "not known is not judged"
     lowered = find_losses(present, defined("SlurmdTimeout=600"), defined("SlurmdTimeout=60"))
-    assert {one.name for one in lowered} == {"1", "2", "5"}
+    assert {one.name for one in lowered} == {"1", "2", "5", "6"}
+    assert [one.name for one in find_losses(present, defined("ResvOverRun=10"), defined())] == ["6"]

@@ -19,7 +19,7 @@ from appliance.tools.scripts import python_argv
 from tests.support.fake import Fake
 from tests.unit.services.test_effect import node
 
-JOB = "job 8|RUNNING|bob|normal|n1||||||||||||||".replace("|", "\t")
+JOB = "job 8|RUNNING|bob|normal|n1||||||||||||||||".replace("|", "\t")
 PRESENT = read_present("\n".join([JOB, node("n1", "mixed"), node("n2", "idle"), node("n3", "down")]), "slurm")
 NODES = "NodeName=n[1-3] NodeAddr=10.0.0.[1-3]\n"
 PASSWD, GROUP = "/etc/passwd", "/etc/group"
@@ -43,28 +43,6 @@ def texts(cluster: Cluster, host: Fake, old: str, new: str, **files: tuple[str, 
         *find_faults_of_present(cluster, host, PRESENT, both),
     ]
     return [one.why for one in found]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "jobs", "full"),
-    [
-        ("", "", 20000, False),
-        ("", "MaxJobCount=1000\n", 999, True),  # the next would be one too many
-        ("", "MaxJobCount=1000\n", 998, False),
-        ("", "MaxJobCount=20000\n", 30000, False),
-        ("MaxJobCount=1000\n", "MaxJobCount=1000\n", 1000, False),
-    ],
-)
-def test_more_jobs_than_slurm_may_have(cluster: Cluster, old: str, new: str, jobs: int, full: bool) -> None:
-    lines = "".join(f"1_{number} PENDING\n" for number in range(jobs))
-    host = Fake({inside_argv(cluster.site, cluster.services, "squeue"): (0, lines)})
-    found = texts(cluster, host, old, new)
-    assert ["nobody could submit" in why for why in found] == [True] * full
-
-
-def test_jobs_that_cannot_be_counted_are_not_none(cluster: Cluster) -> None:
-    host = Fake({inside_argv(cluster.site, cluster.services, "squeue"): (1, "")})
-    assert ["is not known" in why for why in texts(cluster, host, "", "MaxJobCount=1000\n")] == [True]
 
 
 MANY = "".join(user(f"u{number}", 2000 + number) for number in range(30))
@@ -159,8 +137,8 @@ def test_jobs_without_an_association(
 ) -> None:
     """Of this cluster, by user and account. Job 9 waits, with QOS long; what runs has its QOS already."""
     lines = (
-        "job 8|RUNNING|bob|normal|n1||||||||||physics|big|||",
-        "job 9|PENDING|bob|normal|||||||||||physics|long|||",
+        "job 8|RUNNING|bob|normal|n1||||||||||physics|big|||||",
+        "job 9|PENDING|bob|normal|||||||||||physics|long|||||",
     )
     sacctmgr = inside_argv(cluster.site, cluster.services, "sacctmgr")
     host = Fake({sacctmgr: (status, shown), inside_argv(cluster.site, cluster.services, "scontrol"): (0, "")})
@@ -210,7 +188,7 @@ def test_users_without_a_wckey(cluster: Cluster) -> None:
     [(0, "cpu=9(9)", "8 (account physics: GrpTRESMins=cpu=9)"), (0, "cpu=9(8)", ""), (1, "", "is not known")],
 )
 def test_a_limit_that_is_used_up(cluster: Cluster, status: int, limit: str, why: str) -> None:
-    job = "job 8|RUNNING|bob|normal|n1||||||||||physics||||".replace("|", "\t")
+    job = "job 8|RUNNING|bob|normal|n1||||||||||physics||||||".replace("|", "\t")
     shown = f"Account=physics UserName= ParentAccount=root(1) GrpTRESMins={limit}"
     host = Fake({inside_argv(cluster.site, cluster.services, "scontrol"): (status, shown)})
     both = tuple(
