@@ -39,7 +39,10 @@ def query_move(cluster: Cluster, host: Host) -> Move | None:
     mark, locked = read_move(cluster, host), files.is_locked(host, str(cluster.places.lock))
     if mark is None and not locked:
         return None
-    return find_move(host.name, mark, read_history(cluster, host), under_way=locked)
+    move = find_move(host.name, mark, read_history(cluster, host), under_way=locked)
+    if move and mark is None and move.on == host.name and not host.works("test", "-d", f"/proc/{move.process}"):
+        return None  # it has ended without a line about that, and another run has the lock
+    return move
 
 
 def explain_busy(cluster: Cluster, host: Host, error: Busy) -> Busy:

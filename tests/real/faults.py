@@ -20,6 +20,7 @@ from appliance.errors import SmsError
 from appliance.lab import Lab
 from appliance.operations.lab.demo import wait_idle
 from tests.real.clock import Clock, own_clock
+from tests.real.conftest import Playground
 from tests.real.labs import build_image, fresh_lab
 from tests.real.moves import (
     CARRIERS,
@@ -309,14 +310,14 @@ def read_only_source(scene: Scene) -> None:
     make_read_only(scene.hosts, scene.source, JOURNAL, scene.stack)
 
 
-def make_read_only(hosts: Hosts, host: str, folder: str, stack: ExitStack) -> None:
+def make_read_only(hosts: Playground, host: str, folder: str, stack: ExitStack) -> None:
     """A file system that ``own_disk`` has made takes no writes until the end of the stack."""
     hosts.host(host).run("mount", "-o", "remount,ro", folder)
     stack.callback(hosts.host(host).run, "mount", "-o", "remount,rw", folder, ok=None)
     assert not hosts.host(host).works("touch", f"{folder}/x")
 
 
-def own_disk(hosts: Hosts, host: str, folder: str, stack: ExitStack, *, size_mb: int = 16) -> None:
+def own_disk(hosts: Playground, host: str, folder: str, stack: ExitStack, *, size_mb: int = 16) -> None:
     """A host's folder is a file system of its own, with what is there; what was opened there before stays as it is."""
     script = """
     set -e

@@ -17,8 +17,13 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
-STATES = {">offer": ("read", ""), ">stop": ("stopping", "copy"), ">start": ("stopping", "started"), ">up": (None, "up")}
-"""By step: the states of the source, which is ahead or behind at the last one, and of the target."""
+STATES = {
+    ">send": ("read", "copy"),
+    ">place": ("stopping", None),
+    ">probe": ("stopping", "started"),
+    ">given": (None, "up"),
+}
+"""By step: the states of the source and of the target; None for the one that has just got its message."""
 VERBS = (("migrate", "{target}"), ("apply", "--host", "{source}"), ("stop", "--host", "{source}"))
 
 
@@ -52,7 +57,7 @@ def test_everybody_reads_what_is_under_way(hosts: Hosts, began: float) -> None:
             assert seen["host"] in CARRIERS and seen["move"]["under_way"], seen
             listed = hosts.sms("host", "list", "--json", on="admin")  # status 0: nobody is to stop one of them
             assert [line["move"]["target"] for line in json.loads(listed.stdout)] == [target, target]
-            if step == ">stop":
+            if step == ">place":
                 check_refusals(hosts, source, target)
             run.go()
         run.free()

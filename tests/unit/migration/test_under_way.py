@@ -128,6 +128,13 @@ def test_a_moment_s_work_has_no_words() -> None:
         pass
 
 
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_run_that_was_killed_before_its_first_step_does_not_have_the_lock(lives: bool) -> None:
+    host = busy_host({**BEGUN, "on": "a"})
+    host.answers["test", "-d", "/proc/4242"] = (int(not lives), "")
+    assert (query_move(open_sample(), host) is not None) is lives
+
+
 def test_the_beginning_of_a_verb_has_who_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "alice")
     host = Fake({}, name="a")
