@@ -25,6 +25,8 @@ OWNED: dict[str, str] = {
     "SlurmUser": "the container runs slurmctld as slurm, and the state is that user's",
     "SlurmctldPort": "the probe, the firewall and the engines use 6817",
     "SlurmctldPidFile": "the supervisor of the container reads it",
+    "SlurmctldLogFile": "the supervisor keeps what slurmctld prints, within a limit, and `sms status` reads that",
+    "SlurmSchedLogFile": "it would grow in the overlay without a limit; `sms logs slurmctld` has what is scheduled",
     "StateSaveLocation": "the state must be in the overlay, which migration and snapshots copy",
 }
 """Settings of slurm.conf that sms sets itself, and why a site cannot set them."""
@@ -212,6 +214,9 @@ def _extra(site: Site, nodes: _Nodes) -> Iterator[Finding]:
             if key in owned:
                 name, why = owned[key]
                 yield Finding(place, f"{name} cannot be set by the site", f"remove it: {why}")
+            if key == "jobcomptype" and value.strip('"').lower().endswith("filetxt"):
+                text = f"{value[:60]} writes a file that grows in the overlay without a limit"
+                yield Finding(place, text, "remove it, and add slurmdbd to `services`: `sacct` shows the jobs")
             if key == "slurmctldparameters" and "enable_configless" not in value.lower():
                 text = "SlurmctldParameters without enable_configless"
                 yield Finding(place, text, "add it: without it slurmctld sends nodes no files")

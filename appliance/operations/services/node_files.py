@@ -49,10 +49,10 @@ def judge_node_files(
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     old, new = read_defined(before), read_defined(after)
     faults = []
-    if unlisted := find_unlisted(after, new) - find_unlisted(before, old):
+    if unlisted := find_unlisted(new) - find_unlisted(old):
         names = one_line(fold(sorted(unlisted)), 120)
         faults.append(
-            Fault(f"topology.conf does not list {names}: no job starts there", "add them to one of its switches")
+            Fault(f"the topology does not list {names}: no job starts there", "add them to a switch or block")
         )
     if image and reads_other(changed, old, new):
         faults += _find_refusals(cluster, host, image, before, after)

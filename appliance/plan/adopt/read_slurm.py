@@ -20,9 +20,12 @@ OWN = {
     *("clustername", "slurmctldhost", "controlmachine", "controladdr", "backupcontroller", "backupaddr", "include"),
     *("slurmuser", "slurmctldpidfile", "slurmctldlogfile", "statesavelocation", "slurmctldport", "maxnodecount"),
     *("accountingstoragehost", "accountingstoragebackuphost", "accountingstorageport", "accountingstoragepass"),
+    *("slurmschedlogfile", "slurmschedloglevel"),
     *("accountingstorageuser", "accountingstoragetype", "jobcomppass", "authtype", "authinfo", "slurmctldsyslogdebug"),
 }
 """Settings that concern the old node, or that sms sets."""
+COMPLETED = {"jobcomptype", "jobcomploc"}
+"""Settings of a text file of completed jobs, which a site cannot have."""
 MOST_LINES = 100_000
 """Of slurm.conf and all that it includes."""
 LONGEST_ID = 4096
@@ -115,6 +118,7 @@ def read_slurm(frames: Frames, folder: str = "") -> Slurm | None:
     uid, gid = find_ids(frames, user, "slurm-user")
     location = single.get("statesavelocation", "")
     daemon = frames.files.get(f"{etc}/slurmdbd.conf")
+    left = OWN | (COMPLETED if single.get("jobcomptype", "").lower().endswith("filetxt") else set())
     return Slurm(
         file=file,
         included=tuple(included),
@@ -126,7 +130,7 @@ def read_slurm(frames: Frames, folder: str = "") -> Slurm | None:
         gid=gid,
         nodes=tuple(nodes),
         partitions=tuple(partitions),
-        settings=tuple(line for key, line in lines.items() if key not in OWN),
+        settings=tuple(line for key, line in lines.items() if key not in left),
         files=tuple(one.name for one in kept_files(frames, file, included)),
         state=location,
         state_kb=_kilobytes(frames, "state-size"),

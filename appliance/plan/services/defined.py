@@ -12,6 +12,7 @@ from appliance.config.model import line_settings
 from appliance.config.slurm_files import FOLDER
 from appliance.plan.adopt.frames import Frames, Section
 from appliance.plan.adopt.read_slurm import read_entries, read_lines, single_setting
+from appliance.plan.services.topology import Connected, read_conf, read_yaml
 
 PROGRAMS = (
     "Prolog",
@@ -54,6 +55,7 @@ None starts without one of its own.
 """
 PLUGSTACK_CONF = f"{FOLDER}/plugstack.conf"
 GRES_CONF = f"{FOLDER}/gres.conf"
+TOPOLOGY_CONF, TOPOLOGY_YAML = f"{FOLDER}/topology.conf", f"{FOLDER}/topology.yaml"
 AT_START = {
     "ProctrackType": "proctrack/cgroup",
     "SlurmdPort": "6818",
@@ -93,7 +95,8 @@ class Defined:
     gres.conf numbers by their files. ``enforced``: words of ``AccountingStorageEnforce``, in lower case. ``memory``:
     ``MaxMemPerNode`` of partitions without one. ``groups``: members of groups of the container; None if its accounts
     are not the site's. ``reserves_memory``, ``reserves_cores``: whether no job gets what ``MemSpecLimit`` and
-    ``CoreSpecCount`` set aside. ``limits``: settings of ``LIMITS``.
+    ``CoreSpecCount`` set aside. ``limits``: settings of ``LIMITS``. ``connected``: nodes that a topology connects; None
+    if none restricts jobs.
     """
 
     nodes: Mapping[str, Settings] = field(default_factory=dict)
@@ -114,6 +117,7 @@ class Defined:
     reserves_memory: bool = False
     reserves_cores: bool = True
     limits: Mapping[str, str] = field(default_factory=dict)
+    connected: Connected | None = None
 
     @property
     def gang(self) -> bool:
@@ -257,7 +261,16 @@ def read_defined(files: Mapping[str, bytes]) -> Defined:
         reserves_memory="memory" in single_setting(frames, file, "selecttypeparameters").lower(),
         reserves_cores=single_setting(frames, file, "allowspecresourcesusage").upper() not in YES,
         limits=limits,
+        connected=_read_topology(frames, file, plugins.get("TopologyPlugin", ""), frozenset(by_node)),
     )
+
+
+def _read_topology(frames: Frames, file: str, plugin: str, nodes: frozenset[str]) -> Connected | None:
+    if "topooptional" in single_setting(frames, file, "topologyparam").lower():
+        return None
+    if text := frames.text(TOPOLOGY_YAML):
+        return read_yaml(text, nodes)
+    return read_conf(read_lines(frames, TOPOLOGY_CONF), plugin, nodes) if TOPOLOGY_CONF in frames.files else None
 
 
 def _read_by_file(text: str) -> frozenset[str]:

@@ -32,6 +32,7 @@ from appliance.plan.services.fitting import Needs, find_kinds, read_mb
 from appliance.plan.services.jobs import LOST, Job, is_active, lost_jobs, read_fields
 from appliance.plan.services.nodes import NODES, TAKEN_OUT, NodeState, read_nodes
 from appliance.plan.services.preemption import Qos, find_preempted, preempts_more
+from appliance.plan.services.topology import Topology, find_separated
 from appliance.plan.services.used_up import begins_to_end
 from appliance.text import one_line, whole_number
 
@@ -322,6 +323,7 @@ def can_cost(old: Defined, new: Defined) -> bool:
     narrower = any(now.narrower(limits[0][name]) for name, now in limits[1].items() if name in limits[0])
     ends = fewer or (old.gang and not new.gang) or narrower or _any_shrinks(old, new)
     ends = ends or may_end(old, new) or begins_to_end(old, new) or preempts_more(old, new)
+    ends = ends or any(find_separated(old.connected, new.connected, old.nodes.keys() & new.nodes.keys()))
     return any((*gone, *lacking)) or other or ends or bool(find_away(old, new)) or _any_leaves(old, new)
 
 
@@ -362,7 +364,7 @@ def find_moved(old: Defined, new: Defined) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Change:
-    """What a change takes away, computed once for all jobs. ``members``, ``kinds``, ``limits``: before and after."""
+    """What a change takes away, computed once for all jobs. Pairs: before and after."""
 
     old: Defined
     new: Defined
@@ -371,6 +373,7 @@ class _Change:
     members: tuple[Mapping[str, Set[str] | None], Mapping[str, Set[str] | None]]
     kinds: tuple[Mapping[str, Set[Needs] | None], Mapping[str, Set[Needs] | None]]
     limits: tuple[Mapping[str, Limits], Mapping[str, Limits]]
+    topology: tuple[Topology, Topology]
 
 
 def _find_change(old: Defined, new: Defined) -> _Change:
@@ -382,7 +385,9 @@ def _find_change(old: Defined, new: Defined) -> _Change:
     }
     kinds = (find_kinds(old), find_kinds(new))
     limits = (find_limits(old), find_limits(new))
-    return _Change(old, new, lacking, find_away(old, new), (old.members, new.members), kinds, limits)
+    members = (old.members, new.members)
+    topology = (Topology(old.connected, members[0]), Topology(new.connected, members[1]))
+    return _Change(old, new, lacking, find_away(old, new), members, kinds, limits, topology)
 
 
 def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...]:
@@ -466,7 +471,10 @@ def _why_changed(job: Job, change: _Change) -> str:
         for name, count in sorted(job.license_counts)
         if before.get(name, 0) >= count > after.get(name, 0)
     )
-    return next(removed, "") or next(fewer, "") or _why_unfit(job, *change.kinds) or _why_barred(job, *change.limits)
+    why = next(removed, "") or next(fewer, "") or _why_unfit(job, *change.kinds) or _why_barred(job, *change.limits)
+    if not why and not change.topology[1].fits(job) and change.topology[0].fits(job):
+        why = "no switch connects as many nodes as it asks for, or those that it requires: it never starts"
+    return why
 
 
 def _why_unfit(job: Job, before: Mapping[str, Set[Needs] | None], after: Mapping[str, Set[Needs] | None]) -> str:

@@ -11,7 +11,6 @@ from appliance.config.slurm_files import FOLDER
 from appliance.plan.services.defined import GRES_CONF, Defined, count_gres, find_described, read_names
 from appliance.text import one_line
 
-TOPOLOGY_CONF = f"{FOLDER}/topology.conf"
 READ = (GRES_CONF, *(f"{FOLDER}/{name}" for name in ("cgroup.conf", "mpi.conf", "topology.conf", "topology.yaml")))
 """Files besides slurm.conf that slurmd reads at its start, and when slurmctld sends others."""
 JOB_SUBMIT = f"{FOLDER}/job_submit.lua"
@@ -58,16 +57,9 @@ def find_kinds(defined: Defined, gres_conf: str) -> dict[str, tuple[str, ...]]:
     return {names[0]: tuple(names) for names in largest}
 
 
-def find_unlisted(files: Mapping[str, bytes], defined: Defined) -> frozenset[str]:
-    """Return the nodes that topology.conf does not list: with it, no job starts on them."""
-    text = files.get(TOPOLOGY_CONF, b"").decode(errors="replace")
-    if not text or defined.plugins.get("TopologyPlugin", "").lower() != "topology/tree":
-        return frozenset()
-    texts = re.findall(r"(?im)^[^#\n]*\bNodes=(\S+)", text)
-    lists = [read_names(one) for one in texts]
-    if frozenset() in lists or "ALL" in map(str.upper, texts):
-        return frozenset()
-    return frozenset(defined.nodes) - frozenset().union(*lists)
+def find_unlisted(defined: Defined) -> frozenset[str]:
+    """Return the nodes that the topology does not list: with it, no job starts on them."""
+    return frozenset() if defined.connected is None else frozenset(defined.nodes).difference(*defined.connected)
 
 
 def read_tried(output: str) -> dict[str, Tried]:

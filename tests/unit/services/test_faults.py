@@ -231,9 +231,12 @@ def test_nodes_that_do_not_answer_where_they_are_looked_for(
         ("", "CredType=cred/munge\n", 0),
         ("", "SlurmdUser=slurmd\n", 1),
         ("ProctrackType=proctrack/linuxproc\n", "", 1),
+        ("AccountingStorageType=accounting_storage/slurmdbd\n", "AccountingStorageType=accounting_storage/none\n", 1),
+        ("AccountingStorageType=accounting_storage/slurmdbd\n", "", 1),
+        ("AccountingStorageType=accounting_storage/none\n", "AccountingStorageType=accounting_storage/slurmdbd\n", 0),
     ],
 )
-def test_what_slurmd_reads_only_when_it_starts(old: str, new: str, faults: int) -> None:
-    """Also a setting that one of both does not have: it has a default."""
+def test_daemons_that_slurmctld_would_not_find(old: str, new: str, faults: int) -> None:
+    """By what slurmd reads only when it starts; also a setting that one of both does not have. Or without slurmdbd."""
     both = (read_defined({"/etc/slurm/slurm.conf": (NODES + text).encode()}) for text in (old, new))
     assert len(list(find_unreached(*both))) == faults

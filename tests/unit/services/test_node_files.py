@@ -12,10 +12,8 @@ from appliance.plan.services.defined import GRES_CONF, read_defined
 from appliance.plan.services.node_files import (
     JOB_SUBMIT,
     MOST_KINDS,
-    TOPOLOGY_CONF,
     Tried,
     find_kinds,
-    find_unlisted,
     judge_tried,
     read_tried,
     reads_other,
@@ -128,26 +126,6 @@ def test_what_a_change_is_refused_for(cluster: Cluster, outputs: list[str | int]
     assert bool(shown.lines) == (outputs in (["no slurmd\n"], [BAD, BAD]))
     assert judge_node_files(cluster, host, "/i.sif", after, after) == ()
     assert judge_node_files(cluster, host, "", before, after) == ()
-
-
-@pytest.mark.parametrize(
-    ("plugin", "topology", "wanted"),
-    [
-        (
-            "topology/tree",
-            "SwitchName=s1 Nodes=c[1-9]\nSwitchName=s2 Nodes=g[1-2]\nSwitchName=s Switches=s[1-2]\n",
-            {"g3"},
-        ),
-        ("topology/tree", "SwitchName=s1 Nodes=c[1-9],g[1-3]\n", set()),
-        ("topology/none", "SwitchName=s1 Nodes=c1\n", set()),
-        ("topology/tree", "SwitchName=s1 Nodes=ALL\n", set()),
-        ("topology/tree", "SwitchName=s1 Nodes=c[1-\n", set()),  # slurmd refuses it
-        ("topology/tree", "", set()),
-    ],
-)
-def test_nodes_that_topology_conf_does_not_list(plugin: str, topology: str, wanted: set[str]) -> None:
-    files = {CONF: NODES + f"TopologyPlugin={plugin}\n".encode(), TOPOLOGY_CONF: topology.encode()}
-    assert find_unlisted(files, read_defined(files)) == wanted
 
 
 LUA = b"function slurm_job_submit(a, b, c) return 0 end function slurm_job_modify(a, b, c, d) return 0 end"

@@ -300,7 +300,7 @@ def test_mistakes_of_slurm_files(tmp_path: Path, name: str, services: str, words
         (["JobSubmitPlugins=require_timelimit,job_submit/lua"], [], "slurm.extra[0]"),
         (["JobSubmitPlugins=lua", "jobsubmitplugins=require_timelimit"], [], ""),  # Slurm takes the last one
         (["JobCompType=jobcomp/lua"], [], "slurm.extra[0]"),
-        (["JobCompType=jobcomp/filetxt"], [], ""),
+        (["JobCompType=jobcomp/elasticsearch", "JobCompLoc=http://10.0.0.9"], [], ""),
         (["BurstBufferType=burst_buffer/lua"], ["burst_buffer.lua"], ""),
         (["MaxJobCount=9", "TopologyPlugin=topology/tree"], [], "slurm.extra[1]"),
         (["TopologyPlugin=topology/block"], ["topology.yaml"], ""),

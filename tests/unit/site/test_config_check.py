@@ -267,6 +267,16 @@ CASES: dict[str, Case] = {
             "20: slurm.extra[1]: AuthType cannot be set by the site",
         ],
     ),
+    "logs that would grow without a limit": (
+        "slurm:\n",
+        "slurm:\n"
+        "  extra: [SlurmctldLogFile=/a, SlurmSchedLogFile=/b, 'JobCompType=\"jobcomp/FileTxt\"', SlurmdLogFile=/c]\n",
+        [
+            "18: slurm.extra[0]: SlurmctldLogFile cannot be set by the site",
+            "18: slurm.extra[1]: SlurmSchedLogFile cannot be set by the site",
+            '18: slurm.extra[2]: "jobcomp/FileTxt" writes a file that grows in the overlay without a limit',
+        ],
+    ),
     "nodes of extra lines": (
         "  partitions:\n    - {name: batch, default: true}",
         "  extra: ['NodeSet=fast Feature=fast']\n  partitions:\n    - {name: batch, nodes: fast}",
