@@ -215,8 +215,10 @@ def _add_more(job: Job, line: str) -> Job:
     """Return a job with what a line of ``MORE_FIELDS`` says."""
     most, least_time, host, batch, reason = ([*line.split(" ")[1:6], "", "", "", "", ""])[:5]
     minutes = read_limit(least_time, 0) or job.minutes  # with a least time it accepts less than its limit
-    found = replace(job, host=host, most_nodes=whole_number(most) or 0, batch=batch != "0", prolog=reason == "Prolog")
-    return replace(found, gres=frozenset(_read_gres(line)), minutes=minutes)
+    return replace(
+        job, gres=frozenset(_read_gres(line)), host=host, most_nodes=whole_number(most) or 0, minutes=minutes,
+        batch=batch != "0", prolog=reason == "Prolog",
+    )  # fmt: skip
 
 
 def _read_gres(text: str) -> Iterator[str]:
@@ -347,7 +349,8 @@ def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...
     """Return what the controller would end when it reads ``new``: running jobs first."""
     nodes, change = new.nodes.keys() | present.dynamic, _find_change(old, new)
     ends = {one.name: one.ends for one in present.reservations if one.ends}
-    whys = dict(find_preempted(present.jobs, ends.keys(), present.qos, present.now, old, new))
+    active = {name for name, end in ends.items() if end > present.now}
+    whys = dict(find_preempted(present.jobs, active, present.qos, present.now, old, new))
     whys |= find_ended(present.jobs, present.nodes, ends, present.now, old, new)
     whys |= {job.id: why for job in present.jobs if (why := _why_lost(job, nodes, new.partitions.keys(), change))}
     whys |= find_dependents(present.jobs, whys.keys())
