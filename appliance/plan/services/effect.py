@@ -394,7 +394,8 @@ def find_losses(present: Present, old: Defined, new: Defined) -> tuple[Loss, ...
     """Return what the controller would end when it reads ``new``: running jobs first."""
     nodes, change = new.nodes.keys() | present.dynamic, _find_change(old, new)
     ends = {one.name: one.ends for one in present.reservations if one.ends}
-    whys = dict(find_preempted(present.jobs, ends.keys(), present.qos, present.now, old, new))
+    active = {name for name, end in ends.items() if end > present.now}
+    whys = dict(find_preempted(present.jobs, active, present.qos, present.now, old, new))
     whys |= find_ended(present.jobs, present.nodes, ends, present.now, old, new)
     whys |= {job.id: why for job in present.jobs if (why := _why_lost(job, nodes, new.partitions.keys(), change))}
     whys |= find_dependents(present.jobs, whys.keys())

@@ -367,7 +367,10 @@ def test_what_slurm_does_with_jobs_whose_nodes_change(running: Playground) -> No
 
 @pytest.mark.full
 def test_settings_that_end_running_jobs_are_refused(running: Playground) -> None:
-    """Partitions and nodes stay, a limit or a rank is another one. `--force` then costs what was predicted."""
+    """Partitions and nodes stay, a limit or a rank is another one. `--force` then costs what was predicted.
+
+    Adds to the tables of tests/unit/services/test_ending.py and test_preemption.py: squeue and scontrol print it so.
+    """
     node = running.host("node1")
     node.run("scancel", "--user", "alice")
     demo.wait_idle(node, NODES)
@@ -376,22 +379,31 @@ def test_settings_that_end_running_jobs_are_refused(running: Playground) -> None
     def site(*extra: str) -> str:
         return use(running, partitions=parts, extra=list(extra))
 
-    applied(running, site("OverTimeLimit=UNLIMITED"))
+    over = ("OverTimeLimit=UNLIMITED", "ResvOverRun=UNLIMITED")
+    applied(running, site(*over))
+    reservation = ("reservation=short", "start=now", "duration=1", "users=alice", "nodes=node3")
+    running.sms("exec", "--", "scontrol", "create", *reservation)
+    inside = submit(running, "--reservation=short", "--no-requeue")
     late = submit(running, "--time=1", "-w", "node2", "--exclusive", "--no-requeue")
     waits = submit(running, "-p", "urgent", "-w", "node2", "--exclusive", state="PENDING")
     preempting = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
-    time.sleep(70)  # its limit of a minute passes
+    time.sleep(70)  # its limit of a minute passes, and the reservation ends
 
     def lost(*extra: str) -> list[str]:
         return [one["name"] for one in applied(running, site(*extra), "-n", ok=(0, 3))["losses"]]
 
-    assert lost("OverTimeLimit=60") == []
-    assert lost() == [late]
-    assert lost("OverTimeLimit=UNLIMITED", *preempting) == [late]
+    assert lost("OverTimeLimit=60", "ResvOverRun=UNLIMITED") == []
+    assert lost("ResvOverRun=UNLIMITED") == [late]
+    assert lost(*over, *preempting) == [late]
+    assert lost(*over, *preempting, "PreemptExemptTime=1-0") == [], "its time limit has passed by then"
+    assert lost("OverTimeLimit=UNLIMITED") == [inside]
     done = applied(running, site("OverTimeLimit=UNLIMITED", *preempting), "--force")
-    assert [one["name"] for one in done["losses"]] == [late]
+    assert {one["name"] for one in done["losses"]} == {late, inside}
     wait_until(lambda: "PREEMPTED" in node.run("scontrol", "show", "job", late).text, "Slurm has ended it", 90)
+    wait_until(lambda: "TIMEOUT" in node.run("scontrol", "show", "job", inside).text, "and that one", 90)
     node.run("scancel", waits)
+    (why,) = applied(running, site("MaxJobCount=2"), "-n", ok=(3,))["refused"]
+    assert "MaxJobCount=2" in why and "nobody could submit" in why
     demo.wait_idle(node, NODES)
     applied(running, "/etc/sms/sms.yaml")
 

@@ -103,25 +103,30 @@ def test_all_optional_services_are_real_when_turned_on(full: Full) -> None:
 
 
 @pytest.mark.full
-def test_a_limit_that_is_used_up_ends_no_job_in_silence(full: Full) -> None:
-    """A job runs while limits are not enforced; once they are, Slurm ends it, as is said before."""
+def test_limits_and_qos_of_the_database_end_no_job_in_silence(full: Full) -> None:
+    """A job runs while limits are not enforced, and no QOS preempts. Once it is, Slurm ends it, as is said before."""
     node = full.playground.host("node1")
     for words in (
         "add account physics",
         "add user alice account=physics",
         "modify account physics set GrpTRESMins=cpu=0",
+        "add qos urgent preempt=normal",
+        "modify user alice set qos+=urgent",
     ):
         full.within(f"sacctmgr -i {words}")
     job = demo.as_alice(node, "sbatch", "--parsable", "-A", "physics", "-o", "/dev/null", "--wrap", "sleep 600")
     state = ("squeue", "-h", "-j", job, "-o", "%T")
     demo.wait_for("the job runs", lambda: "yes" if node.run(*state).text == "RUNNING" else "")
 
-    def site(enforced: str) -> str:
+    def changed(*extra: str) -> str:
         def change(document: dict[str, Any]) -> None:
             with_accounting(document)
-            document["slurm"]["extra"] = [f"AccountingStorageEnforce={enforced}"]
+            document["slurm"]["extra"] = list(extra)
 
         return full.playground.variant("limits.yaml", change)
+
+    def site(enforced: str) -> str:
+        return changed(f"AccountingStorageEnforce={enforced}")
 
     apply = ("-q", "apply", "--json")
     refused = json.loads(full.playground.sms("--site", site("limits"), *apply, "-n", ok=(3,)).stdout)["refused"]
@@ -130,6 +135,25 @@ def test_a_limit_that_is_used_up_ends_no_job_in_silence(full: Full) -> None:
     full.playground.sms("--site", site("limits"), *apply, "--force")
     shown = ("scontrol", "show", "job", job)
     demo.wait_for("Slurm ends it", lambda: "yes" if "JobState=TIMEOUT" in node.run(*shown).text else "")
+    full.sms(*apply)
+
+    def submit(*words: str) -> str:
+        whole = ("-A", "physics", "-w", "node2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600")
+        return demo.as_alice(node, "sbatch", "--parsable", *words, *whole)
+
+    runs = submit("--no-requeue")
+    state = ("squeue", "-h", "-j", runs, "-o", "%T")
+    demo.wait_for("the job runs", lambda: "yes" if node.run(*state).text == "RUNNING" else "")
+    waits = submit("--qos=urgent")
+    by_qos = "PreemptType=preempt/qos"
+    modes = {"SUSPEND,GANG": [], "CANCEL": [runs]}
+    for mode, lost in modes.items():
+        planned = full.playground.sms("--site", changed(by_qos, f"PreemptMode={mode}"), *apply, "-n", ok=(0, 3))
+        assert [one["name"] for one in json.loads(planned.stdout)["losses"]] == lost
+    full.playground.sms("--site", changed(by_qos, "PreemptMode=CANCEL"), *apply, "--force")
+    shown = ("scontrol", "show", "job", runs)
+    demo.wait_for("Slurm ends it", lambda: "yes" if "JobState=PREEMPTED" in node.run(*shown).text else "")
+    node.run("scancel", waits)
     full.sms(*apply)
 
 

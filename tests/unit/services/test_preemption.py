@@ -203,6 +203,7 @@ def test_they_are_among_the_losses() -> None:
     inside = replace(RUNS, reservation="maint")
     kept = replace(present, jobs=(inside, WAITS), reservations=(Reservation("maint", ends=NOW + 60),))
     assert not find_losses(kept, defined(), defined(*BY_QOS))
+    assert find_losses(replace(kept, now=NOW + 120), defined(), defined(*BY_QOS)), "it has ended, and frees its nodes"
 
 
 @pytest.mark.parametrize("more", [BY_TIER, BY_QOS])
