@@ -36,12 +36,16 @@ class WithKubectl(Local):
         """Kinds of the objects that were applied, in their order."""
         self.deleted: list[str] = []
         """Names of the objects that were to be deleted."""
+        self.interrupted = ""
+        """A command with this word is interrupted."""
 
     def run(self, *argv: str, **options: Any) -> Result:
         if "kubectl" not in argv:
             return super().run(*argv, **options)
         verb, *words = [one for one in argv[argv.index("kubectl") + 1 :] if not one.startswith("--")]
         found = ""
+        if self.interrupted in (verb, *words):
+            raise KeyboardInterrupt
         if verb == "version":
             found = '{"serverVersion": {"major": "1", "minor": "31"}}'
         elif verb == "get" and words[0] in KINDS:
