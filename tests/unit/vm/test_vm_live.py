@@ -143,8 +143,6 @@ def pair(tmp_path: Path, need: Callable[[str], str], request: pytest.FixtureRequ
         for host in hosts.values():
             make_folders(host, str(found.where.run), str(found.where.disks))
         found.source.write(str(found.where.holder), b'{"holder": "source", "generation": 1}', mode=0o600)
-        for host in hosts.values():
-            stack.callback(end_it, cluster, host)
         getattr(request, "param", start)(found.source, found.where, disk)
         start(found.target, found.where, disk, "-S", "-incoming", "defer")
         wait_until(lambda: found.counts(found.source)[-1], "the last page is counted", timeout_s=10)
@@ -153,15 +151,17 @@ def pair(tmp_path: Path, need: Callable[[str], str], request: pytest.FixtureRequ
 
 @contextmanager
 def own_run(name: str, folder: Path) -> Iterator[Local]:
-    """Start a host whose /run is a folder of the test."""
+    """Start a host with processes of its own, which end with it, and whose /run is a folder of the test."""
     folder.mkdir()
-    argv = ["unshare", "-m", "sh", "-c", 'mount --bind "$1" /run && echo ready && exec sleep 300', "mount", str(folder)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as mounts:
+    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    argv += ["sh", "-c", 'mount --bind "$1" /run && echo ready && exec sleep 300', "mount", str(folder)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as spaces:
         try:
-            assert mounts.stdout and mounts.stdout.readline() == b"ready\n"
-            yield Local(name, prefix=("nsenter", "-t", str(mounts.pid), "-m", "--"))
+            assert spaces.stdout and spaces.stdout.readline() == b"ready\n"
+            first = Path(f"/proc/{spaces.pid}/task/{spaces.pid}/children").read_text().strip()
+            yield Local(name, prefix=("nsenter", "-t", first, "-m", "-p", "--"))
         finally:
-            mounts.kill()
+            spaces.kill()
 
 
 class Steps:
@@ -259,7 +259,7 @@ def test_memory_that_is_written_meanwhile_arrives_complete(pair: Pair, as_root: 
     counts = pair.counts(pair.target)
     assert max(counts) - min(counts) <= 1 and pair.counts_on(pair.target)
     process = find_running(pair.cluster, pair.source)
-    assert process and (Path(f"/proc/{process.pid}").stat().st_uid == 0) == as_root
+    assert process and (pair.source.run("stat", "-c", "%u", f"/proc/{process.pid}").text == "0") == as_root
 
 
 def test_a_failed_migration_resumes_the_source(pair: Pair) -> None:
