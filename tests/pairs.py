@@ -13,15 +13,14 @@ from appliance.agent.main import find_command
 from appliance.errors import SmsError
 from appliance.host.base import Host, Result, Stuck, Unreachable
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.lease import QUERY, Leases, query_lease, release_lease, take_lease
-from appliance.progress import Silent
 from appliance.shared.files import ALWAYS
 from appliance.shared.requests import Request
 from appliance.tools.agent import Agents
 from appliance.tools.apptainer import Instance
 from appliance.tools.programs import FIND
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import fake_env
 from tests.support.instances import LIST, lists
 
@@ -120,7 +119,7 @@ class Pair:
     """Two admin hosts; ``parts``: of the environment of their cluster."""
 
     def __init__(self, tmp_path: Path, *, shared: bool, **parts: Any) -> None:
-        opened = open_cluster(DEBIAN_SITE, Path(STATE), Silent())
+        opened = open_debian(Path(STATE))
         admins = opened.site.admin_hosts
         two = tuple(admins[0].model_copy(update={"name": name, "address": name}) for name in ("host-a", "host-b"))
         folders = {name: tmp_path / ("both" if shared else name) for name in ("host-a", "host-b")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,10 @@ import yaml
 
 from appliance.config.model import Site
 from appliance.config.read import read_site
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.env import Env
+from appliance.progress import Silent
+from tests.places import DEBIAN_SITE
 
 GOOD = """\
 cluster: lab
@@ -55,3 +61,15 @@ def make_site(tmp_path: Path, **changes: Any) -> Site:
     (tmp_path / "sms.yaml").write_text(yaml.safe_dump(document))
     site, _ = read_site(tmp_path / "sms.yaml")
     return site
+
+
+@cache
+def _read_sample() -> Cluster:
+    return open_cluster(DEBIAN_SITE, None, Silent())
+
+
+def open_debian(state: Path | None = None) -> Cluster:
+    """Return the sample site of Debian, with that folder of its state; its files are read once."""
+    found = _read_sample()
+    site = found.site if state is None else found.site.model_copy(update={"state": state.absolute()})
+    return replace(found, site=site, env=Env())

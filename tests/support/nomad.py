@@ -17,7 +17,7 @@ API = ("nomad", "operator", "api")
 class WithNomad(Local):
     """``nomad`` prints what ``api`` has for a path below ``/v1/``, and ``null`` for others; ``job plan`` finds changes.
 
-    Its other commands only end well.
+    ``var put`` changes ``api``. Its other commands only end well.
     """
 
     def __init__(self, name: str, *rest: Any) -> None:
@@ -29,6 +29,8 @@ class WithNomad(Local):
         """What the API replies instead."""
         self.commands: list[tuple[str, ...]] = []
         """Words of the commands that change something."""
+        self.interrupted = ""
+        """A command with this word is interrupted."""
         self.planned: list[str] = []
         """Texts of the jobs whose changes were looked for."""
 
@@ -45,6 +47,10 @@ class WithNomad(Local):
             self.planned.append(options["input"].decode())
             return Result(self.name, argv, 0, b"+/- Job: x\n", b"")
         self.commands.append(words[1:])
+        if self.interrupted in words:
+            raise KeyboardInterrupt
+        if words[1:3] == ("var", "put"):
+            self.api[f"var/{words[-2]}"] = json.loads(options["input"])
         return Result(self.name, argv, 0, b"", b"")
 
     def has_job(self, name: str, *, runs: bool = True, allocation: str = "", node: str = "n1") -> None:

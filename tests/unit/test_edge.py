@@ -27,12 +27,12 @@ from appliance.cli.services import logs, status
 from appliance.cli.vm import exec as vm_exec
 from appliance.errors import ConfigError, Problem, SmsError
 from appliance.host.base import Result
-from appliance.operations.context import open_cluster
 from appliance.plan.machine import inside_argv, instance_name
-from appliance.progress import Progress, Silent
+from appliance.progress import Progress
 from appliance.text import printable_text
 from appliance.tools.apptainer import Instance
-from tests.places import DEBIAN_SITE, ROOT
+from tests.places import ROOT
+from tests.sites import open_debian
 from tests.support.fake import Fake
 from tests.support.instances import LIST, lists
 
@@ -225,7 +225,7 @@ class Logged(Fake):
 
 def open_logged(monkeypatch: pytest.MonkeyPatch, *, running: bool = True) -> None:
     """Make `sms logs` act on a host whose log of all messages is hostile; ``running``: whether the container runs."""
-    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    cluster = open_debian()
     host = Logged(
         {
             LIST: lists([Instance(instance_name(cluster.site), 7, "/i.sif")] if running else []),

@@ -7,7 +7,6 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -34,8 +33,11 @@ from appliance.shared.lease import Lease
 from appliance.shared.records import from_json, to_json
 from appliance.shared.state_lease import StateLease
 from appliance.tools.apptainer import Instance
+from appliance.tools.kubectl import Kubectl
+from appliance.tools.nomad import Nomad
 from tests.pairs import Pair
 from tests.support.env import FakeClock, FakeHosts, fake_env, with_env
+from tests.support.kubernetes import WithKubectl
 from tests.support.nomad import WithNomad, on_nomad
 from tests.unit.engines.cases import CASES, make_input
 from tests.unit.engines.deployments import BUNDLE, RECORD
@@ -150,6 +152,49 @@ def test_a_state_that_was_moved_away_is_not_deployed_again(cluster: Cluster, tmp
         refuse_moved(here, bundle)
 
 
+VARIABLE, SECRET = "var/nomad/jobs/a", ("secret", "munge-key")
+
+
+Programs = WithNomad | WithKubectl
+
+
+def engine_with(engine: str, there: bytes | None, *, own: bool) -> tuple[Programs, OnNomad | OnKubernetes]:
+    """Return a host with an engine that runs what has the key of Munge ``there``; ``own``: sms has put it there."""
+    text = base64.b64encode(there).decode() if there is not None else ""
+    if engine == "nomad":
+        servers = WithNomad("host-a")
+        servers.api["namespace/default"] = {}
+        servers.has_job("a", allocation="x")
+        if there is not None:
+            servers.api[VARIABLE] = {"Items": {"munge_key": text} | ({"created_by": "sms"} if own else {})}
+        return servers, OnNomad(Nomad(servers, "default"), "host-a", "compute", fake_env())
+    host = WithKubectl("host-a")
+    host.objects["namespace", "lab"] = {}
+    if there is not None:
+        labels = {"app.kubernetes.io/part-of": "sms"} if own else {}
+        host.objects[SECRET] = {"data": {"munge.key": text}, "metadata": {"name": SECRET[1], "labels": labels}}
+    refs = {"munge_key": SecretRef(name=SECRET[1], key="munge.key")}
+    return host, OnKubernetes(Kubectl(host, "lab"), refs, fake_env())
+
+
+def written(host: Programs) -> tuple[bytes | None, bool]:
+    """Return the key that the engine has, and whether sms has put it there."""
+    if isinstance(host, WithNomad):
+        items = host.api.get(VARIABLE, {"Items": {}})["Items"]
+        text, by = items.get("munge_key"), items.get("created_by")
+    else:
+        found = host.objects.get(SECRET, {"data": {}, "metadata": {"labels": {}}})
+        text, by = found["data"].get("munge.key"), found["metadata"]["labels"].get("app.kubernetes.io/part-of")
+    return base64.b64decode(text) if text is not None else None, by == "sms"
+
+
+def restarts(host: Programs) -> int:
+    """Return how often what may have another key was ended."""
+    if isinstance(host, WithNomad):
+        return host.commands.count(("alloc", "stop", "x"))
+    return host.deleted.count("a-0")
+
+
 @pytest.mark.parametrize("engine", ["nomad", "kubernetes"])
 @pytest.mark.parametrize(
     ("there", "own", "given", "outcome"),
@@ -172,22 +217,7 @@ def test_secrets_of_an_engine(
     secrets = cluster.site.secrets.model_copy(update={"munge_key": tmp_path / "key" if given is not None else None})
     cluster = replace(cluster, site=cluster.site.model_copy(update={"secrets": secrets}))
     bundle = replace(BUNDLE, items=(Item("a", "service", "", secrets=("munge_key",)),))
-    text = base64.b64encode(there).decode() if there is not None else ""
-    program = MagicMock()
-    found: OnNomad | OnKubernetes
-    if engine == "nomad":
-        items = {"munge_key": text} | ({"created_by": "sms"} if own else {})
-        found = OnNomad(program, "host-a", "compute", fake_env())
-        program.get.return_value = {}
-        program.variable.return_value = items if there is not None else {}
-        program.allocations.return_value = [SimpleNamespace(id="x", runs=True)]
-        put, restart = program.put_variable, program.stop_allocation
-    else:
-        labels = {"app.kubernetes.io/part-of": "sms"} if own else {}
-        present = {"data": {"munge.key": text}, "metadata": {"labels": labels}}
-        found = OnKubernetes(program, {"munge_key": SecretRef(name="munge-key", key="munge.key")}, fake_env())
-        program.get.return_value = present if there is not None else None
-        put, restart = program.put_secret, program.delete
+    host, found = engine_with(engine, there, own=own)
     if outcome == "refused":
         with pytest.raises(Refused, match="has no `secrets"):
             compare_secrets(cluster, bundle, found)
@@ -197,9 +227,8 @@ def test_secrets_of_an_engine(
     assert [value for _, value in new] == ([given] if outcome == "written" else [])
     assert "b'old'" not in repr([one for one, _ in new])
     found.prepare(bundle, new)
-    assert put.called == (outcome == "written") and restart.called == (outcome == "written" and there is not None)
-    if put.called and engine == "nomad":
-        assert put.call_args.args[1:] == ({"munge_key": base64.b64encode(b"new").decode()}, {"created_by": "sms"})
+    assert written(host) == ((b"new", True) if outcome == "written" else (there, own))
+    assert restarts(host) == (outcome == "written" and there is not None)
 
 
 @pytest.mark.parametrize("engine", ["nomad", "kubernetes"])
@@ -209,36 +238,17 @@ def test_a_new_secret_reaches_what_runs_also_after_a_kill(cluster: Cluster, tmp_
     secrets = cluster.site.secrets.model_copy(update={"munge_key": tmp_path / "key"})
     cluster = replace(cluster, site=cluster.site.model_copy(update={"secrets": secrets}))
     bundle = replace(BUNDLE, items=(Item("a", "service", "", secrets=("munge_key",)),))
-    program, text = MagicMock(), base64.b64encode(b"old").decode()
-    found: OnNomad | OnKubernetes
-    if engine == "nomad":
-        variable = {"munge_key": text, "created_by": "sms"}
-        found = OnNomad(program, "host-a", "compute", fake_env())
-        program.get.return_value = {}
-        program.variable.side_effect = lambda _: dict(variable)
-        program.put_variable.side_effect = lambda _, items, marks: variable.update({**items, **marks})
-        program.allocations.return_value = [SimpleNamespace(id="x", runs=True)]
-        restart = program.stop_allocation
-    else:
-        present = {"data": {"munge.key": text}, "metadata": {"labels": {"app.kubernetes.io/part-of": "sms"}}}
-        found = OnKubernetes(program, {"munge_key": SecretRef(name="munge-key", key="munge.key")}, fake_env())
-        program.get.return_value = present
-
-        def put(_: str, values: dict[str, bytes], labels: dict[str, str]) -> None:
-            present["data"] = {name: base64.b64encode(value).decode() for name, value in values.items()}
-            present["metadata"] = {"labels": labels}
-
-        program.put_secret.side_effect = put
-        restart = program.delete
-    restart.side_effect = KeyboardInterrupt
+    host, found = engine_with(engine, b"old", own=True)
+    host.interrupted = "stop" if engine == "nomad" else "pod"
     with pytest.raises(KeyboardInterrupt):
         found.prepare(bundle, new_secrets(cluster, bundle, found))
-    restart.reset_mock(side_effect=True)
+    before, host.interrupted = restarts(host), ""
     assert compare_secrets(cluster, bundle, found) == []
     found.prepare(bundle, new_secrets(cluster, bundle, found))
-    assert restart.call_count == 1
+    assert restarts(host) == before + 1
     found.prepare(bundle, new_secrets(cluster, bundle, found))
-    assert restart.call_count == 1, "once"
+    assert restarts(host) == before + 1, "once"
+    assert written(host) == (b"new", True)
 
 
 A, B, C = (replace(BUNDLE, image=f"/{name}.sif") for name in "abc")

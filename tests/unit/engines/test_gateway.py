@@ -23,7 +23,7 @@ from appliance.engines.render import make_bundle
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import Host, OnLine, Result
 from appliance.host.stream import LineReader, Stream
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.deployed import DEPLOYED, Deployed, record_path
 from appliance.operations.engines import deploy as deploy_module
 from appliance.operations.engines import deploy_plan
@@ -48,13 +48,12 @@ from appliance.operations.snapshots.snapshot import inspect_overlay
 from appliance.plan.machine import instance_name
 from appliance.plan.migration.state import COPYING, DONE, RETURNED, STOPPING, StateMove
 from appliance.plan.services.gateway import find_staying, find_stopping
-from appliance.progress import Silent
 from appliance.share import share
 from appliance.shared.lease import ENGINE
 from appliance.shared.records import to_json
 from appliance.tools.apptainer import Instance
 from tests.pairs import HostInFolder, Pair
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import FakeHosts, with_env
 from tests.support.fake import FakeStream
 from tests.support.nomad import WithNomad, on_nomad
@@ -109,7 +108,7 @@ def test_nothing_with_state_runs_twice(tmp_path: Path, name: str) -> None:
 
 
 def test_its_files_are_others_than_those_of_the_cluster() -> None:
-    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    cluster = open_debian()
     part = cluster.of_gateway()
     same = {name for name, path in vars(cluster.places).items() if path == vars(part.places)[name]}
     assert {"overlay", "lease", "lock", "history", "snapshots", "sign", "uplink_mark"} & same == set()

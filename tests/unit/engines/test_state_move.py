@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -15,10 +14,12 @@ import pytest
 from appliance.cli.services.status import Shown
 from appliance.errors import Refused, SmsError
 from appliance.host.local import Local
-from appliance.operations.engines import container_owner, kubernetes_owner, owners
+from appliance.operations.context import Cluster
 from appliance.operations.engines.container_owner import ContainerOwner
 from appliance.operations.engines.kubernetes_owner import KubernetesOwner
 from appliance.operations.engines.move import refuse_left
+from appliance.operations.engines.owners import LEASE
+from appliance.operations.image.deliver import Image
 from appliance.plan.migration.state import (
     COPYING,
     DONE,
@@ -41,9 +42,14 @@ from appliance.plan.migration.state import (
 )
 from appliance.shared.lease import ENGINE, Lease
 from appliance.shared.records import to_json
+from appliance.shared.state_lease import StateLease
 from appliance.tools import ext3
+from tests.support.fake import Fake
+from tests.support.instances import LIST, lists
+from tests.support.kubernetes import WithKubectl, on_kubernetes
 from tests.unit.engines.cases import ONE, make_input
 
+STATE = "/var/spool/slurmctld"
 DEBIAN = "slurm-wlm 22.05.8\nmariadbd  Ver 10.11.4-MariaDB-1~deb12u1 for debian-linux-gnu on x86_64 (Debian 12)\n"
 
 
@@ -152,26 +158,27 @@ def test_services_that_would_stop() -> None:
     ("there", "inside", "replaced", "free"),
     [(900, 100, 50, 150), (40, 100, 50, 70), (10, 100, 0, 0), (900, 0, 0, 0)],
 )
-def test_space_for_a_copy_in_the_overlay(
-    monkeypatch: pytest.MonkeyPatch, there: int, inside: int, replaced: int, free: int
-) -> None:
+def test_space_for_a_copy_in_the_overlay(cluster: Cluster, there: int, inside: int, replaced: int, free: int) -> None:
     """The copy is inside the image; beside it is room for another one, which has 20 bytes."""
-    host = MagicMock()
-    host.run.return_value.text = "/mirror/lab.img"
-    owner = ContainerOwner(MagicMock(), host, ("/a",))
-    monkeypatch.setattr(container_owner, "opened", lambda *_: nullcontext())
-    asked: list[str] = []
-
-    def query_space(_: object, folder: str) -> SimpleNamespace:
-        asked.append(folder)
-        return SimpleNamespace(free=there)
-
-    monkeypatch.setattr(container_owner, "query_space", query_space)
-    monkeypatch.setattr(ext3, "free_bytes", lambda *_: inside)
-    monkeypatch.setattr(ext3, "sizes_of", lambda *_: (200, 200, 20))
-    monkeypatch.setattr(ContainerOwner, "_query", lambda *_: Tree(bytes=replaced))
-    monkeypatch.setattr(ContainerOwner, "inside", lambda *_, **__: None)
-    assert owner.free_bytes() == free and asked == ["/mirror"]
+    figures = {"Free blocks": inside, "Reserved block count": 0, "Block count": 200, "Block size": 1}
+    host = Fake(
+        {
+            LIST: lists([]),
+            ("readlink",): (0, "/mirror/lab.img"),
+            ("test", "-L"): (1, ""),
+            ("test",): (0, ""),
+            ("df",): lambda argv, _: (0, f"1B-blocks Avail\n900 {there}") if argv[-1] == "/mirror" else (1, ""),
+            ("losetup",): (0, ""),
+            ("dumpe2fs",): (0, "".join(f"{name}: {number}\n" for name, number in figures.items())),
+            ("stat",): (0, "200 20 1"),
+            ("find",): (0, ""),
+            ("mkdir",): (0, ""),
+            ("unshare",): (0, json.dumps({"bytes": replaced})),
+        }
+    )
+    owner = ContainerOwner(cluster, host, ("/a",))
+    owner._image = Image("/i.sif", "key", "0" * 64, "")
+    assert owner.free_bytes() == free
 
 
 def test_free_bytes_of_an_image(tmp_path: Path) -> None:
@@ -186,80 +193,59 @@ def test_free_bytes_of_an_image(tmp_path: Path) -> None:
     assert 8 << 20 < ext3.free_bytes(Local("here"), str(path)) < empty < 16 << 20
 
 
-class Cluster:
-    """A cluster of Kubernetes that records what is created. ``claims``: what it has."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *claims: str, namespace: bool = True) -> None:
-        self.kubectl, self.kubernetes, self.engine = MagicMock(), MagicMock(), MagicMock()
-        self.kubectl.exec_argv.side_effect = lambda *_, mark: ("printf", mark.decode()) if mark else ("true",)
-        self.kubectl.get.return_value = {} if namespace else None
-        self.kubernetes.prepare_namespace.side_effect = lambda _: setattr(self.kubectl.get, "return_value", {})
-        self.claims = list(claims)
-        self.kubectl.find.side_effect = lambda _: [{"metadata": {"name": name}} for name in self.claims]
-        self.kubectl.apply.side_effect = self._apply
-        monkeypatch.setattr(owners, "find_engine", lambda *_: self.engine)
-        monkeypatch.setattr(owners, "render_bundle", lambda *_: MagicMock(image="i", namespace="lab", items=()))
-        monkeypatch.setattr(owners, "compare_secrets", lambda *_: [])
-        monkeypatch.setattr(kubernetes_owner, "new_secrets", lambda *_: [])
-        monkeypatch.setattr(kubernetes_owner, "find_kubectl", lambda *_: self.kubectl)
-        monkeypatch.setattr(kubernetes_owner, "find_kubernetes", lambda *_: self.kubernetes)
-        mounts = [{"name": "state", "mountPath": "/a"}]
-        template = {"spec": {"initContainers": [], "containers": [{"volumeMounts": mounts}]}}
-        spec = {"template": template, "volumeClaimTemplates": [{"metadata": {}, "spec": {}}]}
-        monkeypatch.setattr(KubernetesOwner, "_sets", lambda _: iter([("slurmctld", spec)]))
-
-    def _apply(self, text: bytes) -> None:
-        self.claims += [one["metadata"]["name"] for one in json.loads(text).get("items", ())]
-
-    def owner(self) -> KubernetesOwner:
-        return KubernetesOwner(MagicMock(services=()), Local("here"), ("/a",))
-
-    @property
-    def applied(self) -> list[str]:
-        """Kinds of the objects, in their order."""
-        made = [json.loads(call.args[0]) for call in self.kubectl.apply.call_args_list]
-        return [each["kind"] for one in made for each in one.get("items", [one])]
+def move_on(cluster: Cluster, host: WithKubectl) -> KubernetesOwner:
+    """Return Kubernetes for one run of a move."""
+    return KubernetesOwner(cluster, host, (STATE,))
 
 
-def test_each_move_has_a_pod_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def host(cluster: Cluster) -> WithKubectl:
+    """A host whose `kubectl` has a cluster with the namespace; no task has the state."""
+    found = WithKubectl(cluster.site.admin_hosts[0].name)
+    found.objects["namespace", "lab"] = {}
+    found.prints[LEASE] = StateLease(1).text().decode()
+    return found
+
+
+def test_each_move_has_a_pod_of_its_own(cluster: Cluster, host: WithKubectl, tmp_path: Path) -> None:
     """The checks delete none of another run; a run that goes on deletes those that are left."""
-    found = Cluster(monkeypatch)
-    one, other = found.owner(), found.owner()
+    cluster = on_kubernetes(cluster, tmp_path)
+    one, other = move_on(cluster, host), move_on(cluster, host)
     assert one.pod != other.pod
-    one.inside(("true",), state=False)
-    made = json.loads(found.kubectl.apply.call_args.args[0])
-    assert made["metadata"]["name"] == one.pod
-    assert {call.args[1] for call in found.kubectl.delete.call_args_list} == {one.pod}
-    found.kubectl.pods.return_value = [SimpleNamespace(name=one.pod), SimpleNamespace(name=other.pod)]
-    found.kubectl.delete.reset_mock()
-    monkeypatch.setattr(owners, "find_deployed", lambda *_: None)
+    for each in (one, other):
+        each.inside(("true",), state=False)
+    assert host.objects.keys() >= {("pod", one.pod), ("pod", other.pod)}
+    assert host.deleted == [one.pod, other.pod]
     one.stop()
-    assert [call.args[1] for call in found.kubectl.delete.call_args_list] == [other.pod]
+    assert host.deleted[2:] == [other.pod]
 
 
 @pytest.mark.parametrize("namespace", [True, False])
-def test_checks_create_only_a_pod(monkeypatch: pytest.MonkeyPatch, *, namespace: bool) -> None:
+def test_checks_create_only_a_pod(cluster: Cluster, host: WithKubectl, tmp_path: Path, *, namespace: bool) -> None:
     """Neither namespace nor volumes nor secrets; where there is no namespace, not even that."""
-    found = Cluster(monkeypatch, namespace=namespace)
-    one = found.owner()
+    if not namespace:
+        del host.objects["namespace", "lab"]
+    one = move_on(on_kubernetes(cluster, tmp_path), host)
     one.check()
     assert bool(one.lacks()) != namespace
-    assert found.applied == ["Pod"] * namespace
-    assert not found.kubernetes.prepare_namespace.called and not found.engine.prepare.called
+    assert host.applied == ["Pod"] * namespace
     one.open()
-    assert found.kubernetes.prepare_namespace.called and found.applied == ["Pod"]
+    assert sorted(host.applied) == ["Namespace", "Pod"]
+    host.applied.clear()
     one.prepare()
-    assert found.applied == ["Pod", "PersistentVolumeClaim", "Pod"] and found.engine.prepare.called
+    assert host.applied == ["Namespace", "Secret", "PersistentVolumeClaim", "Pod"]
 
 
-def test_a_source_without_its_volumes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_without_its_volumes_is_refused(cluster: Cluster, host: WithKubectl, tmp_path: Path) -> None:
     """And none is created in their place, in which there is no state."""
-    found = Cluster(monkeypatch)
+    cluster = on_kubernetes(cluster, tmp_path)
     with pytest.raises(Refused, match="the claim state-slurmctld-0 is missing"):
-        found.owner().survey()
-    found.owner().discard()
-    assert found.applied == []
-    Cluster(monkeypatch, "state-slurmctld-0").owner().discard()
+        move_on(cluster, host).survey()
+    move_on(cluster, host).discard()
+    assert host.applied == []
+    host.objects["persistentvolumeclaim", "state-slurmctld-0"] = {"metadata": {"name": "state-slurmctld-0"}}
+    move_on(cluster, host).discard()
+    assert host.applied == ["Pod"]
 
 
 @pytest.mark.parametrize(

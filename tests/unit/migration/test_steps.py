@@ -15,7 +15,7 @@ import pytest
 from appliance.agent.protocol import Problem, read_request
 from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host, Unreachable
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
 from appliance.operations.migration import migrate
 from appliance.operations.migration.state import Inspected, MigrationResult
@@ -24,10 +24,10 @@ from appliance.plan.machine import PROBE
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.jobs import JOBS
-from appliance.progress import Progress, Silent
+from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.shared.migration import SourceRequest, TargetRequest
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import FakeAgents, fake_env
 from tests.support.fake import Fake
 from tests.unit.migration.requests import SOURCE, TARGET
@@ -180,7 +180,7 @@ class FakeEndpoint:
 
 def open_sample(world: World | None = None) -> Cluster:
     """Return a cluster of the hosts a and b."""
-    opened = open_cluster(DEBIAN_SITE, None, Silent())
+    opened = open_debian()
     admins = tuple(opened.site.admin_hosts[0].model_copy(update={"name": name}) for name in "ab")
     site, env = (
         opened.site.model_copy(update={"admin_hosts": admins}),

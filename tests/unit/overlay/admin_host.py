@@ -8,13 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.start_note import StartNote
 from appliance.plan.machine import inside_argv
-from appliance.progress import Silent
 from appliance.tools import python
 from appliance.tools.agent import Agents
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.fake import Answer, Fake
 
 NOW = 1_800_000_000.0
@@ -24,7 +23,7 @@ JOBS = "/var/spool/slurmctld/job_state"
 
 def cluster(**changes: Any) -> Cluster:
     """Return the sample site, independent of this machine; ``changes`` go to its snapshots section."""
-    found = open_cluster(DEBIAN_SITE, Path("/nowhere/sms"), Silent())
+    found = open_debian(Path("/nowhere/sms"))
     site = found.site.model_copy(update={"snapshots": found.site.snapshots.model_copy(update=changes)})
     return replace(found, site=site)
 

@@ -22,6 +22,7 @@ from appliance.shared.lease import Lease
 from appliance.tools import apptainer, bridge, ext3
 from appliance.tools.apptainer import Instance
 from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import Serial
 from tests.support.fake import Answer, Fake
 from tests.support.instances import LIST, list_layers, lists
@@ -93,7 +94,7 @@ def test_an_address_that_could_not_be_probed_is_not_free() -> None:
 
 
 def test_the_containers_own_mac_means_that_it_runs_elsewhere() -> None:
-    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    cluster = open_debian()
     network = cluster.site.networks.provisioning
 
     def host(mac: str) -> Fake:
@@ -121,7 +122,7 @@ def test_all_missing_programs_are_reported_at_once() -> None:
     ],
 )
 def test_bridges_without_an_uplink(flags: list[str], kind: str, words: str) -> None:
-    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    cluster = open_debian()
     shown = json.dumps([{"ifname": "br", "flags": flags, "linkinfo": {"info_kind": kind}}])
     host = Fake({("ip", "-json", "-details"): (0, shown), ("ip", "-json", "link"): (0, "[]")})
     with pytest.raises(Refused, match=words):
@@ -143,7 +144,7 @@ def test_bridges_without_an_uplink(flags: list[str], kind: str, words: str) -> N
 )
 def test_a_cluster_of_another_name_does_not_begin_without_jobs(other: str, refused: bool) -> None:
     """`cluster: labb` in the site file, after a stop of lab."""
-    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    cluster = open_debian()
     cluster = replace(cluster, site=cluster.site.model_copy(update={"cluster": "labb"}))
     (name, facts), folder = other.split(": "), cluster.places.lease.parent
     generation, *last = facts.split(" ")
@@ -156,7 +157,7 @@ def test_a_cluster_of_another_name_does_not_begin_without_jobs(other: str, refus
 
 
 def test_an_unreadable_lease_is_reported_with_its_path() -> None:
-    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    cluster = open_debian()
     host = Fake({})
     host.files[str(cluster.places.lease)] = b"{"
     with pytest.raises(SmsError, match=str(cluster.places.lease)):
@@ -186,7 +187,7 @@ def test_the_matching_key_is_returned() -> None:
 
 
 def test_pruning_keeps_the_current_image_of_every_cluster(tmp_path: Path) -> None:
-    cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
+    cluster = open_debian(tmp_path)
     images = tmp_path / "images"
     images.mkdir()
     for number, key in enumerate("abcd"):
@@ -204,7 +205,7 @@ def test_pruning_keeps_the_current_image_of_every_cluster(tmp_path: Path) -> Non
 
 def test_pruning_keeps_what_is_deployed_to_an_engine(tmp_path: Path) -> None:
     """A job names the file, a pod the beginning of the key; what was deployed before is for a rollback."""
-    cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
+    cluster = open_debian(tmp_path)
     (tmp_path / "images").mkdir()
     (tmp_path / "engines/other").mkdir(parents=True)
     keys = [letter * 64 for letter in "abc"]
@@ -235,7 +236,7 @@ def test_a_classification_overrides_the_services_of_the_site_file(tmp_path: Path
     said = Notes()
     cluster = open_cluster(DEBIAN_SITE, None, said, classification=file)
     assert [service.name for service in cluster.services] == ["munge", "slurmctld"]
-    refused = [each for each in open_cluster(DEBIAN_SITE, None, Silent()).services if each not in cluster.services]
+    refused = [each for each in open_debian().services if each not in cluster.services]
     assert f"the site file also enables {', '.join(each.name for each in refused)}: `sms start`" in said.lines[-1]
 
 

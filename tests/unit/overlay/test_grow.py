@@ -14,16 +14,14 @@ import pytest
 from appliance.agent import grow as agent_grow
 from appliance.agent.protocol import Problem
 from appliance.errors import ConfigError, Refused, SmsError
-from appliance.operations.context import open_cluster
 from appliance.operations.overlay import grow as flow_grow
 from appliance.plan.machine import instance_name
 from appliance.plan.overlay.grow import MIB, SizeSpec, grown, new_size, parse_size
 from appliance.plan.overlay.mirror import Member, Mirror, read_mirror
-from appliance.progress import Silent
 from appliance.shared.records import to_json
 from appliance.tools import ext3
 from appliance.tools.apptainer import Instance
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import FakeAgents, fake_env
 from tests.support.fake import Answer, Fake
 from tests.support.instances import LIST, lists
@@ -153,7 +151,7 @@ class Held(Fake):
 def test_the_mirror_grows_with_the_host_locked(tmp_path: Path, stopped: bool) -> None:
     """A concurrent scrub or stop has changed the note meanwhile: its changes are kept."""
     agents = FakeAgents(answers={"grow": lambda host, request: {}})
-    cluster = replace(open_cluster(DEBIAN_SITE, tmp_path, Silent()), env=fake_env(agents=agents))
+    cluster = replace(open_debian(tmp_path), env=fake_env(agents=agents))
     name, note = cluster.site.cluster, str(cluster.places.mirror_note)
     members = (Member(1, "/a", 1, "u1"), Member(2, "/b", 2, "u2"))
     before = Mirror(name, "btrfs", 5 << 30, members, "whole", mounted_on="host-a")

@@ -15,7 +15,7 @@ import yaml
 from appliance.config.model import Site
 from appliance.errors import ConfigError
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.overlay import overlay
 from appliance.operations.overlay.names import resolve_nodes
 from appliance.operations.site import config
@@ -25,6 +25,7 @@ from appliance.plan.overlay.seed import node_addresses
 from appliance.progress import Silent
 from appliance.tools.resolver import resolve
 from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.fake import Fake
 
 NODES = [
@@ -42,7 +43,7 @@ def named(site: Site) -> Site:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    opened = open_cluster(DEBIAN_SITE, tmp_path, Silent())
+    opened = open_debian(tmp_path)
     return replace(opened, site=named(opened.site))
 
 

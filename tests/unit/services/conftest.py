@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from appliance.operations.context import Cluster, open_cluster
-from appliance.progress import Silent
-from tests.places import DEBIAN_SITE, ROOT
+from appliance.operations.context import Cluster
+from tests.places import ROOT
+from tests.sites import open_debian
 from tests.support.env import fake_env
 
 RUNTIME = ROOT / "definitions" / "runtime"
@@ -88,4 +88,4 @@ def probe_of(*argv: str) -> dict[str, Any]:
 @pytest.fixture
 def cluster() -> Cluster:
     """A site of Debian, in an environment of its own."""
-    return replace(open_cluster(DEBIAN_SITE, None, Silent()), env=fake_env())
+    return replace(open_debian(), env=fake_env())

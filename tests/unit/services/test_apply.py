@@ -14,7 +14,7 @@ import pytest
 from appliance.catalog import read_catalog
 from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Result
-from appliance.operations.context import Cluster, open_cluster, runtime_files
+from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.image.deliver import Image
 from appliance.operations.lease import QUERY
 from appliance.operations.services import apply as module
@@ -23,12 +23,11 @@ from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import PROBE, inside_argv
 from appliance.plan.overlay.seed import Seed
 from appliance.plan.services.network import running_network
-from appliance.progress import Silent
 from appliance.share import share
 from appliance.tools.apptainer import Instance
 from appliance.tools.scripts import script_argv
 from tests.pairs import Pair
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import fake_env
 from tests.support.fake import Answer, Fake
 from tests.support.instances import LIST, lists
@@ -137,7 +136,7 @@ class Container(Fake):
 
 def catalogue() -> Cluster:
     """A cluster of one host with all services."""
-    opened = open_cluster(DEBIAN_SITE, None, Silent())
+    opened = open_debian()
     admins = [opened.site.admin_hosts[0].model_copy(update={"name": "host-a"})]
     site = opened.site.model_copy(update={"admin_hosts": admins})
     return Cluster(site, tuple(CATALOG.values()), opened.base, env=fake_env())

@@ -9,12 +9,10 @@ import pytest
 
 from appliance.errors import Busy
 from appliance.host.base import Host
-from appliance.operations.context import open_cluster
 from appliance.operations.services.guard import Guard
 from appliance.operations.under_way import mark_path, second_paths
-from appliance.progress import Silent
 from appliance.tools.files import HELD
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import FakeAgents, with_env
 from tests.support.fake import Fake
 
@@ -24,7 +22,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.agents = FakeAgents(answers={"resume": self.resume})
-        self.cluster = with_env(open_cluster(DEBIAN_SITE, folder, Silent()), agents=self.agents)
+        self.cluster = with_env(open_debian(folder), agents=self.agents)
         self.held = False
         self.answer: dict[str, Any] = {"found": "stopping", "state": "serving"}
         self.host = Fake({("flock",): lambda *_: (HELD if self.held else 0, ""), (): (0, "")}, name="admin-1")

@@ -18,7 +18,7 @@ from appliance.config.model import Overlay
 from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Result
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.env import LOCKED
 from appliance.operations.hosts import guarded
 from appliance.operations.hosts.guarded import STOP_TIMEOUT_S, ensure_guard, guard_version, is_outdated, start_guard
@@ -31,7 +31,7 @@ from appliance.tools.apptainer import Instance
 from appliance.tools.files import HELD, is_locked
 from appliance.tools.programs import PATH_OF
 from appliance.tools.scripts import script_argv
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import fake_env
 from tests.support.fake import Fake
 from tests.support.instances import LIST, lists
@@ -40,7 +40,7 @@ STARTS, STOPS = script_argv("start-daemon")[:3], script_argv("stop-daemon")[:3]
 
 
 def cluster(*, overlays: str = "", hosts: int = 2) -> Cluster:
-    opened = open_cluster(DEBIAN_SITE, None, Silent())
+    opened = open_debian()
     admins = tuple(opened.site.admin_hosts[0].model_copy(update={"name": f"host-{n}"}) for n in range(hosts))
     changes: dict[str, Any] = {"admin_hosts": admins}
     if overlays:

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from appliance.config.model import ProvisioningNetwork, Site
-from appliance.operations.context import open_cluster
 from appliance.plan.services.links import judge_networks, read_links
-from appliance.progress import Silent
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 
 UP = ["BROADCAST", "MULTICAST", "UP", "LOWER_UP"]
 Parts = dict[str, Any]
@@ -21,7 +19,7 @@ Parts = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def site() -> Site:
-    return open_cluster(DEBIAN_SITE, None, Silent()).site
+    return open_debian().site
 
 
 def link(index: int, name: str, kind: str = "veth", *, master: str = "", peer: int = 0) -> dict[str, Any]:
@@ -120,7 +118,7 @@ def gateway(parts: Parts) -> None:
     parts["neighbours"] += [{"dst": "192.0.2.77", "dev": "eth1", "state": ["REACHABLE"]}]
 
 
-GATEWAY = str(open_cluster(DEBIAN_SITE, None, Silent()).site.networks.public.gateway)
+GATEWAY = str(open_debian().site.networks.public.gateway)
 
 
 @pytest.mark.parametrize(

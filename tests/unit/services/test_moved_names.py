@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from appliance.errors import SmsError
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.services.names import SPLIT, NameWatch
-from appliance.progress import Silent
 from appliance.share import share
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import FakeAgents, Unlocked, fake_env
 from tests.support.fake import Fake
 
@@ -56,7 +55,7 @@ class World:
                 ("unshare",): self.inside,
             }
         )
-        opened = open_cluster(DEBIAN_SITE, tmp_path, Silent())
+        opened = open_debian(tmp_path)
         nodes = [type(opened.site.slurm.nodes[0]).model_validate(one) for one in NODES]
         site = opened.site.model_copy(update={"slurm": opened.site.slurm.model_copy(update={"nodes": tuple(nodes)})})
         env = fake_env({"fake": self.host}, here="fake", agents=FakeAgents(), locks=Unlocked())

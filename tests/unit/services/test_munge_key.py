@@ -11,16 +11,15 @@ from typing import IO, Any
 import pytest
 
 from appliance.errors import Refused
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.nodes.files import hold_key
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.munge_key import NEXT, KeySwap, find_key_faults, judge_key
 from appliance.plan.machine import inside_argv
 from appliance.plan.nodes.files import MUNGE_KEY, Difference, Master
 from appliance.plan.services.effect import PRESENT
-from appliance.progress import Silent
 from appliance.tools.provision import VmUnreachable
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.fake import Fake
 from tests.unit.services.test_effect import node
 
@@ -148,7 +147,7 @@ def test_a_key_with_which_munged_does_not_start(tmp_path: Path, size: int, refus
     """Whatever verb reads it: only `sms config check` named it."""
     key = tmp_path / "munge.key"
     key.write_bytes(b"k" * size)
-    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    cluster = open_debian()
     secrets = cluster.site.secrets.model_copy(update={"munge_key": key})
     cluster = replace(cluster, site=cluster.site.model_copy(update={"secrets": secrets}))
     with pytest.raises(Refused, match=f"has {size} bytes") if refused else nullcontext():

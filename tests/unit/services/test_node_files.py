@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.services.node_files import judge_node_files
 from appliance.plan.services.defined import GRES_CONF, read_defined
 from appliance.plan.services.node_files import (
@@ -18,8 +18,8 @@ from appliance.plan.services.node_files import (
     read_tried,
     reads_other,
 )
-from appliance.progress import Silent
 from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import Reports, fake_env
 from tests.support.fake import Fake
 
@@ -87,7 +87,7 @@ def test_what_is_refused(output: str, gres: str, wanted: list[str]) -> None:
 
 @pytest.fixture
 def cluster() -> Cluster:
-    return replace(open_cluster(DEBIAN_SITE, DEBIAN_SITE.parent, Silent()), env=fake_env())
+    return replace(open_debian(DEBIAN_SITE.parent), env=fake_env())
 
 
 class Image(Fake):

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import SmsError
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.inside import Inside, Process
 from appliance.plan.services.links import Links
 from appliance.plan.services.nodes import NodeState
-from appliance.progress import Silent
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.fake import Fake
 
 BROKEN: tuple[Links, str] = (Links(), "the network of host-a cannot be inspected: x")
@@ -26,7 +25,7 @@ GONE = NodeState("n1", "10.0.0.9", 6818, "down+not_responding", "Not responding"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    return open_cluster(DEBIAN_SITE, tmp_path, Silent())
+    return open_debian(tmp_path)
 
 
 def inside(*nodes: NodeState, age_s: float = 61, state: str = "S") -> Inside:

@@ -15,7 +15,7 @@ from rich.console import Console
 from appliance.cli.services.status import view
 from appliance.host.base import Host
 from appliance.operations import preflight
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.hosts.guarded import guard_version, version_path
 from appliance.operations.overlay.mirrored import MirrorState
 from appliance.operations.services import status
@@ -31,14 +31,14 @@ from appliance.plan.services.links import NetworkState
 from appliance.plan.services.nodes import NetworkProbe, NodesView, SilentNode
 from appliance.plan.services.probes import ProbeAnswer
 from appliance.plan.snapshots.runs import Run
-from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
 from appliance.tools.apptainer import Instance
 from appliance.tools.files import HELD
 from appliance.tools.scripts import script_argv
 from tests.confined import INSPECT, confined_output
-from tests.places import DEBIAN_SITE, ROOT
+from tests.places import ROOT
+from tests.sites import open_debian
 from tests.support.env import fake_env
 from tests.support.fake import Answer, Fake
 from tests.support.instances import LIST, lists
@@ -88,7 +88,7 @@ def simulate_reach(
 
 
 def without_vm(path: Path, hosts: int = 1) -> Cluster:
-    opened = open_cluster(DEBIAN_SITE, path, Silent())
+    opened = open_debian(path)
     changes = {"admin_hosts": opened.site.admin_hosts[:1] * hosts, "provisioning": None}
     return replace(opened, site=opened.site.model_copy(update=changes), env=fake_env())
 

@@ -15,13 +15,12 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Result, Unreachable
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.lease import QUERY
 from appliance.operations.services.uplink import CALM_S, FLAP_S, INSTANCE_INTERVAL_S, PATIENCE_S, UplinkWatch
 from appliance.operations.under_way import mark_path
 from appliance.plan.machine import Places
 from appliance.plan.migration.lease import View
-from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.locks import hold_lock
 from appliance.shared.migration import MoveMark
@@ -30,7 +29,7 @@ from appliance.tools import carrier
 from appliance.tools.apptainer import Instance
 from tests.ownnet import own_network
 from tests.pairs import HostInFolder, Pair
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import FakeClock, FakeHosts
 from tests.waiting import wait_until
 
@@ -129,7 +128,7 @@ class AtHand(Cluster):
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    found = World(open_cluster(DEBIAN_SITE, tmp_path, Silent()).site.networks.provisioning.bridge)
+    found = World(open_debian(tmp_path).site.networks.provisioning.bridge)
 
     def has_uplink(bridge: str, _: str) -> bool:
         return bridge != found.bridge or "ens1" in found.live

@@ -14,7 +14,6 @@ from appliance.cli.steps import Shown
 from appliance.config.model import Retention
 from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import Result, Unreachable
-from appliance.operations.context import open_cluster
 from appliance.operations.snapshots.pull import list_remote
 from appliance.operations.snapshots.push import (
     FAILED,
@@ -27,11 +26,10 @@ from appliance.operations.snapshots.push import (
     exit_status,
 )
 from appliance.plan.snapshots import offsite
-from appliance.progress import Silent
 from appliance.shared.identity import Identity
 from appliance.tools import borg
 from appliance.tools.borg import Repository
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.fake import Fake
 
 FAR = Repository("ssh://borg@far:2222/srv/r", "/etc/sms/borg pass", "/base", "/key", "/known")
@@ -302,7 +300,7 @@ def test_exit_statuses() -> None:
 
 
 def test_hints_name_the_option_that_was_used() -> None:
-    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    cluster = open_debian()
     name = cluster.site.admin_hosts[0].name
     for option in ("--to", "--from"):
         with pytest.raises(Refused) as caught:

@@ -27,7 +27,6 @@ from appliance.agent.trees import Contents
 from appliance.cli import main
 from appliance.cli.snapshots.paths_view import diff_line, diff_summary, restored_paths_lines
 from appliance.errors import Refused
-from appliance.operations.context import open_cluster
 from appliance.operations.snapshots.paths import (
     Diff,
     ExtractOptions,
@@ -37,11 +36,10 @@ from appliance.operations.snapshots.paths import (
     rehearse_paths,
     restore_paths,
 )
-from appliance.progress import Silent
 from appliance.shared import files
 from appliance.shared.results import PathResult
 from appliance.text import printable
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.fake import Fake
 
 NAME = st.binary(min_size=1, max_size=40).filter(
@@ -400,7 +398,7 @@ def test_a_whiteout_is_not_a_device() -> None:
 
 
 def test_a_host_without_rsync_is_refused() -> None:
-    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    cluster = open_debian()
 
     def run(argv: tuple[str, ...], given: bytes | None) -> tuple[int, str]:
         return 0, "rsync" if argv[-1] == "rsync" else ""

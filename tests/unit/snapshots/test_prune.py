@@ -15,13 +15,13 @@ from appliance.cli import main
 from appliance.config.model import Retention
 from appliance.errors import Busy, Refused
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.env import Env
 from appliance.operations.snapshots.prune import Pruned, prune
-from appliance.progress import Silent
 from appliance.tools.agent import Agents
 from tests import stores
 from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 
 HOST = Local("admin-1")
 
@@ -29,7 +29,7 @@ HOST = Local("admin-1")
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     """A cluster whose retention keeps the last two and one a day."""
-    opened = open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
+    opened = open_debian(tmp_path / "state")
     rule = Retention(last=2, hourly=0, daily=1, weekly=0, monthly=0)
     env = Env(agents=Agents(str(tmp_path / "run")))
     return Cluster(opened.site.model_copy(update={"retention": rule}), opened.services, opened.base, env=env)

@@ -10,11 +10,10 @@ import pytest
 
 from appliance.config.model import Site
 from appliance.errors import ConfigError, Refused
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.snapshots.schedule import Scheduled, install_schedule, remove_schedule, show_schedule
-from appliance.progress import Silent
 from tests.places import DEBIAN_SITE
-from tests.sites import make_site
+from tests.sites import make_site, open_debian
 from tests.support.fake import Fake
 
 CRON = "/etc/cron.d/sms-sample"
@@ -54,7 +53,7 @@ class Files(Fake):
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    return open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
+    return open_debian(tmp_path / "state")
 
 
 def changing(host: Files) -> list[tuple[str, ...]]:

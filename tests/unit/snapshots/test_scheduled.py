@@ -19,7 +19,7 @@ from appliance.config.model import BorgRepository, Site
 from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import Host, Result
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.snapshots import push as push_flow
 from appliance.operations.snapshots import scheduled
 from appliance.operations.snapshots.report import record_path
@@ -28,13 +28,13 @@ from appliance.operations.snapshots.snapshot import SnapshotOptions, Taken
 from appliance.operations.snapshots.status import snapshot_status
 from appliance.plan.snapshots.runs import DRILLS, Run, read_run
 from appliance.plan.snapshots.schedule import drill_job, job, plan_schedule
-from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
 from appliance.tools.apptainer import Instance
 from appliance.tools.borg import Repository, error_of
 from tests import stores
 from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.cron import AgentsWithCron, HostWithCron
 from tests.support.env import FakeHosts, with_env
 from tests.support.fake import Fake
@@ -47,7 +47,7 @@ NAME = "admin-1"
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     """A cluster on this machine, where ``cron.d`` in the folder of the test is the one of cron."""
-    opened = open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
+    opened = open_debian(tmp_path / "state")
     return with_env(opened, agents=AgentsWithCron(str(tmp_path / "run"), cron=str(tmp_path / "cron.d")))
 
 

@@ -12,7 +12,7 @@ import pytest
 from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import Unreachable
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
 from appliance.operations.snapshots.pull import Remote
 from appliance.operations.snapshots.report import read_record
@@ -21,8 +21,7 @@ from appliance.operations.upgrade.drill import DrillOptions, DrillResult, drill,
 from appliance.operations.upgrade.rehearse import RehearsalResult
 from appliance.operations.upgrade.rehearse_checks import Check
 from appliance.plan.snapshots.runs import DRILLS
-from appliance.progress import Silent
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import fake_env
 from tests.support.fake import Fake
 from tests.support.instances import LIST, lists
@@ -100,7 +99,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     """Its admin hosts run nothing; drills run on another machine."""
-    opened = open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
+    opened = open_debian(tmp_path / "state")
     admins = {host.name: Fake({LIST: lists([])}, name=host.name) for host in opened.site.admin_hosts}
     return replace(opened, env=fake_env({**admins, "drills": Local("drills")}, here="drills"))
 

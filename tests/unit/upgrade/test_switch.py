@@ -10,14 +10,13 @@ import pytest
 
 from appliance.host.base import Result
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.services.unfinished import has_switched, image_of_unfinished, read_last_upgrade, write_phase
 from appliance.plan.upgrade.upgrade import RETURNED, STARTING, SWITCHING, Side, Upgrade
-from appliance.progress import Silent
 from appliance.tools.apptainer import Instance
 from tests.conftest import find_tool
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.instances import LIST, lists
 
 OLD, NEW = Side("/i/old.sif", "old", "aa"), Side("/i/new.sif", "new", "bb")
@@ -25,7 +24,7 @@ OLD, NEW = Side("/i/old.sif", "old", "aa"), Side("/i/new.sif", "new", "bb")
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    opened = open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
+    opened = open_debian(tmp_path / "state")
     for folder in (opened.places.overlay.parent, opened.places.journal):
         Path(folder).mkdir(parents=True)
     return opened

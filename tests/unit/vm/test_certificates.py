@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 from appliance.errors import ConfigError, SmsError
-from appliance.host.base import Result, Unreachable
+from appliance.host.base import OnLine, Result, Unreachable
+from appliance.host.stream import Stream
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.site import ca
 from appliance.operations.site.init import read_profile
 from appliance.operations.site.issued import read_revoked, serial_of
 from appliance.operations.snapshots.scheduled import run_scheduled
 from appliance.operations.snapshots.snapshot import SnapshotOptions
-from appliance.operations.vm import certificates, start, status, vm
+from appliance.operations.vm import certificates, start, status
 from appliance.operations.vm.certificates import container_problems
 from appliance.operations.vm.revoke import revoke
 from appliance.operations.vm.start import VmNote, make_seed, read_note
@@ -34,22 +35,15 @@ from appliance.shared.lease import Lease
 from appliance.shared.records import to_json
 from appliance.tools.apptainer import Instance
 from appliance.tools.guest import GuestResult
-from appliance.tools.qmp import NotResponding
 from appliance.tools.scripts import script_argv
 from tests.support.env import FakeClock, FakeHosts, with_env
 from tests.support.fake import Answer, Fake
 from tests.support.instances import LIST, lists
+from tests.support.vm import GuestStream, vm_answers
 
 PROVISIONING = '\nprovisioning: {address: 10.77.0.2/24, mac: "02:00:0a:4d:00:02"}\n'
 DAY = 86400
 NONE = 127, "apptainer: not found"
-IDLE: dict[tuple[str, ...], Answer] = {
-    ("qemu-img",): (1, ""),
-    ("test", "-e"): (1, ""),
-    ("sh", "-c"): (0, ""),
-    ("cat", "/proc/7/status"): (0, "VmRSS: 1024 kB"),
-}
-"""What else a status looks for on a host: there are no disks and no snapshots, and nobody has a lock."""
 
 
 class Guest:
@@ -59,16 +53,16 @@ class Guest:
         self.files: dict[str, bytes] = {}
         self.hangs = False
 
-    def run(self, argv: Sequence[str], *, input: bytes | None = None, timeout_s: float = 0) -> GuestResult:
+    def run(self, argv: Sequence[str], given: bytes) -> GuestResult | None:
         if self.hangs:
-            raise NotResponding("the guest agent does not answer")
+            return None
         if argv[0] == "/bin/cat":
             data = self.files.get(argv[1])
-            return GuestResult(data is None, data or b"", b"")
+            return GuestResult(int(data is None), data or b"", b"")
         if argv[0] == HEALTH:
             return GuestResult(0, b"unit nginx active\nstate 1 9\nhttps 200\n", b"")
         if argv[0] == "/bin/tar":
-            self.unpack(input or b"")
+            self.unpack(given)
         return GuestResult(0, b"", b"")
 
     def unpack(self, archive: bytes) -> None:
@@ -84,18 +78,11 @@ class Guest:
 class Sites:
     """Two admin hosts. ``a`` and ``b``: the site as seen on each, with a folder ``tls/`` of its own."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.guest, self.vm_on, self.container_on, self.silent = Guest(), "host-b", "host-b", ""
         self.container: dict[str, bytes] = {}
         self.hosts = {name: FakeHost(self, name) for name in ("host-a", "host-b")}
         self.a, self.b = (self.open(folder / name) for name in "ab")
-
-        @contextmanager
-        def open_guest(*_: object, **__: object) -> Iterator[Guest]:
-            yield self.guest
-
-        for module in (start, certificates, vm):
-            monkeypatch.setattr(module, "open_guest", open_guest)
 
     def open(self, folder: Path) -> Cluster:
         folder.mkdir()
@@ -118,13 +105,10 @@ class FakeHost(Fake):
         answers: dict[tuple[str, ...], Answer] = {
             ("unshare",): self.inside,
             ("logger",): (0, ""),
-            ("cat", "--"): lambda *_: (0, "7") if name == sites.vm_on else (1, "no such file"),
-            ("cat", "/proc/7/cmdline"): (0, "sms-vm-lab,debug-threads=on"),
-            ("stat", "-c", "%Y"): (0, "5"),
             LIST: lambda argv, _: (
                 lists([Instance("sms-lab", 9, "/i")])(argv, None) if name == sites.container_on else NONE
             ),
-            **IDLE,
+            **vm_answers("lab", lambda: name == sites.vm_on),
         }
         super().__init__(answers, name=name)
         self.sites = sites
@@ -147,6 +131,11 @@ class FakeHost(Fake):
             raise Unreachable(f"{self.name} does not answer")
         return super().read(path)
 
+    @contextmanager
+    def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
+        assert str(VmPlaces(self.sites.a.site).guest) in argv
+        yield GuestStream(self.name, argv, self.sites.guest.run)
+
 
 @pytest.fixture
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sites:
@@ -155,7 +144,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sites:
         short.setattr(ca, "CLIENT_DAYS", 30)
         short.setattr(ca, "ISSUER_DAYS", 30)
         short.setattr(ca, "SOON_DAYS", 0)
-        sites = Sites(tmp_path, monkeypatch)
+        sites = Sites(tmp_path)
         ca.make_ca(tmp_path / "a/tls")
         sites.start_vm(sites.a)
     shutil.copytree(tmp_path / "a/tls", tmp_path / "b/tls")

@@ -21,7 +21,8 @@ OWN, PUBLIC = "10.0.0.2", "192.0.2.10"
 OTHER = 999
 TRY = """
 import socket, sys
-for word in sys.argv[1:]:
+from concurrent.futures import ThreadPoolExecutor
+def answers(word):
     kind, address, port = word.split("/")
     link = socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
     link.settimeout(1.5)
@@ -30,9 +31,12 @@ for word in sys.argv[1:]:
         if kind == "udp":
             link.send(b"x")
             link.recv(9)
-        print(word)
+        return True
     except OSError:
-        pass
+        return False
+words = sys.argv[1:]
+with ThreadPoolExecutor(len(words)) as pool:
+    print(*(word for word, found in zip(words, pool.map(answers, words)) if found))
 """
 """Prints which of these answer."""
 

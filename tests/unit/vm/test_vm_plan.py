@@ -58,6 +58,9 @@ from appliance.share import share
 from appliance.shared.records import RecordError, to_json
 from appliance.tools.files import is_locked
 from tests.sites import WITH_VM, make_site
+from tests.support.env import fake_env
+from tests.support.fake import Fake
+from tests.support.vm import vm_answers
 
 
 def blockdevs(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -292,22 +295,21 @@ def test_a_machine_that_a_migration_left_is_stopped_not_moved() -> None:
     check_source("a", [HostView("a", running=True), B])
 
 
-def test_of_two_machines_the_one_with_the_disks_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_machines_the_one_with_the_disks_counts(tmp_path: Path) -> None:
     """Verbs without --host act on it, and the status is its."""
     both = [LEFT, HostView("a", running=True, holder=Holder("a", 2))]
     assert [running_host(views) for views in (both, both[:1], [A, B], [B, HostView("a", running=True)])] == [
         *("a", "b", "", "a")
     ]
-    cluster = Cluster(make_site(tmp_path), (), read_bases(share("definitions", "bases"))["debian-12"])
-    hosts = {name: Local(name) for name in "ab"}
-    monkeypatch.setattr(Cluster, "host", lambda _, name: hosts.get(name) or Local(name))
-    monkeypatch.setattr(Cluster, "target", lambda _, name: hosts[name])
-    for module in (vm, status):
-        monkeypatch.setattr(module, "view_hosts", lambda *_: both)
-    monkeypatch.setattr(status, "all_hosts", lambda *_: list(hosts.values()))
-    monkeypatch.setattr(status, "_status", lambda _, host, silent: host.name)
-    asked: Any = status.status_vm(cluster, hosts["b"])
-    assert (vm.find_vm(cluster, None).name, asked) == ("a", "a")
+    site = make_site(tmp_path)
+    two = tuple(site.admin_hosts[0].model_copy(update={"name": name}) for name in "ab")
+    hosts = {name: Fake({**vm_answers("one"), ("python3",): (74, "no agent")}, name=name) for name in "ab"}
+    for view in both:
+        hosts[view.name].files[str(VmPlaces(site).holder)] = to_json(view.holder)
+    base = read_bases(share("definitions", "bases"))["debian-12"]
+    cluster = Cluster(site.model_copy(update={"admin_hosts": two}), (), base, env=fake_env(hosts))
+    found = status.status_vm(cluster, hosts["b"])
+    assert (vm.find_vm(cluster, None).name, found.host, found.running) == ("a", "a", True)
 
 
 def test_an_interrupted_restore_loses_no_disk(tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ from appliance.config.model import AdminHost, Fence, Site
 from appliance.errors import Busy, SmsError
 from appliance.host.base import Host, OnLine, Result
 from appliance.host.stream import Stream
-from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.context import Cluster
 from appliance.operations.env import Env, Hosts
 from appliance.plan.machine import GATEWAY, PROBE, instance_name
 from appliance.plan.services.confinement import Confinement, capabilities_for
 from appliance.plan.services.runs import PRIVATE, shown
-from appliance.progress import Progress, Silent
+from appliance.progress import Progress
 from appliance.shared.history import AppendLine
 from appliance.shared.identity import Identity
 from appliance.shared.lease import SwapLease
@@ -35,7 +35,7 @@ from appliance.shared.outputs import MAX_OUTPUT
 from appliance.shared.overlay import MarkOverlay
 from appliance.tools.agent import Agents
 from tests.confined import confined_output
-from tests.places import DEBIAN_SITE
+from tests.sites import open_debian
 from tests.support.env import Serial
 from tests.support.instances import list_layers
 from tests.unit.migration.model import engine
@@ -445,7 +445,7 @@ def public_key() -> Path:
 @cache
 def cluster_of_model(*, fenced: bool = True) -> Cluster:
     """Return the cluster, in an environment of the model; each run gets the same one, which keeps nothing."""
-    opened = open_cluster(DEBIAN_SITE, Path(STATE), Silent())
+    opened = open_debian(Path(STATE))
     admins = tuple(
         opened.site.admin_hosts[0].model_copy(
             update={"name": name, "fence": Fence(command=("fence", name)) if fenced else None, "mirror": None}
