@@ -46,7 +46,8 @@ from appliance.operations.preflight import check_confinement, check_networks, fi
 from appliance.operations.services.apply import Applied
 from appliance.operations.services.apply import apply as apply_files
 from appliance.operations.services.boot import install_unit
-from appliance.operations.services.effect import compare, held, judge_running, release
+from appliance.operations.services.effect import compare, held, judge_running
+from appliance.operations.services.holding import release
 from appliance.operations.services.restart import tell_nodes
 from appliance.operations.services.unfinished import (
     read_last_upgrade,
@@ -216,7 +217,7 @@ def record_interrupted(cluster: Cluster, host: Host) -> None:
         lease = query_lease(host, cluster)
         if record_if_missing(cluster, host, running, lease):
             remove_isolated(cluster, host)
-            release(cluster, host)  # of what it has not removed
+            release(cluster, host, written=True)  # of what it has not removed
 
 
 def _inspect(cluster: Cluster, host: Host, image: Image, options: Options) -> tuple[Inspected, SwitchPlan]:

@@ -32,10 +32,10 @@ from appliance.operations.services.effect import (
     held,
     judge,
     need_no_cost,
-    release,
     resume_nodes,
 )
 from appliance.operations.services.faults import find_faults, find_faults_for_users, find_faults_of_present
+from appliance.operations.services.holding import release
 from appliance.operations.services.inside import need_running, refuse_superseded
 from appliance.operations.services.munge_key import KeySwap, find_key_faults
 from appliance.operations.services.node_files import judge_node_files
@@ -206,7 +206,7 @@ def apply(
         need_running(cluster, host)
         with cluster.env.progress.step("compare the files") as step:
             work = _Apply(cluster, host)
-            if not work.left and release(cluster, host):
+            if not work.left and release(cluster, host, written=True):
                 work = _Apply(cluster, host)  # the state that it has judged was that of a killed run
             step.detail(f"{len(work.plan.changes)} differ")
         plan = work.plan
@@ -281,7 +281,6 @@ def _roll_back(work: _Apply, begun: list[Step], wait_s: float, cause: SmsError) 
         for action in plan_actions(work.cluster.services, (), _read_kinds(restored)):
             work.run(action.service, action.kind, wait_s)
         resume_nodes(work.cluster, work.host, work.judged)
-        release(work.cluster, work.host)
         work.inside(dict, "finish")
     except SmsError as second:
         raise SmsError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -12,7 +12,7 @@ from appliance.config.slurm_files import FOLDER
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
-from appliance.operations.history import note, read_history
+from appliance.operations.history import note
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.preflight import find_instance
 from appliance.operations.services.faults import (
@@ -21,12 +21,12 @@ from appliance.operations.services.faults import (
     find_lost_accounts,
     find_unreached,
 )
+from appliance.operations.services.holding import hold, release, update
 from appliance.operations.services.munge_key import judge_key
 from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.present import QUERY_S, last_line, query_present, read_recorded
 from appliance.plan.adopt.read_slurm import find_include
 from appliance.plan.machine import inside_argv
-from appliance.plan.migration.here import SWITCHED
 from appliance.plan.nodes.accounts import GROUP, PASSWD
 from appliance.plan.nodes.files import MUNGE_KEY
 from appliance.plan.services.admission import read_groups
@@ -65,12 +65,7 @@ SETTLE_S = 5
 """Seconds after which nodes have registered with changed settings: a reload makes each of them do so."""
 MOST_FILES = 32
 """Of slurm.conf and what it includes in an overlay."""
-REASON = "sms: is removed from the site"
-"""Of nodes that are drained before they are removed."""
 REMOVED = "partitions, nodes, their resources or limits are removed or changed"
-HELD, RELEASED = "held", "released"
-ENDS = ("applied", SWITCHED)
-"""Events of the history after which what was held is removed."""
 WAYS = (
     "drain the partition or the nodes with `scontrol update`, wait until the jobs have ended (`squeue`), "
     "or change those that wait (`scontrol update JobId=N`), and run this again"
@@ -419,6 +414,7 @@ def held(
     """Let no job start where it would be lost: what is removed takes none meanwhile. If it fails, all is as before.
 
     Raises:
+        Busy: another run is at work.
         Refused: jobs have begun, or were submitted, since they were judged.
     """
     if judged.present is None or not judged.costly:
@@ -427,46 +423,11 @@ def held(
     there = judged.present.partitions  # somebody may have deleted one by hand
     partitions = sorted((judged.old.partitions.keys() - judged.new.partitions.keys()) & there.keys())
     nodes = fold(sorted((judged.old.nodes.keys() - judged.new.nodes.keys()) & judged.present.usable))
-    if partitions or nodes:
-        before = {name: there[name].get("State", "UP") for name in partitions}
-        note(cluster, host, verb, HELD, partitions=before, nodes=nodes)
-    try:
-        for name in partitions:
-            _update(cluster, host, f"PartitionName={name}", "State=INACTIVE")
-        if nodes:
-            _update(cluster, host, f"NodeName={nodes}", "State=DRAIN", f"Reason={REASON}")
+    states = {name: there[name].get("State", "UP") for name in partitions}
+    with hold(cluster, host, verb, states, nodes) if partitions or nodes else nullcontext():
         now = judge(cluster, host, judged.old, judged.new)
         replace(now, faults=judged.faults).refuse(verb, accepted=accepted)
         yield
-    except BaseException:
-        release(cluster, host)
-        raise
-
-
-def release(cluster: Cluster, host: Host) -> bool:
-    """Let jobs start again where a run that failed or was killed kept them from it; return whether one did.
-
-    What was removed since is left out. If the controller does not answer, it is reported, and the next run repeats it.
-    """
-    events = [one for one in read_history(cluster, host) if one.get("event") in (HELD, RELEASED, *ENDS)]
-    if not events or events[-1]["event"] != HELD:
-        return False
-    found, nodes = events[-1].get("partitions"), events[-1].get("nodes")
-    states = found if isinstance(found, dict) else {}
-    try:
-        present = query_present(cluster, host)
-        for name, state in states.items():
-            if name in present.partitions:
-                _update(cluster, host, f"PartitionName={name}", f"State={state}")
-        ours = sorted(one.name for one in present.nodes if one.reason == REASON) if nodes else []
-        if ours:
-            _update(cluster, host, f"NodeName={fold(ours)}", "State=RESUME")
-        note(cluster, host, str(events[-1]["verb"]), RELEASED)
-    except SmsError as error:
-        what = ", ".join(filter(None, [*map(str, states), str(nodes or "")]))
-        cluster.env.progress.warn(f"no job starts in {one_line(what, 200)} yet: {last_line(error)}")
-        return False
-    return True
 
 
 def compare(cluster: Cluster, host: Host, judged: Judged, *, registers: bool = True) -> Cost:
@@ -546,9 +507,4 @@ def resume_nodes(cluster: Cluster, host: Host, judged: Judged) -> None:
     if judged.present is None:
         return
     if lost := find_unusable(judged.present, query_present(cluster, host), judged.old):
-        _update(cluster, host, f"NodeName={fold(one.name for one in lost)}", "State=RESUME", ok=None)
-
-
-def _update(cluster: Cluster, host: Host, *words: str, ok: tuple[int, ...] | None = (0,)) -> None:
-    argv = inside_argv(cluster.site, cluster.services, "scontrol", "update", *words)
-    host.run(*argv, timeout=QUERY_S, ok=ok)
+        update(cluster, host, f"NodeName={fold(one.name for one in lost)}", "State=RESUME", ok=None)

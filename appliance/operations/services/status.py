@@ -16,6 +16,7 @@ from appliance.operations.lease import query_lease
 from appliance.operations.overlay.frozen import end_lost_freeze
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
 from appliance.operations.preflight import UNCONFINED, find_instance, is_confined, query_age, running_gateway
+from appliance.operations.services.holding import describe_lost
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
 from appliance.operations.services.unfinished import moved_path, read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status, vm_snapshot_status
@@ -171,6 +172,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
         answers, note, guarded = services.result(), note_query.result(), guard.result() if guard else None
     space, uptime = inside.result().space, inside.result().uptime_s()
     faults = _faults(cluster, host, lease, space, guarded) + reach.problems + certificate.result()
+    faults += filter(None, [describe_lost(cluster, host, inside.result().nodes)])
     # The refusal says all that is to be done about an instance that is not confined, too.
     faults += filter(None, [refusal.result() or (older.result() if confined else UNCONFINED)])
     image = {"path": running.image}

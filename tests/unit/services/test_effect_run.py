@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import Busy, Refused, SmsError
+from appliance.host.base import CommandError, Result
 from appliance.operations.context import Cluster
+from appliance.operations.env import LOCKED as BUSY
 from appliance.operations.history import note, read_history
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.effect import (
-    REASON,
     Answer,
     Judged,
     find_answer,
@@ -19,15 +22,17 @@ from appliance.operations.services.effect import (
     judge,
     judge_kept,
     judge_start,
-    release,
 )
 from appliance.operations.services.faults import find_faults
+from appliance.operations.services.holding import REASON, describe_lost, release
 from appliance.operations.services.present import describe_jobs, judge_restore
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import PRESENT
+from appliance.plan.services.nodes import read_nodes
 from appliance.shared.overlay import OverlayMark
 from appliance.shared.records import to_json
+from appliance.tools.files import HELD as LOCKED
 from appliance.tools.scripts import script_argv
 from tests.support.env import Reports, fake_env
 from tests.support.fake import Fake
@@ -49,13 +54,20 @@ class Controller(Fake):
         self.lines = list(lines)
         self.updates: list[str] = []
         self.generation = 7
+        self.locked = False
         self.overlay = OLD.decode()
         inside = inside_argv(cluster.site, cluster.services)
         super().__init__(
             {
                 (*inside, *PRESENT): self.present,
                 (*inside, "scontrol", "update"): self.update,
+                (*inside, "sinfo"): lambda *_: (
+                    0,
+                    f"n1 none\nn2 {REASON if 'idle+drain' in self.second() else 'none'}\n",
+                ),
                 (*inside, "test", "-x"): (1, ""),
+                ("test", "-e"): (0, ""),
+                ("flock",): lambda *_: (LOCKED if self.locked else 0, ""),
                 ("rm", "-f", "--"): self.removed,
                 ("cat", "--"): lambda argv, _: (0, self.files[argv[2]].decode()) if argv[2] in self.files else (1, ""),
                 script_argv("query-overlay"): lambda *_: (0, f"exists\nend\n={self.mark(cluster)}\n\n"),
@@ -78,6 +90,16 @@ class Controller(Fake):
     def update(self, argv: tuple[str, ...], _: object) -> tuple[int, str]:
         self.updates.append(" ".join(argv[argv.index("update") + 1 :]))
         return 0, ""
+
+    @contextmanager
+    def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
+        if self.locked:
+            raise CommandError(Result(self.name, argv, BUSY, b"", b""))
+        self.locked = True
+        try:
+            yield "held"
+        finally:
+            self.locked = False
 
     def removed(self, argv: tuple[str, ...], _: object) -> tuple[int, str]:
         self.files.pop(argv[3], None)
@@ -124,11 +146,51 @@ def test_what_a_killed_run_held_is_released_by_the_next(cluster: Cluster) -> Non
     host = Controller(cluster, [ELSEWHERE])
     release(cluster, host)
     assert host.updates == []
-    run = held(cluster, host, judged(cluster, host), "apply")
-    run.__enter__()  # and it is killed
+    killed(cluster, host)
     release(cluster, host)
     release(cluster, host)
     assert host.updates == [*HELD, *RELEASED]
+
+
+def killed(cluster: Cluster, host: Controller) -> None:
+    """A run that holds something, and has been killed."""
+    states = {"night": "DOWN"}
+    note(cluster, host, "apply", "held", partitions=states, nodes="n2")
+    host.updates += HELD
+
+
+def test_what_a_run_holds_is_left_alone_while_it_lives(cluster: Cluster) -> None:
+    """And status names only what a dead one holds."""
+    host = Controller(cluster, [ELSEWHERE])
+    drained = read_nodes([node("n2", "idle+drain", REASON, "root").removeprefix("node ")], "slurm")
+    with held(cluster, host, judged(cluster, host), "apply"):
+        assert describe_lost(cluster, host, drained) == ""
+        with pytest.raises(Busy):
+            release(cluster, host)
+        note(cluster, host, "apply", "applied")
+    assert host.updates == HELD and describe_lost(cluster, host, ()) == ""
+    killed(cluster, host)
+    shown = describe_lost(cluster, host, drained)
+    assert "partition night" in shown and "nodes n2" in shown and "`sms start --host host-a`" in shown
+
+
+def test_what_a_killed_run_has_written_is_left_to_the_next_apply(cluster: Cluster) -> None:
+    """Its partition goes at the next reload, and jobs submitted until then would go with it."""
+    host = Controller(cluster, [ELSEWHERE])
+    killed(cluster, host)
+    note(cluster, host, "apply", "begun", files=["/etc/slurm/slurm.conf"])
+    assert not release(cluster, host) and host.updates == HELD
+    assert "`sms apply --host host-a`" in describe_lost(cluster, host, ())
+    note(cluster, host, "apply", "undone")
+    assert release(cluster, host) and host.updates == [*HELD, *RELEASED]
+
+
+def test_after_a_failover_nodes_are_known_by_their_reason(cluster: Cluster) -> None:
+    """The history of that host has nothing of it."""
+    host = Controller(cluster, [ELSEWHERE])
+    host.updates += HELD
+    assert not release(cluster, host)
+    assert release(cluster, host, any_node=True) and host.updates == [*HELD, RELEASED[1]]
 
 
 def test_what_was_accepted_is_no_more_than_was_seen(cluster: Cluster) -> None:
