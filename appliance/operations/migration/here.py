@@ -205,8 +205,8 @@ def apply(
             f"{switched.failures}\n  the new instance serves on {host.name}: what it has received must not be lost",
             hint="correct the site file and apply it; `sms status` probes every service",
         )
-    cost = compare(cluster, host, judged)
-    done.unusable, done.failed = cost.nodes, cost.jobs
+    cost = compare(cluster, host, judged, moved=True)
+    done.unusable, done.failed, done.unknown = cost.nodes, cost.jobs, cost.users
     return done, switched
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -16,15 +16,19 @@ from appliance.operations.history import note
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.preflight import find_instance
 from appliance.operations.services.faults import (
+    find_faults_of_instance,
     find_faults_of_present,
     find_lacking_programs,
     find_lost_accounts,
+    find_silent_since,
     find_unreached,
+    query_network,
 )
 from appliance.operations.services.holding import hold, release, update
 from appliance.operations.services.munge_key import judge_key
 from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.present import QUERY_S, last_line, query_present, read_recorded
+from appliance.operations.services.users import DIRECTORY_CONF, query_known
 from appliance.plan.adopt.read_slurm import find_include
 from appliance.plan.machine import inside_argv
 from appliance.plan.nodes.accounts import GROUP, PASSWD
@@ -65,6 +69,7 @@ SETTLE_S = 5
 """Seconds after which nodes have registered with changed settings: a reload makes each of them do so."""
 MOST_FILES = 32
 """Of slurm.conf and what it includes in an overlay."""
+LOST_USERS = "users with jobs are no longer known"
 REMOVED = "partitions, nodes, their resources or limits are removed or changed"
 WAYS = (
     "drain the partition or the nodes with `scontrol update`, wait until the jobs have ended (`squeue`), "
@@ -104,6 +109,7 @@ class Judged:
     """What a change costs. ``present``: None if the controller does not answer; ``unknown``: why that matters.
 
     ``faults``: what else goes wrong with it, and what to do about it. ``ways``: what to do about losses.
+    ``known``: users with jobs whom the container knows.
     """
 
     present: Present | None
@@ -113,6 +119,7 @@ class Judged:
     unknown: str = ""
     faults: tuple[Fault, ...] = ()
     ways: str = WAYS
+    known: frozenset[str] = frozenset()
 
     @property
     def lines(self) -> list[str]:
@@ -154,10 +161,14 @@ class Judged:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a change has cost, a text for each: ``nodes`` that take no job since, ``jobs`` that failed."""
+    """What a change has cost, a text for each: ``nodes`` that take no job since, ``jobs`` that failed.
+
+    ``users``: names of those with jobs whom the container no longer knows.
+    """
 
     nodes: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
 
 
 def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
@@ -171,7 +182,11 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
     unknown = f"{present.unread} jobs cannot be read, and {REMOVED}" if present.unread and can_cost(old, new) else ""
     hint = "write it into the site file (`max_time`, `nodes`, `extra`), or repeat it afterwards"
     faults = [Fault(line, hint) for line in find_by_hand(present, old, new)]
-    return Judged(present, old, new, find_losses(present, old, new), unknown, (*faults, *find_unreached(old, new)))
+    faults += find_unreached(old, new)
+    known = frozenset[str]()
+    with suppress(CommandError):
+        known = query_known(cluster, host, present.users).names
+    return Judged(present, old, new, find_losses(present, old, new), unknown, tuple(faults), known=known)
 
 
 def settle(cluster: Cluster, host: Host, judged: Judged, verb: str, answer: Answer, *, when: str = "") -> None:
@@ -336,8 +351,16 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
     besides = [*find_lacking_programs(cluster, judged.old, judged.new)]
     if judged.present:
         besides += find_faults_of_present(cluster, host, judged.present, (judged.old, judged.new))
+    differs = _has_other_directory(cluster, read)
+    besides += find_faults_of_instance(cluster, host, judged.present, query_network(cluster, host), differs=differs)
     besides += _judge_secrets(cluster, read, accounts, users)
     return replace(judged, faults=(*judged.faults, *refused, *besides))
+
+
+def _has_other_directory(cluster: Cluster, read: Callable[[str], bytes]) -> bool:
+    """Return whether the site has another way to its directory than ``read`` returns."""
+    site = next((seed.data for seed in seeds_for(cluster) if seed.path == DIRECTORY_CONF), None)
+    return site is not None and site != read(DIRECTORY_CONF)
 
 
 def find_dropped(
@@ -430,10 +453,11 @@ def held(
         yield
 
 
-def compare(cluster: Cluster, host: Host, judged: Judged, *, registers: bool = True) -> Cost:
-    """Return what a change has cost that was not foreseen: nodes that are no longer usable, and jobs that failed.
+def compare(cluster: Cluster, host: Host, judged: Judged, *, registers: bool = True, moved: bool = False) -> Cost:
+    """Return what a change has cost that was not foreseen: nodes that are no longer usable, jobs that failed, users.
 
     Args:
+        moved: the container may have another network: whether nodes are reached is tried, too.
         registers: whether all nodes register again: slurmctld was restarted, or has sent them files. Otherwise those
             do whose settings changed.
     """
@@ -463,8 +487,25 @@ def compare(cluster: Cluster, host: Host, judged: Judged, *, registers: bool = T
         step.detail(
             f"{len(lost)} of {len(judged.present.usable)} nodes are no longer usable, {len(failed)} jobs failed"
         )
-    nodes = (f"{one.name} is {one.state.lower()} ({one.reason or 'no reason is recorded'})" for one in lost)
-    return Cost(tuple(nodes), tuple(failed))
+    nodes = [f"{one.name} is {one.state.lower()} ({one.reason or 'no reason is recorded'})" for one in lost]
+    try:
+        if moved and not nodes:
+            silent = find_silent_since(cluster, host, judged.present, judged.new.nodes.keys())
+            nodes = [f"{name} accepts no connection of the container" for name in silent]
+        users = _find_unknown(cluster, host, judged.known, deadline)
+    except CommandError as error:
+        cluster.env.progress.warn(f"what it has cost is not known: {last_line(error)}")
+        return Cost(tuple(nodes), tuple(failed))
+    return Cost(tuple(nodes), tuple(failed), users)
+
+
+def _find_unknown(cluster: Cluster, host: Host, known: Set[str], deadline: float) -> tuple[str, ...]:
+    """Return which users the container no longer knows; what asks a directory may just have been restarted."""
+    while True:
+        lost = known - query_known(cluster, host, known, fresh=True).names
+        if not lost or cluster.env.clock.monotonic() >= deadline:
+            return tuple(sorted(lost))
+        cluster.env.clock.sleep(1)
 
 
 def find_stopped(cluster: Cluster, host: Host) -> Present | None:
@@ -483,7 +524,7 @@ def compare_stopped(cluster: Cluster, host: Host, present: Present) -> Cost:
 
 
 def need_no_cost(cluster: Cluster, host: Host, judged: Judged, *, registers: bool) -> None:
-    """Check that a change has cost neither node nor job; ``registers``: as for ``compare``.
+    """Check that a change has cost neither node, job nor user; ``registers``: as for ``compare``.
 
     Raises:
         SmsError: it has.
@@ -491,14 +532,20 @@ def need_no_cost(cluster: Cluster, host: Host, judged: Judged, *, registers: boo
     cost = compare(cluster, host, judged, registers=registers)
     texts = [
         f"{len(lines)} {what}: {'; '.join(lines[:3])}" + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
-        for lines, what in ((cost.nodes, "nodes take no job since"), (cost.jobs, "jobs failed"))
+        for lines, what in (
+            (cost.nodes, "nodes take no job since"),
+            (cost.jobs, "jobs failed"),
+            (cost.users, LOST_USERS),
+        )
         if lines
     ]
     if texts:
         raise SmsError(
             "\n  ".join(texts),
             hint="do the settings of these nodes fit their hardware? `slurmd -C` on one of them prints it. If "
-            "they only need their slurmd restarted, as after a change of Gres: --force keeps the change",
+            "they only need their slurmd restarted, as after a change of Gres: --force keeps the change"
+            if cost.nodes or cost.jobs
+            else "`sms exec -- getent passwd NAME` asks as the services do",
         )
 
 
