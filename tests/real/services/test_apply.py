@@ -412,6 +412,35 @@ def test_the_next_run_goes_on_after_a_killed_one(running: Playground) -> None:
     applied(running, "/etc/sms/sms.yaml")
 
 
+def test_losses_of_users_and_mail_are_refused(running: Playground) -> None:
+    """R15: accounts cut off; T2: an overlay whose limits would refuse all mail; R5: a node named like the container."""
+    text = (running.lab.etc / "passwd").read_text()
+    (running.lab.etc / "cut").write_text("")
+    seen = running.sms("exec", "--", "getent", "passwd", "alice").text
+    assert text.startswith("alice:") and seen
+
+    def cut(document: dict[str, Any]) -> None:
+        document["accounts"]["passwd"] = "cut"
+
+    def larger(document: dict[str, Any]) -> None:
+        document.setdefault("overlay", {})["size_mb"] = 8192
+
+    def renamed(document: dict[str, Any]) -> None:
+        document["slurm"]["nodes"][0]["name"] = "sms-services"
+
+    for change, status, what in (
+        (cut, 3, "alice"),
+        (larger, 3, "sms overlay grow 8192M"),
+        (renamed, 2, "sms-services"),
+    ):
+        site = running.variant(f"{change.__name__}.yaml", change)
+        result = running.sms("--site", site, "-q", "apply", "--json", ok=(status,))
+        error = json.loads(result.stdout)["error"]
+        assert what in f"{error['message']} {error['hint']}", error
+    assert running.sms("exec", "--", "getent", "passwd", "alice").text == seen
+    assert applied(running, "/etc/sms/sms.yaml")["current"]
+
+
 def fewer_nodes(playground: Playground) -> dict[str, Any]:
     """Settings of Slurm without the partition `night` and without the last node."""
     (entry,) = slurm_of(playground)["nodes"]

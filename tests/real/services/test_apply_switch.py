@@ -60,6 +60,12 @@ def test_another_name_server_by_a_second_instance(running: Playground) -> None:
 
     refused = running.sms("--site", running.variant("unknown.yaml", unknown), "apply", "-n", ok=(3,))
     assert "finds no address of the nodes ghost1" in (refused.stdout + refused.stderr).decode()
+
+    def elsewhere(document: dict[str, Any]) -> None:
+        document["networks"]["provisioning"]["address"] = "10.77.0.9/24"
+
+    planned = applied(running, running.variant("elsewhere.yaml", elsewhere), "-n", ok=(3,))
+    assert any("networks.provisioning.address" in one and "node[1-4]" in one for one in planned["refused"])
     site = running.variant("switched.yaml", change)
     planned = applied(running, site, "-n")
     assert len(planned["switch"]) == 1 and planned["switch"][0].startswith("dns is ")
