@@ -475,7 +475,7 @@ def test_what_a_killed_run_held_is_released(running: Playground, who: str) -> No
         wait_until(lambda: "drained" in states(running), "it is held")
         kill_sms(process.pid)
         process.communicate()
-        assert states(running) == {"inact", "drained"}
+        assert states(running) == {"inactive", "drained"}
         found = running.status()
         assert not found["healthy"]
         assert any("partition night" in one and f"nodes node{NODES}" in one for one in found["warnings"]), found
