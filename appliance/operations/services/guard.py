@@ -303,7 +303,10 @@ class Guard:
 
     def end_hold(self) -> None:
         """Let jobs start again where an apply that was killed keeps them from it, once nobody is at work."""
-        if not self.holds() or not Path(lock_path(self.cluster)).exists() or is_interrupted(self.cluster, self.host):
+        locked = self.cluster.env.hosts.read_here(
+            lock_path(self.cluster)
+        )  # since the boot, after which a start does it
+        if locked is None or not self.holds() or is_interrupted(self.cluster, self.host):
             return
         found = find_hold(self.cluster, self.host)
         with suppress(Busy):  # it lives, or another run is at work and does it

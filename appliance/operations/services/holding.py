@@ -118,7 +118,7 @@ def release(cluster: Cluster, host: Host, *, written: bool = False, own: bool = 
     Raises:
         Busy: another run is at work.
     """
-    found = find_hold(cluster, host)
+    found = find_hold(cluster, host) if cluster.find_role("controller") else None
     if not (found or any_node) or (found and found.written and not written):
         return False
     with nullcontext() if own else _lock(cluster, host):
