@@ -63,6 +63,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
             "boot",
             "effect",
             "generation",
+            "holding",
             "inside",
             "restart",
             "start",

@@ -179,10 +179,11 @@ def selector(text: str) -> str:
     return text
 
 
-def cost_lines(unusable: Sequence[str], failed: Sequence[str]) -> list[str]:
-    """Return lines for nodes that take no job since a change, and for jobs that failed; the first ones of each."""
+def cost_lines(unusable: Sequence[str], failed: Sequence[str], unknown: Sequence[str] = ()) -> list[str]:
+    """Return lines for nodes that take no job since a change, jobs that failed, and users; the first ones of each."""
     found = (f"takes no job since: {one}" for one in unusable[:MOST_LINES])
-    lines = [f"WARNING: {one}" for one in (*found, *failed[:MOST_LINES])]
+    users = (f"no longer known, and has jobs: {one}" for one in unknown[:MOST_LINES])
+    lines = [f"WARNING: {one}" for one in (*found, *failed[:MOST_LINES], *users)]
     return [*lines, *([RESUMES] if unusable else [])]
 
 

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_result(arguments, {**asdict(done), "switched": asdict(switched)}, lines)
     else:
         print_result(arguments, {**asdict(done), "switched": None}, _applied_lines(done))
-    return Unverified.status if done.unusable or done.failed else 0
+    return Unverified.status if done.unusable or done.failed or done.unknown else 0
 
 
 def _read_judged(path: Path, host: str) -> frozenset[str]:
@@ -116,7 +116,7 @@ def _applied_lines(done: Applied) -> list[str]:
 
 
 def _cost_lines(done: Applied) -> list[str]:
-    return [*_refused("done, although", done.refused), *cost_lines(done.unusable, done.failed)]
+    return [*_refused("done, although", done.refused), *cost_lines(done.unusable, done.failed, done.unknown)]
 
 
 def _rebuild_note(settings: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ def add(verbs: Verbs) -> None:
         "exec",
         "run a command in the services container",
         "Run a command in the running services container. The exit status is that of the command; as in a shell,\n"
-        "127 if there is no such command, and 126 if it cannot be run.",
+        "127 if there is no such command, 126 if it cannot be run, and 128+N if signal N ended it.",
         EXAMPLES,
     )
     add_host(parser)

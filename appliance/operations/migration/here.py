@@ -50,7 +50,8 @@ from appliance.operations.overlay.overlay import (
 from appliance.operations.preflight import check_confinement, check_networks, find_instance, query_confinement
 from appliance.operations.services.apply import Applied
 from appliance.operations.services.apply import apply as apply_files
-from appliance.operations.services.effect import compare, held, judge_running, release
+from appliance.operations.services.effect import compare, held, judge_running
+from appliance.operations.services.holding import release
 from appliance.operations.services.restart import tell_nodes
 from appliance.operations.services.unfinished import (
     read_last_upgrade,
@@ -208,8 +209,8 @@ def apply(
             f"{switched.failures}\n  the new instance serves on {host.name}: what it has received must not be lost",
             hint="correct the site file and apply it; `sms status` probes every service",
         )
-    cost = compare(cluster, host, judged)
-    done.unusable, done.failed = cost.nodes, cost.jobs
+    cost = compare(cluster, host, judged, moved=True)
+    done.unusable, done.failed, done.unknown = cost.nodes, cost.jobs, cost.users
     return done, switched
 
 
@@ -220,7 +221,7 @@ def record_interrupted(cluster: Cluster, host: Host) -> None:
         lease = query_lease(host, cluster)
         if record_if_missing(cluster, host, running, lease):
             remove_isolated(cluster, host)
-            release(cluster, host)  # of what it has not removed
+            release(cluster, host, written=True)  # of what it has not removed
 
 
 def _inspect(cluster: Cluster, host: Host, image: Image, options: Options) -> tuple[Inspected, SwitchPlan]:

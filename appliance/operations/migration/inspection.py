@@ -23,6 +23,7 @@ from appliance.operations.overlay.standby import plan_standby
 from appliance.operations.preflight import check_networks, check_programs, find_instance, find_taken, query_confinement
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.effect import find_dropped
+from appliance.operations.services.holding import release
 from appliance.operations.services.unfinished import close_idle_mirror, read_last_upgrade, recover_migration
 from appliance.operations.start_note import StartNote, read_note, record_start
 from appliance.plan.migration.lease import View, engine_error, find_holder, find_last, refuse_other_cluster
@@ -66,6 +67,8 @@ def inspect_hosts(
                 completed = f"an earlier run completed the migration to {name}; it has now been recorded"
                 return MigrationResult(name, name, running.image, lease.generation, notes=[completed])
             raise Refused(f"the services container runs on {name} already", hint="`sms status` probes every service")
+        if recover:
+            release(cluster, source)  # else it would count as done by hand
         note = _check_unchanged(cluster, source, target, running)
         facts = gather_facts(cluster, source, target, note, generation=lease.generation, addresses=not back)
         plan = plan_migration(facts, cluster.services, force=force)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from appliance.config.hostlist import fold
 from appliance.config.slurm_files import FOLDER
 from appliance.errors import ConfigError, Refused, RolledBack, SmsError
 from appliance.host.base import Host
@@ -22,7 +21,6 @@ from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.env import Event
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import Image, LacksService, deliver, trust
-from appliance.operations.overlay.names import answers_names, find_missing
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, query_size, resolve_running, seeds_for
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.effect import (
@@ -32,15 +30,23 @@ from appliance.operations.services.effect import (
     held,
     judge,
     need_no_cost,
-    release,
     resume_nodes,
 )
-from appliance.operations.services.faults import find_faults, find_faults_for_users, find_faults_of_present
+from appliance.operations.services.faults import (
+    find_faults,
+    find_faults_for_users,
+    find_faults_of_instance,
+    find_faults_of_present,
+    find_waits,
+    query_network,
+)
+from appliance.operations.services.holding import release
 from appliance.operations.services.inside import need_running, refuse_superseded
 from appliance.operations.services.munge_key import KeySwap, find_key_faults
 from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.reach import inspect_links
 from appliance.operations.services.restart import no_answer, reload_service, restart_service
+from appliance.operations.services.users import DIRECTORY_CONF
 from appliance.operations.start_note import read_note
 from appliance.operations.vm.client import open_api
 from appliance.plan.image.built import DESCRIPTION, find_other_settings, read_inputs
@@ -61,7 +67,7 @@ from appliance.plan.services.apply import (
 from appliance.plan.services.defined import read_allowed
 from appliance.plan.services.effect import Fault, Loss
 from appliance.plan.services.links import NetworkState, judge_networks
-from appliance.plan.services.network import INTERFACES, read_network, running_network
+from appliance.plan.services.network import INTERFACES, running_network
 from appliance.plan.services.node_files import READ
 from appliance.shared.ports import enter, split_macvlan
 from appliance.text import one_line
@@ -151,7 +157,8 @@ class Applied:
     had changed in the container, under the names that they are kept as. ``switch``: nothing was done, a new instance is
     needed for these reasons. ``exceeded``: outages that were longer than predicted. ``newer``, ``rebuild``,
     ``losses``, ``refused``, ``mtus``: those of the plan. ``unusable``: nodes that take no job since; ``failed``: jobs
-    that have failed since. A reload with them is only kept with ``force``.
+    that have failed since; ``unknown``: users with jobs whom the container no longer knows. A reload with them is only
+    kept with ``force``.
     """
 
     host: str
@@ -168,6 +175,7 @@ class Applied:
     refused: tuple[str, ...] = ()
     unusable: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     mtus: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -206,7 +214,7 @@ def apply(
         need_running(cluster, host)
         with cluster.env.progress.step("compare the files") as step:
             work = _Apply(cluster, host)
-            if not work.left and release(cluster, host):
+            if not work.left and release(cluster, host, written=True):
                 work = _Apply(cluster, host)  # the state that it has judged was that of a killed run
             step.detail(f"{len(work.plan.changes)} differ")
         plan = work.plan
@@ -253,7 +261,7 @@ def _change(work: _Apply, done: Applied, wait_s: float, force: bool) -> None:
         registers = work.nodes_register()
         if force:
             cost = compare(cluster, host, work.judged, registers=registers)
-            done.unusable, done.failed = cost.nodes, cost.jobs
+            done.unusable, done.failed, done.unknown = cost.nodes, cost.jobs, cost.users
         else:
             need_no_cost(cluster, host, work.judged, registers=registers)
         if work.swap:
@@ -281,7 +289,6 @@ def _roll_back(work: _Apply, begun: list[Step], wait_s: float, cause: SmsError) 
         for action in plan_actions(work.cluster.services, (), _read_kinds(restored)):
             work.run(action.service, action.kind, wait_s)
         resume_nodes(work.cluster, work.host, work.judged)
-        release(work.cluster, work.host)
         work.inside(dict, "finish")
     except SmsError as second:
         raise SmsError(
@@ -312,13 +319,19 @@ class _Apply:
         own = {service.user for service in cluster.services}
         changes = tuple(_read_changes(found, {seed.path: seed for seed in seeds}, own))
         self._check(changes)
-        self.judged = self._judge(seeds, changes, bool(found["pending"]), image.path)
+        network = query_network(cluster, host)
+        switch += self._find_started_with(changes, network)
+        self.judged = self._judge(seeds, changes, bool(found["pending"] or switch), image.path)
         self.mtus = self._find_mtus()
-        switch += self._find_started_with(changes)
         self.pending = _read_kinds(found)
         self.swap, keyless = self._find_swap(seeds, changes, bool(switch))
-        waits = self._find_waits(resolved, changes, bool(switch))
-        self.judged = replace(self.judged, faults=(*self.judged.faults, *waits, *keyless))
+        waits = [*find_waits(cluster, host, resolved, changes, switch=bool(switch)), *keyless]
+        if switch:
+            differs, same = any(one.path == DIRECTORY_CONF for one in changes), image.path == running.image
+            waits += find_faults_of_instance(
+                cluster, host, self.judged.present, network, differs=differs, same_image=same
+            )
+        self.judged = replace(self.judged, faults=(*self.judged.faults, *waits))
         history = read_history(cluster, host)
         actions = () if switch else plan_actions(cluster.services, changes, self.pending)
         steps = tuple(self._step(action, history) for action in actions)
@@ -352,7 +365,7 @@ class _Apply:
         """Return what the changes of Slurm's files cost; nothing is asked where these do not change.
 
         Args:
-            pending: an interrupted run has written files that a service may not have read.
+            pending: a new instance is needed, or an interrupted run has written files that a service may not have read.
             image: path of the one that is to read them.
         """
         after = {seed.path: seed.data for seed in seeds}
@@ -361,7 +374,7 @@ class _Apply:
         changed = {path: text for path, text in before.items() if path in new or REMOVED.fullmatch(path)}
         defined, refused = define(new, after), tuple[Fault, ...]()
         leaves = GROUP in before and any(map(read_allowed, defined.partitions.values()))
-        if not changed and not pending and not leaves:
+        if not (changed or pending or leaves or DIRECTORY_CONF in before):
             judged = Judged(None, defined, defined)
         else:
             accounts = {
@@ -393,24 +406,6 @@ class _Apply:
         nodes, api = self.judged.new.nodes.keys(), open_api(self.cluster) if self.cluster.site.provisioning else None
         faults = tuple(find_key_faults(self.cluster, self.host, nodes, api, switch=switch)) if changed else ()
         return None if switch or not api else KeySwap(self.cluster, self.host, key, nodes, api), faults
-
-    def _find_waits(self, resolved: Cluster, changes: Sequence[FileChange], switch: bool) -> Iterator[Fault]:
-        """Yield what slurmctld would wait for, for minutes: names of nodes that it cannot ask for.
-
-        Args:
-            resolved: of ``resolve_running``.
-            switch: a second instance is started, which is isolated.
-        """
-        missing = find_missing(resolved)
-        asks = bool(missing and self.cluster.site.networks.dns)  # without a name server nothing waits
-        if not asks or not (switch or any(one.path.startswith(f"{FOLDER}/") for one in changes)):
-            return
-        if switch or not answers_names(self.cluster, self.host, missing[0]):
-            yield Fault(
-                f"slurmctld would wait for name servers: {self.host.name} finds no address of the nodes "
-                f"{one_line(fold(missing), 120)}{', and a second instance reaches no name server' * switch}",
-                "give nodes an `address`, or names that resolve: `sms config check --resolve`",
-            )
 
     def _find_image(self) -> tuple[Image, list[str]]:
         """Return the running image; if it lacks a service of the site file, the current one, and why.
@@ -471,11 +466,9 @@ class _Apply:
         except ValueError as error:
             raise SmsError(f"the running image's manifest is invalid: {one_line(str(error), 200)}") from error
 
-    def _find_started_with(self, changes: tuple[FileChange, ...]) -> list[str]:
-        """Return what the running instance was started with that is different now."""
+    def _find_started_with(self, changes: tuple[FileChange, ...], found: Mapping[str, str]) -> list[str]:
+        """Return what the running instance was started with that is different now; ``found``: its network."""
         site = self.cluster.site
-        script = inside_argv(site, self.cluster.services, *script_argv("running-network"))
-        found = read_network(self.host.run(*script, timeout=TIMEOUT_S).text)
         different = [
             f"{name} is {one_line(found.get(name, 'unset'), 70)}, not {value or 'unset'}"
             for name, value in running_network(site).items()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -12,22 +12,26 @@ from appliance.config.slurm_files import FOLDER
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
-from appliance.operations.history import note, read_history
+from appliance.operations.history import note
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.preflight import find_instance
 from appliance.operations.services.faults import (
+    find_faults_of_instance,
     find_faults_of_present,
     find_lacking_programs,
     find_lacking_qos,
     find_lost_accounts,
+    find_silent_since,
     find_unreached,
+    query_network,
 )
+from appliance.operations.services.holding import hold, release, update
 from appliance.operations.services.munge_key import judge_key
 from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.present import QUERY_S, last_line, query_present, query_qos, read_recorded
+from appliance.operations.services.users import DIRECTORY_CONF, query_known
 from appliance.plan.adopt.read_slurm import find_include
 from appliance.plan.machine import inside_argv
-from appliance.plan.migration.here import SWITCHED
 from appliance.plan.nodes.accounts import GROUP, PASSWD
 from appliance.plan.nodes.files import MUNGE_KEY
 from appliance.plan.services.admission import read_groups
@@ -69,12 +73,8 @@ SETTLE_S = 5
 """Seconds after which nodes have registered with changed settings: a reload makes each of them do so."""
 MOST_FILES = 32
 """Of slurm.conf and what it includes in an overlay."""
-REASON = "sms: is removed from the site"
-"""Of nodes that are drained before they are removed."""
+LOST_USERS = "users with jobs are no longer known"
 REMOVED = "partitions, nodes, their resources or limits are removed or changed"
-HELD, RELEASED = "held", "released"
-ENDS = ("applied", SWITCHED)
-"""Events of the history after which what was held is removed."""
 WAYS = (
     "drain the partition or the nodes with `scontrol update`, wait until the jobs have ended (`squeue`), "
     "or change those that wait (`scontrol update JobId=N`), and run this again"
@@ -113,6 +113,7 @@ class Judged:
     """What a change costs. ``present``: None if the controller does not answer; ``unknown``: why that matters.
 
     ``faults``: what else goes wrong with it, and what to do about it. ``ways``: what to do about losses.
+    ``known``: users with jobs whom the container knows.
     """
 
     present: Present | None
@@ -122,6 +123,7 @@ class Judged:
     unknown: str = ""
     faults: tuple[Fault, ...] = ()
     ways: str = WAYS
+    known: frozenset[str] = frozenset()
 
     @property
     def lines(self) -> list[str]:
@@ -163,10 +165,14 @@ class Judged:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a change has cost, a text for each: ``nodes`` that take no job since, ``jobs`` that failed."""
+    """What a change has cost, a text for each: ``nodes`` that take no job since, ``jobs`` that failed.
+
+    ``users``: names of those with jobs whom the container no longer knows.
+    """
 
     nodes: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
 
 
 def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
@@ -183,7 +189,10 @@ def judge(cluster: Cluster, host: Host, old: Defined, new: Defined) -> Judged:
     if preempts_more(old, new):
         present = replace(present, qos=query_qos(cluster, host))
     faults += [*find_unreached(old, new), *find_lowered(present, old, new)]
-    return Judged(present, old, new, find_losses(present, old, new), unknown, tuple(faults))
+    known = frozenset[str]()
+    with suppress(CommandError):
+        known = query_known(cluster, host, present.users).names
+    return Judged(present, old, new, find_losses(present, old, new), unknown, tuple(faults), known=known)
 
 
 def settle(cluster: Cluster, host: Host, judged: Judged, verb: str, answer: Answer, *, when: str = "") -> None:
@@ -348,8 +357,16 @@ def judge_running(cluster: Cluster, host: Host) -> Judged:
     besides = [*find_lacking_programs(cluster, judged.old, judged.new)]
     if judged.present:
         besides += find_faults_of_present(cluster, host, judged.present, (judged.old, judged.new))
+    differs = _has_other_directory(cluster, read)
+    besides += find_faults_of_instance(cluster, host, judged.present, query_network(cluster, host), differs=differs)
     besides += _judge_secrets(cluster, read, accounts, judged.present)
     return replace(judged, faults=(*judged.faults, *refused, *besides))
+
+
+def _has_other_directory(cluster: Cluster, read: Callable[[str], bytes]) -> bool:
+    """Return whether the site has another way to its directory than ``read`` returns."""
+    site = next((seed.data for seed in seeds_for(cluster) if seed.path == DIRECTORY_CONF), None)
+    return site is not None and site != read(DIRECTORY_CONF)
 
 
 def find_dropped(
@@ -426,6 +443,7 @@ def held(
     """Let no job start where it would be lost: what is removed takes none meanwhile. If it fails, all is as before.
 
     Raises:
+        Busy: another run is at work.
         Refused: jobs have begun, or were submitted, since they were judged.
     """
     if judged.present is None or not judged.costly:
@@ -434,52 +452,18 @@ def held(
     there = judged.present.partitions  # somebody may have deleted one by hand
     partitions = sorted((judged.old.partitions.keys() - judged.new.partitions.keys()) & there.keys())
     nodes = fold(sorted((judged.old.nodes.keys() - judged.new.nodes.keys()) & judged.present.usable))
-    if partitions or nodes:
-        before = {name: there[name].get("State", "UP") for name in partitions}
-        note(cluster, host, verb, HELD, partitions=before, nodes=nodes)
-    try:
-        for name in partitions:
-            _update(cluster, host, f"PartitionName={name}", "State=INACTIVE")
-        if nodes:
-            _update(cluster, host, f"NodeName={nodes}", "State=DRAIN", f"Reason={REASON}")
+    states = {name: there[name].get("State", "UP") for name in partitions}
+    with hold(cluster, host, verb, states, nodes) if partitions or nodes else nullcontext():
         now = judge(cluster, host, judged.old, judged.new)
         replace(now, faults=judged.faults).refuse(verb, accepted=accepted)
         yield
-    except BaseException:
-        release(cluster, host)
-        raise
 
 
-def release(cluster: Cluster, host: Host) -> bool:
-    """Let jobs start again where a run that failed or was killed kept them from it; return whether one did.
-
-    What was removed since is left out. If the controller does not answer, it is reported, and the next run repeats it.
-    """
-    events = [one for one in read_history(cluster, host) if one.get("event") in (HELD, RELEASED, *ENDS)]
-    if not events or events[-1]["event"] != HELD:
-        return False
-    found, nodes = events[-1].get("partitions"), events[-1].get("nodes")
-    states = found if isinstance(found, dict) else {}
-    try:
-        present = query_present(cluster, host)
-        for name, state in states.items():
-            if name in present.partitions:
-                _update(cluster, host, f"PartitionName={name}", f"State={state}")
-        ours = sorted(one.name for one in present.nodes if one.reason == REASON) if nodes else []
-        if ours:
-            _update(cluster, host, f"NodeName={fold(ours)}", "State=RESUME")
-        note(cluster, host, str(events[-1]["verb"]), RELEASED)
-    except SmsError as error:
-        what = ", ".join(filter(None, [*map(str, states), str(nodes or "")]))
-        cluster.env.progress.warn(f"no job starts in {one_line(what, 200)} yet: {last_line(error)}")
-        return False
-    return True
-
-
-def compare(cluster: Cluster, host: Host, judged: Judged, *, registers: bool = True) -> Cost:
-    """Return what a change has cost that was not foreseen: nodes that are no longer usable, and jobs that failed.
+def compare(cluster: Cluster, host: Host, judged: Judged, *, registers: bool = True, moved: bool = False) -> Cost:
+    """Return what a change has cost that was not foreseen: nodes that are no longer usable, jobs that failed, users.
 
     Args:
+        moved: the container may have another network: whether nodes are reached is tried, too.
         registers: whether all nodes register again: slurmctld was restarted, or has sent them files. Otherwise those
             do whose settings changed.
     """
@@ -509,8 +493,25 @@ def compare(cluster: Cluster, host: Host, judged: Judged, *, registers: bool = T
         step.detail(
             f"{len(lost)} of {len(judged.present.usable)} nodes are no longer usable, {len(failed)} jobs failed"
         )
-    nodes = (f"{one.name} is {one.state.lower()} ({one.reason or 'no reason is recorded'})" for one in lost)
-    return Cost(tuple(nodes), tuple(failed))
+    nodes = [f"{one.name} is {one.state.lower()} ({one.reason or 'no reason is recorded'})" for one in lost]
+    try:
+        if moved and not nodes:
+            silent = find_silent_since(cluster, host, judged.present, judged.new.nodes.keys())
+            nodes = [f"{name} accepts no connection of the container" for name in silent]
+        users = _find_unknown(cluster, host, judged.known, deadline)
+    except CommandError as error:
+        cluster.env.progress.warn(f"what it has cost is not known: {last_line(error)}")
+        return Cost(tuple(nodes), tuple(failed))
+    return Cost(tuple(nodes), tuple(failed), users)
+
+
+def _find_unknown(cluster: Cluster, host: Host, known: Set[str], deadline: float) -> tuple[str, ...]:
+    """Return which users the container no longer knows; what asks a directory may just have been restarted."""
+    while True:
+        lost = known - query_known(cluster, host, known, fresh=True).names
+        if not lost or cluster.env.clock.monotonic() >= deadline:
+            return tuple(sorted(lost))
+        cluster.env.clock.sleep(1)
 
 
 def find_stopped(cluster: Cluster, host: Host) -> Present | None:
@@ -529,7 +530,7 @@ def compare_stopped(cluster: Cluster, host: Host, present: Present) -> Cost:
 
 
 def need_no_cost(cluster: Cluster, host: Host, judged: Judged, *, registers: bool) -> None:
-    """Check that a change has cost neither node nor job; ``registers``: as for ``compare``.
+    """Check that a change has cost neither node, job nor user; ``registers``: as for ``compare``.
 
     Raises:
         SmsError: it has.
@@ -537,14 +538,20 @@ def need_no_cost(cluster: Cluster, host: Host, judged: Judged, *, registers: boo
     cost = compare(cluster, host, judged, registers=registers)
     texts = [
         f"{len(lines)} {what}: {'; '.join(lines[:3])}" + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
-        for lines, what in ((cost.nodes, "nodes take no job since"), (cost.jobs, "jobs failed"))
+        for lines, what in (
+            (cost.nodes, "nodes take no job since"),
+            (cost.jobs, "jobs failed"),
+            (cost.users, LOST_USERS),
+        )
         if lines
     ]
     if texts:
         raise SmsError(
             "\n  ".join(texts),
             hint="do the settings of these nodes fit their hardware? `slurmd -C` on one of them prints it. If "
-            "they only need their slurmd restarted, as after a change of Gres: --force keeps the change",
+            "they only need their slurmd restarted, as after a change of Gres: --force keeps the change"
+            if cost.nodes or cost.jobs
+            else "`sms exec -- getent passwd NAME` asks as the services do",
         )
 
 
@@ -553,9 +560,4 @@ def resume_nodes(cluster: Cluster, host: Host, judged: Judged) -> None:
     if judged.present is None:
         return
     if lost := find_unusable(judged.present, query_present(cluster, host), judged.old):
-        _update(cluster, host, f"NodeName={fold(one.name for one in lost)}", "State=RESUME", ok=None)
-
-
-def _update(cluster: Cluster, host: Host, *words: str, ok: tuple[int, ...] | None = (0,)) -> None:
-    argv = inside_argv(cluster.site, cluster.services, "scontrol", "update", *words)
-    host.run(*argv, timeout=QUERY_S, ok=ok)
+        update(cluster, host, f"NodeName={fold(one.name for one in lost)}", "State=RESUME", ok=None)

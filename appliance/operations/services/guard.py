@@ -19,6 +19,7 @@ from appliance.operations.lease import Leases
 from appliance.operations.overlay.frozen import may_be_frozen, thaw_lost
 from appliance.operations.overlay.generation import retire_overlay, set_aside_older
 from appliance.operations.preflight import find_instance, lock_host, lock_ports
+from appliance.operations.services.holding import find_hold, lock_path, release
 from appliance.operations.services.names import NameWatch
 from appliance.operations.services.stop import stop_gateway, take_down
 from appliance.operations.services.unfinished import is_interrupted, resume_migration, was_killed
@@ -38,7 +39,7 @@ NAMES_INTERVAL_S = 60
 FREEZE_INTERVAL_S = 2
 """Seconds between two looks whether the overlay was left frozen."""
 MOVE_INTERVAL_S = 15
-"""Seconds between two looks whether a migration was killed with its agent: the other one decides within 10 s."""
+"""Seconds between two looks for what a killed run has left: of a migration, the other agent decides within 10 s."""
 RECHECK_S = 60
 """Seconds between two checks for an instance while another host holds the lease."""
 CURRENT_S, FAILED_S = 10, 30
@@ -301,6 +302,23 @@ class Guard:
                 now = f"it is {found['state']} there now"
                 self.record("resumed", f"a migration was killed on {self.host.name} ({state}); {now}", {"found": state})
 
+    def end_hold(self) -> None:
+        """Let jobs start again where an apply that was killed keeps them from it, once nobody is at work."""
+        locked = self.cluster.env.hosts.read_here(
+            lock_path(self.cluster)
+        )  # since the boot, after which a start does it
+        if locked is None or not self.holds() or is_interrupted(self.cluster, self.host):
+            return
+        found = find_hold(self.cluster, self.host)
+        with suppress(Busy):  # it lives, or another run is at work and does it
+            if found and not found.written:
+                with lock_host(self.cluster, self.host):
+                    released = release(self.cluster, self.host)
+                if released:
+                    what = ", ".join(filter(None, [*found.partitions, found.nodes]))
+                    facts: dict[str, object] = {"partitions": [*found.partitions], "nodes": found.nodes}
+                    self.record("reopened", f"sms {found.verb} was killed: jobs may start again in {what}", facts)
+
     def may_return(self) -> bool:
         """Return whether ports may be on their bridges again, once the leases of this cluster permit it."""
         return True
@@ -427,6 +445,8 @@ def _watch_moves(watcher: Guard) -> None:
     while True:
         with watcher.reporting_errors():
             watcher.resume_move()
+        with watcher.reporting_errors():
+            watcher.end_hold()
         watcher.cluster.env.clock.sleep(MOVE_INTERVAL_S)
 
 

@@ -60,9 +60,9 @@ from appliance.operations.services.effect import (
     find_answer,
     find_stopped,
     may_seed,
-    release,
 )
 from appliance.operations.services.generation import Known, find_known
+from appliance.operations.services.holding import release
 from appliance.operations.services.restart import tell_nodes
 from appliance.operations.services.stop import stop_gateway, take_down
 from appliance.operations.services.stopwatch import Stopwatch
@@ -200,8 +200,10 @@ def start(cluster: Cluster, host: Host, options: StartOptions) -> Started | None
     if stopped:
         cost = compare_stopped(cluster, host, stopped)
         started.unusable, started.failed = cost.nodes, cost.jobs
-    if cluster.find_role("controller"):
-        release(cluster, host)
+    controller = cluster.find_role("controller")
+    if controller and controller.name in started.services:
+        with suppress(Busy):  # another run is at work
+            release(cluster, host, written=not started.already, any_node=True)
     return started
 
 

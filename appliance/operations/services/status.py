@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 
@@ -16,6 +16,7 @@ from appliance.operations.lease import query_lease
 from appliance.operations.overlay.frozen import end_lost_freeze
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
 from appliance.operations.preflight import UNCONFINED, find_instance, is_confined, query_age, running_gateway
+from appliance.operations.services.holding import describe_lost
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
 from appliance.operations.services.unfinished import moved_path, read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status, vm_snapshot_status
@@ -26,11 +27,10 @@ from appliance.operations.vm.deferred import Deferred, probe_vm
 from appliance.plan.migration.state import describe_interrupted, read_state_move
 from appliance.plan.migration.under_way import Move
 from appliance.plan.services.discarded import Discarded
-from appliance.plan.services.inside import Process
+from appliance.plan.services.inside import Inside, Process
 from appliance.plan.services.links import NetworkState
 from appliance.plan.services.network import container_addresses
 from appliance.plan.services.nodes import NetworkProbe, NodesView
-from appliance.plan.services.probes import ProbeAnswer
 from appliance.shared.lease import Lease
 
 UNSYNCHRONISED = "stratum 10,"
@@ -175,9 +175,10 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, problem: str, 
         guard = pool.submit(is_guarded, cluster, host) if len(cluster.site.admin_hosts) > 1 else None
         reach = inspect_reach(cluster, host, running.pid, links.result(), inside.result())
         note, guarded = note_query.result(), guard.result() if guard else None
-    answers = list_answers(cluster, inside.result().answers)
+    answers = list_answers(cluster, inside.result())
     space, uptime = inside.result().space, inside.result().uptime_s()
     faults = _faults(cluster, host, lease, space, guarded, move=move) + reach.problems + certificate.result()
+    faults += filter(None, [describe_lost(cluster, host, inside.result().nodes)])
     # The refusal says all that is to be done about an instance that is not confined, too.
     faults += filter(None, [refusal.result() or (older.result() if confined else UNCONFINED)])
     image = {"path": running.image}
@@ -273,8 +274,14 @@ def _mirror(cluster: Cluster, host: Host) -> tuple[MirrorState | None, list[str]
     return state, list(state.problems) if state else []
 
 
-def list_answers(cluster: Cluster, answers: Iterable[ProbeAnswer]) -> list[Answer]:
-    """Return one answer per service, in starting order."""
-    found = {one.name: Answer(one.name, one.ok, one.detail, one.ms) for one in answers}
+def list_answers(cluster: Cluster, inside: Inside) -> list[Answer]:
+    """Return one answer per service, in starting order.
+
+    Raises:
+        SmsError: none has answered.
+    """
+    if not inside.answers:
+        raise SmsError(f"the services container does not answer: {inside.silence}")
+    found = {one.name: Answer(one.name, one.ok, one.detail, one.ms) for one in inside.answers}
     names = (service.name for service in cluster.services)
     return [found.get(name) or Answer(name, False, "the image does not have it", 0) for name in names]

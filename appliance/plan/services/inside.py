@@ -44,7 +44,7 @@ class Inside:
     ``discarded``: log lines that its rsyslogd has discarded. ``unfit``: jobs that the controller holds as no node has
     what they ask for. ``backlog``: how many of its messages wait for slurmdbd. ``refused``: mails that postfix refused.
     ``unaccounted``: records that it has discarded meanwhile, by its log. ``answers``: those of services to probes;
-    ``silence``: what the program that probes them has printed instead.
+    ``silence``: what has been printed instead.
     """
 
     space: dict[str, int] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address, ip_network
 
 from appliance.catalog import Service
 from appliance.config.model import Network, ProvisioningNetwork, PublicNetwork, Site
@@ -165,6 +166,23 @@ def running_network(site: Site) -> dict[str, str]:
         "gateway": str(site.networks.public.gateway),
         "routes": " ".join(sorted(routes)),
     }
+
+
+def find_cut_off(running: Mapping[str, str], site: Site, addresses: Mapping[str, str]) -> set[str]:
+    """Return the nodes that a container reaches by its network or routes, and one of this site file would not.
+
+    Args:
+        running: of ``read_network``.
+        addresses: IPv4 addresses by name.
+    """
+    words = [*running.get(INTERFACES[0], "").split()[1:2], *running.get("routes", "").split()[::3]]
+    before = [ip_network(one, strict=False) for one in words]
+    found = set()
+    for name, text in addresses.items():
+        address = ip_address(text)
+        if any(address in one for one in before) and not any(address in one for one in site.node_networks):
+            found.add(name)
+    return found
 
 
 def read_network(text: str) -> dict[str, str]:

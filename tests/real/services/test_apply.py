@@ -424,6 +424,83 @@ def test_the_next_run_goes_on_after_a_killed_one(running: Playground) -> None:
     applied(running, "/etc/sms/sms.yaml")
 
 
+def test_losses_of_users_and_mail_are_refused(running: Playground) -> None:
+    """R15: accounts cut off; T2: an overlay whose limits would refuse all mail; R5: a node named like the container."""
+    text = (running.lab.etc / "passwd").read_text()
+    (running.lab.etc / "cut").write_text("")
+    seen = running.sms("exec", "--", "getent", "passwd", "alice").text
+    assert text.startswith("alice:") and seen
+
+    def cut(document: dict[str, Any]) -> None:
+        document["accounts"]["passwd"] = "cut"
+
+    def larger(document: dict[str, Any]) -> None:
+        document.setdefault("overlay", {})["size_mb"] = 8192
+
+    def renamed(document: dict[str, Any]) -> None:
+        document["slurm"]["nodes"][0]["name"] = "sms-services"
+
+    for change, status, what in (
+        (cut, 3, "alice"),
+        (larger, 3, "sms overlay grow 8192M"),
+        (renamed, 2, "sms-services"),
+    ):
+        site = running.variant(f"{change.__name__}.yaml", change)
+        result = running.sms("--site", site, "-q", "apply", "--json", ok=(status,))
+        error = json.loads(result.stdout)["error"]
+        assert what in f"{error['message']} {error['hint']}", error
+    assert running.sms("exec", "--", "getent", "passwd", "alice").text == seen
+    assert applied(running, "/etc/sms/sms.yaml")["current"]
+
+
+def fewer_nodes(playground: Playground) -> dict[str, Any]:
+    """Settings of Slurm without the partition `night` and without the last node."""
+    (entry,) = slurm_of(playground)["nodes"]
+    names, addresses = expand(entry["name"])[:-1], expand(entry["address"])[:-1]
+    return {
+        "partitions": [DEFAULT],
+        "nodes": [{**entry, "name": fold(names), "address": fold(addresses)}],
+    }
+
+
+def states(playground: Playground) -> set[str]:
+    """Of the partition `night`, and of the last node."""
+    node = playground.host("node1")
+    shown = node.run("sinfo", "-h", "-o", "%a", "-p", "night").text.split()
+    shown += node.run("sinfo", "-h", "-N", "-n", f"node{NODES}", "-o", "%T").text.split()
+    return set(shown)
+
+
+def signal_guard(playground: Playground, name: str) -> None:
+    playground.host("host-a").run("sh", "-ec", f"kill -{name} $(cat /run/sms/lab.guard.lock)")
+
+
+@pytest.mark.parametrize("who", [pytest.param("guard", marks=pytest.mark.full), "start"])
+def test_what_a_killed_run_held_is_released(running: Playground, who: str) -> None:
+    """SIGKILL before its files are written: status names it, and the guard or the next verb ends it."""
+    demo.wait_idle(running.host("node1"), NODES)
+    applied(running, use(running, partitions=[DEFAULT, {"name": "night"}]))
+    site = running.variant("fewer.yaml", lambda document: document["slurm"].update(fewer_nodes(running)))
+    signal_guard(running, "STOP")  # it may be quicker than status
+    try:
+        process = begin(running, "--site", site, "apply")
+        wait_until(lambda: "drained" in states(running), "it is held")
+        kill_sms(process.pid)
+        process.communicate()
+        assert states(running) == {"inactive", "drained"}
+        found = running.status()
+        assert not found["healthy"]
+        assert any("partition night" in one and f"nodes node{NODES}" in one for one in found["warnings"]), found
+        if who == "start":
+            running.sms("--site", "/etc/sms/applied.yaml", "-q", "start")
+            assert states(running) == {"up", "idle"}
+    finally:
+        signal_guard(running, "CONT")
+    wait_until(lambda: states(running) == {"up", "idle"}, "its end", 60)
+    assert running.status()["healthy"]
+    assert applied(running, "/etc/sms/sms.yaml")["steps"]
+
+
 @pytest.mark.full
 def test_time_servers_are_read_again(running: Playground) -> None:
     """chronyd goes on, with the sources of the site file; rsyslogd is restarted: it reads its file at its start."""

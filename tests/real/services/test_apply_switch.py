@@ -11,7 +11,7 @@ import pytest
 from appliance.operations.lab import demo
 from tests.real.conftest import NODES, Playground
 from tests.real.processes import begin, kill_sms, wait_for_step
-from tests.real.services.test_apply import applied
+from tests.real.services.test_apply import DEFAULT, applied, fewer_nodes, states, use
 from tests.real.services.test_restart import pids
 from tests.waiting import wait_until
 
@@ -60,6 +60,12 @@ def test_another_name_server_by_a_second_instance(running: Playground) -> None:
 
     refused = running.sms("--site", running.variant("unknown.yaml", unknown), "apply", "-n", ok=(3,))
     assert "finds no address of the nodes ghost1" in (refused.stdout + refused.stderr).decode()
+
+    def elsewhere(document: dict[str, Any]) -> None:
+        document["networks"]["provisioning"]["address"] = "10.77.0.9/24"
+
+    planned = applied(running, running.variant("elsewhere.yaml", elsewhere), "-n", ok=(3,))
+    assert any("networks.provisioning.address" in one and "node[1-4]" in one for one in planned["refused"])
     site = running.variant("switched.yaml", change)
     planned = applied(running, site, "-n")
     assert len(planned["switch"]) == 1 and planned["switch"][0].startswith("dns is ")
@@ -160,6 +166,37 @@ def test_the_next_run_goes_on_after_a_killed_one(running: Playground, step: str,
     assert applied(running, site)["current"] is True
     assert applied(running, "/etc/sms/sms.yaml")["switched"]
     assert_one_instance(running)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("step", ["check the host", "stop stateful services", "probe the way out"])
+def test_what_a_killed_switch_held_is_released(running: Playground, step: str) -> None:
+    """SIGKILL of it and of its agents: the guard rolls it back or completes it, and then lets jobs start again."""
+    demo.wait_idle(running.host("node1"), NODES)
+    applied(running, use(running, partitions=[DEFAULT, {"name": "night"}]))
+
+    def change(document: dict[str, Any]) -> None:
+        other_dns(document)
+        document["slurm"].update(fewer_nodes(running))
+
+    site = running.variant("switched.yaml", change)
+    process = begin(running, "--site", site, "apply")
+    wait_for_step(process, step)
+    kill_sms(process.pid)
+    running.host("host-a").run("sh", "-c", KILL_AGENTS, ok=None)
+    process.communicate()
+
+    def released() -> bool:
+        """Nothing of the killed run is left, and what is not removed takes jobs."""
+        left = running.host("host-a").run("sh", "-c", "ls /var/lib/sms/journal").text.split()
+        return not [name for name in left if name.endswith(".move")] and states(running) in (set(), {"up", "idle"})
+
+    wait_until(released, "the guard", 120)
+    applied(running, site)
+    assert_one_instance(running)
+    wait_until(lambda: running.status()["healthy"], "health")
+    applied(running, "/etc/sms/sms.yaml")
+    demo.wait_idle(running.host("node1"), NODES)
 
 
 @pytest.mark.full

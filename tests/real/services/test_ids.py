@@ -32,6 +32,11 @@ def test_an_upgrade_to_the_ids_of_the_nodes() -> None:
         play.variant("ids.yaml", set_ids)
         other = build_image(lab, "ids")
         give_image(play, other)
+        demo.wait_idle(node, 1)
+        upgrade = ("-q", "--site", "/etc/sms/ids.yaml", "upgrade", "--no-rehearsal")
+        to_it = (*upgrade, "--image", f"/var/lib/sms/images/{other.key}.sif")
+        refused = json.loads(play.sms(*to_it, "--json", ok=(3,)).stdout)["error"]
+        assert "slurm.user" in refused["message"] and "node1" in refused["message"], "it has the usual ids yet"
         node.run("groupmod", "--gid", str(SLURM["gid"]), "slurm")
         node.run("usermod", "--uid", str(SLURM["uid"]), "--gid", str(SLURM["gid"]), "slurm")
         node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "slurmd")
@@ -40,15 +45,7 @@ def test_an_upgrade_to_the_ids_of_the_nodes() -> None:
             demo.as_alice(node, "srun", "true")
         found = json.loads(play.sms("status", "--json", ok=(4,)).stdout)
         assert found["nodes"]["refusing"] == ["node1"]
-        play.sms(
-            "-q",
-            "--site",
-            "/etc/sms/ids.yaml",
-            "upgrade",
-            "--no-rehearsal",
-            "--image",
-            f"/var/lib/sms/images/{other.key}.sif",
-        )
+        play.sms(*to_it)
         node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "slurmd")
         paths = ("/var/spool/slurmctld/job_state", "/etc/munge/munge.key")
         assert play.sms("exec", "--", "stat", "-c", "%u:%g", *paths).text.split() == ["971:972", "973:974"]

@@ -65,6 +65,20 @@ def test_nodes_behind_a_router(routed: Playground) -> None:
     assert_served(routed, "host-b")
 
 
+def test_a_route_to_nodes_in_use_stays(routed: Playground) -> None:
+    """Removed, they would fall silent minutes after a switch that ended with status 0."""
+    host = next(name for name in ("host-a", "host-b") if routed.instances(name))
+
+    def change(document: dict[str, Any]) -> None:
+        document["networks"]["provisioning"]["routes"] = []
+        for one in document["slurm"]["nodes"]:
+            one.pop("address", None)
+
+    site = ("--site", routed.variant("no-route.yaml", change))
+    refused = json.loads(routed.sms(*site, "-q", "apply", "-n", "--json", on=host, ok=(3,)).stdout)["refused"]
+    assert any("no longer leads to nodes in use (2): node[1-2]" in one for one in refused), refused
+
+
 def test_a_download_from_behind_the_router_survives_two_moves(routed: Playground) -> None:
     if routed.instances("host-b"):
         routed.sms("-q", "migrate", "host-a", "--force", on="admin")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 
@@ -113,7 +114,15 @@ def test_the_uplink_is_watched_while_a_service_does_not_answer(running: Playgrou
 
 
 @pytest.mark.parametrize(
-    ("words", "status"), [(("true",), 0), (("sh", "-c", "exit 5"), 5), (("nosuch",), 127), (("/etc/passwd",), 126)]
+    ("words", "status"),
+    [
+        (("true",), 0),
+        (("sh", "-c", "exit 5"), 5),
+        (("nosuch",), 127),
+        (("/etc/passwd",), 126),
+        (("sh", "-c", "kill -TERM $$"), 128 + signal.SIGTERM),
+        (("sh", "-c", "kill -KILL $$"), 128 + signal.SIGKILL),
+    ],
 )
 def test_exec_exits_as_a_shell_does(running: Playground, words: tuple[str, ...], status: int) -> None:
     assert running.sms("exec", "--", *words, ok=None).status == status

@@ -458,3 +458,16 @@ def test_a_hostile_container_that_prints_for_ever(served: Playground, program: s
             assert b"more than 16 MiB" in result.stderr and b"Traceback" not in result.stderr
         finally:
             served.sms("exec", "--", "mv", f"{PROBE}.before", PROBE)
+
+
+def test_a_collector_that_takes_connections_and_reads_nothing(served: Playground) -> None:
+    """R7: rsyslogd goes on with the lines of nodes once what may wait for the collector is full."""
+    control = ("supervisorctl", "-c", "/lab/supervisord.conf", "signal")
+    outside = served.host("outside")
+    outside.run(*control, "STOP", "rsyslogd")
+    try:
+        served.sms("exec", "--", "python3", "-c", BURST, timeout=60)
+        assert "node2" in demo.syslog_arrives(served.lab, served.host("node2"))
+        assert all(one["ok"] for one in looked(served)["services"])
+    finally:
+        outside.run(*control, "CONT", "rsyslogd")

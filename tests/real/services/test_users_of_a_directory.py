@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
 from tests.real.conftest import Playground
 from tests.real.engines.entries import PASSWORD, UID, USER, Entries
@@ -15,6 +16,28 @@ pytestmark = [pytest.mark.real, pytest.mark.full]
 
 ADDRESS, DIRECTORY = "10.77.0.1", "10.77.0.12"
 SITE = ("--site", "/etc/sms/engines.yaml")
+
+
+def assert_not_lost(playground: Playground, entries: Entries, login: tuple[str, int]) -> None:
+    """A user with a job stays known: a wrong base of the directory is taken back, and sssd is not taken out."""
+    job = entries.ssh(*login, "sbatch", "--parsable", "--begin=now+1hour", "--output=/dev/null", "--wrap=true")
+    assert job.isdigit(), job
+    conf = entries.secrets["sssd_conf"]
+    good = conf.read_text()
+    conf.write_text(good.replace("ldap_search_base = dc=lab", "ldap_search_base = dc=elsewhere"))
+    error = json.loads(playground.sms(*SITE, "-q", "apply", "--json", ok=(5,)).stdout)["error"]
+    assert USER in error["message"], error
+    conf.write_text(good)
+    assert entries.ssh(*login, "id", "-un") == USER
+    assert json.loads(playground.sms(*SITE, "-q", "apply", "--json").stdout)["current"]
+    document = yaml.safe_load((playground.lab.etc / "engines.yaml").read_text())
+    document["services"] = [name for name in document["services"] if name not in ("sssd", "login")]
+    (playground.lab.etc / "fewer.yaml").write_text(yaml.safe_dump(document))
+    fewer = ("--site", "/etc/sms/fewer.yaml", "-q", "apply", "-n", "--json")
+    (why,) = json.loads(playground.sms(*fewer, ok=(3,)).stdout)["refused"]
+    assert USER in why
+    assert entries.ssh(*login, "scancel", job) == ""
+    assert json.loads(playground.sms(*fewer, ok=(0, 3)).stdout)["refused"] == [], "nobody has a job"
 
 
 def test_a_user_of_a_directory_logs_in(playground: Playground) -> None:
@@ -44,6 +67,7 @@ def test_a_user_of_a_directory_logs_in(playground: Playground) -> None:
         )
         secret = entries.ssh(*login, "cat", "/etc/sssd/sssd.conf")
         assert "Permission denied" in secret
+        assert_not_lost(playground, entries, login)
     finally:
         playground.sms(*SITE, "-q", "stop", ok=None)
         playground.host("host-a").run("rm", "-rf", "/var/lib/sms/users")

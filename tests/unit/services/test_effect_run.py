@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from appliance.errors import Refused, SmsError
+from appliance.catalog import read_catalog
+from appliance.config.model import SystemUser
+from appliance.errors import Busy, Refused, SmsError
+from appliance.host.base import CommandError, Result
 from appliance.operations.context import Cluster
+from appliance.operations.env import LOCKED as BUSY
 from appliance.operations.history import note, read_history
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.effect import (
-    REASON,
     Answer,
     Judged,
+    compare,
     find_answer,
     held,
     judge,
     judge_kept,
     judge_start,
-    release,
+    need_no_cost,
 )
-from appliance.operations.services.faults import find_faults
+from appliance.operations.services.faults import find_faults, find_faults_of_instance
+from appliance.operations.services.holding import REASON, describe_lost, release
 from appliance.operations.services.present import describe_jobs, judge_restore
+from appliance.operations.services.users import find_without_directory
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.defined import read_defined
-from appliance.plan.services.effect import PRESENT
+from appliance.plan.services.effect import PRESENT, read_present
+from appliance.plan.services.network import running_network
+from appliance.plan.services.nodes import read_nodes
+from appliance.share import share
 from appliance.shared.overlay import OverlayMark
 from appliance.shared.records import to_json
-from appliance.tools.scripts import script_argv
+from appliance.tools.files import HELD as LOCKED
+from appliance.tools.scripts import python_argv, script_argv
 from tests.support.env import Reports, fake_env
 from tests.support.fake import Fake
 from tests.unit.services.test_effect import node
@@ -49,13 +61,22 @@ class Controller(Fake):
         self.lines = list(lines)
         self.updates: list[str] = []
         self.generation = 7
+        self.locked = False
+        self.users = {"alice", "bob"}
         self.overlay = OLD.decode()
         inside = inside_argv(cluster.site, cluster.services)
         super().__init__(
             {
                 (*inside, *PRESENT): self.present,
                 (*inside, "scontrol", "update"): self.update,
+                (*inside, "sinfo"): lambda *_: (
+                    0,
+                    f"n1 none\nn2 {REASON if 'idle+drain' in self.second() else 'none'}\n",
+                ),
                 (*inside, "test", "-x"): (1, ""),
+                (*inside, *script_argv("known-users")): lambda argv, _: (0, "\n".join({*argv[-2:]} & self.users)),
+                ("test", "-e"): (0, ""),
+                ("flock",): lambda *_: (LOCKED if self.locked else 0, ""),
                 ("rm", "-f", "--"): self.removed,
                 ("cat", "--"): lambda argv, _: (0, self.files[argv[2]].decode()) if argv[2] in self.files else (1, ""),
                 script_argv("query-overlay"): lambda *_: (0, f"exists\nend\n={self.mark(cluster)}\n\n"),
@@ -78,6 +99,16 @@ class Controller(Fake):
     def update(self, argv: tuple[str, ...], _: object) -> tuple[int, str]:
         self.updates.append(" ".join(argv[argv.index("update") + 1 :]))
         return 0, ""
+
+    @contextmanager
+    def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
+        if self.locked:
+            raise CommandError(Result(self.name, argv, BUSY, b"", b""))
+        self.locked = True
+        try:
+            yield "held"
+        finally:
+            self.locked = False
 
     def removed(self, argv: tuple[str, ...], _: object) -> tuple[int, str]:
         self.files.pop(argv[3], None)
@@ -124,11 +155,51 @@ def test_what_a_killed_run_held_is_released_by_the_next(cluster: Cluster) -> Non
     host = Controller(cluster, [ELSEWHERE])
     release(cluster, host)
     assert host.updates == []
-    run = held(cluster, host, judged(cluster, host), "apply")
-    run.__enter__()  # and it is killed
+    killed(cluster, host)
     release(cluster, host)
     release(cluster, host)
     assert host.updates == [*HELD, *RELEASED]
+
+
+def killed(cluster: Cluster, host: Controller) -> None:
+    """A run that holds something, and has been killed."""
+    states = {"night": "DOWN"}
+    note(cluster, host, "apply", "held", partitions=states, nodes="n2")
+    host.updates += HELD
+
+
+def test_what_a_run_holds_is_left_alone_while_it_lives(cluster: Cluster) -> None:
+    """And status names only what a dead one holds."""
+    host = Controller(cluster, [ELSEWHERE])
+    drained = read_nodes([node("n2", "idle+drain", REASON, "root").removeprefix("node ")], "slurm")
+    with held(cluster, host, judged(cluster, host), "apply"):
+        assert describe_lost(cluster, host, drained) == ""
+        with pytest.raises(Busy):
+            release(cluster, host)
+        note(cluster, host, "apply", "applied")
+    assert host.updates == HELD and describe_lost(cluster, host, ()) == ""
+    killed(cluster, host)
+    shown = describe_lost(cluster, host, drained)
+    assert "partition night" in shown and "nodes n2" in shown and "`sms start --host host-a`" in shown
+
+
+def test_what_a_killed_run_has_written_is_left_to_the_next_apply(cluster: Cluster) -> None:
+    """Its partition goes at the next reload, and jobs submitted until then would go with it."""
+    host = Controller(cluster, [ELSEWHERE])
+    killed(cluster, host)
+    note(cluster, host, "apply", "begun", files=["/etc/slurm/slurm.conf"])
+    assert not release(cluster, host) and host.updates == HELD
+    assert "`sms apply --host host-a`" in describe_lost(cluster, host, ())
+    note(cluster, host, "apply", "undone")
+    assert release(cluster, host) and host.updates == [*HELD, *RELEASED]
+
+
+def test_after_a_failover_nodes_are_known_by_their_reason(cluster: Cluster) -> None:
+    """The history of that host has nothing of it."""
+    host = Controller(cluster, [ELSEWHERE])
+    host.updates += HELD
+    assert not release(cluster, host)
+    assert release(cluster, host, any_node=True) and host.updates == [*HELD, RELEASED[1]]
 
 
 def test_what_was_accepted_is_no_more_than_was_seen(cluster: Cluster) -> None:
@@ -281,3 +352,88 @@ def test_a_program_that_does_not_run(
     after = {PROLOG: script, "/etc/slurm/cli_filter.lua": b"function slurm_cli_pre_submit() end"}
     found = find_faults(cluster, host, (both[0], both[1]), before, after, same_image=False)
     assert ["does not run" in one.why for one in found if PROLOG in one.why] == [True] * wrong
+
+
+def network_of(cluster: Cluster, **others: str) -> dict[str, str]:
+    return {**running_network(cluster.site), **others}
+
+
+@pytest.mark.parametrize(
+    ("others", "whys"),
+    [
+        ({}, []),
+        ({"eth0": "02:00:00:00:00:01 10.99.0.9/16"}, ["keep 10.99.0.9"]),
+        ({"routes": "172.16.4.0/22 via 10.0.0.254"}, []),
+        ({"routes": "172.16.0.0/12 via 10.0.0.254"}, ["no longer leads to nodes in use (1): far"]),
+    ],
+)
+def test_another_address_or_a_removed_route(cluster: Cluster, others: dict[str, str], whys: list[str]) -> None:
+    """Nodes keep the address that they have; those behind a router are no longer reached."""
+    host = Controller(cluster, [OF_NIGHT])
+    there = read_present(
+        "\n".join([node("n1", "idle"), node("far", "mixed").replace("10.0.0.1", "172.16.9.9")]), "slurm"
+    )
+    found = list(
+        find_faults_of_instance(cluster, host, there, network_of(cluster, **others), differs=False, same_image=True)
+    )
+    assert len(found) == len(whys) and all(why in one.why for why, one in zip(whys, found, strict=True)), found
+
+
+def test_what_nodes_lose_is_not_known(cluster: Cluster) -> None:
+    host, other = Controller(cluster, []), network_of(cluster, eth0="02:00:00:00:00:01 10.99.0.9/8")
+    assert [*find_faults_of_instance(cluster, host, None, network_of(cluster), differs=False)] == []
+    assert len([*find_faults_of_instance(cluster, host, None, other, differs=False)]) == 1
+
+
+@pytest.mark.parametrize(("uid", "refusing", "faults"), [("64030", False, 0), ("971", False, 1), ("971", True, 0)])
+def test_a_controller_whose_user_gets_another_id(cluster: Cluster, uid: str, refusing: bool, faults: int) -> None:
+    """Nodes that refuse it already may have the one that it gets."""
+    slurm = cluster.site.slurm.model_copy(update={"user": SystemUser(uid=64030, gid=64030)})
+    cluster = replace(cluster, site=cluster.site.model_copy(update={"slurm": slurm}))
+    host, inside = Controller(cluster, []), inside_argv(cluster.site, cluster.services)
+    log = (
+        "log sched: Allocate JobId=7 NodeList=n1 #CPUs=1\n"
+        "log Killing non-startable batch JobId=7: Invalid user id\n" + node("n1", "idle+completing")
+    )
+    host.answers[(*inside, "id")] = (0, uid)
+    host.answers[(*inside, *script_argv("inspect-inside"))] = (0, log if refusing else node("n1", "idle"))
+    there = read_present(node("n1", "idle"), "slurm")
+    found = list(find_faults_of_instance(cluster, host, there, network_of(cluster), differs=False))
+    assert len(found) == faults
+
+
+@pytest.mark.parametrize(("has", "differs", "faults"), [(True, False, 0), (True, True, 1), (False, False, 1)])
+def test_users_whom_only_a_directory_knows(cluster: Cluster, has: bool, differs: bool, faults: int) -> None:
+    host = Controller(cluster, [])
+    if has:
+        service = read_catalog(share("definitions", "services"))["sssd"]
+        cluster = replace(cluster, services=(*cluster.services, service))
+    host.answers[(*inside_argv(cluster.site, cluster.services), *script_argv("known-users"))] = (
+        0,
+        "alice\nbob\n=bob\n",
+    )
+    found = list(find_without_directory(cluster, host, {"alice", "bob"}, differs=differs))
+    assert len(found) == faults and all("(1): alice" in one.why for one in found)
+
+
+def test_users_who_are_lost_are_a_cost(cluster: Cluster) -> None:
+    """They are asked for until what asks the directory has had time to answer."""
+    host = Controller(cluster, [OF_NIGHT])
+    before = judged(cluster, host)
+    assert before.known == {"alice"}
+    assert compare(cluster, host, before).users == ()
+    host.users = {"bob"}
+    assert compare(cluster, host, before).users == ("alice",)
+    with pytest.raises(SmsError):
+        need_no_cost(cluster, host, before, registers=False)
+
+
+def test_nodes_that_are_no_longer_reached(cluster: Cluster) -> None:
+    """slurmctld notices that after minutes."""
+    host = Controller(cluster, [ELSEWHERE])
+    before = judged(cluster, host)
+    connect = (*inside_argv(cluster.site, cluster.services), *python_argv("connect-each"))
+    host.answers[connect] = (0, "1 0\n")
+    assert compare(cluster, host, before, moved=True).nodes == ()
+    host.answers[connect] = (0, "1 124\n")
+    assert [one.split()[0] for one in compare(cluster, host, before, moved=True).nodes] == ["n1"]

@@ -11,6 +11,7 @@ import pytest
 from appliance.errors import SmsError
 from appliance.operations.context import Cluster
 from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
+from appliance.operations.services.status import list_answers
 from appliance.plan.machine import inside_argv
 from appliance.plan.services.inside import Inside, Process
 from appliance.plan.services.links import Links
@@ -104,9 +105,10 @@ def test_services_are_probed_meanwhile(cluster: Cluster) -> None:
         names = " ".join(service.name for service in cluster.services)
         argv = inside_argv(cluster.site, cluster.services, "inspect-inside", names, confined=confined)
         assert names in host.asked[0] and set(argv) - {"inspect-inside"} <= set(host.asked[0])
-    for answer in ((1, ""), (0, "answer Traceback\n")):
-        with pytest.raises(SmsError, match="does not answer"):
-            inspect_inside(cluster, Fake({("unshare",): answer}, name="host-a"), confined=True)
+    for answer in ((1, "no instance"), (0, "answer Traceback\n")):
+        silent = inspect_inside(cluster, Fake({("unshare",): answer}, name="host-a"), confined=True)
+        with pytest.raises(SmsError, match="does not answer: "):
+            list_answers(cluster, silent)
 
 
 def test_a_container_that_shows_nothing_is_a_problem(cluster: Cluster) -> None:
