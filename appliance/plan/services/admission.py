@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from functools import cache
 
 from appliance.plan.services.defined import NOT_DEFINED, YES, Defined, Settings, read_allowed, read_names
 from appliance.plan.services.fitting import Needs, covers, read_kinds
@@ -23,6 +24,7 @@ UNLIMITED = ("UNLIMITED", "INFINITE", "-1")
 ROOT = "root"
 
 
+@cache
 def minutes(text: str) -> str:
     """Return a time limit of Slurm in minutes, rounded up as slurmctld does; the text itself if it has no limit."""
     found = read_seconds(text)

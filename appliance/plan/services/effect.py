@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from appliance.config.hostlist import fold
 from appliance.plan.services.admission import UNLIMITED, Limits, find_limits, read_limit
@@ -250,7 +251,8 @@ def _add_more(job: Job, line: str) -> Job:
     )
 
 
-def _count_gres(text: str) -> dict[str, int]:
+@cache
+def _count_gres(text: str) -> Mapping[str, int]:
     """Return how many of each generic resource a job asks for, also of those of a type; the largest of several numbers.
 
     Versions of Slurm print ``gres:gpu:a100:2``, ``gres/gpu:2``, ``gres/gpu:a100=2``; without a number it is 1.
