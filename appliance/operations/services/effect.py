@@ -508,7 +508,7 @@ def compare(cluster: Cluster, host: Host, judged: Judged, *, registers: bool = T
 def _find_unknown(cluster: Cluster, host: Host, known: Set[str], deadline: float) -> tuple[str, ...]:
     """Return which users the container no longer knows; what asks a directory may just have been restarted."""
     while True:
-        lost = known - query_known(cluster, host, known, fresh=True).names
+        lost = known - query_known(cluster, host, known).names
         if not lost or cluster.env.clock.monotonic() >= deadline:
             return tuple(sorted(lost))
         cluster.env.clock.sleep(1)

@@ -27,18 +27,15 @@ class Known:
     files: frozenset[str] = frozenset()
 
 
-def query_known(cluster: Cluster, host: Host, users: Collection[str], *, fresh: bool = False) -> Known:
-    """Return which of these users the running container knows.
-
-    Args:
-        fresh: what sssd has cached does not count, where its directory answers.
+def query_known(cluster: Cluster, host: Host, users: Collection[str]) -> Known:
+    """Return which of these users the running container knows. What sssd has cached with its present file counts.
 
     Raises:
         CommandError: it does not answer.
     """
     if not users:
         return Known()
-    argv = script_argv("known-users", "fresh" if fresh else "any", *sorted(users))
+    argv = script_argv("known-users", *sorted(users))
     lines = host.run(*inside_argv(cluster.site, cluster.services, *argv), timeout=QUERY_S).text.splitlines()
     files = frozenset(one[1:] for one in lines if one.startswith("="))
     return Known(frozenset(one for one in lines if not one.startswith("=")) & {*users}, files & {*users})

@@ -24,9 +24,11 @@ def assert_not_lost(playground: Playground, entries: Entries, login: tuple[str, 
     assert job.isdigit(), job
     conf = entries.secrets["sssd_conf"]
     good = conf.read_text()
-    conf.write_text(good.replace("ldap_search_base = dc=lab", "ldap_search_base = dc=elsewhere"))
-    error = json.loads(playground.sms(*SITE, "-q", "apply", "--json", ok=(5,)).stdout)["error"]
-    assert USER in error["message"], error
+    for old, new in (("ldap_search_base = dc=lab", "ldap_search_base = dc=elsewhere"), (DIRECTORY, "10.77.0.99")):
+        assert old in good
+        conf.write_text(good.replace(old, new))
+        error = json.loads(playground.sms(*SITE, "-q", "apply", "--json", ok=(5,)).stdout)["error"]
+        assert USER in error["message"], error
     conf.write_text(good)
     assert entries.ssh(*login, "id", "-un") == USER
     assert json.loads(playground.sms(*SITE, "-q", "apply", "--json").stdout)["current"]
