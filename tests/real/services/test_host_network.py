@@ -16,7 +16,6 @@ from appliance.host.netns import Netns
 from appliance.operations.lab import demo
 from tests.hostnet import read_network, unchanged
 from tests.real.conftest import NODES, Playground
-from tests.real.moves import Stepping
 from tests.real.processes import begin, kill_sms, wait_for_step
 from tests.real.services.test_apply import applied
 from tests.real.services.test_apply_switch import assert_one_instance, other_dns
@@ -171,21 +170,6 @@ def test_a_migration_there_and_back_and_a_second_instance(site_host: Playground)
             site_host.sms("-q", "migrate", "host-b", "--force", on="admin")
             site_host.sms("-q", "migrate", "host-a", "--force", on="admin")
         site_host.sms("-q", "stop")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("step", [">start", ">arm", "<up"])
-def test_a_migration_that_is_killed(site_host: Playground, step: str) -> None:
-    hosts = [site_host.host(name) for name in ("host-a", "host-b")]
-    with unchanged(*hosts):
-        with unchanged(*hosts, own=True):
-            site_host.sms("-q", "start")
-            with Stepping(site_host.lab, "host-b") as move:
-                assert move.to(step), move.steps
-                move.kill()
-            wait_until(lambda: site_host.sms("status", "--json", on="admin", ok=None).status == 0, "who serves", 90)
-        for name in ("host-a", "host-b"):
-            site_host.sms("-q", "stop", on=name)
 
 
 @pytest.mark.full
