@@ -93,6 +93,8 @@ def query_age(cluster: Cluster, host: Host, running: apptainer.Instance) -> str:
 def check_networks(cluster: Cluster, host: Host) -> None:
     """Check that both bridges exist, are up and have a port, or that a macvlan interface can be created instead.
 
+    And that the container's addresses are not the host's own, which answers no probe of its own.
+
     Raises:
         Refused: with every problem.
     """
@@ -109,6 +111,10 @@ def check_networks(cluster: Cluster, host: Host) -> None:
             problems.append(f"bridge {network.bridge} does not exist or is down")
         elif not ports:
             problems.append(f"bridge {network.bridge} has no port that is up: the container would be isolated")
+    own, addresses = bridge.own_addresses(host), [str(network.address.ip) for network in networks]
+    problems += [
+        f"{one}, an address of the container, is the host's own on {own[one]}" for one in addresses if one in own
+    ]
     if any(network.attach == "macvlan" for network in networks) and find_missing(host, "tc"):
         problems.append("tc, which detaches macvlan interfaces, is not installed")
     if problems:

@@ -79,7 +79,7 @@ def instance_name(site: Site) -> str:
 def start_argv(
     site: Site, confinement: Confinement, image: str, *, isolated: bool = False, second: Second | None = None
 ) -> tuple[str, ...]:
-    """Return the command that starts the instance, or a second one; ``isolated``: on ``network.isolated_bridges``."""
+    """Return the command that starts the instance, or a second one; ``isolated``: without macvlan interfaces."""
     overlay = second.overlay if second else str(Places(site).overlay)
     options = (*network_options(site, isolated=isolated), "--hostname", site.hostname, "--overlay", overlay)
     return start_run(site, confinement, image, second.instance if second else instance_name(site), options)

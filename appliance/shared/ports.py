@@ -11,6 +11,7 @@ translated connections. It stays detached when the parent gets its carrier back.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from appliance.shared.migration import MacvlanRequest
@@ -65,6 +66,15 @@ def _kind(link: Link) -> str:
     return str((link.get("linkinfo") or {}).get("info_kind", ""))
 
 
+def port_address(port: str) -> str:
+    """Return the MAC address of the host's end of a port.
+
+    A bridge without an address of its own takes the lowest one of its ports, and with it the host that of the bridge:
+    this is higher than that of any uplink.
+    """
+    return "fe:73:" + ":".join("%02x" % one for one in zlib.crc32(port.encode()).to_bytes(4, "big"))
+
+
 def change_commands(ports: Mapping[str, Optional[str]], *, down: bool = False) -> List[Tuple[Tuple[str, ...], str]]:
     """Return the commands that attach ports, each with its standard input.
 
@@ -79,7 +89,8 @@ def change_commands(ports: Mapping[str, Optional[str]], *, down: bool = False) -
         macvlan = split_macvlan(port)
         off = " down" if down and not one else ""
         if not macvlan:
-            pairs.append("link set dev %s %s%s" % (port, "master %s up" % one if one else "nomaster", off))
+            change = "address %s master %s up" % (port_address(port), one) if one else "nomaster" + off
+            pairs.append("link set dev %s %s" % (port, change))
             continue
         name, pid = macvlan
         mode = "type macvlan mode " + (ATTACHED if one else DETACHED)

@@ -27,6 +27,12 @@ def bridge_ports(host: Host, bridge: str) -> list[str] | None:
     return [port["ifname"] for port in ports if "ifname" in port and "UP" in port.get("flags", [])]
 
 
+def own_addresses(host: Host) -> dict[str, str]:
+    """Return the interface of each IPv4 address of a host."""
+    shown = host.run("ip", "-json", "-4", "address", "show").parse(list[dict[str, Any]], empty=b"[]")
+    return {str(one.get("local")): str(link.get("ifname")) for link in shown for one in link.get("addr_info") or ()}
+
+
 def query_mtus(host: Host, uplinks: Sequence[str]) -> dict[str, int]:
     """Return the MTU of bridges with their ports, and of parents of macvlan interfaces: ``find_mtu``.
 

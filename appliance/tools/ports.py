@@ -87,6 +87,26 @@ def attach(host: Host, ports: Mapping[str, str]) -> None:
     _change(host, ports)
 
 
+def attach_started(host: Host, bridges: Mapping[str, str]) -> None:
+    """Attach the ports of an instance that has just started, and remove the bridges that it was started on.
+
+    Args:
+        bridges: the host's bridge for each of those.
+
+    Raises:
+        CommandError: a port or bridge does not exist.
+    """
+    started = {link["ifname"]: link["master"] for link in list_links(host) if link.get("master") in bridges}
+    attach(host, {port: bridges[master] for port, master in started.items()})
+    remove_bridges(host, bridges)
+
+
+def remove_bridges(host: Host, bridges: Iterable[str]) -> None:
+    """Remove bridges, which may not exist."""
+    for bridge in bridges:
+        host.run("ip", "link", "delete", "dev", bridge, ok=None)
+
+
 def _change(host: Host, ports: Mapping[str, str | None], *, down: bool = False) -> None:
     failed = []
     for argv, text in change_commands(ports, down=down):

@@ -12,6 +12,7 @@ from typing import TypedDict
 from appliance.errors import SmsError, disk_hint
 from appliance.host.base import CommandError, Host
 from appliance.plan.vm.vm import FIRST_DESCRIPTOR, Card, Machine, choose_accel
+from appliance.shared.ports import port_address
 from appliance.tools import files
 from appliance.tools.bridge import query_mtus
 
@@ -231,7 +232,7 @@ def plug(host: Host, card: Card) -> None:
         host.run("ip", "tuntap", "add", "dev", card.tap, "mode", "tap")
         if mtu := query_mtus(host, [card.bridge])[card.bridge]:  # a smaller one would be that of the bridge, too
             host.run("ip", "link", "set", "dev", card.tap, "mtu", str(mtu))
-    host.run("ip", "link", "set", "dev", card.tap, "master", card.bridge, "up")
+    host.run("ip", "link", "set", "dev", card.tap, "address", port_address(card.tap), "master", card.bridge, "up")
 
 
 def unplug(host: Host, card: Card) -> None:

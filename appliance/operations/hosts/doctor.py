@@ -23,6 +23,7 @@ from appliance.plan.hosts.doctor import (
     PROGRAMS,
     Finding,
     examine,
+    examine_addresses,
     examine_users,
     examine_vm_schedule,
     install_fix,
@@ -31,6 +32,7 @@ from appliance.plan.hosts.doctor import (
 from appliance.plan.hosts.facts import Facts, parse_values, read_bridges, read_masters, read_veths
 from appliance.plan.hosts.integrity import examine_integrity
 from appliance.plan.image.definition import fixed_accounts
+from appliance.plan.services.network import container_addresses
 from appliance.share import share
 from appliance.tools.programs import has_program
 from appliance.tools.scripts import script_argv
@@ -66,6 +68,7 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
     accounts = fixed_accounts(cluster.base, cluster.services, cluster.site.system_users)
     findings += examine_users(facts, {name: (uid, gid) for gid, name, uid in accounts if uid is not None})
     findings += examine_integrity(facts, interfaces)
+    findings += examine_addresses(facts, list(container_addresses(cluster.site).values())) if admin else []
     if admin and cluster.site.provisioning:
         findings += examine_vm_schedule(facts)
     if facts.values.get("uid") == "0":

@@ -86,11 +86,12 @@ from appliance.plan.migration.lease import (
 )
 from appliance.plan.services.confinement import Confinement
 from appliance.plan.services.effect import Present
+from appliance.plan.services.network import attached_bridges
 from appliance.plan.services.probes import read_probe
 from appliance.plan.services.runs import shown
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
-from appliance.tools import apptainer, files
+from appliance.tools import apptainer, files, ports
 
 TOLERABLE_S = 3600
 """A service whose outage compute nodes tolerate so long, by the catalogue, does not decide over a start."""
@@ -321,6 +322,7 @@ def _check_running(cluster: Cluster, host: Host, running: apptainer.Instance, wa
             ensure_identity(leases, cluster.env.progress)
     except Refused as error:  # it runs, and needs a guard and its unit
         cluster.env.progress.report(f"warning: {error.message}; {error.hint}")
+    ports.attach_started(host, attached_bridges(cluster.site))  # a start that was killed had not
     recorded = read_note(cluster, host)
     confined, path = is_confined(host, running), running.image
     if older := query_age(cluster, host, running) if confined else UNCONFINED:
@@ -525,6 +527,7 @@ def _start_instance(cluster: Cluster, host: Host, image: Image, confinement: Con
     write_networks(cluster, host)
     with cluster.env.progress.step("start the instance"):
         apptainer.run_container(host, *start_argv(cluster.site, confinement, image.path), timeout=60)
+        ports.attach_started(host, attached_bridges(cluster.site))
         # Apptainer only warns about a read-only overlay; the services would fail one by one.
         inside = inside_argv(cluster.site, cluster.services)
         apptainer.prove_writable(host, inside)

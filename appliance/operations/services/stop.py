@@ -21,8 +21,10 @@ from appliance.operations.preflight import check_programs, find_instance, find_s
 from appliance.operations.services.effect import find_dropped
 from appliance.operations.services.present import STOP_QUERY_S, describe_jobs
 from appliance.plan.machine import stop_argv, stop_timeout
+from appliance.plan.services.network import isolated_bridges
 from appliance.shared.lease import Lease
 from appliance.tools import ext3
+from appliance.tools.ports import remove_bridges
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def take_down(cluster: Cluster, host: Host) -> bool:
     if running or query_lease(host, cluster).holder == host.name:
         _wait_for_overlay(host, str(cluster.places.overlay), cluster.env.clock)
     close_mirror(cluster, host)
+    remove_bridges(host, isolated_bridges(cluster.site))  # of a start that failed or was killed
     return running is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -38,6 +39,8 @@ FILE_SYSTEMS = {"overlay": "overlay", "squashfs": "squashfs", "ext3": "ext4"}
 OLDEST_KERNEL = (5, 6)
 """The first one with pidfd_getfd(2)."""
 OLDEST_APPTAINER = (1, 1)
+_CHAIN = re.compile(r"(ip|inet) [A-Za-z0-9_.-]+ [A-Za-z0-9_.-]+")
+"""Family, table and name of a chain; other names than these are not repeated in a command."""
 IMAGE_BYTES = 1 << 30
 """Space for an image and the previous one."""
 
@@ -63,6 +66,7 @@ def examine(
     """
     findings = [check(facts) for check in CHECKS]
     findings += [_schedule(facts)] if bridges or parents else []
+    findings += [_firewall(facts, list(bridges))] if bridges else []
     findings += [_bridge(facts, name, port) for name, port in bridges.items()]
     findings += [_macvlan(facts)] if parents else []
     findings += [_parent(facts, name) for name in dict.fromkeys(parents)]
@@ -185,13 +189,26 @@ def _capabilities(facts: Facts) -> Finding:
     return Finding("capabilities", "missing", f"{detail}: give root all of them, or install {wrapper}")
 
 
-def _firewall(facts: Facts) -> Finding:
-    if facts.values.get("bridge_nf", "0") == "0":
-        return Finding("firewall and bridges", "ok", "bridged packets bypass the host's firewall")
-    fix = "sysctl -w net.bridge.bridge-nf-call-iptables=0"
-    return Finding(
-        "firewall and bridges", "warning", "the host's firewall filters bridged packets and may drop them", fix
-    )
+def _firewall(facts: Facts, bridges: Sequence[str]) -> Finding:
+    """Check that the host's firewall passes packets between ports of the site's bridges, now and after a boot."""
+    what, fix = "firewall and bridges", f"sms host prepare {facts.host}"
+    now, boot = (facts.values.get(name, "0") != "0" for name in ("bridge_nf", "bridge_nf_boot"))
+    if not now and not boot:
+        return Finding(what, "ok", "bridged packets bypass the host's firewall")
+    if drops := list(filter(_CHAIN.fullmatch, facts.values.get("forward_drops", "").split("\t"))):
+        detail = (
+            f"the host's firewall sees bridged packets, and drops them in {', '.join(drops)} if no rule passes them"
+        )
+        rules = [f"nft insert rule {chain} iifname {one} oifname {one} accept" for chain in drops for one in bridges]
+        return Finding(what, "warning", f"{detail}; add these to its configuration, too", " && ".join(rules))
+    if now and (lacking := set(bridges) - set(facts.words("bridge_rules"))):
+        detail = f"the host's firewall sees packets on {', '.join(sorted(lacking))}, and may drop them"
+        return Finding(what, "warning", detail, fix)
+    if boot and (lacking := set(bridges) - set(facts.words("bridge_units"))):
+        detail = f"after a boot the host's firewall sees packets on {', '.join(sorted(lacking))}, and may drop them"
+        alone = "" if facts.values.get("systemd") == "yes" else "; without systemd nothing sets the rules then"
+        return Finding(what, "warning", detail + alone, fix)
+    return Finding(what, "ok", "the host's firewall passes packets between ports of the site's bridges")
 
 
 def _clock(facts: Facts) -> Finding:
@@ -259,6 +276,21 @@ def examine_vm_schedule(facts: Facts) -> list[Finding]:
     if facts.values.get("vm_schedule") == "yes":
         return [Finding(what, "ok", "scheduled")]
     return [Finding(what, "warning", "not scheduled", f"sms overlay schedule install --host {facts.host}")]
+
+
+def examine_addresses(facts: Facts, addresses: Sequence[str]) -> list[Finding]:
+    """Check that the container's addresses are not the host's own: nodes would reach the host."""
+    own = dict(one.split("@", 1) for one in facts.words("addresses") if "@" in one)
+    return [
+        Finding(
+            f"address {one}",
+            "missing",
+            f"it is the host's own on {own[one]}; also remove it from the configuration of the network",
+            f"ip address del {one} dev {shlex.quote(own[one])}",
+        )
+        for one in addresses
+        if one in own
+    ]
 
 
 def examine_users(facts: Facts, users: Mapping[str, tuple[int, int]]) -> list[Finding]:
@@ -339,5 +371,5 @@ def _space(facts: Facts, what: str, key: str, need: int) -> Finding:
 
 CHECKS: tuple[Callable[[Facts], Finding], ...] = (
     *(_root, _kernel, _nftables, _programs, _apptainer, _singularity, _plugins, _capabilities),
-    *(_firewall, _clock, _state, _boot, _cron),
+    *(_clock, _state, _boot, _cron),
 )

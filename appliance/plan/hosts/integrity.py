@@ -30,6 +30,8 @@ COMPARED = {"dpkg": "as in its package", "rpm": "as in its package", "recorded":
 RECORD = "/usr/lib/apptainer-private/installed"
 MANAGED = re.compile(r"(inet|ip|ip6) firewalld ")
 """Rules of a firewall that names every interface of the host, for the host's own packets."""
+PASSES = re.compile(r'ip filter FORWARD: iifname "([^"]+)" oifname "\1" +counter packets \d+ bytes \d+ accept')
+"""Rules that ``sms host prepare`` makes."""
 
 
 def examine_integrity(facts: Facts, ours: Collection[str]) -> list[Finding]:
@@ -111,12 +113,12 @@ def _reinstall(facts: Facts) -> str:
 
 
 def _filter(facts: Facts, ours: Collection[str]) -> Iterator[Finding]:
-    """Name rules for the site's interfaces: sms itself makes none on hosts, and frames for the container pass them."""
+    """Name rules for the site's interfaces that sms did not make: frames for the container pass them."""
     if not ours or "nft_tables" not in facts.values:
         return  # without nft: the finding `nftables in the kernel`
     what = "rules for the site's interfaces"
     rules = list(filter(None, facts.values.get("nft_rules", "").split("\t")))
-    strange = [rule for rule in rules if not MANAGED.match(rule)]
+    strange = [rule for rule in rules if not (MANAGED.match(rule) or PASSES.fullmatch(rule))]
     if strange:
         detail = f"`sms` made none of these, and they can drop or redirect what nodes send: {_some(strange)}"
         yield Finding(what, "warning", f"{detail}; if they are not yours: {WALK}")

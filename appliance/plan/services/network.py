@@ -32,10 +32,21 @@ def network_names(site: Site, *, isolated: bool = False) -> tuple[str, str]:
 
 
 def isolated_bridges(site: Site) -> tuple[str, str]:
-    """Return the bridges that an isolated instance is started on; CNI creates them without an uplink port."""
+    """Return the bridges that an instance is started on; CNI creates them without an uplink port.
+
+    Its plugin sets ``accept_ra`` of a bridge to 0, by which hosts lose their IPv6, and the bridge may take the address
+    of its port. It gets none of the host: ``attach_started`` of ``tools/ports.py`` attaches the ports.
+    """
     # The name of an interface has at most 15 characters; that of a cluster may have more.
     short = f"{zlib.crc32(site.cluster.encode()):08x}"
     return f"sms{short}h0", f"sms{short}h1"
+
+
+def attached_bridges(site: Site) -> dict[str, str]:
+    """Return the bridge of the hosts for each of ``isolated_bridges`` that a start replaces by one."""
+    networks = (site.networks.provisioning, site.networks.public)
+    pairs = zip(isolated_bridges(site), networks, strict=True)
+    return {own: network.bridge for own, network in pairs if network.attach == "bridge"}
 
 
 def conflists(
@@ -51,15 +62,14 @@ def conflists(
 
     Args:
         services: their ``sysctl`` is set with the first network.
-        isolated: attach the container to ``isolated_bridges``.
+        isolated: of an instance without macvlan interfaces; bridges are ``isolated_bridges`` in any case.
         ipv6: whether the host's kernel has it.
         mtus: of the bridges that the container is to be on, also later. A port with a smaller one makes that of the
             bridge smaller, for all who use it.
     """
     names = network_names(site, isolated=isolated)
     networks: tuple[Network, Network] = (site.networks.provisioning, site.networks.public)
-    lasting = tuple(network.uplink(host) for network in networks)
-    uplinks = isolated_bridges(site) if isolated else lasting
+    uplinks = tuple(network.uplink(host) for network in networks)
     own = {name: value for service in services for name, value in service.sysctl.items()}
     sysctls = {one: deaf(one, ipv6=ipv6) for one in INTERFACES}
     sysctls[INTERFACES[0]][0] |= own
@@ -71,14 +81,16 @@ def conflists(
             if network.attach == "macvlan" and not isolated
             else {
                 "type": "bridge",
-                "bridge": uplink,
+                "bridge": own_bridge,
                 "isGateway": False,
                 "ipMasq": False,
-                **_mtu(mtus, last),
+                **_mtu(mtus, uplink),
             },
             sysctls[one],
         )
-        for name, network, uplink, last, one in zip(names, networks, uplinks, lasting, INTERFACES, strict=True)
+        for name, network, uplink, own_bridge, one in zip(
+            names, networks, uplinks, isolated_bridges(site), INTERFACES, strict=True
+        )
     }
 
 

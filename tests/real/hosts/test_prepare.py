@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -14,12 +15,15 @@ import pytest
 from appliance import lab
 from appliance.host.base import Result
 from appliance.progress import Silent
+from tests.hostnet import find_changes, read_network
 from tests.real.labs import need_machine
 
 pytestmark = pytest.mark.real
 
 NAME = "t-prep"
 SMS = str(Path(sys.prefix) / "bin" / "sms")
+RULE = re.compile('iifname "br-pub" oifname "br-pub".* accept|-A FORWARD -i br-pub -o br-pub -j ACCEPT')
+"""By which the firewall passes packets between ports of the other bridge, in both forms."""
 BRIDGE = "br-new"
 PORT = "spare0"
 
@@ -83,8 +87,14 @@ def test_prepare_makes_what_doctor_misses_and_then_changes_nothing(cluster: lab.
     assert any("/usr/bin/singularity" in diff for diff in rehearsed["diffs"])
     assert missing(cluster) == (status, found)
 
+    host.run("iptables", "-P", "FORWARD", "DROP")  # as Docker does
+    network = read_network(host)
     first = prepare(cluster)
     assert {"Create the bridge", "Link Apptainer's old name"} <= set(first["changed"])
+    others = [
+        line for line in find_changes(network, read_network(host)) if not re.search(rf"\b({BRIDGE}|{PORT})\b", line)
+    ]
+    assert len(others) == 2 and all(RULE.search(line) for line in others), others
     assert "Install the pinned Apptainer beside Debian's libraries" not in first["changed"]
     assert host.works("test", "-L", "/usr/bin/singularity")
     assert "Create the folder of the container networks" in first["changed"]
@@ -104,6 +114,27 @@ def test_prepare_makes_what_doctor_misses_and_then_changes_nothing(cluster: lab.
     # On the host itself, without SSH: the same.
     here = sms(cluster, "new.yaml", "host", "prepare", "host-a", "--json", on="host-a")
     assert json.loads(here.stdout)["changed"] == []
+
+
+def test_the_firewall_passes_the_sites_bridges_and_nothing_else(cluster: lab.Lab) -> None:
+    """With Docker's policy: two machines on a bridge of the site reach each other, those on another bridge do not."""
+    host = cluster.host("host-a")
+    assert host.run("iptables", "-S", "FORWARD").text.startswith("-P FORWARD DROP")
+    assert (host.read("/proc/sys/net/bridge/bridge-nf-call-iptables") or b"").strip() == b"1"
+    host.run("ip", "link", "add", "br-dock", "type", "bridge")
+    host.run("ip", "link", "set", "br-dock", "up")
+    for bridge, passes in ((BRIDGE, True), ("br-dock", False)):
+        for name in ("m1", "m2"):
+            host.run("ip", "netns", "add", name)
+            host.run("ip", "link", "add", f"p-{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            host.run("ip", "link", "set", f"p-{name}", "master", bridge, "up")
+            host.run("ip", "-n", name, "address", "add", f"10.99.7.{name[1]}/24", "dev", "eth0")
+            host.run("ip", "-n", name, "link", "set", "eth0", "up")
+        ping = ("nsenter", "--net=/run/netns/m1", "ping", "-c", "5", "-i", "0.2", "-W", "1", "10.99.7.2")
+        assert host.works(*ping) is passes, bridge
+        for name in ("m1", "m2"):
+            host.run("ip", "netns", "delete", name)
+    host.run("ip", "link", "delete", "br-dock")
 
 
 def test_a_port_that_the_host_needs_is_refused_and_the_bridge_not_made(cluster: lab.Lab) -> None:

@@ -29,6 +29,7 @@ from appliance.operations.site.ca import make_ca
 from appliance.operations.vm.build import build_vm
 from appliance.progress import Silent
 from tests.copies import give
+from tests.hostnet import find_changes, read_network
 from tests.real.labs import fresh_lab
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
@@ -54,6 +55,7 @@ class World:
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
+        self.network = read_network(lab.host("host-a"))
 
     def host(self, name: str) -> Netns:
         """A host of the lab."""
@@ -203,6 +205,7 @@ def test_it_starts_although_sms_was_killed_and_serves(world: World) -> None:
     start_and_kill(world)
     started = json.loads(world.vm("start", "--host", "host-a", "--wait", WAIT, "--json").stdout)
     assert started["already"]
+    assert find_changes(world.network, read_network(world.host("host-a")), own=True) == []
     status = world.status()
     assert status["healthy"] and status["running"] and status["guest_agent"] and status["host"] == "host-a"
     assert set(status["services"].values()) == {"ok"}
@@ -499,6 +502,7 @@ def test_it_is_switched_off_and_leaves_nothing_running(world: World) -> None:
     stopped = json.loads(world.vm("stop", "--json").stdout)
     assert stopped["how"] in ("guest agent", "power button")
     assert world.leftovers("host-a") == ""
+    assert find_changes(world.network, read_network(world.host("host-a"))) == []
     assert json.loads(world.vm("stop", "--json").stdout)["how"] == "not running"
     status = world.status()
     assert not status["running"] and not status["healthy"] and status["host"] == "host-a"

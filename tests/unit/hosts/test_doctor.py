@@ -25,6 +25,7 @@ from appliance.plan.hosts.doctor import (
     Finding,
     State,
     examine,
+    examine_addresses,
     examine_users,
     examine_vm_schedule,
     worst,
@@ -56,7 +57,12 @@ FINE = {
     "apptainer": "apptainer version 1.4.5",
     "cni": "bridge static tuning",
     "cni_folder": "/usr/lib/cni",
-    "bridge_nf": "0",
+    "bridge_nf": "1",
+    "bridge_nf_boot": "1",
+    "bridge_rules": "br-prov br-pub",
+    "bridge_units": "br-pub br-prov",
+    "forward_drops": "",
+    "addresses": "127.0.0.1@lo 10.77.0.11@br-prov",
     "clock": "yes",
     "modes": "700:/var/lib/sms/images",
     "systemd": "yes",
@@ -108,7 +114,15 @@ def test_a_host_with_everything_lacks_nothing(os_release: str) -> None:
         ({"cni": "bridge"}, "CNI plugins", "missing", "containernetworking-plugins", ""),
         ({"caps": f"{FULL & ~(1 << 24):x}"}, "capabilities", "missing", "", "--drop-caps CAP_SYS_RESOURCE"),
         ({"caps": None}, "capabilities", "warning", "grep CapPrm /proc/self/status", ""),
-        ({"bridge_nf": "1"}, "firewall and bridges", "warning", "sysctl -w net.bridge", ""),
+        ({"bridge_rules": "br-prov"}, "firewall and bridges", "warning", "sms host prepare host-a", "on br-pub"),
+        ({"bridge_nf": "0", "bridge_units": ""}, "firewall and bridges", "warning", "sms host prepare", "after a boot"),
+        (
+            {"forward_drops": "inet filter forward\tip evil$(reboot) x"},
+            "firewall and bridges",
+            "warning",
+            "nft insert rule inet filter forward iifname br-prov oifname br-prov accept && nft insert rule inet filter",
+            "in inet filter forward if",
+        ),
         ({"clock": "no"}, "clock", "warning", "chrony", ""),
         ({"clock": None}, "clock", "warning", "chrony", ""),
         ({"modes": "755:/a/images 700:/a/b"}, "state folders", "warning", "chmod 700 /a/images", ""),
@@ -131,6 +145,27 @@ def test_one_thing_wrong_is_one_finding(
     assert (finding.what, finding.state) == (what, state)
     assert command in finding.mend if command else not finding.mend
     assert note in finding.detail
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bridge_nf": None, "bridge_nf_boot": None, "bridge_rules": "", "bridge_units": ""},
+        {"bridge_nf": "0", "bridge_nf_boot": "0", "bridge_rules": "", "bridge_units": "", "forward_drops": "ip a b"},
+        {"bridge_nf": "0", "bridge_rules": ""},
+    ],
+)
+def test_bridged_packets_that_no_firewall_sees_need_no_rule(changes: dict[str, Any]) -> None:
+    assert problems(facts(**changes)) == []
+
+
+def test_an_address_of_the_container_that_the_host_has() -> None:
+    found = examine_addresses(facts(addresses="10.77.0.1@br-prov 10.78.0.2@x;reboot"), ["10.77.0.1", "10.78.0.2"])
+    assert [(one.what, one.state, one.mend) for one in found] == [
+        ("address 10.77.0.1", "missing", "ip address del 10.77.0.1 dev br-prov"),
+        ("address 10.78.0.2", "missing", "ip address del 10.78.0.2 dev 'x;reboot'"),
+    ]
+    assert examine_addresses(facts(), ["10.77.0.1"]) == []
 
 
 def test_one_command_installs_apptainer_and_its_wrapper() -> None:
@@ -375,7 +410,7 @@ def test_every_program_has_a_package_everywhere() -> None:
 
 def test_a_machine_without_facts_gives_findings_not_a_crash() -> None:
     found = examine(Facts("mute", "", frozenset(), {}), bridges={"br-prov": None}, overlay_bytes=1)
-    assert len(found) == len(CHECKS) + 4
+    assert len(found) == len(CHECKS) + 5
     assert worst(found) == "missing"
     assert all(finding.detail for finding in found if finding.state != "ok")
 

@@ -110,6 +110,18 @@ def test_without_apptainer_there_is_nothing_to_compare() -> None:
             "warning",
             "bridge evil fw: udp dport 53 drop; if they",
         ),
+        (
+            'ip filter FORWARD: iifname "br-prov" oifname "br-prov" counter packets 3 bytes 9 accept\t',
+            "ip filter\t",
+            "ok",
+            "none",
+        ),
+        (
+            'ip filter FORWARD: iifname "br-prov" oifname "eth9" counter packets 3 bytes 9 accept\t',
+            "ip filter\t",
+            "warning",
+            "eth9",
+        ),
         ("netdev x in: drop\t" * 7, "netdev x\t", "warning", "and 2 more"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from appliance.shared.ports import port_address
 from appliance.tools.ports import attach, detach, find_ports
 from tests.support.fake import Fake
 
@@ -48,6 +49,6 @@ def batch_of(change: str) -> str:
 
 
 def test_ports_are_attached_and_detached() -> None:
-    assert batch_of("attach") == "link set dev vethaa master br-prov up\n"
+    assert batch_of("attach") == f"link set dev vethaa address {port_address('vethaa')} master br-prov up\n"
     assert batch_of("detach") == "link set dev vethaa nomaster\nlink set dev vethbb nomaster\n"
     assert batch_of("down") == "link set dev vethaa nomaster down\nlink set dev vethbb nomaster down\n"

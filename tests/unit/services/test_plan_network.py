@@ -16,6 +16,7 @@ from appliance.plan.machine import Places, instance_name, seed_argv, start_argv,
 from appliance.plan.services.confinement import Confinement, capabilities_for
 from appliance.plan.services.network import (
     CNI_FOLDER,
+    attached_bridges,
     conflists,
     deaf,
     isolated_bridges,
@@ -84,9 +85,11 @@ def test_routes_to_nodes_behind_routers(isolated: bool) -> None:
 
 def test_static_addresses_and_default_route(lists: dict[str, Any]) -> None:
     provisioning, public = (each["plugins"][0] for each in lists.values())
-    assert provisioning["bridge"] == "br-prov"
+    assert (provisioning["bridge"], public["bridge"]) == isolated_bridges(SITE), (
+        "the plugin changes the one it is given"
+    )
+    assert attached_bridges(SITE) == dict(zip(isolated_bridges(SITE), ("br-prov", "br-pub"), strict=True))
     assert provisioning["ipam"] == {"type": "static", "addresses": [{"address": "10.20.0.1/16"}]}
-    assert public["bridge"] == "br-pub"
     assert public["ipam"] == {
         "type": "static",
         "addresses": [{"address": "172.30.2.10/24", "gateway": "172.30.2.1"}],

@@ -16,6 +16,7 @@ from appliance.shared.ports import (
     change_commands,
     is_macvlan_attached,
     match_ports,
+    port_address,
     replace_commands,
     split_macvlan,
 )
@@ -66,7 +67,7 @@ def test_both_kinds_change_with_one_command_each() -> None:
     enter = ("nsenter", "--net=/proc/7/ns/net")
     batch = ("-force", "-batch", "-")
     assert change_commands({"veth1": "br0", "eth0@7": "ens1", "eth1@7": "ens2"}) == [
-        (("ip", *batch), "link set dev veth1 master br0 up\n"),
+        (("ip", *batch), f"link set dev veth1 address {port_address('veth1')} master br0 up\n"),
         ((*enter, "tc", *batch), "qdisc replace dev eth0 root noqueue\nqdisc replace dev eth1 root noqueue\n"),
         (
             (*enter, "ip", *batch),
