@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
+from dataclasses import replace
 
 from appliance.config.hostlist import fold
 from appliance.config.slurm_files import FOLDER
@@ -12,6 +13,7 @@ from appliance.errors import ConfigError, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.files import read_reports
+from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.present import QUERY_S, last_line, query_present
 from appliance.operations.services.reach import see_accepting
 from appliance.operations.vm.client import open_api
@@ -25,6 +27,7 @@ from appliance.plan.nodes.accounts import (
     too_many_removed,
     without_own,
 )
+from appliance.plan.nodes.files import last_pulled
 from appliance.plan.overlay.names import read_resolved
 from appliance.plan.services.defined import (
     AT_START,
@@ -45,6 +48,7 @@ from appliance.tools.scripts import script_argv
 
 JOB_SUBMIT = f"{FOLDER}/job_submit.lua"
 MOST_PROBED = 64
+LOST_WAYS = "`sms overlay restore N --path /etc/passwd` and `--path /etc/group`, of a snapshot that has them"
 LUA_FUNCTIONS = ("slurm_job_submit", "slurm_job_modify")
 """That it has to define (src/plugins/job_submit/lua/job_submit_lua.c)."""
 
@@ -248,12 +252,17 @@ def _find_full(cluster: Cluster, host: Host, defined: tuple[Defined, Defined]) -
 
 
 def find_lost_accounts(
-    cluster: Cluster, before: Mapping[str, str | None], after: Mapping[str, bytes], users: Set[str] = frozenset()
+    cluster: Cluster,
+    before: Mapping[str, str | None],
+    after: Mapping[str, bytes],
+    users: Set[str] = frozenset(),
+    most_removed: float = MOST_REMOVED,
 ) -> Iterator[Fault]:
     """Yield that too many users or groups would go, or users with jobs.
 
     Args:
         users: who has jobs.
+        most_removed: percentage of the users or groups that may go.
 
     Raises:
         ConfigError: lines of the accounts are invalid.
@@ -267,9 +276,9 @@ def find_lost_accounts(
     changes, problems = compare_accounts(old, new)
     if problems:
         raise ConfigError(problems=problems)
-    if refusal := too_many_removed(changes, MOST_REMOVED):
+    if refusal := too_many_removed(changes, most_removed):
         names = one_line(", ".join(changes[PASSWD].removed if PASSWD in changes else ()), 200)
-        yield Fault(f"{refusal}: {names}", "is the file in `accounts` of the site file complete?")
+        yield Fault(f"{refusal}: {names}", "is the new file complete?")
     ids = [read_ids(side.get(PASSWD, "")) for side in (old, new)]
     if lost := sorted(name for name in users & ids[0].keys() if ids[0][name] != ids[1].get(name)):
         yield Fault(
@@ -277,6 +286,32 @@ def find_lost_accounts(
             "waiting jobs never start",
             "remove a user when the jobs have ended: `squeue --user NAME`",
         )
+
+
+def find_missing_accounts(cluster: Cluster, read: Callable[[str], bytes], users: Set[str]) -> Iterator[Fault]:
+    """Yield which accounts an overlay lacks of those that were written there last: the site's, or the VM's.
+
+    Args:
+        read: returns a file of the overlay; empty if it is not there. Only for one that has the site's files.
+        users: who has jobs.
+    """
+    own = {service.user for service in cluster.services}
+    seeded = {seed.path: seed.data for seed in seeds_for(cluster)}
+    before, after = dict[str, str | None](), dict[str, bytes]()
+    for path in (PASSWD, GROUP):
+        found = seeded.get(path, b""), read(last_pulled(path)), read(path)
+        site, pulled, here = (data.decode(errors="surrogateescape") for data in found)
+        here = without_own(here, own)
+        if pulled and site and compare_accounts({path: site}, {path: here})[0][path].none:
+            continue  # applied after the last pull
+        if pulled or site:
+            before[path], after[path] = pulled or site, here.encode(errors="surrogateescape")
+    try:
+        faults = [*find_lost_accounts(cluster, before, after, users)]
+    except ConfigError as error:
+        faults = [Fault(error.message, error.hint)]
+    for one in faults:
+        yield replace(one, hint=LOST_WAYS)
 
 
 def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
