@@ -341,11 +341,13 @@ TABLES = {
 2 ConfigError    files add /etc/x .
 2 ConfigError    files add /etc/x text --mode rw
 2 ConfigError    files add /etc/x text --node n1 --all-nodes
+3 Refused        files add --site vm.yaml /etc/slurm/slurm.conf text
 2 ConfigError    files remove --site vm.yaml motd
 2 usage          files remove /etc/x --nothing
 2 usage          files report --path motd
 2 usage          files rollback motd
 2 usage          files rollback /etc/motd --version 0
+3 Refused        files rollback --site vm.yaml /etc/munge/munge.key --force
 3 VmOff          files push --site vm.yaml
 2 usage          user sync
 2 ConfigError    user sync --site vm.yaml --from nope

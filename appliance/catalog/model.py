@@ -258,7 +258,9 @@ class Service(Section):
     )
     secrets: tuple[SecretName, ...] = Field((), description="Secret files that it reads, of those that the site has.")
     needs_secrets: tuple[SecretName, ...] = Field((), description="Secret files without which it cannot run.")
-    sync: tuple[AbsolutePath, ...] = Field((), description="Files that it pulls from the provisioning node.")
+    sync: tuple[AbsolutePath, ...] = Field(
+        (), description="Files pulled from the provisioning node; not below /etc/slurm."
+    )
     files: tuple[SeedFile, ...] = Field((), description="Files of a fresh overlay.")
     site_files: SiteFiles | None = Field(None, description="A folder for files of the site.")
     reload: tuple[Argv, ...] = Field(

@@ -168,6 +168,13 @@ class Kept:
             smsfiles.rename(good_copy(path), good_copy(path) + PREVIOUS)
         return changed
 
+    def forget(self, paths):
+        """Leave files of the server's alone from now on, as what is here of them is somebody else's."""
+        for path in paths:
+            del self.files[path]
+        if paths:
+            self._save()
+
     def _keep_before(self, path, data):
         smsfiles.replace(good_copy(path) + BEFORE, data, 0o600, 0, 0)
         self.files.setdefault(path, {"sha256": "", "written": _digest(data)})["before"] = list(owner_of(path))

@@ -20,7 +20,7 @@ EXAMPLES = """\
   sms files push --dry-run                        only print what differs
   sms files add /etc/motd motd --services         add a file for all nodes and the container
   sms files report                                which clients are up to date
-  sms files rollback /etc/slurm/slurm.conf        return to the previous version everywhere"""
+  sms files rollback /etc/motd                    return to the previous version everywhere"""
 
 
 def add(verbs: Verbs) -> None:

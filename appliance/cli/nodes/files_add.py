@@ -29,7 +29,8 @@ def add(actions: Verbs) -> None:
     text = (
         "Upload a file as the newest version of a master file, and notify its clients. Options that are not given\n"
         "keep the value of the current version. Files that belong to the site should be in the site file\n"
-        "(`provisioning.files`), for `sms files push`."
+        "(`provisioning.files`), for `sms files push`. Files that slurmctld has, too, are refused: `sms apply` judges\n"
+        "what they cost jobs. Accounts are judged as `sms files push` judges them."
     )
     parser = verb(actions, "add", "add a master file, or a new version of one", text, EXAMPLES)
     parser.add_argument("path", metavar="PATH", help="its path on the clients")
@@ -42,7 +43,9 @@ def add(actions: Verbs) -> None:
     parser.add_argument("--group", action="append", metavar="LABEL", help="for nodes of this group")
     parser.add_argument("--all-nodes", action="store_true", help="for all nodes, the default of a new file")
     parser.add_argument("--services", action=two, help="whether it is also for the services container")
-    parser.add_argument("--force", action="store_true", help="accept nodes and groups that are not in the inventory")
+    parser.add_argument(
+        "--force", action="store_true", help="accept unknown nodes and groups; remove any users and groups"
+    )
     add_later(parser)
     add_wait(parser)
     parser.set_defaults(run=run)
@@ -54,20 +57,25 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.nodes.files import (
         find_master,
         is_pushed,
+        list_masters,
         make_master,
         need_known,
         put_master,
         read_source,
+        refuse_judged,
     )
+    from appliance.operations.services.pushes import Pushes
 
     options = _options(arguments)
     make_master(arguments.path, b"", options, None)  # reject a forbidden path before the VM is contacted
+    refuse_judged(arguments.path)
     data = sys.stdin.buffer.read() if arguments.source == "-" else read_source(Path(arguments.source))
     cluster, api = open_vm(arguments)
     before = find_master(api, arguments.path)
     master = make_master(arguments.path, data, options, before)
     if options.nodes is not None and not arguments.force:  # unchanged lists may contain nodes that were removed since
         need_known(cluster, api, master)
+    Pushes(cluster, api, "files add", arguments.force).judge([master], list_masters(api), dry_run=False)
     done = put_master(api, master)
     words = f"version {done['version']}" if done["changed"] else f"unchanged, version {done['version']}"
     facts = f"{done['mode']} {done['owner']}:{done['group']}, for {audience(done)}"

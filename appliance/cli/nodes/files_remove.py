@@ -19,7 +19,7 @@ def add(actions: Verbs) -> None:
     text = (
         "Remove a file from all its clients, which restore the file that it had replaced, if any. Files that were\n"
         "changed on a client stay there, and so do accounts. The VM keeps the versions. Asks for confirmation if the\n"
-        "site file defines it."
+        "site file defines it. Refused for what the services container runs with, such as a prolog of its slurm.conf."
     )
     parser = verb(actions, "remove", "remove a master file from all its clients", text, EXAMPLES)
     parser.add_argument("path", metavar="PATH", help="its path on the clients")
@@ -34,13 +34,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Remove it."""
     from appliance.cli.screen import out
     from appliance.errors import Refused
-    from appliance.operations.nodes.files import find_master, is_pushed, remove_master
+    from appliance.operations.nodes.files import find_master, is_pushed, refuse_used, remove_master
+    from appliance.operations.services.pushes import Pushes
 
     cluster, api = open_vm(arguments)
     path = arguments.path
     there = find_master(api, path)
     if there is None:
         raise Refused(f"there is no master file {path}", hint="sms files list")
+    refuse_used(Pushes(cluster, api, "files remove"), path)
     pushed = is_pushed(cluster, path, there)
     back = "the site file defines it: the next `sms files push` restores it"
     if arguments.dry_run:

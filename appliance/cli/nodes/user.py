@@ -47,7 +47,7 @@ def add(verbs: Verbs) -> None:
         metavar="PERCENT",
         help="refuse to remove more than this share of accounts (default: 10)",
     )
-    one.add_argument("--force", action="store_true", help="remove any number of accounts")
+    one.add_argument("--force", action="store_true", help="remove any accounts, also of users with jobs")
     one.add_argument("-n", "--dry-run", action="store_true", help="only print what would change")
     add_later(one)
     add_wait(one)
@@ -74,6 +74,7 @@ def run_sync(arguments: argparse.Namespace) -> int:
     """Synchronise the accounts."""
     from appliance.errors import ConfigError
     from appliance.operations.nodes.users import SyncOptions, query_sssd, read_folder, sync, this_machine
+    from appliance.operations.services.pushes import Pushes
 
     if arguments.uid_min < 1000:
         raise ConfigError(
@@ -91,17 +92,16 @@ def run_sync(arguments: argparse.Namespace) -> int:
         source = query_sssd(this_machine(), arguments.group)
     else:
         source = read_folder(arguments.source, arguments.shadow)
-    options = SyncOptions(
-        arguments.group, arguments.uid_min, arguments.uid_max, arguments.most_removed, arguments.force
-    )
-    done = sync(api, source, cluster.env.progress, options, dry_run=arguments.dry_run)
-    print_result(arguments, done, _lines(done))
+    options = SyncOptions(arguments.group, arguments.uid_min, arguments.uid_max)
+    judge = Pushes(cluster, api, "user sync", arguments.force, arguments.most_removed)
+    done = sync(api, source, cluster.env.progress, judge, options, dry_run=arguments.dry_run)
+    print_result(arguments, done, _lines(done, forced=arguments.force))
     if arguments.dry_run or not done.changed:
         return 0
     return finish(arguments, cluster, api)
 
 
-def _lines(done: Synced) -> Iterator[str]:
+def _lines(done: Synced, *, forced: bool) -> Iterator[str]:
     for path, changes in done.changes.items():
         for sign, names in (("+", changes.added), ("~", changes.changed), ("-", changes.removed)):
             if names:
@@ -109,5 +109,5 @@ def _lines(done: Synced) -> Iterator[str]:
                 yield f"{sign} {path}: {' '.join(names[:SHOWN])}{more}"
     accounts = done.accounts
     yield f"{len(accounts.users)} users, {len(accounts.groups)} groups; {accounts.left_out} out of bounds left out"
-    if done.refusal:
+    if done.refusal and not forced:
         yield f"without --dry-run it would be refused: {done.refusal}; --force overrides this"

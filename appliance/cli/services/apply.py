@@ -55,6 +55,7 @@ def add(verbs: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Apply, or show the plan."""
+    from appliance.config.slurm_files import FOLDER
     from appliance.errors import Refused, Unverified
     from appliance.operations.migration.here import apply, plan_switch, shown_outages
     from appliance.operations.services.apply import plan_apply
@@ -79,7 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         print_result(arguments, {**asdict(done), "switched": asdict(switched)}, lines)
     else:
-        print_result(arguments, {**asdict(done), "switched": None}, _applied_lines(done))
+        behind = cluster.site.provisioning and f"{FOLDER}/slurm.conf" in done.changed
+        notes = ["the provisioning VM has the slurm.conf of before: `sms files push`"] if behind else []
+        print_result(arguments, {**asdict(done), "switched": None}, [*_applied_lines(done), *_notes((), notes)])
     return Unverified.status if done.unusable or done.failed or done.unknown else 0
 
 

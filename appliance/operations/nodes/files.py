@@ -9,18 +9,19 @@ import io
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.context import Cluster, read_given
 from appliance.operations.nodes.inventory import Inventory
-from appliance.operations.vm.client import open_api, read_answer, read_list
+from appliance.operations.vm.client import read_answer, read_list
 from appliance.plan.nodes.files import (
-    MUNGE_KEY,
+    ACCOUNTS,
+    JUDGED,
     Difference,
     Master,
     compare_masters,
@@ -88,6 +89,8 @@ class PushResult:
     reports: tuple[ClientReport, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
     """Unified diffs of what would change, of text files that are not secret."""
+    refused: tuple[str, ...] = ()
+    """What the accounts cost: why it would be refused without ``force``."""
 
     def summary(self, *, dry_run: bool = False) -> str:
         """Return a one-line summary."""
@@ -111,7 +114,18 @@ class PushResult:
         return {
             "differences": [one.as_dict() for one in self.differences],
             "clients": [asdict(one) for one in self.reports],
+            "refused": list(self.refused),
         }
+
+
+class Judge(Protocol):
+    """Judges what an upload costs: ``operations/services/pushes.py``."""
+
+    def why_held(self, one: Difference) -> str:
+        """Return why a push leaves a file out; empty if it does not."""
+
+    def judge(self, masters: Sequence[Master], there: Sequence[FileVersion], *, dry_run: bool) -> tuple[str, ...]:
+        """Return what new files of accounts would cost, as lines; refuse it, unless it is forced or a dry run."""
 
 
 def find_lacking(reports: Sequence[ClientReport]) -> tuple[ClientReport, ...]:
@@ -216,6 +230,30 @@ def is_pushed(cluster: Cluster, path: str, there: FileVersion | None) -> bool:
     return path in named_paths(cluster.site, cluster.services)
 
 
+def refuse_judged(path: str) -> None:
+    """Raise Refused if a change of this file can cost jobs or nodes."""
+    if path in JUDGED:
+        raise Refused(
+            f"{path}: slurmctld has it, too: nodes get it when it was judged what it costs jobs, and changed there",
+            hint="change it in the site file, then `sms apply`, then `sms files push`",
+        )
+
+
+def refuse_used(judge: Judge, path: str) -> None:
+    """Raise Refused if nodes need a file as long as the services container runs as it does."""
+    if why := judge.why_held(Difference("remove", path)):
+        raise Refused(f"{path}: {why}", hint="remove it from the site file, then `sms apply`, then `sms files push`")
+
+
+def find_older(api: Api, path: str, version: int | None) -> FileVersion | None:
+    """Return the version to which a rollback leads, as the VM chooses it; None if there is none."""
+    found = show_master(api, path)
+    current = found["current"]
+    older = [one for one in found["versions"] if current is None or one["version"] < current]
+    named = [one for one in found["versions"] if one["version"] == version]
+    return next(iter(older if version is None else named), None)
+
+
 def put_master(api: Api, master: Master) -> FileVersion:
     """Upload a master file as its newest version. Returns the version, with ``changed``.
 
@@ -235,9 +273,18 @@ def remove_master(api: Api, path: str) -> None:
     api.request("DELETE", file_url(path))
 
 
-def roll_back(api: Api, path: str, version: int | None) -> FileVersion:
-    """Make an older version the current one, by default the previous one. Returns it."""
+def roll_back(api: Api, judge: Judge, path: str, version: int | None) -> FileVersion:
+    """Make an older version the current one, by default the previous one. Returns it.
+
+    Raises:
+        Refused: a change of the file can cost jobs; or it has accounts, and users or groups would go.
+    """
+    refuse_judged(path)
     body: Rollback = {"path": path} if version is None else {"path": path, "version": version}
+    if path in ACCOUNTS.values() and (older := find_older(api, path, version)):
+        data = read_content(api, older["sha256"])
+        judge.judge([Master(path, data or b"", template=older["template"])], list_masters(api), dry_run=False)
+        body = {"path": path, "version": older["version"]}
     return read_answer(FileVersion, api.request("POST", f"{SYNC}/rollback", body))
 
 
@@ -263,34 +310,25 @@ def site_masters(cluster: Cluster) -> tuple[Master, ...]:
 
 
 def push(
-    cluster: Cluster,
-    *,
-    wait_s: float = 30,
-    dry_run: bool = False,
-    accounts: bool = False,
-    api: Api | None = None,
-    find_holder: Callable[[bytes], str] = lambda _: "",
+    cluster: Cluster, api: Api, judge: Judge, *, wait_s: float = 30, dry_run: bool = False, accounts: bool = False
 ) -> PushResult:
     """Upload the site's files that differ to the VM, notify all clients, and wait for their reports.
 
-    Args:
-        find_holder: returns the host whose container runs with another munge key than this: nodes do not get it then.
-
     Raises:
-        ConfigError: the site has no VM.
-        Refused: a file cannot be read, or the VM rejects one.
+        ConfigError: lines of the accounts are invalid.
+        Refused: a file cannot be read, users or groups would go, or the VM rejects a file.
         VmUnreachable: the VM does not answer.
     """
-    api = api or open_api(cluster)
     desired = site_masters(cluster)
     if not cluster.site.secrets.munge_key:
         cluster.env.progress.report(
             "note: the site file has no munge key (secrets.munge_key): nodes get none from the VM"
         )
     there = list_masters(api)
-    differences = tuple(hold_key(one, find_holder) for one in compare_masters(desired, there, accounts=accounts))
+    differences = tuple(hold(one, judge) for one in compare_masters(desired, there, accounts=accounts))
+    refused = judge.judge([one.master for one in differences if one.master], there, dry_run=dry_run)
     if dry_run:
-        return PushResult(differences, texts=_texts(api, differences, there))
+        return PushResult(differences, texts=_texts(api, differences, there), refused=refused)
     with cluster.env.progress.step("master files") as step:
         for one in differences:
             if one.master:
@@ -301,7 +339,7 @@ def push(
                 remove_master(api, one.path)
         done = sum(one.what in ("add", "change", "remove") for one in differences)
         step.detail(f"{done} of {len(differences)} uploaded or removed" if done else "nothing to upload")
-    return PushResult(differences, notify_clients(cluster, api, wait_s))
+    return PushResult(differences, notify_clients(cluster, api, wait_s), refused=refused)
 
 
 def notify_clients(cluster: Cluster, api: Api, wait_s: float) -> tuple[ClientReport, ...]:
@@ -309,13 +347,10 @@ def notify_clients(cluster: Cluster, api: Api, wait_s: float) -> tuple[ClientRep
     return wait_for_clients(cluster, api, announce(api), wait_s)
 
 
-def hold_key(one: Difference, find_holder: Callable[[bytes], str]) -> Difference:
-    """Return what a push does with a file: another munge key would cut nodes off from the controller."""
-    if one.path != MUNGE_KEY or one.what != "change" or not one.master or not (host := find_holder(one.master.data)):
-        return one
-    return Difference(
-        "held", one.path, f"{host} runs with another key; `sms apply` changes it there and on nodes at once"
-    )
+def hold(one: Difference, judge: Judge) -> Difference:
+    """Return what a push does with a file: it waits until the services container has it, if that is to be first."""
+    why = judge.why_held(one)
+    return replace(one, what="held", why=why, master=None) if why else one
 
 
 def announce(api: Api) -> int:

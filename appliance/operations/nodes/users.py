@@ -10,19 +10,18 @@ from pathlib import Path
 from appliance.errors import ConfigError, Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
-from appliance.operations.nodes.files import list_masters, put_master, read_content
+from appliance.operations.nodes.files import Judge, list_masters, put_master, read_content
 from appliance.plan.nodes.accounts import (
-    MOST_REMOVED,
     UID_MAX,
     UID_MIN,
     Accounts,
     Changes,
     compare_lines,
     read_accounts,
-    too_many_removed,
 )
-from appliance.plan.nodes.files import ACCOUNTS, account_master
+from appliance.plan.nodes.files import Master, account_master
 from appliance.progress import Progress
+from appliance.provision.payloads import FileVersion
 from appliance.tools.provision import Api
 
 LARGEST_B = 64 << 20
@@ -52,7 +51,7 @@ class Synced:
 
     @property
     def changed(self) -> bool:
-        return any(one.added or one.changed or one.removed for one in self.changes.values())
+        return not all(one.none for one in self.changes.values())
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -132,23 +131,21 @@ class SyncOptions:
     Attributes:
         only: groups whose members are selected; empty for all users.
         uid_min, uid_max: bounds of the ids that are selected.
-        most_removed: percentage of a file's entries that may be removed.
-        force: remove any number.
     """
 
     only: Sequence[str] = ()
     uid_min: int = UID_MIN
     uid_max: int = UID_MAX
-    most_removed: float = MOST_REMOVED
-    force: bool = False
 
 
-def sync(api: Api, source: Source, progress: Progress, options: SyncOptions, *, dry_run: bool = False) -> Synced:
+def sync(
+    api: Api, source: Source, progress: Progress, judge: Judge, options: SyncOptions, *, dry_run: bool = False
+) -> Synced:
     """Upload the accounts of a source as master files.
 
     Raises:
         ConfigError: lines of the source are invalid; names all of them.
-        Refused: it has no users; or, without ``force``, it would remove more than ``most_removed`` percent.
+        Refused: it has no users; or it would remove too many, or one with jobs, and that is not forced.
     """
     accounts, problems = read_accounts(
         source.passwd,
@@ -164,24 +161,22 @@ def sync(api: Api, source: Source, progress: Progress, options: SyncOptions, *, 
         raise Refused("passwd is empty")
     if not accounts.users:
         raise Refused("no user is selected: all are out of bounds, or in none of the groups")
-    texts = accounts.texts()
-    changes = _compare(api, texts)
-    refusal = "" if options.force else too_many_removed(changes, options.most_removed)
-    if refusal and not dry_run:
-        raise Refused(refusal, hint="--dry-run lists them; --force removes them")
-    done = Synced(accounts, changes, refusal)
+    masters = [account_master(path, data, origin="users") for path, data in accounts.texts().items()]
+    there = list_masters(api)
+    refused = judge.judge(masters, there, dry_run=dry_run)
+    done = Synced(accounts, _compare(api, masters, there), "; ".join(refused))
     if not dry_run:
         with progress.step("accounts") as step:
-            for path, data in texts.items():
-                step.detail(path)
-                put_master(api, account_master(path, data, origin="users"))
+            for one in masters:
+                step.detail(one.path)
+                put_master(api, one)
     return done
 
 
-def _compare(api: Api, texts: Mapping[str, bytes]) -> dict[str, Changes]:
-    now = {each["path"]: each["sha256"] for each in list_masters(api) if each["path"] in ACCOUNTS.values()}
+def _compare(api: Api, masters: Sequence[Master], there: Sequence[FileVersion]) -> dict[str, Changes]:
+    now = {each["path"]: each["sha256"] for each in there}
     found = {}
-    for path, data in texts.items():
-        before = read_content(api, now[path]) if path in now else b""
-        found[path] = compare_lines(*(side.decode(errors="surrogateescape") for side in (before or b"", data)))
+    for one in masters:
+        before = read_content(api, now[one.path]) if one.path in now else b""
+        found[one.path] = compare_lines(*(side.decode(errors="surrogateescape") for side in (before or b"", one.data)))
     return found

@@ -21,6 +21,7 @@ from appliance.operations.services.faults import (
     find_lacking_programs,
     find_lacking_qos,
     find_lost_accounts,
+    find_missing_accounts,
     find_silent_since,
     find_unreached,
     query_network,
@@ -273,21 +274,21 @@ def judge_kept(cluster: Cluster, host: Host, answer: Answer) -> None:
     """Judge a start with the files of the overlay as they are: somebody inside, or a restore, may have changed them.
 
     Raises:
-        Refused: jobs or reservations of the last stop would be lost.
+        Refused: jobs or reservations of the last stop would be lost, or accounts are.
     """
     if not cluster.find_role("controller"):
         return
-    try:
+    read, when, present = _read_overlay(cluster, host), "", Present()
+    with suppress(RecordError):  # there is none after a crash
         when, present = _read_stopped(cluster, host)
-    except RecordError:  # there is none after a crash
-        return
-    defined = read_defined(_read_conf(_read_overlay(cluster, host), ()))
-    judged = Judged(present, defined, defined, find_losses(present, defined, defined), ways=KEPT_WAYS)
+    defined = read_defined(_read_conf(read, ()))
+    losses, lost = find_losses(present, defined, defined), tuple(find_missing_accounts(cluster, read, present))
+    judged = Judged(present, defined, defined, losses, faults=lost, ways=KEPT_WAYS)
     if answer is not Answer.KEEP:
         settle(cluster, host, judged, "start", answer, when=when)
     elif judged.lines:
-        lost = one_line("; ".join(judged.lines), 300)
-        cluster.env.progress.warn(f"slurm.conf in the overlay is not that of the last stop: {lost}")
+        what = one_line("; ".join(judged.lines), 300)
+        cluster.env.progress.warn(f"files in the overlay are not those of the last stop: {what}")
 
 
 def may_seed(cluster: Cluster, host: Host, answer: Answer, *, image: str, stays: bool) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
 
 from appliance.config.hostlist import fold
 from appliance.config.slurm_files import FOLDER, find_unrunnable, is_called, is_pattern
@@ -13,6 +14,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.files import read_reports
 from appliance.operations.overlay.names import answers_names, find_missing
+from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.present import QUERY_S, last_line, query_present
 from appliance.operations.services.reach import inspect_inside, see_accepting
 from appliance.operations.services.users import find_without_directory
@@ -28,7 +30,7 @@ from appliance.plan.nodes.accounts import (
     too_many_removed,
     without_own,
 )
-from appliance.plan.nodes.files import named_paths
+from appliance.plan.nodes.files import last_pulled, named_paths
 from appliance.plan.overlay.names import read_resolved
 from appliance.plan.overlay.seed import node_addresses
 from appliance.plan.services.admission import read_groups
@@ -60,6 +62,7 @@ from appliance.tools.resolver import resolve
 from appliance.tools.scripts import script_argv
 
 MOST_PROBED = 64
+LOST_WAYS = "`sms overlay restore N --path /etc/passwd` and `--path /etc/group`, of a snapshot that has them"
 OF_NODES = (INTERFACES[0], "routes")
 """Of ``running_network``, what leads to nodes."""
 
@@ -276,12 +279,17 @@ def _find_beyond(cluster: Cluster, host: Host, present: Present, defined: tuple[
 
 
 def find_lost_accounts(
-    cluster: Cluster, before: Mapping[str, str | None], after: Mapping[str, bytes], present: Present | None = None
+    cluster: Cluster,
+    before: Mapping[str, str | None],
+    after: Mapping[str, bytes],
+    present: Present | None = None,
+    most_removed: float = MOST_REMOVED,
 ) -> Iterator[Fault]:
     """Yield that too many users or groups would go, or users with jobs, or all users of a reservation.
 
     Args:
         present: what the controller has, if that is known.
+        most_removed: percentage of the users or groups that may go.
 
     Raises:
         ConfigError: lines of the accounts are invalid.
@@ -295,10 +303,10 @@ def find_lost_accounts(
     changes, problems = compare_accounts(old, new)
     if problems:
         raise ConfigError(problems=problems)
-    if refusal := too_many_removed(changes, MOST_REMOVED):
+    if refusal := too_many_removed(changes, most_removed):
         removed = changes[PASSWD].removed if PASSWD in changes else ()
         names = f": {one_line(', '.join(removed), 200)}" if removed else ""
-        yield Fault(f"{refusal}{names}", "is the file in `accounts` of the site file complete?")
+        yield Fault(f"{refusal}{names}", "is the new file complete?")
     present = present or Present()
     ids = [read_ids(side.get(PASSWD, "")) for side in (old, new)]
     groups = [read_groups(side.get(PASSWD, ""), side.get(GROUP, "")) for side in (old, new)]
@@ -430,6 +438,32 @@ def _find_other_ids(cluster: Cluster, host: Host, present: Present) -> Iterator[
             f"({len(nodes)}): {one_line(fold(nodes), 200)}",
             f"`id {user}` on each prints it; once all have {wanted}, and their slurmd was restarted: --force",
         )
+
+
+def find_missing_accounts(cluster: Cluster, read: Callable[[str], bytes], present: Present) -> Iterator[Fault]:
+    """Yield which accounts an overlay lacks of those that were written there last: the site's, or the VM's.
+
+    Args:
+        read: returns a file of the overlay; empty if it is not there. Only for one that has the site's files.
+        present: what the controller had when it stopped.
+    """
+    own = {service.user for service in cluster.services}
+    seeded = {seed.path: seed.data for seed in seeds_for(cluster)}
+    before, after = dict[str, str | None](), dict[str, bytes]()
+    for path in (PASSWD, GROUP):
+        found = seeded.get(path, b""), read(last_pulled(path)), read(path)
+        site, pulled, here = (data.decode(errors="surrogateescape") for data in found)
+        here = without_own(here, own)
+        if pulled and site and compare_accounts({path: site}, {path: here})[0][path].none:
+            continue  # applied after the last pull
+        if pulled or site:
+            before[path], after[path] = pulled or site, here.encode(errors="surrogateescape")
+    try:
+        faults = [*find_lost_accounts(cluster, before, after, present)]
+    except ConfigError as error:
+        faults = [Fault(error.message, error.hint)]
+    for one in faults:
+        yield replace(one, hint=LOST_WAYS)
 
 
 def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:

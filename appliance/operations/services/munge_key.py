@@ -20,7 +20,6 @@ from appliance.operations.nodes.files import (
     remove_master,
     wait_for_clients,
 )
-from appliance.operations.preflight import find_instance
 from appliance.operations.services.present import QUERY_S, query_present
 from appliance.plan.machine import inside_argv
 from appliance.plan.nodes.files import MUNGE_KEY, MUNGE_USER, Master
@@ -88,18 +87,6 @@ def _find_used(cluster: Cluster, host: Host, nodes: Set[str]) -> Set[str]:
         return query_present(cluster, host).usable
     except CommandError:
         return nodes
-
-
-def find_other_key(cluster: Cluster, key: bytes) -> str:
-    """Return the admin host whose services container runs with another key; empty if none does, or none answers."""
-    for admin in cluster.site.admin_hosts:
-        try:
-            host = cluster.host(admin.name)
-            if find_instance(cluster, host) and read_key(cluster, host) not in (b"", key):
-                return admin.name
-        except SmsError:
-            continue
-    return ""
 
 
 def read_key(cluster: Cluster, host: Host) -> bytes:

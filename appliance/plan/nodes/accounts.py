@@ -90,6 +90,10 @@ class Changes:
         """Percentage of the old names that are removed."""
         return 100 * len(self.removed) / self.before if self.before else 0.0
 
+    @property
+    def none(self) -> bool:
+        return not (self.added or self.changed or self.removed)
+
     def as_dict(self) -> dict[str, list[str]]:
         return {"added": list(self.added), "changed": list(self.changed), "removed": list(self.removed)}
 

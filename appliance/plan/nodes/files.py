@@ -10,13 +10,15 @@ from typing import Any, Literal
 
 from appliance.catalog import Service
 from appliance.config.model import Site
-from appliance.config.slurm_files import FOLDER, files_for_nodes
+from appliance.config.slurm_files import CONFIGLESS, CONTROLLER, FOLDER, files_for_nodes
 from appliance.plan.nodes.accounts import GROUP, PASSWD, SHADOW
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, slurm_mode
 
 CONF = "/etc/slurm/slurm.conf"
 ACCOUNTS = {"passwd": PASSWD, "group": GROUP, "shadow": SHADOW}
 MUNGE_KEY, MUNGE_USER, _ = SECRET_PLACES["munge_key"]
+JUDGED = frozenset({CONF, MUNGE_KEY, *(f"{FOLDER}/{name}" for name in CONFIGLESS | CONTROLLER)})
+"""Files of slurmctld by which jobs or nodes can be lost: ``sms apply`` judges their changes."""
 FORBIDDEN = (
     *("/proc", "/sys", "/dev", "/run", "/var/run", "/etc/sms", "/opt/sms"),
     *("/var/lib/sms/filesync", "/var/lib/sms/filesync.json"),
@@ -111,6 +113,11 @@ def desired_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed
 def _slurm_files(site: Site) -> list[str]:
     """Return the paths of the site's ``slurm.files`` that nodes do not fetch from the controller."""
     return [f"{FOLDER}/{name}" for name in files_for_nodes(site.slurm.files)]
+
+
+def last_pulled(path: str) -> str:
+    """Return where the container keeps its last version of a file from the VM (``definitions/runtime/smskept.py``)."""
+    return f"/var/lib/sms/filesync/{hashlib.sha256(path.encode()).hexdigest()}"
 
 
 def forbidden_at(path: str) -> str:

@@ -140,8 +140,8 @@ def read_inside(output: str, user: str) -> Inside:
         read_discarded(parts.get("discarded", ())),
         tuple(one[1] for line in parts.get("unfit", ()) if (one := HELD.match(line))),
         *(_read_number(parts.get(name, ())) for name in ("backlog", "refused", "unaccounted")),
-        tuple(filter(None, map(read_probe, parts.get("answer", ())))),
-        " ".join(parts.get("answer", ())),
+        answers=tuple(filter(None, map(read_probe, parts.get("answer", ())))),
+        silence=" ".join(parts.get("answer", ())),
     )
 
 

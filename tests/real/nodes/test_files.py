@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.real, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 RUNTIME = ROOT / "definitions" / "runtime"
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n"
 GROUP = "root:x:0:\nnogroup:x:65534:\n"
-CONF, KEY, MOTD = "/etc/slurm/slurm.conf", "/etc/munge/munge.key", "/etc/motd"
+CONF, KEY, MOTD = "/etc/site.conf", "/etc/munge/munge.key", "/etc/motd"
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ class Desk:
         assert done.returncode == status, (
             f"{argv}: {done.returncode}\n{done.stdout}{done.stderr}\n{self.vm.said()[-2000:]}"
         )
-        return done.stdout + done.stderr
+        return done.stdout + ("" if "--json" in argv else done.stderr)
 
     def client(self, root: Path) -> subprocess.Popen[bytes]:
         """The services container's client, which looks once in an hour."""
@@ -240,10 +240,14 @@ def check_failure(desk: Desk, root: Path) -> None:
 
 
 def check_push(desk: Desk, root: Path) -> None:
+    conf = root / "etc/slurm/slurm.conf"
+    assert desk.sms("files", "push", "--wait", "10m", status=4) and not conf.exists()
+    assert reported(desk.sms("files", "report", "--json"))["missing"] == ["/etc/slurm/slurm.conf"]
+    conf.parent.mkdir()  # as `sms apply` does
+    conf.write_text(desk.sms("files", "show", "/etc/slurm/slurm.conf", "--content"))
     desk.sms("files", "push", "--wait", "1m")
     assert reported(desk.sms("files", "report", "--json"))["state"] == "has all"
     assert (root / "etc/motd").read_text() == "sms-services of lab\n"
-    assert "ClusterName=lab" in (root / "etc/slurm/slurm.conf").read_text()
     assert "alice" in (root / "etc/passwd").read_text()
     assert set(differences(desk.sms("files", "push", "--dry-run", "--json")).values()) == {"same"}
     assert "BEGIN" not in desk.sms("files", "list")
@@ -287,7 +291,9 @@ def check_by_hand(desk: Desk) -> None:
     assert "version 2: 0600 munge:munge, for nowhere, services" in desk.sms(*add)
     said = desk.sms(*add, "--all-nodes", "--no-services")
     assert "version 3: 0600 munge:munge, for all nodes\n" in said
-    assert "the site file also defines it" in desk.sms("files", "add", "/etc/passwd", str(source), "--later")
+    passwd = ("files", "add", "/etc/passwd")
+    assert "1 fields, not 7" in desk.sms(*passwd, str(source), "--later", status=2)
+    assert "the site file also defines it" in desk.sms(*passwd, str(desk.folder / "passwd"), "--later")
     desk.sms("files", "rollback", "/etc/passwd", "--later")
     desk.sms("files", "add", long, str(source), "--later")
     listed = desk.sms("files", "list")

@@ -1,4 +1,4 @@
-"""`sms apply` of a new munge key where the VM gives it to nodes: these and the container have it at once."""
+"""`sms apply` and `sms files push` where the VM gives files to nodes: munge key, slurm.conf, programs, accounts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from appliance.lab.layout import PROVISIONING
 from appliance.operations.lab import demo
+from appliance.plan.nodes.files import CONF
 from appliance.provision.enrol import issue_node
 from tests.places import ROOT
 from tests.provisioning import Vm
@@ -31,7 +33,10 @@ pytestmark = pytest.mark.real
 VM = "10.77.0.2"
 KEY = "/etc/munge/munge.key"
 NEXT = "/var/lib/munge/munge.key.next"
-LEFT = "/etc/slurm/*.conf /etc/sms/filesync.json /etc/sms/tls /run/sms/tls /opt/sms/bin /usr/local/bin/systemctl"
+LEFT = (
+    "/etc/slurm/*.conf /etc/slurm/prolog.sh /etc/sms/filesync.json /etc/sms/tls /run/sms/tls /opt/sms/bin "
+    "/usr/local/bin/systemctl"
+)
 """What a client and its server leave on a node."""
 SYSTEMCTL = "#!/bin/sh\nexec supervisorctl -c /lab/supervisord.conf restart munged\n"
 """Nodes of the lab have no systemd. The client asks it to restart munged, and nothing else in these tests."""
@@ -158,6 +163,74 @@ def test_nodes_and_container_swap_their_key(provisioned: Provisioned) -> None:
     assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
     wait_until(lambda: provisioned.digest("node2", NEXT) == "", "the copy beside it is removed")
     node.run("scancel", job)
+
+
+def test_what_the_vm_has_costs_no_job(provisioned: Provisioned) -> None:
+    """Neither a push of a site file that `sms apply` refuses, nor a VM that is hostile or of an old snapshot."""
+    lab, vm = provisioned.lab, provisioned.vm
+    node = lab.host("node1")
+    demo.wait_idle(node, NODES)
+    job = demo.as_alice(node, "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 600")
+    wait_until(lambda: node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING", "the job")
+    conf, stored = provisioned.digest("", CONF), provisioned.digest("node1", CONF)
+    document = yaml.safe_load((lab.lab.etc / "provisioned.yaml").read_text())
+    before = document["slurm"]["partitions"]
+    passwd = lab.lab.etc / "passwd"
+
+    def write(**slurm: Any) -> None:
+        document["slurm"].update(slurm)
+        (lab.lab.etc / "provisioned.yaml").write_text(yaml.safe_dump(document))
+
+    write(partitions=[{"name": "night", "default": True}])
+    assert "refused" in provisioned.sms("apply", "-n", ok=(3,))
+    pushed = provisioned.sms("files", "push", ok=(0, 4))
+    assert {one["path"]: one["what"] for one in pushed["differences"]}[CONF] == "held"
+    for words in (("rollback", CONF), ("add", CONF, "/etc/hostname"), ("remove", CONF, "--yes")):
+        lab.sms("--site", provisioned.site, "files", *words, ok=(3,))
+    old = passwd.read_bytes()
+    passwd.write_bytes(b"")
+    assert "refused" in provisioned.sms("files", "push", "-n", ok=(3,))
+    lab.sms("--site", provisioned.site, "files", "push", ok=(3,))
+    passwd.write_bytes(old)
+    # The VM itself
+    evil = b"ClusterName=lab\nSlurmctldHost=x\n"
+    digest = hashlib.sha256(evil).hexdigest()
+    request(vm, "PUT", f"blobs/{digest}", evil, "application/octet-stream")
+    request(vm, "PUT", f"files{CONF}", json.dumps({"sha256": digest, "services": True, "nodes": ["none"]}).encode())
+    number = request(vm, "POST", "sync/push")["push"]
+    wait_until(lambda: reported(vm, "services")["push"] >= number, "the container has seen it")
+    assert reported(vm, "services")["missing"] == [CONF]
+    assert provisioned.digest("", CONF) == conf
+    assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+    assert lab.sms("exec", "--", "getent", "passwd", "alice").stdout
+    # Programs first, then the setting.
+    (lab.lab.etc / "prolog.sh").write_text("#!/bin/sh\n")
+    write(partitions=before, files={"prolog.sh": "prolog.sh"}, extra=["Prolog=/etc/slurm/prolog.sh"])
+    lab.sms("--site", provisioned.site, "apply", ok=(3,))
+    pushed = provisioned.sms("files", "push", ok=(0, 4))
+    found = {one["path"]: one["what"] for one in pushed["differences"]}
+    assert (found[CONF], found["/etc/slurm/prolog.sh"]) == ("held", "add")
+    assert provisioned.sms("apply")["unusable"] == []
+    assert provisioned.sms("files", "push")["clients"]
+    assert provisioned.digest("", CONF) == provisioned.digest("node1", CONF) not in (conf, stored)
+    assert demo.as_alice(node, "srun", f"-N{NODES - 1}", "hostname")
+    assert node.run("squeue", "-h", "-j", job, "-o", "%T").text == "RUNNING"
+    node.run("scancel", job)
+    write(partitions=before, files={}, extra=[])
+    provisioned.sms("apply")
+
+
+def reported(vm: Vm, name: str) -> dict[str, Any]:
+    """The VM's view of a client."""
+    return next(dict(one) for one in request(vm, "GET", "sync/reports")["clients"] if one["client"] == name)
+
+
+def request(vm: Vm, method: str, path: str, body: bytes = b"", kind: str = "application/json") -> Any:
+    """What root in the VM can do: with its interface, from its network."""
+    tls = ("--cacert", f"{vm.ca}/ca.pem", "--cert", f"{vm.ca}/admin.pem", "--key", f"{vm.ca}/admin.key")
+    sent = ("-H", f"Content-Type: {kind}", "--data-binary", "@-") if body else ()
+    argv = [*vm.prefix, "curl", "-sSf", "-X", method, *tls, *sent, f"{vm.url}/sms/v1/{path}"]
+    return json.loads(subprocess.run(argv, input=body, capture_output=True, check=True, timeout=60).stdout or b"null")
 
 
 @pytest.mark.full

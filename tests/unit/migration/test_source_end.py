@@ -134,10 +134,10 @@ def test_a_state_that_cannot_be_removed_does_not_hide_the_outcome(source: Source
     def refuse(path: str) -> None:
         raise OSError(errno.EROFS, "Read-only file system", path)
 
-    remove, source.system.remove = source.system.remove, refuse  # type: ignore[method-assign]
+    remove, source.system.remove = source.system.remove, refuse
     assert source.resume() == {"found": "given", "side": "leave", "state": "gone"}
     assert source.path("mark").exists() and [str(source.path("mark")) in note for note in source.system.notes] == [True]
-    source.system.remove = remove  # type: ignore[method-assign]
+    source.system.remove = remove
     assert source.resume()["state"] == "gone" and not source.path("mark").exists()
     assert source.path("overlay.moved").read_bytes() == b"stale"
 

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import ConfigError, Refused
+from appliance.operations.context import open_cluster
 from appliance.operations.nodes.users import Source, SyncOptions, query_sssd, read_folder, sync
+from appliance.operations.services.pushes import Pushes
 from appliance.plan.nodes.accounts import compare_lines, read_accounts, too_many_removed
 from appliance.progress import Silent
 from appliance.tools.provision import Api
+from tests.places import DEBIAN_SITE
 from tests.support.fake import Fake
 
 ALICE = "alice:x:2001:2001:Alice:/home/alice:/bin/bash"
@@ -124,8 +127,9 @@ def test_unusable_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("passwd", "words"), [("\n", "passwd is empty"), ("r:x:0:0::/:/bin/sh\n", "out of bounds")])
 def test_no_users_selected(passwd: str, words: str) -> None:
     api = Api("https://127.0.0.1:1", Path("ca"), Path("cert"), Path("key"))  # never contacted
+    judge = Pushes(open_cluster(DEBIAN_SITE, None, Silent()), api, "user sync")
     with pytest.raises(Refused, match=words):
-        sync(api, Source(passwd, ""), Silent(), SyncOptions(uid_min=1000, uid_max=2000))
+        sync(api, Source(passwd, ""), Silent(), judge, SyncOptions(uid_min=1000, uid_max=2000))
 
 
 def test_sssd_is_queried_for_the_members_of_groups() -> None:

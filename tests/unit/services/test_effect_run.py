@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -32,6 +32,8 @@ from appliance.operations.services.holding import REASON, describe_lost, release
 from appliance.operations.services.present import describe_jobs, judge_restore
 from appliance.operations.services.users import find_without_directory
 from appliance.plan.machine import inside_argv
+from appliance.plan.nodes.accounts import GROUP, PASSWD
+from appliance.plan.nodes.files import last_pulled
 from appliance.plan.services.defined import read_defined
 from appliance.plan.services.effect import PRESENT, read_present
 from appliance.plan.services.network import running_network
@@ -64,6 +66,7 @@ class Controller(Fake):
         self.locked = False
         self.users = {"alice", "bob"}
         self.overlay = OLD.decode()
+        self.accounts = {one.path: one.data.decode() for one in seeds_for(cluster) if one.path in (PASSWD, GROUP)}
         inside = inside_argv(cluster.site, cluster.services)
         super().__init__(
             {
@@ -80,7 +83,7 @@ class Controller(Fake):
                 ("rm", "-f", "--"): self.removed,
                 ("cat", "--"): lambda argv, _: (0, self.files[argv[2]].decode()) if argv[2] in self.files else (1, ""),
                 script_argv("query-overlay"): lambda *_: (0, f"exists\nend\n={self.mark(cluster)}\n\n"),
-                ("debugfs",): lambda argv, _: (0, self.overlay if "slurm.conf" in argv[2] else ""),
+                ("debugfs",): lambda argv, _: (0, self.in_overlay(argv[2])),
             },
             name="host-a",
         )
@@ -88,6 +91,10 @@ class Controller(Fake):
     def present(self, *_: object) -> tuple[int, str]:
         lines = self.lines.pop(0) if len(self.lines) > 1 else self.lines[0]
         return (0, "\n".join([*lines, *PARTITIONS, node("n1", "idle"), self.second()])) if lines else (1, "no answer")
+
+    def in_overlay(self, command: str) -> str:
+        found = (text for path, text in self.accounts.items() if f'/upper{path}"' in command)
+        return self.overlay if "slurm.conf" in command else next(found, "")
 
     def mark(self, cluster: Cluster) -> str:
         return to_json(OverlayMark(cluster.site.cluster, self.generation)).decode().replace("\n", "")
@@ -332,6 +339,36 @@ def test_a_restore_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) ->
 
 PROLOG = "/etc/slurm/p.sh"
 CALLS = NEW + b"EpilogSlurmctld=/etc/slurm/p.sh\nCliFilterPlugins=lua\n"
+
+ALICE = "alice:x:2001:2001:Alice Example:/home/alice:/bin/bash\n"
+MANY = "".join(f"u{number}:x:{number}:100::/home:/bin/sh\n" for number in range(2100, 2130))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "pulled", "here", "lost"),
+    [
+        ([], "", ALICE, False),
+        ([], "", "root:x:0:0::/root:/bin/sh\n", True),  # of a snapshot, or removed by hand
+        ([], MANY + ALICE, MANY + ALICE, False),
+        ([], MANY + ALICE, MANY, False),  # one of many
+        ([OF_NIGHT], MANY + ALICE, MANY, True),  # she has a job
+        ([], MANY + ALICE, MANY[:500] + ALICE, True),
+        ([], MANY + ALICE, ALICE, False),  # the site's, applied after the last pull
+    ],
+)
+def test_accounts_that_stay_in_the_overlay(
+    cluster: Cluster, jobs: list[str], pulled: str, here: str, lost: bool
+) -> None:
+    """After `sms overlay restore --path /etc/passwd`: by the site's, or what the VM gave last."""
+    shown = Reports()
+    cluster = replace(cluster, env=fake_env(progress=shown))
+    host = Controller(cluster, jobs or [ELSEWHERE])
+    describe_jobs(cluster, host, record=True)
+    host.accounts |= {PASSWD: here, last_pulled(PASSWD): pulled}
+    with pytest.raises(Refused) if lost else nullcontext():
+        judge_kept(cluster, host, Answer.REFUSE)
+    judge_kept(cluster, host, Answer.KEEP)
+    assert len(shown.lines) == lost
 
 
 @pytest.mark.parametrize(

@@ -90,17 +90,17 @@ def provisioning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provision
 
 @pytest.fixture
 def filesync(root: Path, provisioning: Provisioning, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    write_services(root, slurmctld={"sync": ["/etc/slurm/slurm.conf"]})
+    write_services(root, slurmctld={"sync": ["/etc/site/site.conf"]})
     provisioning.trust(root)
     (root / "var/lib/sms/filesync").mkdir()
     return load("sms-filesync", monkeypatch)
 
 
-CONF = "/etc/slurm/slurm.conf"
+CONF = "/etc/site/site.conf"
 
 
 def pull(filesync: ModuleType, provisioning: Provisioning) -> list[str]:
-    return list(filesync.pull(provisioning.url, filesync.allowed_paths()))
+    return list(filesync.pull(provisioning.url, *filesync.container_paths()))
 
 
 @needs_root
@@ -109,7 +109,7 @@ def test_filesync_fetches_changed_files(filesync: ModuleType, provisioning: Prov
     provisioning.serve({"/etc/passwd": site, CONF: b"ClusterName=x\n", "/etc/shadow": b"alice:$6$x:1::::::\n"})
     assert pull(filesync, provisioning) == ["/etc/passwd", "/etc/shadow", CONF]
     assert (root / "etc/passwd").read_text() == OWN_PASSWD + ALICE + "\n"
-    assert (root / "etc/slurm/slurm.conf").read_bytes() == b"ClusterName=x\n"
+    assert (root / "etc/site/site.conf").read_bytes() == b"ClusterName=x\n"
     assert "root:*:" in (root / "etc/shadow").read_text()
     kept = list((root / "var/lib/sms/filesync").iterdir())
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
@@ -136,11 +136,11 @@ def test_filesync_replaces_files_seeded_by_a_start(
 ) -> None:
     provisioning.serve({CONF: b"ClusterName=x\n", "/etc/group": b"team:x:2002:alice\n"})
     pull(filesync, provisioning)
-    (root / "etc/slurm/slurm.conf").write_bytes(b"of the site file")
+    (root / "etc/site/site.conf").write_bytes(b"of the site file")
     (root / "etc/group").write_text(OWN_GROUP)
     provisioning.handler.asked.clear()
     assert pull(filesync, provisioning) == ["/etc/group", CONF]
-    assert (root / "etc/slurm/slurm.conf").read_bytes() == b"ClusterName=x\n"
+    assert (root / "etc/site/site.conf").read_bytes() == b"ClusterName=x\n"
     assert (root / "etc/group").read_text() == OWN_GROUP + "team:x:2002:alice\n"
     assert provisioning.handler.asked == ["/manifest.json"]
     assert pull(filesync, provisioning) == []
@@ -151,10 +151,10 @@ def test_filesync_replaces_files_seeded_by_a_start(
     "path",
     [
         "/etc/sudoers",
-        "/etc/slurm/../sudoers",
+        "/etc/site/../sudoers",
         "../../etc/sudoers",
-        "/etc/slurm/slurm.conf/",
-        "//etc/slurm/slurm.conf",
+        "/etc/site/site.conf/",
+        "//etc/site/site.conf",
         "",
     ],
 )
@@ -181,7 +181,7 @@ def test_filesync_refuses_a_wrong_digest(filesync: ModuleType, provisioning: Pro
     provisioning.serve({CONF: b"evil"}, digests={CONF: "0" * 64})
     with pytest.raises(ValueError, match="is not what the manifest says"):
         pull(filesync, provisioning)
-    assert (root / "etc/slurm/slurm.conf").read_bytes() == b"good"
+    assert (root / "etc/site/site.conf").read_bytes() == b"good"
 
 
 @needs_root
@@ -189,7 +189,7 @@ def test_filesync_refuses_large_files(filesync: ModuleType, provisioning: Provis
     provisioning.serve({CONF: bytes(filesync.LARGEST + 1)})
     with pytest.raises(ValueError, match=f"larger than {filesync.LARGEST} bytes"):
         pull(filesync, provisioning)
-    assert not (root / "etc/slurm").exists()
+    assert not (root / "etc/site").exists()
     provisioning.serve({CONF: bytes(filesync.LARGEST)})
     assert pull(filesync, provisioning) == [CONF]
 
@@ -224,7 +224,7 @@ def test_filesync_does_not_take_a_damaged_record_for_an_empty_one(
 ) -> None:
     """It would keep the server's own version as what was there before."""
     provisioning.serve({CONF: b"one"})
-    (root / "etc/slurm").mkdir()
+    (root / "etc/site").mkdir()
     (root / CONF[1:]).write_bytes(b"own")
     pull(filesync, provisioning)
     (root / "var/lib/sms/filesync.json").write_bytes(b"")
@@ -237,7 +237,7 @@ def test_filesync_does_not_take_a_damaged_record_for_an_empty_one(
 @needs_root
 def test_filesync_restores_the_own_file_after_a_power_failure_in_the_middle(filesync: ModuleType, root: Path) -> None:
     """The file is written, its record is not: it is not mistaken for somebody's own."""
-    (root / "etc/slurm").mkdir()
+    (root / "etc/site").mkdir()
     (root / CONF[1:]).write_bytes(b"own")
     smskept = filesync.smskept
 
@@ -279,7 +279,7 @@ def test_filesync_presents_its_certificate(filesync: ModuleType, provisioning: P
     (root / "etc/sms/tls/cert.pem").unlink()
     with pytest.raises(OSError):
         pull(filesync, provisioning)
-    assert not (root / "etc/slurm").exists()
+    assert not (root / "etc/site").exists()
 
 
 @pytest.mark.parametrize(("status", "renewals"), [(401, 1), (403, 1), (400, 1), (404, 0), (503, 0)])
@@ -393,31 +393,22 @@ def test_filesync_runs_at_once_when_signalled(filesync: ModuleType, provisioning
 
 
 @needs_root
-def test_filesync_notifies_slurmctld_until_it_succeeds(
-    filesync: ModuleType, provisioning: Provisioning, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of two files was fetched while slurmctld was not up: slurmctld is notified of it later."""
-    other = "/etc/slurm/topology.conf"
-    write_services(root, slurmctld={"sync": [CONF, other]})
-    scontrol = root / "bin/scontrol"
-    scontrol.parent.mkdir()
-    scontrol.write_text(f"#!/bin/sh\necho $1 >>{root}/notified\n[ -e {root}/up ] || {{ echo away >&2; exit 1; }}\n")
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
-    files = {CONF: b"ClusterName=x\n", other: b"x"}
-    provisioning.serve(files, digests={other: "0" * 64})
-    with running_filesync(root, provisioning.url):
-        wait_state(root, "failed")
-        assert (root / "notified").read_text().startswith("reconfigure\n")
-        provisioning.serve({CONF: files[CONF]})
-        assert wait_state(root, "waiting")["detail"] == "slurmctld has not taken its new files: away"
-        (root / "up").touch()
-        reported = (root / "notified").stat().st_size
-        first = wait_state(root, "synced")
-        assert (root / "notified").stat().st_size > reported
-        reported = (root / "notified").stat().st_size
-        wait_state(root, "synced", since=first["at"] + 0.3)
-        assert (root / "notified").stat().st_size == reported, "once it has listened, it is left alone"
+def test_the_container_takes_no_file_of_slurmctld(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
+    """Not even one that an earlier version has fetched: only `sms apply` writes it. It is compared and reported."""
+    conf, own = "/etc/slurm/slurm.conf", b"of the site file"
+    write_services(root, slurmctld={"sync": [conf]}, other={"sync": [CONF, "/etc/slurm/gres.conf"]})
+    kept = filesync.smskept.Kept()
+    kept.apply({"path": conf, "sha256": hashlib.sha256(own).hexdigest()}, own)
+    for files in ({conf: b"of a VM", "/etc/slurm/gres.conf": b"x", CONF: b"y"}, {CONF: b"y"}):
+        provisioning.serve(files)
+        manifest = json.loads(provisioning.handler.table["/manifest.json"])
+        provisioning.handler.table["/manifest.json"] = json.dumps({**manifest, "generation": 2, "push": 3}).encode()
+        pull(filesync, provisioning)
+        assert (root / conf[1:]).read_bytes() == own
+        assert [path.name for path in (root / "etc/slurm").iterdir()] == ["slurm.conf"]
+    assert (root / CONF[1:]).read_bytes() == b"y"
+    first, last = ({one["path"]: one["sha256"] for one in report["files"]} for _, report in provisioning.handler.posted)
+    assert first[conf] == hashlib.sha256(own).hexdigest() and conf not in last
 
 
 NODE_PATHS = [

@@ -12,11 +12,10 @@ import pytest
 
 from appliance.errors import Refused
 from appliance.operations.context import Cluster
-from appliance.operations.nodes.files import hold_key
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.services.munge_key import NEXT, KeySwap, find_key_faults, judge_key
 from appliance.plan.machine import inside_argv
-from appliance.plan.nodes.files import MUNGE_KEY, Difference, Master
+from appliance.plan.nodes.files import MUNGE_KEY
 from appliance.plan.services.effect import PRESENT
 from appliance.tools.provision import VmUnreachable
 from tests.sites import open_debian
@@ -132,14 +131,6 @@ def test_a_swap_that_is_taken_back(cluster: Cluster) -> None:
     vm.away = True
     work.take_back()
     assert "not known" in work.finish()[0], "what the container has stays"
-
-
-@pytest.mark.parametrize(("here", "held"), [("host-a", True), ("", False)])
-def test_a_push_alone_does_not_change_the_key(here: str, held: bool) -> None:
-    one = Difference("change", MUNGE_KEY, "content", Master(MUNGE_KEY, b"new", "0400"))
-    assert (hold_key(one, lambda _: here).what == "held") is held
-    other = replace(one, path="/etc/motd")
-    assert hold_key(other, lambda _: here) == other
 
 
 @pytest.mark.parametrize(("size", "refused"), [(6, True), (31, True), (32, False), (1024, False)])

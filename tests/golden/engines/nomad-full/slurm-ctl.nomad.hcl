@@ -171,8 +171,7 @@ END
         perms       = "0444"
         change_mode = "noop"
         data = <<END
-# Written by sms from the site file. A slurm.conf of the provisioning node
-# replaces this file through file synchronisation.
+# Written by sms from the site file.
 ClusterName=sample
 SlurmctldHost=admin-1(10.20.0.8)
 SlurmctldHost=sms-services(10.20.0.1)
