@@ -38,6 +38,7 @@ from tests.real.moves import (
 )
 from tests.real.power import power_off, power_on
 from tests.real.processes import below
+from tests.waiting import soon
 
 NODES = 2
 SAVED_S = 15
@@ -312,7 +313,8 @@ def read_only_source(scene: Scene) -> None:
 
 def make_read_only(hosts: Playground, host: str, folder: str, stack: ExitStack) -> None:
     """A file system that ``own_disk`` has made takes no writes until the end of the stack."""
-    hosts.host(host).run("mount", "-o", "remount,ro", folder)
+    # Refused while somebody writes a file there.
+    soon(lambda: hosts.host(host).works("mount", "-o", "remount,ro", folder), f"{folder} can be made read-only")
     stack.callback(hosts.host(host).run, "mount", "-o", "remount,rw", folder, ok=None)
     assert not hosts.host(host).works("touch", f"{folder}/x")
 

@@ -81,8 +81,7 @@ def cells() -> Iterator[Cell]:
         yield Cell("target's journal read-only", faults.read_only_target, step, mine, journal="target", wait_s=15)
     for step in ("<offer", "<stop", "stop", "<release", "<given", "<finish"):
         mine = target if step in ("<given", "<finish") else source
-        sample = step == "stop"
-        yield Cell("source's journal read-only", faults.read_only_source, step, mine, sample=sample, journal="source")
+        yield Cell("source's journal read-only", faults.read_only_source, step, mine, journal="source")
     yield Cell("tampered image", faults.tampered_image, "<inspect_hosts", target)  # it is sent again
     yield Cell("tampered image", faults.tampered_image, "<trust", source)
     for step in ("<round", "<verify"):
