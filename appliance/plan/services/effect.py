@@ -495,6 +495,8 @@ def _why_unfit(job: Job, before: Mapping[str, Set[Needs] | None], after: Mapping
 
 def _why_barred(job: Job, before: Mapping[str, Limits], after: Mapping[str, Limits]) -> str:
     """Return why none of a waiting job's partitions admits it any more; empty if one does, or none did before."""
+    if any(job.minutes == before[name].minutes for name in job.partitions if name in before):
+        job = replace(job, minutes=0)  # of a job without a limit squeue prints that of its partition
     whys = [(name, after[name].why_barred(job)) for name in job.partitions if name in after]
     if not whys or not all(why for _, why in whys):
         return ""

@@ -43,6 +43,7 @@ def waiting(user: str, **asks: Any) -> Job:
         ("", "MaxTime=9:59:00", "asks for more time than MaxTime (599 minutes)"),
         ("MaxTime=1:00", "MaxTime=60", ""),  # it was over the limit before, too
         ("MaxTime=1:00", "MaxTime=INFINITE", ""),
+        ("MaxTime=10:00:00", "MaxTime=9:59:00", ""),  # squeue prints that of the partition where a job has none
         ("", "MaxNodes=3", "asks for more nodes than MaxNodes (3)"),
         ("", "MaxNodes=4", ""),
         ("", "MinNodes=3", "asks for fewer nodes than MinNodes (3)"),
