@@ -79,6 +79,14 @@ ROWS = [
     Row(
         CONTAINER,
         PROC,
+        "what its shell has open, and prints, while the confinement is checked",
+        ("start", "migrate"),
+        "tests/unit/services/test_confinement.py::"
+        "test_a_program_that_joins_holds_no_file_of_the_host_and_fills_nothing",
+    ),
+    Row(
+        CONTAINER,
+        PROC,
         "files given as input and output",
         ("exec",),
         "tests/unit/test_apart.py::test_files_are_out_of_reach_of_a_command",
