@@ -258,6 +258,27 @@ ROWS = [
         )
     ),
     *(
+        Row(STORE, PARSERS, attack, STORED, f"tests/unit/snapshots/test_hostile_image.py::{test}")
+        for attack, test in (
+            ("counts of a superblock that need memory", "test_counts_of_the_superblock_cost_no_memory"),
+            (
+                "lists of blocks that contain themselves",
+                "test_lists_that_contain_themselves_are_followed_as_often_as_there_are_blocks",
+            ),
+            (
+                "fields of a superblock together",
+                "test_no_combination_of_fields_costs_memory_or_ends_in_another_error",
+            ),
+        )
+    ),
+    Row(
+        STORE,
+        MOUNTS,
+        "mount options in a superblock, such as errors=panic",
+        ("overlay pull", "start"),
+        "tests/unit/overlay/test_layers_are_folders.py::test_mount_options_of_the_superblock_are_refused",
+    ),
+    *(
         Row(STORE, kind, attack, verbs, f"tests/real/snapshots/test_hostile_store.py::{test}")
         for kind, attack, verbs, test in (
             (MOUNTS, "links out of an overlay", ("overlay restore",), STAYS),
