@@ -190,6 +190,13 @@ ROWS = [
     Row(
         OLD_NODE,
         PARSERS,
+        "lines whose work is the square of their number",
+        ("survey",),
+        "tests/unit/adopt/test_survey_bounds.py::test_twice_the_input_is_twice_the_work",
+    ),
+    Row(
+        OLD_NODE,
+        PARSERS,
         "text that costs a pattern much time",
         ("survey",),
         "tests/unit/adopt/test_survey.py::test_no_text_of_the_host_keeps_the_reader_busy",
