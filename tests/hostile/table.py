@@ -60,6 +60,20 @@ ROWS = [
         ("migrate",),
         f"{INSIDE}::test_another_program_replies_as_its_supervisor",
     ),
+    Row(
+        CONTAINER,
+        PARSERS,
+        "an overlay without a size",
+        ("status",),
+        "tests/unit/services/test_nodes.py::test_a_size_that_no_overlay_has_is_none",
+    ),
+    Row(
+        ADMIN_HOST,
+        PARSERS,
+        "times in its history and its records that are none",
+        ("journal", "vm snapshot"),
+        "tests/unit/services/test_journal.py::test_a_time_of_another_machine_may_be_anything",
+    ),
     Row(CONTAINER, MOUNTS, "links of the overlay that lead to the host", AT_REST, IMPLANTED),
     Row(CONTAINER, MOUNTS, "the folder in which apply writes is a link", ("apply",), IMPLANTED),
     Row(
